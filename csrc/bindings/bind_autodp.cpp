@@ -1,0 +1,7 @@
+#include "bindings/bindings.h"
+
+namespace pipetransformer::bindings {
+
+void bind_autodp(pybind11::module_& /*m*/) {}
+
+} // namespace pipetransformer::bindings

@@ -1,0 +1,7 @@
+#include "bindings/bindings.h"
+
+namespace pipetransformer::bindings {
+
+void bind_pipe(pybind11::module_& /*m*/) {}
+
+} // namespace pipetransformer::bindings

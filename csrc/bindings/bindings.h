@@ -1,0 +1,17 @@
+// Declares one bind function per room. Each lives in bind_<room>.cpp and adds
+// its room's classes and functions to the module; names are unique across
+// rooms. The bindings room is the only one that may include Python.h.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace pipetransformer::bindings {
+
+void bind_core(pybind11::module_& m);
+void bind_planner(pybind11::module_& m);
+void bind_autofreeze(pybind11::module_& m);
+void bind_pipe(pybind11::module_& m);
+void bind_autodp(pybind11::module_& m);
+void bind_autocache(pybind11::module_& m);
+
+} // namespace pipetransformer::bindings

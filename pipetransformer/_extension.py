@@ -1,0 +1,48 @@
+"""The one place that loads ``pipetransformer._C``, with a readable failure."""
+
+from __future__ import annotations
+
+import importlib
+import types
+
+import torch
+
+_REBUILD = (
+    "rebuild it in this environment: pip install --no-build-isolation "
+    "--force-reinstall --no-deps pipetransformer (or, in a checkout: "
+    "python setup.py build_ext --inplace)"
+)
+
+
+def load() -> types.ModuleType:
+    """Import the C++ extension.
+
+    Returns:
+        The module ``pipetransformer._C``.
+
+    Raises:
+        ImportError: if the extension is missing, was built for another torch, or
+            cannot be loaded; the text says which torch it was built for, which one
+            is running, and how to rebuild.
+    """
+    running = torch.__version__
+    try:
+        info = importlib.import_module("pipetransformer._build_info")
+    except ModuleNotFoundError:
+        raise ImportError(
+            "pipetransformer._C: expected a built extension, got none "
+            f"(running torch {running}); {_REBUILD}"
+        ) from None
+    built = str(info.TORCH_VERSION)
+    if built != running:
+        raise ImportError(
+            f"pipetransformer._C: expected a build for torch {running}, got one for "
+            f"torch {built}; {_REBUILD}"
+        )
+    try:
+        return importlib.import_module("pipetransformer._C")
+    except ImportError as error:
+        raise ImportError(
+            f"pipetransformer._C: expected a loadable build for torch {running}, got "
+            f"one for torch {built} that fails with: {error}; {_REBUILD}"
+        ) from error

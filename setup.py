@@ -1,0 +1,120 @@
+"""Build of ``pipetransformer._C``: one C++20 extension, CUDA kernels when found.
+
+The tensor-side C++ needs no CUDA header. Files below ``csrc/**/cuda/*.cu`` hold
+kernels only; they are compiled by nvcc when one is found (``CUDA_HOME`` or
+``PATH``) and left out otherwise; each kernel has an ATen fallback. Set
+``PIPETRANSFORMER_BUILD_KERNELS=0`` to leave them out on purpose.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+import torch
+from setuptools import Extension, setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+ROOT = pathlib.Path(__file__).resolve().parent
+CUDA_ARCHITECTURES = ("80", "90")
+
+
+def find_nvcc() -> str | None:
+    if os.environ.get("PIPETRANSFORMER_BUILD_KERNELS", "1") == "0":
+        return None
+    home = os.environ.get("CUDA_HOME")
+    if home and (pathlib.Path(home) / "bin" / "nvcc").exists():
+        return str(pathlib.Path(home) / "bin" / "nvcc")
+    return shutil.which("nvcc")
+
+
+def compile_kernels(nvcc: str, build_dir: pathlib.Path) -> list[str]:
+    """Compile every kernel file; an object newer than its source is kept."""
+    objects = []
+    headers = [p.stat().st_mtime for p in ROOT.glob("csrc/**/*.cuh")]
+    for source in sorted(ROOT.glob("csrc/**/cuda/*.cu")):
+        target = build_dir / source.relative_to(ROOT).with_suffix(".o")
+        newest = max([source.stat().st_mtime, *headers])
+        if not target.exists() or target.stat().st_mtime < newest:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            codes = [
+                f"-gencode=arch=compute_{a},code=sm_{a}" for a in CUDA_ARCHITECTURES
+            ]
+            last = CUDA_ARCHITECTURES[-1]
+            codes.append(f"-gencode=arch=compute_{last},code=compute_{last}")
+            command = [nvcc, "-std=c++20", "-O3", "-I", str(ROOT / "csrc"), *codes]
+            command += ["-Xcompiler", "-fPIC,-fvisibility=hidden"]
+            subprocess.run(
+                [*command, "-c", str(source), "-o", str(target)], check=True
+            )
+        objects.append(str(target))
+    return objects
+
+
+def cuda_link_flags(nvcc: str) -> list[str]:
+    # On a CUDA torch the runtime is torch's own shared library; on a CPU torch
+    # the static one lets the extension load where no CUDA is installed.
+    home = pathlib.Path(nvcc).resolve().parent.parent
+    flags = []
+    for name in ("lib64", "targets/x86_64-linux/lib", "lib"):
+        if (home / name).exists():
+            flags.append(f"-L{home / name}")
+    if torch.version.cuda is not None:
+        return [*flags, "-lcudart"]
+    return [*flags, "-lcudart_static", "-lrt", "-ldl", "-lpthread"]
+
+
+def make_extension(kernels: list[str], link_flags: list[str]) -> Extension:
+    extension = CppExtension(
+        "pipetransformer._C",
+        sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.cpp")),
+        define_macros=[("PIPETRANSFORMER_WITH_KERNELS", "1")] if kernels else [],
+        extra_link_args=["-Wl,-s", *link_flags],
+        extra_objects=kernels,
+    )
+    # Torch's headers are system headers: our warnings are errors, theirs are not.
+    system = [f"-isystem{path}" for path in extension.include_dirs]
+    extension.include_dirs = [str(ROOT / "csrc")]
+    extension.extra_compile_args = [
+        *system,
+        "-std=c++20",
+        "-O2",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-g0",  # last: Python's own flags hold -g
+    ]
+    return extension
+
+
+class Build(BuildExtension):
+    """Builds, then records the torch that the extension was built for."""
+
+    def build_extensions(self) -> None:
+        """Compile and link; the record is written only when that worked."""
+        super().build_extensions()
+        with_kernels = bool(self.extensions[0].extra_objects)
+        folders = [ROOT, pathlib.Path(self.build_lib)]
+        for folder in folders:
+            if (folder / "pipetransformer").is_dir():
+                write_build_info(folder / "pipetransformer", with_kernels)
+
+
+def write_build_info(folder: pathlib.Path, with_kernels: bool) -> None:
+    text = (
+        '"""Written by setup.py: what the extension was built for."""\n\n'
+        f'TORCH_VERSION = "{torch.__version__}"\n'
+        f"WITH_CUDA_KERNELS = {with_kernels}\n"
+    )
+    path = folder / "_build_info.py"
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+nvcc = find_nvcc()
+kernels = compile_kernels(nvcc, ROOT / "build" / "kernels") if nvcc else []
+setup(
+    ext_modules=[make_extension(kernels, cuda_link_flags(nvcc) if kernels else [])],
+    cmdclass={"build_ext": Build},
+)

@@ -1,0 +1,53 @@
+"""Markers, skips and per-test hygiene, declared once for the whole suite."""
+
+import os
+import random
+
+import pytest
+import torch
+
+_FAIL_WITHOUT = {"gpu": "FAIL_WITHOUT_CUDA", "distributed": "FAIL_WITHOUT_DISTRIBUTED"}
+
+
+def pytest_configure(config):
+    for line in (
+        "gpu: needs a CUDA device",
+        "distributed: starts several processes",
+        "slow: takes more than a few seconds",
+        "compat: interplay with other versions and packages",
+    ):
+        config.addinivalue_line("markers", line)
+    # Other programs share the cores; spinning intra-op threads would starve them.
+    torch.set_num_threads(1)
+
+
+def pytest_report_header(config):
+    return f"torch {torch.__version__}, CUDA available: {torch.cuda.is_available()}"
+
+
+def _missing(marker):
+    if marker == "gpu" and not torch.cuda.is_available():
+        return "no CUDA device"
+    if marker == "distributed" and not torch.distributed.is_gloo_available():
+        return "torch was built without gloo"
+    return None
+
+
+def pytest_runtest_setup(item):
+    for marker, variable in _FAIL_WITHOUT.items():
+        if item.get_closest_marker(marker) is None:
+            continue
+        reason = _missing(marker)
+        if reason is None:
+            continue
+        if os.environ.get(variable) == "1":
+            pytest.fail(f"{variable}=1 and {reason}")
+        pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def _keep_random_state():
+    state, python_state = torch.get_rng_state(), random.getstate()
+    yield
+    torch.set_rng_state(state)
+    random.setstate(python_state)

@@ -1,0 +1,301 @@
+"""Loads the batches that a sampler names, and their inputs only when touched."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from pipetransformer.sampler import ElasticSampler, seed_of
+
+__all__ = [
+    "Batch",
+    "Collate",
+    "ElasticSampler",
+    "MapDataset",
+    "Tree",
+    "WithIds",
+    "batches",
+    "check_dataset",
+]
+
+Tree: TypeAlias = "Tensor | tuple[Tree, ...] | list[Tree] | dict[str, Tree]"
+"""What a collate function returns: tensors in tuples, lists and dicts."""
+
+Collate: TypeAlias = Callable[[list[object]], object]
+
+_HALVES = ("inputs", "targets")
+_CONTAINERS = (Tensor, Mapping, tuple, list)
+
+
+class MapDataset(Protocol):
+    """A dataset with a length and samples ``(inputs, targets)`` by index.
+
+    Optional methods: ``inputs(index)`` and ``targets(index)`` load one half of a
+    sample; ``input_key(index, epoch) -> int`` names the content of the inputs.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One replica's share of a global batch.
+
+    Attributes:
+        ids: sample ids, ``(rows,)`` int64 on the CPU; empty for an empty share.
+        targets: collated targets; the first dim of each tensor is ``rows``.
+        global_rows: rows of the whole batch over all replicas of all nodes.
+        index: number of the batch in the pass, from 0.
+        load_inputs: returns the collated inputs; called at most once.
+        input_keys: ``(rows,)`` int64 from the dataset's ``input_key``, if it has one.
+    """
+
+    ids: Tensor
+    targets: Tree
+    global_rows: int
+    index: int
+    load_inputs: Callable[[], Tree]
+    input_keys: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of samples in this share."""
+        return len(self.ids)
+
+    @functools.cached_property
+    def inputs(self) -> Tree:
+        """Collated inputs, loaded when first touched.
+
+        Raises:
+            ValueError: if their rows are not the batch's.
+        """
+        inputs = self.load_inputs()
+        rows = _num_rows(inputs)
+        if rows is not None and rows != self.rows:
+            raise ValueError(
+                f"inputs: expected {self.rows} rows, one per sample id, got {rows}"
+            )
+        return inputs
+
+
+class WithIds(Dataset[tuple[int, object]]):
+    """Wraps a map-style dataset so that each sample comes with its id.
+
+    Args:
+        dataset: samples by index, with a length.
+
+    Raises:
+        TypeError: if the dataset is iterable or has no length.
+    """
+
+    def __init__(self, dataset: MapDataset) -> None:
+        check_dataset(dataset)
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[int, object]:
+        return index, self.dataset[index]
+
+
+def batches(
+    dataset: MapDataset,
+    sampler: ElasticSampler,
+    *,
+    collate_fn: Collate | None = None,
+    num_workers: int = 0,
+    pin_memory: bool = False,
+    lazy: bool | None = None,
+) -> Iterator[Batch]:
+    """Load the batches of the sampler's next pass.
+
+    Args:
+        dataset: map-style, samples ``(inputs, targets)``.
+        sampler: names the samples of each batch, for as many as the dataset has.
+        collate_fn: list of samples to ``(inputs, targets)``; default torch's.
+        num_workers: processes that load ahead; 0 loads in this one.
+        pin_memory: copy the loaded tensors into page-locked memory.
+        lazy: load inputs only when ``batch.inputs`` is touched, in this process;
+            default: if the dataset has ``inputs``, ``targets`` and ``input_key``, and
+            there is no `collate_fn`.
+
+    Yields:
+        One batch per global batch. An empty share has inputs and targets of zero rows
+        and the usual trailing shapes.
+
+    Raises:
+        TypeError: if the dataset is iterable, has no length, or lacks a method that
+            ``lazy=True`` needs, or if a collated batch is no pair.
+        ValueError: if sampler and dataset differ in length, or `lazy` and
+            `collate_fn` are both given.
+    """
+    check_dataset(dataset)
+    if len(dataset) != sampler.num_samples:
+        raise ValueError(
+            f"sampler: expected the {len(dataset)} samples of the dataset, got "
+            f"{sampler.num_samples}"
+        )
+    if lazy and collate_fn is not None:
+        raise ValueError("lazy: expected no collate_fn beside it, got one")
+    halves = all(callable(getattr(dataset, name, None)) for name in _HALVES)
+    if lazy and not halves:
+        raise TypeError(
+            "dataset: expected methods inputs(i) and targets(i) for lazy loading, got "
+            f"{type(dataset).__name__} without them"
+        )
+    if lazy is None:
+        lazy = halves and hasattr(dataset, "input_key") and collate_fn is None
+    return _load(
+        _Shares(dataset, collate_fn or default_collate, sampler.epoch, lazy=lazy),
+        iter(sampler),
+        [sampler.global_rows(b) for b in range(sampler.position, sampler.num_batches)],
+        sampler.position,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+    )
+
+
+def check_dataset(dataset: object) -> None:
+    """Raise TypeError unless `dataset` is map-style and has a length."""
+    iterable = isinstance(dataset, IterableDataset)
+    if iterable or not all(
+        hasattr(dataset, name) for name in ("__len__", "__getitem__")
+    ):
+        raise TypeError(
+            "dataset: expected a map-style dataset with __getitem__ and __len__, "
+            f"got {'an iterable one, ' if iterable else ''}{type(dataset).__name__}"
+        )
+
+
+class _Share(NamedTuple):
+    """What a loader process makes of one list of ids; the loader can pin it."""
+
+    ids: Tensor
+    inputs: Tree | None
+    targets: Tree
+    input_keys: Tensor | None
+
+
+class _Shares(Dataset[_Share]):
+    """Loads a list of ids at once, so that an empty list is a batch, too."""
+
+    def __init__(
+        self, dataset: MapDataset, collate: Collate, epoch: int, *, lazy: bool
+    ) -> None:
+        self.dataset = dataset
+        self.collate = collate
+        self.epoch = epoch
+        self.lazy = lazy
+        self.input_key = getattr(dataset, "input_key", None)
+
+    def __getitem__(self, index: int) -> _Share:
+        return self.__getitems__([index])
+
+    def __getitems__(self, ids: list[int]) -> _Share:
+        inputs: Tree | None = None
+        if self.lazy:
+            targets = self.half("targets", ids)
+        else:
+            inputs, targets = self.pair(ids)
+        keys = None
+        if self.input_key is not None:
+            keys = torch.tensor(
+                [_signed(self.input_key(i, self.epoch)) for i in ids],
+                dtype=torch.int64,
+            )
+        return _Share(torch.tensor(ids, dtype=torch.int64), inputs, targets, keys)
+
+    def half(self, name: str, ids: list[int]) -> Tree:
+        return cast(Tree, self.collated(getattr(self.dataset, name), ids))
+
+    def pair(self, ids: list[int]) -> tuple[Tree, Tree]:
+        pair = self.collated(self.dataset.__getitem__, ids)
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(
+                "samples: expected (inputs, targets) pairs, got batches of type "
+                f"{type(pair).__name__}"
+            )
+        return pair[0], pair[1]
+
+    def collated(self, get: Callable[[int], object], ids: list[int]) -> object:
+        # No row would leave the shapes open: take some sample's and drop its row.
+        tree = self.collate([get(i) for i in ids or [0]])
+        return tree if ids else _no_rows(tree)
+
+
+def _load(
+    shares: _Shares,
+    lists: Iterator[list[int]],
+    sizes: Sequence[int],
+    first: int,
+    *,
+    num_workers: int,
+    pin_memory: bool,
+) -> Iterator[Batch]:
+    loader: DataLoader[_Share] = DataLoader(
+        shares,
+        batch_sampler=lists,
+        collate_fn=_unchanged,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        # Without a generator of its own the loader draws from the global one.
+        generator=torch.Generator().manual_seed(seed_of("loader", shares.epoch)),
+    )
+    for offset, (share, global_rows) in enumerate(zip(loader, sizes, strict=True)):
+        yield Batch(
+            ids=share.ids,
+            targets=share.targets,
+            global_rows=global_rows,
+            index=first + offset,
+            load_inputs=functools.partial(_inputs_of, share, shares),
+            input_keys=share.input_keys,
+        )
+
+
+def _inputs_of(share: _Share, shares: _Shares) -> Tree:
+    if share.inputs is None:
+        return shares.half("inputs", share.ids.tolist())
+    return share.inputs
+
+
+def _unchanged(share: object) -> object:
+    return share  # a collate function must be picklable, which a lambda is not
+
+
+def _no_rows(tree: object) -> Tree:
+    if isinstance(tree, Tensor):
+        return tree[:0]
+    if isinstance(tree, Mapping):
+        return {key: _no_rows(value) for key, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        # A list of one leaf per sample, such as strings, has no rows either.
+        kept = [_no_rows(t) for t in tree if isinstance(t, _CONTAINERS)]
+        return tuple(kept) if isinstance(tree, tuple) else kept
+    raise TypeError(
+        f"collate_fn: expected tensors in tuples, lists or dicts, got "
+        f"{type(tree).__name__}"
+    )
+
+
+def _num_rows(tree: object) -> int | None:
+    if isinstance(tree, Tensor):
+        return len(tree) if tree.dim() else None
+    if not isinstance(tree, (Mapping, tuple, list)):
+        return None
+    values = tree.values() if isinstance(tree, Mapping) else tree
+    return next((rows for v in values if (rows := _num_rows(v)) is not None), None)
+
+
+def _signed(key: object) -> int:
+    if not isinstance(key, int):
+        raise TypeError(f"input_key: expected an int, got {type(key).__name__}")
+    return (key + 2**63) % 2**64 - 2**63

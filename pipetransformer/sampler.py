@@ -1,0 +1,153 @@
+"""Which samples form a batch, and which replica takes which of them.
+
+Samples belong to a node for the whole run, so that a cache on the node keeps its
+hits. Each epoch a node shuffles its own samples; global batch ``b`` is the union of
+the nodes' ``b``-th slices, and the replicas of a node divide its slice. Hence the
+pipeline length and the number of replicas never change which samples form a batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+
+class ElasticSampler(Sampler[list[int]]):
+    """Yields this replica's sample ids of each global batch of an epoch.
+
+    Every sample comes once per epoch, without padding duplicates; the last batch may
+    be short, and a replica's share of it empty. All replicas yield equally many lists.
+
+    Args:
+        num_samples: samples of the dataset, ids ``0 .. num_samples - 1``.
+        batch_size: rows of a GLOBAL batch, over all replicas of all nodes.
+        seed: of the node assignment and of the shuffles.
+        num_nodes: nodes that own samples.
+        node: this node, ``0 .. num_nodes - 1``.
+        replicas_on_node: replicas that divide the node's slice.
+        replica_on_node: this replica, ``0 .. replicas_on_node - 1``.
+        drop_last: leave out a short last batch.
+
+    Raises:
+        ValueError: if an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        num_nodes: int = 1,
+        node: int = 0,
+        replicas_on_node: int = 1,
+        replica_on_node: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        _check_positive("num_samples", num_samples)
+        _check_positive("batch_size", batch_size)
+        _check_member("node", node, "num_nodes", num_nodes)
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.seed = seed
+        self.num_nodes = num_nodes
+        self.node = node
+        self.drop_last = drop_last
+        self.epoch = 0
+        self.position = 0
+        self.set_replica(
+            replicas_on_node=replicas_on_node, replica_on_node=replica_on_node
+        )
+        assignment = _permutation(num_samples, "nodes", seed)
+        self._owned = assignment[node::num_nodes]
+
+    @property
+    def num_batches(self) -> int:
+        """Global batches of a whole pass."""
+        full, short = divmod(self.num_samples, self.batch_size)
+        return full + (short > 0 and not self.drop_last)
+
+    def __len__(self) -> int:
+        """Return the number of batches from the position to the end of the pass."""
+        return self.num_batches - self.position
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield lists of ids; later calls of the setters do not change this pass."""
+        order = self._owned[
+            _permutation(len(self._owned), "epoch", self.seed, self.epoch, self.node)
+        ]
+        shares = [self._share(b) for b in range(self.position, self.num_batches)]
+        return (order[first:last].tolist() for first, last in shares)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the shuffle of the next pass, which starts at its first batch."""
+        if epoch < 0:
+            raise ValueError(f"epoch: expected a number >= 0, got {epoch}")
+        self.epoch = epoch
+        self.position = 0
+
+    def set_position(self, batch: int) -> None:
+        """Start the next pass at global batch `batch`, to resume within an epoch."""
+        if not 0 <= batch <= self.num_batches:
+            raise ValueError(
+                f"position: expected a batch in 0..{self.num_batches}, got {batch}"
+            )
+        self.position = batch
+
+    def set_replica(self, *, replicas_on_node: int, replica_on_node: int) -> None:
+        """Divide the node's slices anew; the batches stay as they are."""
+        _check_member(
+            "replica_on_node", replica_on_node, "replicas_on_node", replicas_on_node
+        )
+        self.replicas_on_node = replicas_on_node
+        self.replica_on_node = replica_on_node
+
+    def global_rows(self, batch: int) -> int:
+        """Rows of global batch `batch` over all nodes and replicas."""
+        begin = batch * self.batch_size
+        return min(begin + self.batch_size, self.num_samples) - begin
+
+    def _share(self, batch: int) -> tuple[int, int]:
+        # Positions 0, 1, 2, ... of the epoch go round the nodes, and batch b holds
+        # positions b * batch_size and on: each node's share is within one sample of
+        # the others', and the shares add up to the batch, whatever divides what.
+        begin = batch * self.batch_size
+        end = begin + self.global_rows(batch)
+        first = self._count_before(begin)
+        rows = self._count_before(end) - first
+        return (
+            first + rows * self.replica_on_node // self.replicas_on_node,
+            first + rows * (self.replica_on_node + 1) // self.replicas_on_node,
+        )
+
+    def _count_before(self, position: int) -> int:
+        return -((self.node - position) // self.num_nodes)
+
+
+def seed_of(*parts: object) -> int:
+    """Mix what names a random stream into a seed for ``torch.Generator``."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _permutation(size: int, *parts: object) -> Tensor:
+    generator = torch.Generator().manual_seed(seed_of(*parts))
+    return torch.randperm(size, generator=generator)
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name}: expected a number >= 1, got {value}")
+
+
+def _check_member(name: str, value: int, count_name: str, count: int) -> None:
+    _check_positive(count_name, count)
+    if not 0 <= value < count:
+        raise ValueError(
+            f"{name}: expected a number in 0..{count - 1} ({count_name} = {count}), "
+            f"got {value}"
+        )

@@ -1,0 +1,242 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
+
+from pipetransformer.data import ElasticSampler, WithIds, batches
+
+
+class Squares:
+    """Samples (index as a row of two, index squared); counts what is loaded."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        return torch.full((2,), float(index)), index * index
+
+
+class Halves(Squares):
+    def __init__(self, size):
+        super().__init__(size)
+        self.loaded = []
+
+    def inputs(self, index):
+        self.loaded.append(index)
+        return self[index][0]
+
+    def targets(self, index):
+        return self[index][1]
+
+    def input_key(self, index, epoch):
+        return 2**63 + 10 * index + epoch
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+def global_batches(num_samples, batch_size, *, replicas, epoch=0, position=0, **kw):
+    """Per node and replica lists, joined to one list of ids per global batch."""
+    joined = None
+    for node, count in enumerate(replicas):
+        for replica in range(count):
+            sampler = ElasticSampler(
+                num_samples,
+                batch_size,
+                num_nodes=len(replicas),
+                node=node,
+                replicas_on_node=count,
+                replica_on_node=replica,
+                **kw,
+            )
+            sampler.set_epoch(epoch)
+            sampler.set_position(position)
+            lists = list(sampler)
+            assert len(lists) == len(sampler)
+            joined = joined or [[] for _ in lists]
+            for batch, ids in zip(joined, lists, strict=True):
+                batch.append(ids)
+    return joined
+
+
+sizes = st.integers(1, 60)
+
+
+@settings(deadline=None)
+@given(sizes, sizes, st.integers(1, 4), st.data())
+def test_batches_are_the_same_for_every_number_of_replicas(rows, batch, nodes, data):
+    replicas = data.draw(st.lists(st.integers(1, 5), min_size=nodes, max_size=nodes))
+    epoch = data.draw(st.integers(0, 3))
+    alone = global_batches(rows, batch, replicas=[1] * nodes, epoch=epoch)
+    split = global_batches(rows, batch, replicas=replicas, epoch=epoch)
+    assert [sum(b, []) for b in split] == [sum(b, []) for b in alone]
+
+
+@settings(deadline=None)
+@given(sizes, sizes, st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_epoch_has_every_sample_once_in_even_shares(rows, batch, nodes, count, drop):
+    split = global_batches(rows, batch, replicas=[count] * nodes, drop_last=drop)
+    seen = [i for shares in split for share in shares for i in share]
+    assert len(seen) == len(set(seen))
+    if not drop:
+        assert sorted(seen) == list(range(rows))
+    for number, shares in enumerate(split):
+        counts = [len(share) for share in shares]
+        assert max(counts) - min(counts) <= 1
+        short = number == rows // batch
+        assert sum(counts) == (rows % batch if short else batch)
+
+
+def test_order_is_fresh_each_epoch_and_repeats_with_its_seed():
+    orders = [
+        tuple(sum(sum(global_batches(64, 8, replicas=[2], epoch=e, seed=s), []), []))
+        for s in (1, 2)
+        for e in range(4)
+    ]
+    assert len(set(orders)) == len(orders)
+    again = global_batches(64, 8, replicas=[2], epoch=2, seed=1)
+    assert tuple(sum(sum(again, []), [])) == orders[2]
+
+
+def test_samples_stay_with_their_node_over_epochs():
+    owned = []
+    for epoch in range(3):
+        split = global_batches(41, 8, replicas=[1, 1, 1], epoch=epoch)
+        owned.append([sorted(sum((b[n] for b in split), [])) for n in range(3)])
+    assert owned[0] == owned[1] == owned[2]
+    assert owned[0][0] != list(range(0, 14))
+
+
+@given(st.integers(0, 5))
+def test_position_resumes_within_the_epoch(position):
+    whole = global_batches(37, 8, replicas=[2, 1], epoch=3)
+    rest = global_batches(37, 8, replicas=[2, 1], epoch=3, position=position)
+    assert (rest or []) == whole[position:]
+
+
+def test_setters_do_not_change_a_pass_that_began():
+    sampler = ElasticSampler(20, 4)
+    expected, running = list(sampler), iter(sampler)
+    sampler.set_epoch(1)
+    sampler.set_replica(replicas_on_node=2, replica_on_node=1)
+    assert list(running) == expected
+    assert [len(ids) for ids in sampler] == [2] * 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (dict(num_samples=0), "num_samples: expected a number >= 1, got 0"),
+        (dict(batch_size=-1), "batch_size: expected a number >= 1, got -1"),
+        (dict(num_nodes=2, node=2), r"node: expected a number in 0\.\.1 .* got 2"),
+        (dict(replica_on_node=1), r"replica_on_node: expected .* 0\.\.0 .* got 1"),
+    ],
+)
+def test_sampler_refuses_arguments_out_of_range(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        ElasticSampler(**{"num_samples": 8, "batch_size": 2, **arguments})
+
+
+def test_sampler_refuses_epoch_and_position_out_of_range():
+    sampler = ElasticSampler(8, 2)
+    with pytest.raises(ValueError, match="epoch: expected a number >= 0, got -1"):
+        sampler.set_epoch(-1)
+    with pytest.raises(ValueError, match=r"position: .* in 0\.\.4, got 5"):
+        sampler.set_position(5)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_carry_ids_rows_and_numbers(num_workers):
+    sampler = ElasticSampler(11, 4, replicas_on_node=2, replica_on_node=0)
+    sampler.set_position(1)
+    loaded = list(batches(Squares(11), sampler, num_workers=num_workers))
+    assert [b.ids.tolist() for b in loaded] == list(sampler)
+    assert [b.index for b in loaded] == [1, 2]
+    assert [b.global_rows for b in loaded] == [4, 3]
+    for batch in loaded:
+        assert batch.ids.dtype == torch.int64
+        assert batch.rows == len(batch.ids)
+        assert torch.equal(batch.inputs, batch.ids[:, None].expand(-1, 2).float())
+        assert torch.equal(batch.targets, batch.ids**2)
+        assert batch.input_keys is None
+
+
+@pytest.mark.parametrize("dataset", [Squares(5), Halves(5)])
+def test_empty_share_keeps_trailing_shapes(dataset):
+    sampler = ElasticSampler(5, 4, replicas_on_node=2, replica_on_node=0)
+    last = list(batches(dataset, sampler))[-1]
+    assert (last.rows, last.global_rows) == (0, 1)
+    assert last.inputs.shape == (0, 2) and last.inputs.dtype == torch.float32
+    assert last.targets.shape == (0,) and last.targets.dtype == torch.int64
+
+
+def test_empty_share_of_nested_samples_keeps_the_tree():
+    def collate(samples):
+        tree = default_collate([{"a": (x, x), "b": x} for x, _ in samples])
+        return tree, [default_collate([y for _, y in samples])]
+
+    sampler = ElasticSampler(1, 1, replicas_on_node=2, replica_on_node=0)
+    (batch,) = batches(Squares(1), sampler, collate_fn=collate)
+    assert [t.shape for t in batch.inputs["a"]] == [(0, 2), (0, 2)]
+    assert batch.inputs["b"].shape == (0, 2)
+    assert batch.targets[0].shape == (0,)
+
+
+def test_lazy_inputs_are_loaded_once_when_touched():
+    dataset = Halves(6)
+    first, second = batches(dataset, ElasticSampler(6, 3))
+    assert dataset.loaded == []
+    assert torch.equal(second.targets, second.ids**2)
+    assert torch.equal(second.inputs[:, 0], second.ids.float())
+    assert second.inputs is second.inputs
+    assert dataset.loaded == second.ids.tolist()
+    assert torch.equal(first.input_keys, first.ids * 10 - 2**63)
+
+
+def test_input_keys_name_the_epoch():
+    sampler = ElasticSampler(4, 4)
+    sampler.set_epoch(3)
+    (batch,) = batches(Halves(4), sampler, lazy=False)
+    assert torch.equal(batch.input_keys - batch.ids * 10, torch.full((4,), 3 - 2**63))
+
+
+def test_loading_leaves_the_global_generator_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    list(batches(Squares(6), ElasticSampler(6, 3)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_with_ids_yields_id_and_sample():
+    dataset = WithIds(TensorDataset(torch.arange(3), torch.arange(3) * 2))
+    assert len(dataset) == 3
+    assert dataset[2] == (2, (torch.tensor(2), torch.tensor(4)))
+
+
+def test_iterable_or_unsized_dataset_is_a_type_error():
+    sampler = ElasticSampler(3, 1)
+    with pytest.raises(TypeError, match="expected a map-style dataset.*iterable.*Stre"):
+        batches(Stream(), sampler)
+    with pytest.raises(TypeError, match="expected a map-style dataset.*got generator"):
+        WithIds(i for i in range(3))
+
+
+def test_mismatches_are_named():
+    sampler = ElasticSampler(3, 1)
+    with pytest.raises(ValueError, match="sampler: expected the 4 samples.*got 3"):
+        batches(Squares(4), sampler)
+    with pytest.raises(TypeError, match=r"expected methods inputs\(i\).*got Squares"):
+        batches(Squares(3), sampler, lazy=True)
+    with pytest.raises(ValueError, match="lazy: expected no collate_fn"):
+        batches(Halves(3), sampler, lazy=True, collate_fn=default_collate)
+    with pytest.raises(TypeError, match="expected .inputs, targets. pairs.*Tensor"):
+        next(batches(torch.zeros(3, 2), sampler))
+    with pytest.raises(ValueError, match="inputs: expected 1 rows.*got 2"):
+        doubled = lambda s: (torch.zeros(2), torch.zeros(1))  # noqa: E731
+        _ = next(batches(Squares(3), sampler, collate_fn=doubled)).inputs

@@ -1,7 +1,220 @@
+// Planner: plain structs in, a struct out. JSON and sentences are Python's.
+#include <pybind11/stl.h>
+
 #include "bindings/bindings.h"
+#include "planner/layer_profile.h"
+#include "planner/paper.h"
+#include "planner/partition.h"
+#include "planner/request.h"
+#include "planner/search.h"
+#include "planner/staircase.h"
 
 namespace pipetransformer::bindings {
 
-void bind_planner(pybind11::module_& /*m*/) {}
+namespace py = pybind11;
+using namespace pipetransformer::planner;
 
-} // namespace pipetransformer::bindings
+namespace {
+
+void bind_inputs(py::module_& m) {
+  py::class_<LayerProfile>(m, "PlannerLayer")
+      .def(py::init<>())
+      .def_readwrite("forward_ns", &LayerProfile::forward_ns)
+      .def_readwrite("input_grad_ns", &LayerProfile::input_grad_ns)
+      .def_readwrite("weight_grad_ns", &LayerProfile::weight_grad_ns)
+      .def_readwrite("forward_only_ns", &LayerProfile::forward_only_ns)
+      .def_readwrite("parameter_bytes", &LayerProfile::parameter_bytes)
+      .def_readwrite(
+          "activation_bytes_per_sample",
+          &LayerProfile::activation_bytes_per_sample)
+      .def_readwrite(
+          "boundary_bytes_per_sample", &LayerProfile::boundary_bytes_per_sample)
+      .def_readwrite("trainable", &LayerProfile::trainable);
+  py::class_<Profile>(m, "PlannerProfile")
+      .def(py::init<>())
+      .def_readwrite("microbatch_samples", &Profile::microbatch_samples)
+      .def_readwrite("layers", &Profile::layers)
+      .def_readwrite("tied_layers", &Profile::tied_layers);
+  py::class_<Cluster>(m, "PlannerCluster")
+      .def(py::init<>())
+      .def_readwrite("num_nodes", &Cluster::num_nodes)
+      .def_readwrite("devices_per_node", &Cluster::devices_per_node)
+      .def_readwrite("device_memory_bytes", &Cluster::device_memory_bytes)
+      .def_readwrite(
+          "device_link_bytes_per_s", &Cluster::device_link_bytes_per_s)
+      .def_readwrite("device_link_latency_ns", &Cluster::device_link_latency_ns)
+      .def_readwrite("network_bytes_per_s", &Cluster::network_bytes_per_s)
+      .def_readwrite("network_latency_ns", &Cluster::network_latency_ns)
+      .def_readwrite(
+          "optimizer_bytes_per_parameter_byte",
+          &Cluster::optimizer_bytes_per_parameter_byte)
+      .def_readwrite("context_bytes", &Cluster::context_bytes);
+}
+
+void bind_request(py::module_& m) {
+  py::enum_<Checkpoint>(m, "PlannerCheckpoint")
+      .value("NEVER", Checkpoint::kNever)
+      .value("EXCEPT_LAST", Checkpoint::kExceptLast)
+      .value("ALWAYS", Checkpoint::kAlways);
+  py::class_<Shape>(m, "PlannerShape")
+      .def(
+          py::init<int64_t, int64_t, int64_t>(),
+          py::arg("num_stages"),
+          py::arg("num_replicas"),
+          py::arg("num_microbatches"))
+      .def_readonly("num_stages", &Shape::num_stages)
+      .def_readonly("num_replicas", &Shape::num_replicas)
+      .def_readonly("num_microbatches", &Shape::num_microbatches);
+  py::class_<Workload>(m, "PlannerWorkload")
+      .def(py::init<>())
+      .def_readwrite("global_batch", &Workload::global_batch)
+      .def_readwrite("boundary", &Workload::boundary)
+      .def_readwrite("checkpoint", &Workload::checkpoint)
+      .def_readwrite("prefix_cached", &Workload::prefix_cached);
+  py::class_<Request>(m, "PlannerRequest")
+      .def(py::init<>())
+      .def_readwrite("workload", &Request::workload)
+      .def_readwrite("num_stages", &Request::num_stages)
+      .def_readwrite("max_replicas", &Request::max_replicas)
+      .def_readwrite("num_microbatches", &Request::num_microbatches)
+      .def_readwrite("cuts", &Request::cuts)
+      .def_readwrite("current", &Request::current)
+      .def_readwrite(
+          "min_microbatch_samples", &Request::min_microbatch_samples);
+}
+
+void bind_result(py::module_& m) {
+  py::class_<Candidate>(m, "PlannerCandidate")
+      .def_readonly("shape", &Candidate::shape)
+      .def_readonly("cuts", &Candidate::cuts)
+      .def_readonly("step_ns", &Candidate::step_ns)
+      .def_readonly("bytes_per_stage", &Candidate::bytes_per_stage);
+  py::enum_<RefusalCause>(m, "PlannerRefusalCause")
+      .value("MEMORY", RefusalCause::kMemory)
+      .value("FIXED_MEMORY", RefusalCause::kFixedMemory)
+      .value("SHARED_PARAMETERS", RefusalCause::kSharedParameters)
+      .value("BATCH", RefusalCause::kBatch);
+  py::class_<Refusal>(m, "PlannerRefusal")
+      .def_readonly("shape", &Refusal::shape)
+      .def_readonly("cause", &Refusal::cause)
+      .def_readonly("missing_bytes", &Refusal::missing_bytes)
+      .def_readonly("stage_begin", &Refusal::stage_begin)
+      .def_readonly("stage_end", &Refusal::stage_end)
+      .def_readonly("layer", &Refusal::layer);
+  py::class_<SearchResult>(m, "PlannerResult")
+      .def_readonly("candidates", &SearchResult::candidates)
+      .def_readonly("chosen", &SearchResult::chosen)
+      .def_readonly("kept_current", &SearchResult::kept_current)
+      .def_readonly("refusals", &SearchResult::refusals);
+}
+
+void bind_paper(py::module_& m) {
+  m.def(
+      "planner_paper_partition",
+      &paper::greedy_partition,
+      py::arg("unit_sizes"),
+      py::arg("num_stages"));
+  m.def(
+      "planner_paper_largest_load",
+      &paper::largest_load,
+      py::arg("unit_sizes"),
+      py::arg("num_stages"));
+  m.def(
+      "planner_paper_compress",
+      &paper::compress,
+      py::arg("active_unit_sizes"),
+      py::arg("num_stages"),
+      py::arg("largest_allowed"));
+  m.def(
+      "planner_paper_num_microbatches",
+      &paper::num_microbatches,
+      py::arg("num_stages"));
+}
+
+// The solvers alone, for layers without boundary costs.
+void bind_solvers(py::module_& m) {
+  using Columns = std::vector<int64_t>;
+  const auto rules = [](const std::vector<char>& allowed,
+                        const SpanCost& bytes,
+                        int64_t memory_bytes) {
+    return Rules{allowed, {{bytes, memory_bytes}}};
+  };
+  m.def(
+      "planner_min_max",
+      [rules](
+          const Columns& costs,
+          const Columns& entry,
+          const Columns& exit,
+          const Columns& bytes,
+          int64_t memory_bytes,
+          const std::vector<bool>& cut_allowed,
+          int64_t num_stages) -> std::optional<std::pair<int64_t, Cuts>> {
+        const SpanCost memory(bytes);
+        const auto found = min_max(
+            SpanCost(costs, entry, exit),
+            rules(
+                {cut_allowed.begin(), cut_allowed.end()}, memory, memory_bytes),
+            num_stages);
+        if (!found) {
+          return std::nullopt;
+        }
+        return std::pair(found->value, found->cuts);
+      },
+      py::arg("costs"),
+      py::arg("entry"),
+      py::arg("exit"),
+      py::arg("bytes"),
+      py::arg("memory_bytes"),
+      py::arg("cut_allowed"),
+      py::arg("num_stages"),
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "planner_staircase",
+      [rules](
+          const Columns& forward,
+          const Columns& backward,
+          const Columns& bytes,
+          int64_t memory_bytes,
+          const std::vector<bool>& cut_allowed,
+          int64_t num_stages) {
+        const SpanCost memory(bytes);
+        std::vector<std::tuple<int64_t, int64_t, Cuts>> points;
+        for (const auto& point : staircase(
+                 SpanCost(forward),
+                 SpanCost(backward),
+                 rules(
+                     {cut_allowed.begin(), cut_allowed.end()},
+                     memory,
+                     memory_bytes),
+                 num_stages)) {
+          points.emplace_back(point.forward_ns, point.backward_ns, point.cuts);
+        }
+        return points;
+      },
+      py::arg("forward"),
+      py::arg("backward"),
+      py::arg("bytes"),
+      py::arg("memory_bytes"),
+      py::arg("cut_allowed"),
+      py::arg("num_stages"),
+      py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace
+
+void bind_planner(py::module_& m) {
+  bind_inputs(m);
+  bind_request(m);
+  bind_result(m);
+  m.def(
+      "planner_search",
+      &search,
+      py::arg("profile"),
+      py::arg("cluster"),
+      py::arg("request"),
+      py::call_guard<py::gil_scoped_release>());
+  bind_solvers(m);
+  bind_paper(m);
+}
+
+}  // namespace pipetransformer::bindings

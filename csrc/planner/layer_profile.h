@@ -1,0 +1,60 @@
+// What the planner knows: measured costs per layer, and the cluster.
+//
+// Plain values, torch-free, no thread affinity. Times are int64 nanoseconds,
+// sizes int64 bytes: every decision compares integers, so equal inputs give
+// equal plans on every rank. `check` refuses values whose sums could overflow;
+// all other files of this room rely on it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace pipetransformer::planner {
+
+// One layer (element of the user's Sequential). Each list holds one entry per
+// micro-batch size of the profile.
+struct LayerProfile {
+  std::vector<int64_t> forward_ns;
+  std::vector<int64_t> input_grad_ns;
+  std::vector<int64_t> weight_grad_ns;
+  std::vector<int64_t> forward_only_ns;  // without gradients, as frozen
+  int64_t parameter_bytes = 0;
+  int64_t activation_bytes_per_sample = 0;  // held from forward to backward
+  int64_t boundary_bytes_per_sample = 0;    // needed by later layers
+  bool trainable = true;  // false: the user froze it, or it has no parameter
+};
+
+struct Profile {
+  std::vector<int64_t> microbatch_samples;  // strictly increasing
+  std::vector<LayerProfile> layers;
+  std::vector<std::pair<int64_t, int64_t>> tied_layers;  // share a parameter
+
+  int64_t num_layers() const {
+    return static_cast<int64_t>(layers.size());
+  }
+};
+
+// Rates of nullopt mean that transfers cost nothing (CPU slots).
+struct Cluster {
+  int64_t num_nodes = 1;
+  int64_t devices_per_node = 1;
+  int64_t device_memory_bytes = 0;
+  std::optional<int64_t> device_link_bytes_per_s;
+  int64_t device_link_latency_ns = 0;
+  std::optional<int64_t> network_bytes_per_s;
+  int64_t network_latency_ns = 0;
+  double optimizer_bytes_per_parameter_byte = 2.0;
+  int64_t context_bytes = 0;
+};
+
+// Throws std::invalid_argument when a list has a wrong length, a value is
+// negative, or the sums over all layers at `global_batch` samples would not
+// fit 62 bits.
+void check(
+    const Profile& profile,
+    const Cluster& cluster,
+    int64_t global_batch);
+
+}  // namespace pipetransformer::planner

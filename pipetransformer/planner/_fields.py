@@ -1,0 +1,124 @@
+"""Strict reading of versioned JSON objects, and their canonical bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from pipetransformer.planner._binding import hash_bytes
+
+_T = TypeVar("_T")
+_LARGEST_INT = 2**62
+
+
+def canonical(value: dict[str, object]) -> str:
+    """JSON text that depends on the content alone."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def content_hash(value: dict[str, object]) -> int:
+    """64-bit hash of the canonical text."""
+    return hash_bytes(canonical(value).encode())
+
+
+def check_int(value: object, what: str, *, low: int = 0) -> int:
+    """Return ``value`` if it is an integer from ``low`` on that fits 62 bits."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{what}: expected an integer, got {value!r}")
+    if not low <= value <= _LARGEST_INT:
+        raise ValueError(f"{what}: expected {low} to 2**62, got {value}")
+    return value
+
+
+def check_str(value: object, what: str) -> str:
+    """Return ``value`` if it is a string."""
+    if not isinstance(value, str):
+        raise ValueError(f"{what}: expected a string, got {value!r}")
+    return value
+
+
+def check_bool(value: object, what: str) -> bool:
+    """Return ``value`` if it is true or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{what}: expected true or false, got {value!r}")
+    return value
+
+
+def check_float(value: object, what: str) -> float:
+    """Return ``value`` as a float from 0 on."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{what}: expected a number, got {value!r}")
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{what}: expected a finite number from 0, got {value}")
+    return float(value)
+
+
+def check_tuple(
+    value: object, what: str, item: Callable[[object, str], _T]
+) -> tuple[_T, ...]:
+    """Return a list or tuple as a tuple of checked items."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"{what}: expected a list, got {value!r}")
+    return tuple(item(entry, f"{what}[{i}]") for i, entry in enumerate(value))
+
+
+def check_ints(value: object, what: str) -> tuple[int, ...]:
+    """Return a list or tuple of integers from 0 on as a tuple."""
+    return check_tuple(value, what, check_int)
+
+
+def read_object(
+    value: object,
+    what: str,
+    *,
+    required: Iterable[str],
+    optional: Iterable[str] = (),
+    version: int | None = None,
+) -> dict[str, object]:
+    """Check the keys of a JSON object.
+
+    Args:
+        value: parsed JSON.
+        what: name of the object in errors.
+        required: keys that must be there, ``version`` aside.
+        optional: keys that may be there.
+        version: expected value of the key ``version``, if the object has one.
+
+    Returns:
+        The object without ``version``.
+
+    Raises:
+        ValueError: not an object, another version, a missing or unknown key.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{what}: expected an object, got {type(value).__name__}")
+    fields = dict(value)
+    if version is not None:
+        found = fields.pop("version", None)
+        if found != version or isinstance(found, bool):
+            raise ValueError(f"{what} version: expected {version}, got {found!r}")
+    needed = list(required)
+    for key in needed:
+        if key not in fields:
+            raise ValueError(f"{what} {key}: expected a value, got none")
+    known = {*needed, *optional}
+    for key in fields:
+        if key not in known:
+            raise ValueError(f"{what}: expected known fields only, got {key!r}")
+    return fields
+
+
+def parse(text: str, what: str) -> object:
+    """Parse JSON text; malformed text is a ValueError that names ``what``."""
+
+    def refuse(constant: str) -> object:
+        raise ValueError(f"{what}: expected finite numbers, got {constant}")
+
+    if not isinstance(text, str):
+        raise TypeError(f"{what}: expected JSON text, got {type(text).__name__}")
+    try:
+        parsed: object = json.loads(text, parse_constant=refuse)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{what}: expected JSON, got text with {error}") from None
+    return parsed

@@ -1,0 +1,138 @@
+"""The machines a plan is made for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from pipetransformer.planner import _fields
+
+_CACHE_FIELDS = ("host_bytes", "host_bytes_per_s", "disk_bytes", "disk_bytes_per_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheTiers:
+    """Sizes and rates of the activation cache's tiers on one node.
+
+    Args:
+        host_bytes: host memory given to the cache, bytes.
+        host_bytes_per_s: rate of reads from it.
+        disk_bytes: disk space given to the cache, bytes.
+        disk_bytes_per_s: rate of reads from it.
+
+    Raises:
+        ValueError: a field is not an integer or negative.
+    """
+
+    host_bytes: int = 0
+    host_bytes_per_s: int = 0
+    disk_bytes: int = 0
+    disk_bytes_per_s: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for field in _CACHE_FIELDS:
+            _fields.check_int(getattr(self, field), f"cluster cache {field}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Nodes, devices, memory and links.
+
+    Args:
+        num_nodes: nodes of the job.
+        devices_per_node: devices (CPU: slots) per node.
+        device_memory_bytes: what a stage may use on one device; on CPU an
+            accounting limit.
+        device_link_bytes_per_s: between devices of a node; None: copies are free,
+            as between CPU slots.
+        device_link_latency_ns: per copy.
+        network_bytes_per_s: between nodes; None: free.
+        network_latency_ns: per message.
+        optimizer_bytes_per_parameter_byte: optimizer state alone (Adam 2.0); one
+            gradient byte per parameter byte is added for active layers.
+        context_bytes: taken on every device by its processes.
+        cache: tiers of the activation cache, kept for tools; the search does not
+            read them yet.
+
+    Raises:
+        ValueError: a field is malformed; the text names it.
+    """
+
+    num_nodes: int = 1
+    devices_per_node: int
+    device_memory_bytes: int
+    device_link_bytes_per_s: int | None = None
+    device_link_latency_ns: int = 0
+    network_bytes_per_s: int | None = None
+    network_latency_ns: int = 0
+    optimizer_bytes_per_parameter_byte: float = 2.0
+    context_bytes: int = 0
+    cache: CacheTiers | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for field in ("num_nodes", "devices_per_node", "device_memory_bytes"):
+            _fields.check_int(getattr(self, field), f"cluster {field}", low=1)
+        for field in ("device_link_bytes_per_s", "network_bytes_per_s"):
+            if getattr(self, field) is not None:
+                _fields.check_int(getattr(self, field), f"cluster {field}", low=1)
+        for field in (
+            "device_link_latency_ns",
+            "network_latency_ns",
+            "context_bytes",
+        ):
+            _fields.check_int(getattr(self, field), f"cluster {field}")
+        factor = _fields.check_float(
+            self.optimizer_bytes_per_parameter_byte,
+            "cluster optimizer_bytes_per_parameter_byte",
+        )
+        object.__setattr__(self, "optimizer_bytes_per_parameter_byte", factor)
+        if self.cache is not None and not isinstance(self.cache, CacheTiers):
+            raise ValueError(f"cluster cache: expected CacheTiers, got {self.cache!r}")
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the cluster as JSON-ready values."""
+        fields: dict[str, object] = {"version": 1, **asdict(self)}
+        if self.cache is None:
+            del fields["cache"]
+        return fields
+
+    def to_json(self) -> str:
+        """Return canonical JSON text, equal for equal clusters."""
+        return _fields.canonical(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Cluster:
+        """Read a cluster.
+
+        Args:
+            text: JSON in the format of :meth:`to_json`.
+
+        Returns:
+            The cluster.
+
+        Raises:
+            ValueError: malformed text, a missing, unknown or wrong field (named).
+        """
+        fields = _fields.read_object(
+            _fields.parse(text, "cluster"),
+            "cluster",
+            required=(
+                "num_nodes",
+                "devices_per_node",
+                "device_memory_bytes",
+                "device_link_bytes_per_s",
+                "device_link_latency_ns",
+                "network_bytes_per_s",
+                "network_latency_ns",
+                "optimizer_bytes_per_parameter_byte",
+            ),
+            optional=("context_bytes", "cache"),
+            version=1,
+        )
+        if fields.get("cache") is not None:
+            tiers = _fields.read_object(
+                fields["cache"], "cluster cache", required=_CACHE_FIELDS
+            )
+            fields["cache"] = CacheTiers(**tiers)  # type: ignore[arg-type]
+        return cls(**fields)  # type: ignore[arg-type]  # checked by __post_init__

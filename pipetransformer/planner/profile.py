@@ -1,0 +1,199 @@
+"""Measured costs of a model's layers, as the planner reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipetransformer.planner import _fields
+
+_TIMES = ("forward_ns", "input_grad_ns", "weight_grad_ns")
+_BYTES = (
+    "parameter_bytes",
+    "activation_bytes_per_sample",
+    "weight_grad_activation_bytes_per_sample",
+    "boundary_bytes_per_sample",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerProfile:
+    """Costs of one layer; times hold one entry per micro-batch size.
+
+    Args:
+        name: for people, such as ``"4.Block"``.
+        forward_ns: forward pass, ns.
+        input_grad_ns: backward pass to the inputs, ns.
+        weight_grad_ns: what the gradients of the parameters add, ns.
+        parameter_bytes: parameters, those shared with an earlier layer excluded.
+        activation_bytes_per_sample: held from forward to backward.
+        weight_grad_activation_bytes_per_sample: still held between the two halves
+            of a split backward.
+        boundary_bytes_per_sample: what later layers need of this and earlier ones.
+        trainable: False if the user froze the layer or it has no parameters.
+        forward_only_ns: forward pass without gradients, ns; default ``forward_ns``.
+
+    Raises:
+        ValueError: a field has a wrong type or is negative.
+    """
+
+    name: str
+    forward_ns: tuple[int, ...]
+    input_grad_ns: tuple[int, ...]
+    weight_grad_ns: tuple[int, ...]
+    parameter_bytes: int
+    activation_bytes_per_sample: int
+    weight_grad_activation_bytes_per_sample: int
+    boundary_bytes_per_sample: int
+    trainable: bool = True
+    forward_only_ns: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        name = _fields.check_str(self.name, "profile layer name")
+        where = f"profile layer {name!r}"
+        for field in (*_TIMES, "forward_only_ns"):
+            value = getattr(self, field)
+            if value is not None:
+                checked = _fields.check_ints(value, f"{where} {field}")
+                object.__setattr__(self, field, checked)
+        for field in _BYTES:
+            _fields.check_int(getattr(self, field), f"{where} {field}")
+        _fields.check_bool(self.trainable, f"{where} trainable")
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the layer as JSON-ready values."""
+        fields: dict[str, object] = {"name": self.name, "trainable": self.trainable}
+        fields.update({field: list(getattr(self, field)) for field in _TIMES})
+        fields.update({field: getattr(self, field) for field in _BYTES})
+        if self.forward_only_ns is not None:
+            fields["forward_only_ns"] = list(self.forward_only_ns)
+        return fields
+
+    @classmethod
+    def from_dict(cls, value: object, what: str) -> LayerProfile:
+        """Read a layer; ``what`` names it in errors."""
+        required = ("name", *_TIMES, *_BYTES, "trainable")
+        fields = _fields.read_object(
+            value, what, required=required, optional=("forward_only_ns",)
+        )
+        return cls(**fields)  # type: ignore[arg-type]  # checked by __post_init__
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Costs of all layers of a model at several micro-batch sizes.
+
+    Args:
+        name: of the model, for people.
+        microbatch_samples: increasing micro-batch sizes; between and beyond them
+            costs are affine. With one size, costs are proportional to the rows.
+        layers: one entry per element of the ``nn.Sequential``, not empty.
+        tied_layers: pairs of layers that share a parameter; no cut may separate
+            them.
+
+    Raises:
+        ValueError: a field is malformed; the text names it.
+    """
+
+    name: str
+    microbatch_samples: tuple[int, ...]
+    layers: tuple[LayerProfile, ...]
+    tied_layers: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        _fields.check_str(self.name, "profile name")
+        sizes = _fields.check_ints(
+            self.microbatch_samples, "profile microbatch_samples"
+        )
+        if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+            raise ValueError(
+                "profile microbatch_samples: expected increasing sizes from 1, got "
+                f"{list(sizes)}"
+            )
+        layers = _fields.check_tuple(self.layers, "profile layers", _check_layer)
+        if not layers:
+            raise ValueError("profile layers: expected at least one layer, got none")
+        for i, layer in enumerate(layers):
+            _check_lengths(layer, i, len(sizes))
+        ties = _fields.check_tuple(
+            self.tied_layers, "profile tied_layers", _fields.check_ints
+        )
+        for tie in ties:
+            if len(tie) != 2 or not tie[0] < tie[1] < len(layers):
+                raise ValueError(
+                    "profile tied_layers: expected pairs of increasing layer indices "
+                    f"below {len(layers)}, got {list(tie)}"
+                )
+        object.__setattr__(self, "microbatch_samples", sizes)
+        object.__setattr__(self, "layers", layers)
+        object.__setattr__(self, "tied_layers", tuple((t[0], t[1]) for t in ties))
+
+    @property
+    def hash(self) -> int:
+        """64-bit hash of the content: equal on ranks that hold equal profiles."""
+        return _fields.content_hash(self.to_dict())
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the profile as JSON-ready values."""
+        fields: dict[str, object] = {
+            "version": 1,
+            "name": self.name,
+            "microbatch_samples": list(self.microbatch_samples),
+            "layers": [layer.to_dict() for layer in self.layers],
+        }
+        if self.tied_layers:
+            fields["tied_layers"] = [list(tie) for tie in self.tied_layers]
+        return fields
+
+    def to_json(self) -> str:
+        """Return canonical JSON text, equal for equal profiles."""
+        return _fields.canonical(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Profile:
+        """Read a profile.
+
+        Args:
+            text: JSON in the format of :meth:`to_json`.
+
+        Returns:
+            The profile.
+
+        Raises:
+            ValueError: malformed text, a missing, unknown or wrong field (named).
+        """
+        fields = _fields.read_object(
+            _fields.parse(text, "profile"),
+            "profile",
+            required=("name", "microbatch_samples", "layers"),
+            optional=("tied_layers",),
+            version=1,
+        )
+        layers = fields["layers"]
+        fields["layers"] = _fields.check_tuple(
+            layers, "profile layers", LayerProfile.from_dict
+        )
+        return cls(**fields)  # type: ignore[arg-type]  # checked by __post_init__
+
+
+def _check_layer(value: object, what: str) -> LayerProfile:
+    if not isinstance(value, LayerProfile):
+        raise ValueError(f"{what}: expected a LayerProfile, got {value!r}")
+    return value
+
+
+def _check_lengths(layer: LayerProfile, index: int, num_sizes: int) -> None:
+    times: Mapping[str, tuple[int, ...] | None] = {
+        "forward_ns": layer.forward_ns,
+        "input_grad_ns": layer.input_grad_ns,
+        "weight_grad_ns": layer.weight_grad_ns,
+        "forward_only_ns": layer.forward_only_ns,
+    }
+    for field, values in times.items():
+        if values is not None and len(values) != num_sizes:
+            raise ValueError(
+                f"profile layers[{index}] {field}: expected one entry per micro-batch "
+                f"size ({num_sizes}), got {len(values)}"
+            )

@@ -46,3 +46,10 @@ def load() -> types.ModuleType:
             f"pipetransformer._C: expected a loadable build for torch {running}, got "
             f"one for torch {built} that fails with: {error}; {_REBUILD}"
         ) from error
+
+
+def hash_bytes(data: bytes) -> int:
+    """Return the project's 64-bit content hash of `data` (``csrc/core/hash.h``)."""
+    from pipetransformer import _C
+
+    return _C.hash_bytes(data)

@@ -1,1 +1,5 @@
-"""Room ``adapters``."""
+"""Room ``adapters``: supported models -> ``nn.Sequential`` of layers."""
+
+from pipetransformer.adapters.sequential import sequential
+
+__all__ = ["sequential"]

@@ -1,1 +1,25 @@
-"""Room ``report``."""
+"""Room ``report``: what a run did, for people and for programs."""
+
+from pipetransformer.report.console import (
+    closing_table,
+    epoch_line,
+    transformation_line,
+)
+from pipetransformer.report.history import (
+    EpochRecord,
+    History,
+    PlanShape,
+    TransformationRecord,
+    write_summary,
+)
+
+__all__ = [
+    "EpochRecord",
+    "History",
+    "PlanShape",
+    "TransformationRecord",
+    "closing_table",
+    "epoch_line",
+    "transformation_line",
+    "write_summary",
+]

@@ -1,0 +1,61 @@
+# make demo: the main job, elastic and static, compared.   make test: all tests.
+# Both set up .venv on the first call. PYTHON=... uses an active environment instead:
+# what is missing there is named, nothing is installed.
+TORCH ?= torch==2.13.0
+EPOCHS ?= 10
+SEED ?= 0
+VENV := .venv
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+
+ifdef PYTHON
+  PY := $(PYTHON)
+  ENVIRONMENT :=
+  export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+else
+  PY := $(VENV)/bin/python
+  ENVIRONMENT := $(VENV)/.installed
+endif
+TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node=4
+# The cores are shared with other programs: one intra-op thread per process.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint build seeds clean
+
+demo: build
+	$(TORCHRUN) examples/finetune_vit.py --epochs $(EPOCHS) --seed $(SEED)
+	$(TORCHRUN) examples/finetune_vit.py --epochs $(EPOCHS) --seed $(SEED) \
+	  --no-freeze --static 4 --name baseline
+	$(PY) examples/compare_runs.py
+
+test: build
+	$(PY) -m pytest
+
+seeds: build
+	$(PY) benchmarks/demo_seeds.py
+
+lint: build
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) tools/check_layers.py
+	tools/check_torch_free.sh
+	"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/clang-format" \
+	  --dry-run -Werror $(SOURCES)
+
+build: build/.built
+
+build/.built: setup.py $(SOURCES) $(ENVIRONMENT)
+	$(PY) setup.py --quiet build_ext --inplace
+	mkdir -p build && touch $@
+
+$(VENV)/.installed: pyproject.toml
+	@python3 -c 'import sys; v = sys.version_info; \
+	  sys.exit(0 if v >= (3, 10) else f"python3: expected >= 3.10, got {v.major}.{v.minor}")'
+	python3 -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet '$(TORCH)'
+	$(VENV)/bin/python -m pip install --quiet ninja setuptools wheel
+	$(VENV)/bin/python -m pip install --quiet --no-build-isolation -e '.[examples,dev]'
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info pipetransformer/*.so pipetransformer/_build_info.py

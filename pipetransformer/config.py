@@ -1,0 +1,197 @@
+"""Configuration: frozen dataclasses, one per room; every field has a default."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Literal
+
+from pipetransformer.autodp import AutoDPConfig
+
+CheckpointMode = Literal["always", "except_last", "never"]
+
+
+def _require(ok: bool, what: str, expected: str, actual: object) -> None:
+    if not ok:
+        raise ValueError(f"{what}: expected {expected}, got {actual!r}")
+
+
+def _positive_or_none(what: str, value: int | float | None) -> None:
+    _require(value is None or value > 0, what, "a positive number or None", value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """Limits and wishes for the planner.
+
+    Attributes:
+        slot_memory_bytes: Memory of one device in bytes. On CPU it is an accounting
+            limit of the planner, not a physical one. None: the host's memory divided
+            by the slots, or the CUDA device's memory.
+        num_stages: Forces the pipeline length K; None lets the planner choose.
+        num_microbatches: Forces M; None lets the planner choose.
+        max_replicas: Upper bound of R, per run; 1 switches AutoDP off.
+        cuts: Forces the cuts: K+1 layer indices from the boundary to L. Only for runs
+            that do not freeze.
+        optimizer_bytes_per_parameter_byte: Optimizer state per parameter byte: 2 for
+            Adam and AdamW in fp32, 1 for SGD with momentum, 0 without.
+        microbatch_samples: Micro-batch sizes, in samples, that are profiled.
+    """
+
+    slot_memory_bytes: int | None = None
+    num_stages: int | None = None
+    num_microbatches: int | None = None
+    max_replicas: int | None = None
+    cuts: Sequence[int] | None = None
+    optimizer_bytes_per_parameter_byte: float = 2.0
+    microbatch_samples: Sequence[int] = (1, 4, 16)
+
+    def __post_init__(self) -> None:
+        """Validate each field."""
+        for name in (
+            "slot_memory_bytes",
+            "num_stages",
+            "num_microbatches",
+            "max_replicas",
+        ):
+            _positive_or_none(f"PlanConfig.{name}", getattr(self, name))
+        ratio = self.optimizer_bytes_per_parameter_byte
+        _require(
+            math.isfinite(ratio) and ratio >= 0,
+            "PlanConfig.optimizer_bytes_per_parameter_byte",
+            "a finite number >= 0",
+            ratio,
+        )
+        sizes = list(self.microbatch_samples)
+        _require(
+            bool(sizes) and sizes == sorted(set(sizes)) and sizes[0] >= 1,
+            "PlanConfig.microbatch_samples",
+            "increasing positive sizes",
+            sizes,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipeConfig:
+    """How the pipeline runs.
+
+    Attributes:
+        checkpoint: Activation recomputation: "never", "except_last" or "always".
+        threads_per_stage: Intra-op threads of each CPU slot; None: cores divided by
+            the node's slots, at least 1.
+        num_slots: CPU slots of a process that was started alone; under a launcher
+            there is one slot per process.
+    """
+
+    checkpoint: CheckpointMode = "never"
+    threads_per_stage: int | None = None
+    num_slots: int = 1
+
+    def __post_init__(self) -> None:
+        """Validate each field."""
+        _require(
+            self.checkpoint in ("always", "except_last", "never"),
+            "PipeConfig.checkpoint",
+            "'always', 'except_last' or 'never'",
+            self.checkpoint,
+        )
+        _positive_or_none("PipeConfig.threads_per_stage", self.threads_per_stage)
+        _require(
+            self.num_slots >= 1, "PipeConfig.num_slots", ">= 1 slot", self.num_slots
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The activation cache.
+
+    Attributes:
+        enabled: Off: the frozen prefix is recomputed for every batch.
+        budget_bytes: Bytes of the host slab per node and id space. None: a quarter of
+            the memory that the container may still use.
+    """
+
+    enabled: bool = True
+    budget_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Validate each field."""
+        _positive_or_none("CacheConfig.budget_bytes", self.budget_bytes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Automatic checkpoints.
+
+    Attributes:
+        directory: Where checkpoints go; None switches them off.
+        every_epochs: A checkpoint after every that many epochs.
+        keep: The newest that many are kept.
+        resume: Load the newest valid checkpoint of `directory` at the start.
+    """
+
+    directory: str | None = None
+    every_epochs: int = 1
+    keep: int = 2
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        """Validate each field."""
+        what = "CheckpointConfig"
+        _require(
+            self.every_epochs >= 1, f"{what}.every_epochs", ">= 1", self.every_epochs
+        )
+        _require(self.keep >= 1, f"{what}.keep", ">= 1", self.keep)
+        _require(
+            self.directory is not None or not self.resume,
+            f"{what}.directory",
+            "a folder when resume is on",
+            self.directory,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything but the model, the optimizer, the loss and the freeze policy.
+
+    Attributes:
+        seed: Seeds the sampler and every random draw inside the model.
+        eval_microbatch_rows: Rows per evaluation micro-batch, whatever the plan: a
+            row's bits may depend on the shape it is computed in.
+        clip_grad_norm: Clips the norm over all active parameters, after the
+            all-reduce; None: no clipping.
+        plan: See `PlanConfig`.
+        pipe: See `PipeConfig`.
+        cache: See `CacheConfig`.
+        checkpoint: See `CheckpointConfig`.
+        autodp: See `AutoDPConfig`.
+    """
+
+    seed: int = 0
+    eval_microbatch_rows: int = 64
+    clip_grad_norm: float | None = None
+    plan: PlanConfig = dataclasses.field(default_factory=PlanConfig)
+    pipe: PipeConfig = dataclasses.field(default_factory=PipeConfig)
+    cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    autodp: AutoDPConfig = dataclasses.field(default_factory=AutoDPConfig)
+
+    def __post_init__(self) -> None:
+        """Validate each field."""
+        _require(0 <= self.seed < 2**63, "Config.seed", "0 <= seed < 2**63", self.seed)
+        rows = self.eval_microbatch_rows
+        _require(rows >= 1, "Config.eval_microbatch_rows", ">= 1 row", rows)
+        _positive_or_none("Config.clip_grad_norm", self.clip_grad_norm)
+
+    def canonical(self) -> str:
+        """Return a text that is equal on two ranks iff their configs are."""
+
+        def plain(value: object) -> str:
+            if isinstance(value, timedelta):
+                return f"{value.total_seconds()} s"
+            return repr(value)
+
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, default=plain)

@@ -1,0 +1,455 @@
+"""The facade: fine-tunes an ``nn.Sequential`` elastically."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pipetransformer import checkpoint, evaluation, training
+from pipetransformer.autodp import (
+    MessagePlane,
+    PeerFailure,
+    build_group,
+    connect,
+)
+from pipetransformer.autofreeze import Manual, Policy
+from pipetransformer.config import Config
+from pipetransformer.data import Batch, ElasticSampler, batches, check_dataset
+from pipetransformer.director import Director
+from pipetransformer.planner import Plan
+from pipetransformer.replica import warm_up
+from pipetransformer.report.history import History
+from pipetransformer.run import Loss, Run, Workload
+from pipetransformer.signature import agree, signature_lines, trainable_lines
+from pipetransformer.state import OptimizerFactory, SchedulerFactory
+from pipetransformer.validation import make_recipe
+
+_LOG = logging.getLogger(__name__)
+
+
+class PipeTransformer:
+    """Elastic fine-tuning of an ``nn.Sequential``; every rank runs the same script.
+
+    Front layers that have converged are frozen; the rest is packed into fewer
+    devices; freed devices become replicas; frozen activations come from a cache.
+    Source: PipeTransformer (ICML 2021).
+
+    Args:
+        model: The same Sequential on every rank, on the host. Values are rank 0's.
+        optimizer: Factory; gets the trainable parameters in model order.
+        loss: ``loss(outputs, targets)`` -> scalar mean over rows.
+        freeze: The freeze policy, for example ``pt.freeze.AlphaCap(alpha=1 / 3)``.
+        lr_scheduler: Factory; the scheduler is stepped once per optimizer step.
+        units: Layer index after each freeze unit; by default every layer but the last
+            is a unit.
+        config: See `Config`.
+
+    Raises:
+        TypeError: an argument of the wrong kind; a model that is no Sequential.
+        ValueError: an argument out of range; a model that cannot be trained here.
+    """
+
+    def __init__(
+        self,
+        model: nn.Sequential,
+        *,
+        optimizer: OptimizerFactory,
+        loss: Loss,
+        freeze: Policy,
+        lr_scheduler: SchedulerFactory | None = None,
+        units: Sequence[int] | None = None,
+        config: Config | None = None,
+    ) -> None:
+        self._recipe = make_recipe(
+            model,
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            loss=loss,
+            freeze=freeze,
+            units=units,
+            config=config,
+        )
+        self._director: Director | None = None
+        self._exits = contextlib.ExitStack()
+        self._started = 0.0
+        self._rank: int | None = None
+        self._history: History | None = None
+
+    # -- opening and closing ---------------------------------------------------
+
+    def __enter__(self) -> PipeTransformer:
+        """Connect to the other ranks and compare models and configs.
+
+        Raises:
+            ValueError: models or configs differ between ranks; nothing reachable
+                serves the store.
+            PeerFailure: a rank died meanwhile.
+        """
+        if self._history is not None:
+            raise ValueError("engine: expected one use per engine, got a second with")
+        self._started = time.perf_counter()
+        config = self._recipe.config
+        info, store = connect(config.autodp)
+        self._rank = info.rank
+        plane = MessagePlane(store, info, config.autodp)
+        run = Run(self._recipe, plane)
+        self._history = run.history
+        self._exits.callback(plane.close)
+        try:
+            self._exits.enter_context(plane.termination())
+            threads = torch.get_num_threads()
+            torch.set_num_threads(run.threads_per_stage)
+            self._exits.callback(torch.set_num_threads, threads)
+            self._compare(run)
+            solo = build_group(
+                plane, name="warm", members=[info.rank], config=config.autodp
+            )
+            warm_up(solo)
+            solo.retire()
+            self._director = Director(run)
+            if config.checkpoint.resume:
+                self._resume(str(config.checkpoint.directory))
+        except BaseException as error:
+            self._director = None
+            plane.fail("opening the engine", f"{type(error).__name__}: {error}")
+            self._exits.close()
+            raise
+        return self
+
+    def _compare(self, run: Run) -> None:
+        model, policy = run.recipe.model, run.policy
+        lines = trainable_lines(model)
+        lines.append(f"config {run.config.canonical()}")
+        lines.append(f"policy {type(policy).__name__} {policy.state_dict()}")
+        lines.append(f"units {run.recipe.unit_ends}")
+        try:
+            agree(run.plane, signature_lines(model, lines))
+        except ValueError:
+            run.plane.finish()  # every rank refuses alike: leave together
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the run on all ranks; on an error, save a checkpoint and tell the peers.
+
+        Raises:
+            PeerFailure: in place of the bare error of a collective that a dead peer
+                caused.
+        """
+        director, self._director = self._director, None
+        if director is None:
+            return
+        run = director.run
+        try:
+            if error is None:
+                with run.guarded():
+                    director.finish()
+                    run.plane.finish()
+        except BaseException as late:
+            error = late
+            self._end_badly(director, late)
+            raise
+        else:
+            if error is not None:
+                self._end_badly(director, error)
+        finally:
+            director.close()
+            run.close()
+            self._exits.close()
+            run.history.total_seconds = time.perf_counter() - self._started
+        failure = run.plane.failure
+        bare = isinstance(error, RuntimeError) and not isinstance(error, PeerFailure)
+        if failure is not None and bare:
+            raise failure from error
+
+    def _end_badly(self, director: Director, error: BaseException) -> None:
+        run = director.run
+        if run.plane.failure is None:
+            run.plane.fail("user code", f"{type(error).__name__}: {error}")
+        directory = run.config.checkpoint.directory
+        harmless = not isinstance(error, FloatingPointError)
+        if directory and director.replica and run.consistent and harmless:
+            path = checkpoint.path_of_step(directory, run.state.step)
+            try:
+                checkpoint.save(path, run.state, director.extra())
+            except OSError as problem:
+                _LOG.error("emergency checkpoint %s: %s", path, problem)
+            else:
+                _LOG.warning("emergency checkpoint: %s", path)
+
+    def _open(self) -> Director:
+        if self._director is None:
+            raise ValueError(
+                "engine: expected a call inside its with block, got a closed engine"
+            )
+        return self._director
+
+    # -- the training loop -----------------------------------------------------
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the epochs that are left of `count`; transformations happen here.
+
+        Args:
+            count: Epochs of the whole run; those of a resumed checkpoint are skipped.
+
+        Raises:
+            PeerFailure: a peer died.
+        """
+        if count < 1:
+            raise ValueError(f"epochs: expected at least 1, got {count}")
+        director = self._open()
+        state = director.run.state
+        director.run.total_epochs = count
+        while True:
+            director.finish_pass()
+            epoch = director.begin_epoch(count)
+            if epoch is None:
+                return
+            yield epoch
+            director = self._open()
+            director.finish_pass()
+            state.epoch, state.batch = epoch + 1, 0
+            self._save_periodically(director)
+
+    def prepare(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        """Profile the model and put the first plan in force; later calls do nothing.
+
+        `batches` calls it; call it yourself to evaluate before the first pass.
+
+        Args:
+            dataset: Map-style training set of ``(inputs, targets)``.
+            batch_size: GLOBAL batch size.
+            collate_fn: As for a ``DataLoader``.
+            drop_last: Leave out a short last batch.
+
+        Raises:
+            InfeasiblePlan: the model does not fit the slots; a ValueError.
+        """
+        director = self._open()
+        if director.has_plan:
+            return
+        check_dataset(dataset)
+        if batch_size < 1:
+            raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
+        collate = collate_fn or torch.utils.data.default_collate
+
+        def sample(rows: int) -> Any:
+            picked = [dataset[i % len(dataset)] for i in range(rows)]
+            inputs, _ = collate(picked)
+            return inputs
+
+        probe = ElasticSampler(
+            len(dataset), batch_size, seed=0, drop_last=drop_last
+        )
+        director.first_plan(Workload(len(dataset), batch_size, len(probe), sample))
+
+    def batches(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+    ) -> Iterator[Batch]:
+        """Yield this replica's part of each batch of one pass.
+
+        A standby rank gets no batches; its call returns when the pass ends. Leave a
+        pass early on every active rank at the same batch.
+
+        Args:
+            dataset: Map-style training set of ``(inputs, targets)`` with a length;
+                optional methods ``inputs(i)``, ``targets(i)``, ``input_key(i, epoch)``
+                let cached samples skip loading.
+            batch_size: GLOBAL batch size, over all replicas.
+            collate_fn: As for a ``DataLoader``.
+            num_workers: Loader processes.
+            pin_memory: As for a ``DataLoader``.
+            drop_last: Leave out a short last batch.
+
+        Raises:
+            TypeError: an iterable dataset or one without a length.
+            PeerFailure: a peer died.
+        """
+        director = self._open()
+        check_dataset(dataset)
+        director.finish_pass()
+        self.prepare(dataset, batch_size, collate_fn=collate_fn, drop_last=drop_last)
+        sampler = director.begin_pass(len(dataset), batch_size, drop_last)
+        if sampler is None:
+            return
+        yield from batches(
+            dataset,
+            sampler,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+        )
+        director.finish_pass()
+
+    def step(self, inputs: Batch | Any, targets: Any = None) -> Tensor:
+        """Forward, backward, all-reduce, optimizer and scheduler for one batch.
+
+        Args:
+            inputs: A batch of `batches`, or bare inputs.
+            targets: With bare inputs: their targets.
+
+        Returns:
+            This replica's mean loss, detached, ``()``.
+
+        Raises:
+            FloatingPointError: NaN or Inf in the loss; no weight was changed.
+            PeerFailure: a peer died.
+        """
+        director = self._open()
+        return training.step(director.run, director.active(), inputs, targets)
+
+    def backward(self, loss: Tensor) -> None:
+        """Run backward of a loss computed from ``engine.model(batch)``.
+
+        Weights the loss by this replica's rows, which a bare ``loss.backward()`` does
+        not.
+        """
+        director = self._open()
+        replica = director.active()
+        batch = replica.active_model.last_batch
+        training.backward(director.run, replica, loss, batch)
+
+    def evaluate(
+        self,
+        dataset: Any,
+        metrics: Mapping[str, evaluation.Metric] | None = None,
+        *,
+        name: str = "eval",
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> dict[str, float]:
+        """Evaluate exactly: every sample once, the same result on every rank.
+
+        Args:
+            dataset: Map-style set of ``(inputs, targets)``.
+            metrics: ``fn(outputs, targets) -> (rows,)`` values, averaged over samples.
+            name: Id space of the cache; give each evaluation set its own.
+            collate_fn: As for a ``DataLoader``.
+
+        Returns:
+            ``{"loss": ..., **metrics}``.
+        """
+        director = self._open()
+        check_dataset(dataset)
+        director.finish_pass()
+        return director.evaluate(dataset, metrics or {}, name, collate_fn)
+
+    def freeze(self, units: int) -> None:
+        """Ask a `Manual` policy for `units` frozen units from the next epoch on.
+
+        Raises:
+            TypeError: the policy is not `Manual`.
+            ValueError: the engine is closed, or the number is out of range.
+        """
+        director = self._open()
+        policy = director.run.policy
+        if not isinstance(policy, Manual):
+            raise TypeError(
+                f"freeze: expected the Manual policy, got {type(policy).__name__}"
+            )
+        policy.freeze(units)
+
+    # -- checkpoints -----------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint; replica 0 alone writes, no other rank is needed."""
+        director = self._open()
+        if director.is_lead:
+            checkpoint.save(path, director.run.state, director.extra())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Restore a checkpoint, before the first pass; under any K and R.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: a torn file, another model, or a call after the first pass.
+        """
+        director = self._open()
+        if director.has_plan:
+            raise ValueError("load: expected a call before the first pass, got a later")
+        director.restore(path, checkpoint.read(path))
+
+    def _resume(self, directory: str) -> None:
+        director = self._open()
+        found = checkpoint.newest_valid(directory) if director.is_lead else None
+        if found is not None:
+            director.restore(*found)
+            _LOG.info("resumed from %s", found[0])
+
+    def _save_periodically(self, director: Director) -> None:
+        wanted = director.run.config.checkpoint
+        if wanted.directory is None or not director.is_lead:
+            return
+        if director.run.state.epoch % wanted.every_epochs == 0:
+            step = director.run.state.step
+            self.save(checkpoint.path_of_step(wanted.directory, step))
+            checkpoint.prune(wanted.directory, wanted.keep)
+
+    # -- what is there to see --------------------------------------------------
+
+    @property
+    def model(self) -> DistributedDataParallel:
+        """The DDP of the current plan; take it anew after each transformation."""
+        ddp = self._open().active().ddp
+        if ddp is None:
+            raise RuntimeError("model of a retired replica; please report")
+        return ddp
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer; it stays the same object over all transformations."""
+        optimizer = self._open().run.state.optimizer
+        if optimizer is None:
+            raise ValueError("optimizer: expected an active rank, got a standby")
+        return optimizer
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force; None before the first pass and on standby ranks."""
+        replica = self._open().replica
+        return replica.plan if replica is not None else None
+
+    @property
+    def rank(self) -> int:
+        """This process in the message plane."""
+        if self._rank is None:
+            raise ValueError("rank: expected an opened engine, got a new one")
+        return self._rank
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0, which is always active and writes the files."""
+        return self.rank == 0
+
+    @property
+    def history(self) -> History:
+        """Records of epochs and transformations; complete on rank 0."""
+        if self._history is None:
+            raise ValueError("history: expected an opened engine, got a new one")
+        return self._history

@@ -1,0 +1,57 @@
+"""Which ranks are active under a plan, and which node's devices they drive."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from pipetransformer.autodp import LaunchInfo
+from pipetransformer.planner import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The ranks of a plan.
+
+    Attributes:
+        active: Active ranks in order; replica r is driven by ``active[r]``.
+        nodes: Node index of each active rank.
+    """
+
+    active: tuple[int, ...]
+    nodes: tuple[int, ...]
+
+    @property
+    def lead(self) -> int:
+        """The rank of replica 0."""
+        return self.active[0]
+
+    def replica(self, rank: int) -> int | None:
+        """Return the replica that `rank` drives, or None when it stands by."""
+        return self.active.index(rank) if rank in self.active else None
+
+    def node_share(self, rank: int) -> tuple[int, int]:
+        """Return (replicas on the node of `rank`, index of `rank` among them)."""
+        node = self.nodes[self.active.index(rank)]
+        peers = [r for r, n in zip(self.active, self.nodes, strict=True) if n == node]
+        return len(peers), peers.index(rank)
+
+
+def ranks_of_plan(plan: Plan, info: LaunchInfo) -> Layout:
+    """Place the replicas of `plan`: the first rank of each block of K drives it.
+
+    Pipelines do not cross nodes, replicas do; with a bound on R the replicas are
+    dealt to the nodes in turn, so that every node keeps one as long as R allows.
+    """
+    block = plan.num_stages if info.world_size > 1 else 1
+    per_node = max(1, info.local_world_size // block)
+    places = [(i, node) for i in range(per_node) for node in range(info.num_nodes)]
+    chosen = sorted((node, i) for i, node in places[: plan.num_replicas])
+    active = tuple(node * info.local_world_size + i * block for node, i in chosen)
+    return Layout(active=active, nodes=tuple(node for node, _ in chosen))
+
+
+def joiners(old: Layout | None, new: Layout) -> Sequence[int]:
+    """Return the ranks that are active in `new` and were not in `old`."""
+    before = set(old.active) if old is not None else set()
+    return [rank for rank in new.active if rank not in before]

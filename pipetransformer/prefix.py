@@ -1,0 +1,220 @@
+"""The frozen prefix: cache look-up, and the forward of what the cache lacks.
+
+Frozen layers run once per sample under ``no_grad`` and in eval mode, in micro-batches
+spread over all devices of the pipeline. A record found at an earlier boundary is
+advanced: only the layers behind that boundary run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.autocache import (
+    ActivationCache,
+    Records,
+    cacheable,
+    fingerprint_chain,
+    hash_rows,
+)
+from pipetransformer.pipe import Workers
+
+_LOG = logging.getLogger(__name__)
+Activations = tuple[Tensor, ...]
+
+
+def call_layers(layers: Sequence[nn.Module], inputs: Any) -> Any:
+    """Run layers in order, spreading inputs as the pipeline does.
+
+    Args:
+        layers: Layers of the user's Sequential.
+        inputs: A tensor is one argument, a tuple or list positional ones, a dict
+            keywords of the first layer.
+    """
+    value = inputs
+    for layer in layers:
+        if isinstance(value, Mapping):
+            value = layer(**value)
+        elif isinstance(value, (tuple, list)):
+            value = layer(*value)
+        else:
+            value = layer(value)
+    return value
+
+
+def slice_rows(inputs: Any, rows: slice | Tensor) -> Any:
+    """Take rows of every tensor of an input structure."""
+    if isinstance(inputs, Tensor):
+        return inputs[rows]
+    if isinstance(inputs, Mapping):
+        return {key: slice_rows(value, rows) for key, value in inputs.items()}
+    if isinstance(inputs, (tuple, list)):
+        return tuple(slice_rows(value, rows) for value in inputs)
+    return inputs
+
+
+def tensors_of(inputs: Any) -> list[Tensor]:
+    """List the tensors of an input structure in a fixed order."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    if isinstance(inputs, Mapping):
+        values: list[Any] = [inputs[key] for key in sorted(inputs)]
+    elif isinstance(inputs, (tuple, list)):
+        values = list(inputs)
+    else:
+        return []
+    return [tensor for value in values for tensor in tensors_of(value)]
+
+
+class FrozenPrefix:
+    """Layers ``[0, boundary)`` of the model, with an optional cache.
+
+    Args:
+        layers: All layers of the user's Sequential.
+        boundary: Number of frozen layers, >= 1; they must be in eval mode.
+        workers: The pipeline's workers; misses are spread over them.
+    """
+
+    def __init__(
+        self, layers: Sequence[nn.Module], boundary: int, workers: Workers
+    ) -> None:
+        self.boundary = boundary
+        self._layers = list(layers)[:boundary]
+        self._workers = workers
+        self.chain = fingerprint_chain(self._layers, boundary)
+        self.refusal = cacheable(self._layers)
+        if self.refusal is not None:
+            _LOG.warning("frozen prefix is not cached: %s", self.refusal)
+
+    def __call__(
+        self,
+        inputs: Callable[[], Any],
+        ids: Tensor | None,
+        cache: ActivationCache | None,
+        *,
+        keys: Tensor | None = None,
+        write: bool = True,
+        whole: bool = False,
+    ) -> Any:
+        """Return the activations at the boundary for one batch.
+
+        Args:
+            inputs: Gives the batch's inputs; called only when they are needed.
+            ids: Sample ids, ``(rows,)`` int64; None recomputes everything.
+            cache: The slab of the ids' space; None recomputes everything.
+            keys: The dataset's own input keys, ``(rows,)`` int64; None hashes the
+                input bytes.
+            write: Store what was computed; off when nothing will read it again.
+            whole: Compute the batch as one micro-batch of unchanged shape unless
+                every row is found at one boundary, so that a row's bits do not
+                depend on which rows were found.
+
+        Returns:
+            What the last frozen layer returns: a tensor or a tuple of tensors with
+            ``rows`` rows.
+        """
+        if cache is None or ids is None or self.refusal is not None:
+            return self._run(inputs(), 0, whole)
+        hashes = keys if keys is not None else hash_rows(*tensors_of(inputs()))
+        found = cache.fetch(ids, chain=self.chain, input_hashes=hashes)
+        if whole and not (len(found) == 1 and len(found[0].rows) == len(ids)):
+            found = []
+        if len(found) == 1 and len(found[0].rows) == len(ids):
+            result = self._advance(found[0], whole)
+            done = found[0].boundary == self.boundary
+        else:
+            result = self._assemble(inputs, found, len(ids), whole)
+            done = False
+        tensors = tensors_of(result)
+        fits = tensors and all(t.dim() > 0 and len(t) == len(ids) for t in tensors)
+        if write and not done and fits:
+            self._store(cache, ids, tuple(tensors), hashes, found)
+        return result
+
+    def _store(
+        self,
+        cache: ActivationCache,
+        ids: Tensor,
+        tensors: Activations,
+        hashes: Tensor,
+        found: Sequence[Records],
+    ) -> None:
+        fresh = torch.ones(len(ids), dtype=torch.bool)
+        for records in found:
+            if records.boundary == self.boundary:
+                fresh[records.rows] = False
+        rows = fresh.nonzero().squeeze(1)
+        if len(rows) < len(ids):
+            ids, hashes = ids[rows], hashes[rows]
+            tensors = tuple(t[rows] for t in tensors)
+        cache.store(
+            ids,
+            tensors,
+            boundary=self.boundary,
+            fingerprint=self.chain[self.boundary],
+            input_hashes=hashes,
+        )
+
+    def _advance(self, records: Records, whole: bool) -> Any:
+        value: Any = records.tensors if len(records.tensors) > 1 else records.tensors[0]
+        return self._run(value, records.boundary, whole)
+
+    def _assemble(
+        self,
+        inputs: Callable[[], Any],
+        found: Sequence[Records],
+        rows: int,
+        whole: bool,
+    ) -> Any:
+        """Compute the missing rows, advance the found ones, put them in order."""
+        missing = torch.ones(rows, dtype=torch.bool)
+        parts: list[tuple[Tensor, Any]] = []
+        for records in found:
+            missing[records.rows] = False
+            parts.append((records.rows, self._advance(records, whole)))
+        absent = missing.nonzero().squeeze(1)
+        if len(absent):
+            taken = inputs() if len(absent) == rows else slice_rows(inputs(), absent)
+            parts.append((absent, self._run(taken, 0, whole)))
+        if len(parts) == 1:
+            return parts[0][1]
+        return _merge(parts, rows)
+
+    def _run(self, inputs: Any, start: int, whole: bool) -> Any:
+        layers = self._layers[start:]
+        if not layers:
+            return inputs
+        rows = len(tensors_of(inputs)[0])
+        pieces = 1 if whole else max(1, min(self._workers.num_workers, rows))
+
+        def forward(piece: Any) -> Any:
+            return call_layers(layers, piece)
+
+        with torch.no_grad():
+            if pieces == 1:
+                return forward(inputs)
+            ends = [rows * i // pieces for i in range(pieces + 1)]
+            cut = [
+                slice_rows(inputs, slice(a, b))
+                for a, b in zip(ends, ends[1:], strict=False)
+            ]
+            outputs = self._workers.map(forward, cut)
+        if isinstance(outputs[0], Tensor):
+            return torch.cat(outputs)
+        return tuple(torch.cat(column) for column in zip(*outputs, strict=True))
+
+
+def _merge(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Any:
+    order = torch.cat([where for where, _ in parts])
+    columns = zip(*(tensors_of(value) for _, value in parts), strict=True)
+    merged = []
+    for column in columns:
+        joined = torch.cat(list(column))
+        target = joined.new_empty((rows, *joined.shape[1:]))
+        target[order] = joined
+        merged.append(target)
+    return merged[0] if isinstance(parts[0][1], Tensor) else tuple(merged)

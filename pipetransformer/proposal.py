@@ -1,0 +1,88 @@
+"""The plan message of PREPARE: everything a rank needs to take its new place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pipetransformer._extension import hash_bytes
+from pipetransformer.layout import Layout
+from pipetransformer.planner import Plan
+
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """A plan with its place in time, as text without pickle.
+
+    Attributes:
+        plan_epoch: Counter of plans, never the training epoch.
+        parent: Hash of the plan in force, 0 before the first.
+        plan: The new plan.
+        layout: Which ranks are active under it.
+        progress: Counters of the training state at the agreed step boundary.
+        policy: State of the freeze policy.
+        frozen_units: Units frozen under the plan.
+        seed: Seed of the run.
+        reason: Why the plan changes, for people.
+    """
+
+    plan_epoch: int
+    parent: int
+    plan: Plan
+    layout: Layout
+    progress: Mapping[str, int]
+    policy: Mapping[str, Any]
+    frozen_units: int
+    seed: int
+    reason: str
+
+    def to_bytes(self) -> bytes:
+        """Serialise as JSON followed by the hash of the JSON text."""
+        content = {
+            "version": _VERSION,
+            "plan_epoch": self.plan_epoch,
+            "parent": self.parent,
+            "plan": self.plan.to_json(),
+            "active": list(self.layout.active),
+            "nodes": list(self.layout.nodes),
+            "progress": dict(self.progress),
+            "policy": dict(self.policy),
+            "frozen_units": self.frozen_units,
+            "seed": self.seed,
+            "reason": self.reason,
+        }
+        text = json.dumps(content, sort_keys=True).encode()
+        return text + f"#{hash_bytes(text):016x}".encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Proposal:
+        """Read a message of `to_bytes`.
+
+        Raises:
+            RuntimeError: the bytes do not match their hash or are of another version.
+        """
+        text, _, digest = data.rpartition(b"#")
+        if digest.decode() != f"{hash_bytes(text):016x}":
+            raise RuntimeError("plan message: expected its own hash, got another one")
+        content = json.loads(text)
+        if content["version"] != _VERSION:
+            raise RuntimeError(
+                f"plan message: expected version {_VERSION}, got {content['version']}"
+            )
+        return cls(
+            plan_epoch=content["plan_epoch"],
+            parent=content["parent"],
+            plan=Plan.from_json(content["plan"]),
+            layout=Layout(
+                active=tuple(content["active"]), nodes=tuple(content["nodes"])
+            ),
+            progress=content["progress"],
+            policy=content["policy"],
+            frozen_units=content["frozen_units"],
+            seed=content["seed"],
+            reason=content["reason"],
+        )

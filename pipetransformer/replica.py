@@ -1,0 +1,149 @@
+"""One replica under one plan: frozen prefix, pipeline, DistributedDataParallel."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pipetransformer.autocache import ActivationCache
+from pipetransformer.autodp import ActiveGroup
+from pipetransformer.data import Batch
+from pipetransformer.pipe import Pipe
+from pipetransformer.prefix import FrozenPrefix, tensors_of
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawPosition:
+    """Keys of the random draws of one forward call.
+
+    Attributes:
+        step: Optimizer step.
+        first_microbatch: Number of the replica's first micro-batch, counted over all
+            replicas.
+    """
+
+    step: int
+    first_microbatch: int
+
+
+class ActiveModel(nn.Module):
+    """What DDP wraps: frozen prefix with cache, then the pipeline of active layers.
+
+    The prefix is no child: DDP sees neither its parameters nor its buffers, and
+    ``train()`` or ``eval()`` never reach it.
+
+    Args:
+        pipe: The pipeline of the active layers.
+        prefix: The frozen layers, or None at boundary 0.
+        cache: Gives the training slab, or None.
+        position: Gives the draw position of the next forward.
+        write: Tells whether prefix activations will be read again.
+    """
+
+    def __init__(
+        self,
+        pipe: Pipe,
+        prefix: FrozenPrefix | None,
+        *,
+        cache: Callable[[], ActivationCache | None],
+        position: Callable[[], DrawPosition],
+        write: Callable[[], bool],
+    ) -> None:
+        super().__init__()
+        self.pipe = pipe
+        self._prefix = (prefix,)
+        self._cache = cache
+        self._position = position
+        self._write = write
+        self._retired = False
+        self.last_batch: Batch | None = None
+
+    def retire(self) -> None:
+        """Make every later call fail: the plan of this model is no longer in force."""
+        self._retired = True
+
+    def forward(self, inputs: Any) -> Any:
+        """Run a batch.
+
+        Args:
+            inputs: A `Batch` of ``engine.batches``, or bare inputs, whose prefix is
+                recomputed because they carry no ids.
+
+        Returns:
+            What the last layer returns. A batch without rows returns zero times the
+            parameters, so that the replica still takes part in the all-reduce.
+
+        Raises:
+            RuntimeError: the plan has changed since this handle was taken.
+        """
+        if self._retired:
+            raise RuntimeError(
+                "engine.model: expected the model of the current plan, got a handle "
+                "from before a transformation; read engine.model again"
+            )
+        batch = inputs if isinstance(inputs, Batch) else None
+        self.last_batch = batch
+        if batch is not None and batch.rows == 0:
+            return self._nothing()
+        position = self._position()
+        self.pipe.set_draw_position(
+            step=position.step, first_microbatch=position.first_microbatch
+        )
+        value = batch.inputs if batch is not None and not self._prefix[0] else inputs
+        if self._prefix[0] is not None:
+            if batch is not None:
+                value = self._prefix[0](
+                    lambda: batch.inputs,
+                    batch.ids,
+                    self._cache(),
+                    keys=batch.input_keys,
+                    write=self._write(),
+                )
+            else:
+                value = self._prefix[0](lambda: inputs, None, None)
+        if isinstance(value, Mapping):
+            return self.pipe(**value)
+        if isinstance(value, (tuple, list)):
+            return self.pipe(*value)
+        return self.pipe(value)
+
+    def _nothing(self) -> Tensor:
+        used = [p for p in self.pipe.parameters() if p.requires_grad]
+        return torch.stack([p.reshape(-1)[:0].sum() for p in used]).sum()
+
+
+def wrap(model: ActiveModel, group: ActiveGroup) -> DistributedDataParallel:
+    """Build DDP over the active group; values are equal already, so none are sent.
+
+    Raises:
+        ValueError: nothing is left to train.
+    """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("trainable parameters: expected at least one, got none left")
+    return DistributedDataParallel(
+        model,
+        process_group=group.process_group,
+        init_sync=False,
+        broadcast_buffers=True,
+        find_unused_parameters=False,
+        gradient_as_bucket_view=True,
+    )
+
+
+def warm_up(group: ActiveGroup) -> None:
+    """Pay DDP's lazy imports now, on every rank, instead of in a transformation."""
+    model = DistributedDataParallel(
+        nn.Linear(1, 1), process_group=group.process_group, init_sync=False
+    )
+    model(torch.zeros(1, 1)).sum().backward()
+
+
+def rows_of(value: Any) -> int:
+    """Return the number of rows of an input structure."""
+    tensors = tensors_of(value)
+    return len(tensors[0]) if tensors else 0

@@ -1,0 +1,180 @@
+"""What a run did: one record per epoch and per transformation; JSON and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanShape:
+    """The numbers of a plan that people compare.
+
+    Attributes:
+        num_frozen_layers: Freeze units frozen from the front.
+        boundary: Index of the first active layer.
+        num_stages: K.
+        num_replicas: R.
+        num_microbatches: M.
+    """
+
+    num_frozen_layers: int
+    boundary: int
+    num_stages: int
+    num_replicas: int
+    num_microbatches: int
+
+    def __str__(self) -> str:
+        """Return for example ``frozen 4, K=2, R=2, M=4``."""
+        return (
+            f"frozen {self.num_frozen_layers}, K={self.num_stages}, "
+            f"R={self.num_replicas}, M={self.num_microbatches}"
+        )
+
+
+@dataclasses.dataclass
+class EpochRecord:
+    """One training pass, over all replicas.
+
+    Attributes:
+        epoch: 0-based.
+        shape: The plan it ran under.
+        samples: Samples seen.
+        unique_samples: Different samples seen.
+        optimizer_steps: Optimizer steps taken.
+        seconds: Wall time of the pass, transformations and evaluations excluded.
+        train_loss: Mean over samples.
+        cache_hits: Samples whose frozen activations came from the cache.
+        cache_misses: Samples of a frozen prefix that had to be computed.
+        metrics: What the last evaluation after the pass returned.
+    """
+
+    epoch: int
+    shape: PlanShape
+    samples: int
+    unique_samples: int
+    optimizer_steps: int
+    seconds: float
+    train_loss: float
+    cache_hits: int
+    cache_misses: int
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record in the summary's format."""
+        shape = dataclasses.asdict(self.shape)
+        return {
+            "epoch": self.epoch,
+            **shape,
+            "samples": self.samples,
+            "unique_samples": self.unique_samples,
+            "optimizer_steps": self.optimizer_steps,
+            "seconds": self.seconds,
+            "train_loss": self.train_loss,
+            "accuracy": self.metrics.get("accuracy"),
+            "metrics": self.metrics,
+            "cache_hits": self.cache_hits,
+            "cache_misses": self.cache_misses,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformationRecord:
+    """One committed change of plan.
+
+    Attributes:
+        epoch: The training epoch that it precedes.
+        before: The old plan's shape; None for the first plan.
+        after: The new plan's shape.
+        pause_seconds: From the decision to the rewired pipeline, on the lead.
+        phases: Seconds per phase.
+        reason: Why the plan changed.
+    """
+
+    epoch: int
+    before: PlanShape | None
+    after: PlanShape
+    pause_seconds: float
+    phases: dict[str, float]
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record in the summary's format."""
+        before = dataclasses.asdict(self.before) if self.before is not None else None
+        return {
+            "epoch": self.epoch,
+            "from": before,
+            "to": dataclasses.asdict(self.after),
+            "pause_seconds": self.pause_seconds,
+            "phases": self.phases,
+            "reason": self.reason,
+        }
+
+
+@dataclasses.dataclass
+class History:
+    """The records of one run, complete on the lead.
+
+    Attributes:
+        world_size: Processes.
+        seed: Seed of the run.
+        epochs: One record per finished pass.
+        first_plan: How the run began.
+        transformations: Changes of plan after the first.
+        total_seconds: Wall time from opening to closing the engine.
+    """
+
+    world_size: int
+    seed: int
+    epochs: list[EpochRecord] = dataclasses.field(default_factory=list)
+    first_plan: TransformationRecord | None = None
+    transformations: list[TransformationRecord] = dataclasses.field(
+        default_factory=list
+    )
+    total_seconds: float = 0.0
+
+    def add(self, record: TransformationRecord) -> None:
+        """Append a transformation; one without a plan before it is the first plan."""
+        if record.before is None:
+            self.first_plan = record
+        else:
+            self.transformations.append(record)
+
+    @property
+    def final_accuracy(self) -> float | None:
+        """The last epoch's metric named ``accuracy``."""
+        return self.epochs[-1].metrics.get("accuracy") if self.epochs else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the whole history in the summary's format."""
+        return {
+            "version": _VERSION,
+            "world_size": self.world_size,
+            "seed": self.seed,
+            "first_plan": (
+                self.first_plan.to_json() if self.first_plan is not None else None
+            ),
+            "epochs": [record.to_json() for record in self.epochs],
+            "transformations": [record.to_json() for record in self.transformations],
+            "final_accuracy": self.final_accuracy,
+            "total_seconds": self.total_seconds,
+        }
+
+
+def write_summary(history: History, path: str | os.PathLike[str]) -> None:
+    """Write the history as JSON: temporary file, then rename.
+
+    Args:
+        history: A finished or running history.
+        path: The file; its folder is made when missing.
+    """
+    target = pathlib.Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(history.to_json(), indent=1) + "\n")
+    os.replace(temporary, target)

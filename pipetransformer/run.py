@@ -1,0 +1,206 @@
+"""Everything of a run on one rank that outlives a plan."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from pipetransformer.autocache import ActivationCache
+from pipetransformer.autodp import LaunchInfo, MessagePlane, PeerFailure
+from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer, Policy
+from pipetransformer.checkpoint import load_optimizer_state
+from pipetransformer.config import Config
+from pipetransformer.layout import Layout
+from pipetransformer.memory import available_bytes
+from pipetransformer.planner import Cluster, Profile
+from pipetransformer.report.history import History
+from pipetransformer.script import ScriptLog
+from pipetransformer.state import OptimizerFactory, SchedulerFactory, TrainingState
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What the user passed to the engine, validated.
+
+    Attributes:
+        model: The Sequential, on the host.
+        optimizer: Optimizer factory; gets the trainable parameters in model order.
+        lr_scheduler: Scheduler factory or None.
+        loss: ``loss(outputs, targets)`` -> scalar mean over rows.
+        policy: The freeze policy, bound to the number of units.
+        unit_ends: Element index after each freeze unit.
+        parameters: The trainable parameters in model order.
+        config: The configuration.
+    """
+
+    model: nn.Sequential
+    optimizer: OptimizerFactory
+    lr_scheduler: SchedulerFactory | None
+    loss: Loss
+    policy: Policy
+    unit_ends: tuple[int, ...]
+    parameters: Sequence[nn.Parameter]
+    config: Config
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """The training set and batch that plans are made for.
+
+    Attributes:
+        num_samples: Samples of the training set.
+        global_batch: Samples of a batch over all replicas.
+        num_batches: Batches of a pass.
+        sample: Gives collated inputs of the first n samples.
+    """
+
+    num_samples: int
+    global_batch: int
+    num_batches: int
+    sample: Callable[[int], Any]
+
+
+class PassCounter(Protocol):
+    """What a training step reports to; see `pipetransformer.training.Pass`."""
+
+    def count(self, loss: float, rows: int, ids: Tensor | None) -> None:
+        """Add one step of this replica."""
+
+
+class Run:
+    """The parts of a run that every plan uses.
+
+    Args:
+        recipe: What the user asked for.
+        plane: The message plane, open.
+    """
+
+    def __init__(self, recipe: Recipe, plane: MessagePlane) -> None:
+        self.recipe = recipe
+        self.config = recipe.config
+        self.plane = plane
+        self.info: LaunchInfo = plane.info
+        self.script = ScriptLog(plane)
+        self.state = TrainingState(recipe.model)
+        self.policy = recipe.policy
+        self.freezer = LayerFreezer(recipe.model)
+        self.gradients = (
+            GradientAccumulator(recipe.model, recipe.unit_ends)
+            if recipe.policy.needs_gradients
+            else None
+        )
+        self.history = History(
+            world_size=plane.info.world_size, seed=recipe.config.seed
+        )
+        self.workload: Workload | None = None
+        self.profile: Profile | None = None
+        self.cluster: Cluster | None = None
+        self.metrics: dict[str, float] = {}
+        self.loaded: dict[str, Any] | None = None
+        self.total_epochs = 0
+        self.layout: Layout | None = None
+        self.plan_epoch = 0
+        self.consistent = True
+        self.current_pass: PassCounter | None = None
+        self._caches: dict[str, ActivationCache | None] = {}
+
+    @property
+    def num_slots(self) -> int:
+        """Devices of this node that pipelines may use."""
+        alone = self.info.world_size == 1
+        return self.config.pipe.num_slots if alone else self.info.local_world_size
+
+    @property
+    def threads_per_stage(self) -> int:
+        """Intra-op threads of each CPU slot."""
+        wanted = self.config.pipe.threads_per_stage
+        return wanted or max(1, (os.cpu_count() or 1) // self.num_slots)
+
+    def restore_optimizer(self) -> None:
+        """Load the optimizer state of a checkpoint, once the optimizer is built."""
+        if self.loaded is not None:
+            load_optimizer_state(self.loaded, self.state)
+            self.loaded = None
+
+    def will_read_again(self) -> bool:
+        """Tell whether a later pass will read what this pass would cache."""
+        return self.state.epoch + 1 < self.total_epochs
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Turn a failed collective into the `PeerFailure` that explains it."""
+        try:
+            self.plane.check()
+            yield
+        except PeerFailure:
+            raise
+        except RuntimeError as error:
+            failure = self.plane.failure
+            if failure is None:
+                raise
+            raise failure from error
+
+    def cache(self, space: str) -> ActivationCache | None:
+        """Return the slab of an id space if it is open."""
+        return self._caches.get(space)
+
+    def open_cache(self, space: str, num_samples: int) -> None:
+        """Make or attach the node's slab of an id space, once.
+
+        The node's first active rank makes the slab and publishes its address; the
+        others attach to it.
+
+        Args:
+            space: "train", or the name of an evaluation set.
+            num_samples: Ids run from 0 to `num_samples` - 1.
+        """
+        if not self.config.cache.enabled or space in self._caches:
+            return
+        if self.layout is None:
+            raise RuntimeError("cache asked for before a plan; please report")
+        creator = self.layout.node_share(self.info.rank)[1] == 0
+        key = f"slab/{self.info.node}/{space}"
+        made: ActivationCache | None
+        if creator:
+            made = self._create(num_samples)
+            self.plane.publish(key, made.address if made is not None else b"")
+        else:
+            address = self.plane.wait(key, phase=f"attaching the {space} cache")
+            made = self._attach(address, num_samples)
+        self._caches[space] = made
+
+    def _create(self, num_samples: int) -> ActivationCache | None:
+        if self.profile is None:
+            raise RuntimeError("cache asked for before the profile; please report")
+        widest = max(p.boundary_bytes_per_sample for p in self.profile.layers)
+        budget = self.config.cache.budget_bytes or available_bytes() // 4
+        return ActivationCache.create(
+            run_id=self.info.run_id,
+            num_samples=num_samples,
+            slot_bytes=widest,
+            budget_bytes=budget,
+        )
+
+    def _attach(self, address: bytes, num_samples: int) -> ActivationCache | None:
+        if not address:
+            return None
+        try:
+            return ActivationCache.attach(address, run_id=self.info.run_id)
+        except (OSError, ValueError):
+            # Another pid namespace or user: an own slab is slower, never wrong.
+            return self._create(num_samples)
+
+    def close(self) -> None:
+        """Release the slabs and give the model back as the user built it."""
+        for cache in self._caches.values():
+            if cache is not None:
+                cache.close()
+        self._caches.clear()
+        self.freezer.apply(0)

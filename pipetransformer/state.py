@@ -1,0 +1,178 @@
+"""Training state as a small message plus a list of tensors, and back.
+
+The same form serves the hand-over to a new replica (message over the group, tensors
+broadcast) and the checkpoint (both in one file). The message holds everything that
+is not a tensor and a placeholder for each tensor, so it loads with
+``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+SchedulerFactory = Callable[
+    [torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler
+]
+
+
+@dataclasses.dataclass
+class TrainingState:
+    """The mutable state of a run on one rank.
+
+    Attributes:
+        model: The user's whole Sequential.
+        optimizer: Built by the user's factory when the rank first becomes active.
+        scheduler: Likewise; None when the user gave no factory.
+        step: Optimizer steps done.
+        epoch: The epoch that runs, or the next one between epochs.
+        batch: Batches of the epoch that are done.
+        decided_epoch: The last epoch whose freeze decision was taken.
+        frozen_units: Units frozen from the front.
+        policy: State of the freeze policy.
+    """
+
+    model: nn.Sequential
+    optimizer: torch.optim.Optimizer | None = None
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    decided_epoch: int = -1
+    frozen_units: int = 0
+
+    def build_optimizer(
+        self,
+        parameters: list[nn.Parameter],
+        optimizer: OptimizerFactory,
+        scheduler: SchedulerFactory | None,
+    ) -> None:
+        """Call the user's factories once; later calls do nothing."""
+        if self.optimizer is not None:
+            return
+        built = optimizer(parameters)
+        if not isinstance(built, torch.optim.Optimizer):
+            raise TypeError(
+                "optimizer: expected a factory returning a torch.optim.Optimizer, "
+                f"got {type(built).__name__}"
+            )
+        if isinstance(built, torch.optim.LBFGS):
+            raise TypeError(
+                "optimizer: expected one that steps from gradients alone, got LBFGS"
+            )
+        self.optimizer = built
+        self.scheduler = scheduler(built) if scheduler is not None else None
+
+    def progress(self) -> dict[str, int]:
+        """Return the counters, for the plan message and the checkpoint."""
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "decided_epoch": self.decided_epoch,
+            "frozen_units": self.frozen_units,
+        }
+
+    def load_progress(self, counters: Mapping[str, int]) -> None:
+        """Take over the counters of another rank or of a checkpoint."""
+        for name in self.progress():
+            setattr(self, name, int(counters[name]))
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        """Return parameters and buffers by name, each shared tensor once."""
+        named = dict(self.model.named_parameters())
+        return {
+            **{name: p.detach() for name, p in named.items()},
+            **dict(self.model.named_buffers()),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Placeholder:
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def plain(self) -> dict[str, Any]:
+        name = str(self.dtype).removeprefix("torch.")
+        return {"__tensor__": self.index, "shape": list(self.shape), "dtype": name}
+
+
+def _split(tree: Any, tensors: list[Tensor]) -> Any:
+    """Replace each tensor of a state dict by a placeholder, in a fixed order."""
+    if isinstance(tree, Tensor):
+        tensors.append(tree)
+        shape = tuple(tree.shape)
+        return _Placeholder(len(tensors) - 1, shape, tree.dtype).plain()
+    if isinstance(tree, dict) and type(tree) is dict:
+        return {key: _split(value, tensors) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)) and type(tree) in (list, tuple):
+        return type(tree)(_split(value, tensors) for value in tree)
+    return tree
+
+
+def _join(tree: Any, take: Callable[[dict[str, Any]], Tensor]) -> Any:
+    if isinstance(tree, dict) and type(tree) is dict:
+        if "__tensor__" in tree:
+            return take(tree)
+        return {key: _join(value, take) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)) and type(tree) in (list, tuple):
+        return type(tree)(_join(value, take) for value in tree)
+    return tree
+
+
+def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
+    """Split optimizer and scheduler state into a message and its tensors.
+
+    Returns:
+        Bytes that load with ``weights_only=True``, and the tensors they refer to, in
+        the order of the message. The tensors are the optimizer's own, not copies.
+    """
+    if state.optimizer is None:
+        raise RuntimeError("optimizer state of a rank that never trained; please report")
+    tensors: list[Tensor] = []
+    scheduler = state.scheduler.state_dict() if state.scheduler is not None else None
+    message = {
+        "optimizer": _split(state.optimizer.state_dict(), tensors),
+        "scheduler": _split(scheduler, tensors),
+    }
+    buffer = io.BytesIO()
+    torch.save(message, buffer)
+    return buffer.getvalue(), tensors
+
+
+def allocate(message: bytes) -> tuple[dict[str, Any], list[Tensor]]:
+    """Read a message of `pack_optimizer` and allocate the tensors it announces."""
+    tree = torch.load(io.BytesIO(message), weights_only=True)
+    found: dict[int, Tensor] = {}
+
+    def make(spec: dict[str, Any]) -> Tensor:
+        dtype = getattr(torch, spec["dtype"])
+        tensor = torch.empty(spec["shape"], dtype=dtype)
+        found[int(spec["__tensor__"])] = tensor
+        return tensor
+
+    joined = _join(tree, make)
+    return joined, [found[i] for i in range(len(found))]
+
+
+def load_optimizer(state: TrainingState, joined: Mapping[str, Any]) -> None:
+    """Load the trees of `allocate`, once their tensors hold the values."""
+    if state.optimizer is None:
+        raise RuntimeError("optimizer not built before its state; please report")
+    state.optimizer.load_state_dict(joined["optimizer"])
+    if state.scheduler is not None and joined["scheduler"] is not None:
+        state.scheduler.load_state_dict(joined["scheduler"])
+
+
+def fill(message: bytes, tensors: list[Tensor]) -> dict[str, Any]:
+    """Join a message with tensors that are at hand, as a checkpoint's are."""
+    tree = torch.load(io.BytesIO(message), weights_only=True)
+    joined: dict[str, Any] = _join(tree, lambda spec: tensors[spec["__tensor__"]])
+    return joined

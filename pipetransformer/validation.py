@@ -1,0 +1,108 @@
+"""Checks of what the user passes to the engine, before anything is built."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from pipetransformer.autofreeze import Policy, resolve_units
+from pipetransformer.config import Config
+from pipetransformer.run import Loss, Recipe
+from pipetransformer.state import OptimizerFactory, SchedulerFactory
+
+_LOG = logging.getLogger(__name__)
+
+
+def check_model(model: object) -> nn.Sequential:
+    """Return the model if the engine can train it.
+
+    Raises:
+        TypeError: not an ``nn.Sequential``, or a compiled one.
+        ValueError: empty, a layer twice, `nn.SyncBatchNorm`, nothing to train.
+    """
+    compiled = isinstance(model, torch._dynamo.OptimizedModule) or (
+        getattr(model, "_compiled_call_impl", None) is not None
+    )
+    if compiled:
+        raise TypeError(
+            "model: expected an nn.Sequential, got a compiled one; compile its layers "
+            "instead: for layer in model: layer.compile()"
+        )
+    if not isinstance(model, nn.Sequential):
+        raise TypeError(
+            f"model: expected an nn.Sequential, got {type(model).__name__}; see "
+            "pipetransformer.adapters for other models"
+        )
+    if len(model) == 0:
+        raise ValueError("model: expected at least one layer, got an empty Sequential")
+    if len({id(layer) for layer in model}) != len(model):
+        raise ValueError("model: expected different layers, got the same one twice")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise ValueError(
+                "model: expected no nn.SyncBatchNorm (it needs the default process "
+                f"group and silently runs as plain batch norm without it), got {name}"
+            )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("model: expected a trainable parameter, got none")
+    return model
+
+
+def on_host(model: nn.Sequential) -> nn.Sequential:
+    """Move the model to the host, with a warning when it was elsewhere."""
+    devices = {str(p.device) for p in model.parameters()} - {"cpu"}
+    if devices:
+        _LOG.warning(
+            "model: expected on cpu, got %s; moved, the engine owns placement",
+            ", ".join(sorted(devices)),
+        )
+        model.cpu()
+    return model
+
+
+def make_recipe(
+    model: object,
+    *,
+    optimizer: OptimizerFactory,
+    lr_scheduler: SchedulerFactory | None,
+    loss: Loss,
+    freeze: object,
+    units: Sequence[int] | None,
+    config: Config | None,
+) -> Recipe:
+    """Validate everything the engine's constructor was given.
+
+    Raises:
+        TypeError: a value of the wrong kind.
+        ValueError: a value out of range.
+    """
+    checked = on_host(check_model(model))
+    for name, value in (("optimizer", optimizer), ("loss", loss)):
+        if not callable(value):
+            kind = type(value).__name__
+            raise TypeError(f"{name}: expected a callable, got {kind}")
+    if lr_scheduler is not None and not callable(lr_scheduler):
+        kind = type(lr_scheduler).__name__
+        raise TypeError(f"lr_scheduler: expected a factory or None, got {kind}")
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError("optimizer: expected a factory, got a built optimizer")
+    if not isinstance(freeze, Policy):
+        raise TypeError(
+            "freeze: expected a policy such as pt.freeze.AlphaCap(alpha=1/3) or "
+            f"pt.freeze.Never(), got {type(freeze).__name__}"
+        )
+    unit_ends = resolve_units(len(checked), units)
+    freeze.bind(len(unit_ends))
+    return Recipe(
+        model=checked,
+        optimizer=optimizer,
+        lr_scheduler=lr_scheduler,
+        loss=loss,
+        policy=freeze,
+        unit_ends=unit_ends,
+        parameters=[p for p in checked.parameters() if p.requires_grad],
+        config=config or Config(),
+    )

@@ -1,0 +1,33 @@
+import pytest
+import torch
+from torch import nn
+
+from pipetransformer.adapters import sequential
+
+
+def test_groups_become_layers_and_units():
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)),
+        nn.Linear(4, 4),
+        nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2)),
+    )
+    flat, units = sequential(model)
+    assert len(flat) == 6
+    assert units == [3, 4]
+    x = torch.randn(5, 4)
+    assert torch.equal(flat(x), model(x))
+    assert {id(p) for p in flat.parameters()} == {id(p) for p in model.parameters()}
+
+
+def test_group_with_a_hook_stays_whole():
+    group = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    group.register_forward_hook(lambda *args: None)
+    flat, units = sequential(nn.Sequential(group, nn.Linear(4, 2)))
+    assert list(flat)[0] is group and units == [1]
+
+
+def test_other_models_are_refused():
+    with pytest.raises(TypeError, match="model: expected an nn.Sequential, got Linear"):
+        sequential(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="model: expected at least 2 elements, got 1"):
+        sequential(nn.Sequential(nn.Linear(2, 2)))

@@ -1,0 +1,99 @@
+"""Rank functions that drive the engine; imported by the tests of this folder."""
+
+import dataclasses
+from datetime import timedelta
+
+import torch
+from torch import nn
+
+import pipetransformer as pt
+from tests.support.toy import ToySet, accuracy, toy_model, toy_units
+
+# Budget under which the toy model needs four slots until layers freeze; the value is
+# checked by the tests that rely on it.
+QUICK = pt.AutoDPConfig(
+    heartbeat_interval=timedelta(milliseconds=200),
+    heartbeat_timeout=timedelta(seconds=4),
+    protocol_timeout=timedelta(seconds=20),
+)
+
+
+def config(**changes):
+    return dataclasses.replace(
+        pt.Config(seed=3, eval_microbatch_rows=8, autodp=QUICK), **changes
+    )
+
+
+def schedule(*counts):
+    return pt.freeze.Schedule(list(counts))
+
+
+def make_engine(
+    *, freeze, dtype=torch.float32, dropout=0.0, config=config(), loss=None, depth=6
+):
+    model = toy_model(depth, dtype=dtype, dropout=dropout)
+    return pt.PipeTransformer(
+        model,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        lr_scheduler=lambda opt: torch.optim.lr_scheduler.StepLR(opt, 5, 0.9),
+        loss=loss or nn.CrossEntropyLoss(),
+        freeze=freeze,
+        units=toy_units(depth),
+        config=config,
+    )
+
+
+def moments(engine):
+    """Return the optimizer's tensors, learning rate and step, copied."""
+    run = engine._open().run
+    state = run.state.optimizer.state_dict()
+    tensors = [
+        value.clone()
+        for index in sorted(state["state"])
+        for _, value in sorted(state["state"][index].items())
+    ]
+    rates = [group["lr"] for group in state["param_groups"]]
+    return {
+        "tensors": tensors,
+        "rates": rates,
+        "step": run.state.step,
+        "scheduler": run.state.scheduler.last_epoch,
+        "weights": [p.detach().clone() for p in run.recipe.model.parameters()],
+    }
+
+
+def is_active(engine):
+    return engine.plan is not None
+
+
+def train(rank, freeze, epochs, options):
+    """Train; return losses around each boundary, moments, history and weights."""
+    dtype = options.pop("dtype", torch.float32)
+    vouch = options.pop("vouch", True)
+    batch = options.pop("batch", 12)
+    torch.manual_seed(rank)  # ranks must not need equal global generators
+    engine = make_engine(freeze=freeze, dtype=dtype, **options)
+    train_set = ToySet(50, dtype=dtype, vouch=vouch)
+    test_set = ToySet(21, seed=2, dtype=dtype, vouch=vouch)
+    before, after, ends, begins, shapes = [], [], [], [], []
+    with engine:
+        engine.prepare(train_set, batch)
+        for _ in engine.epochs(epochs):
+            after.append(engine.evaluate(test_set, {"accuracy": accuracy})["loss"])
+            begins.append(moments(engine) if is_active(engine) else None)
+            shapes.append(engine.plan.num_stages if is_active(engine) else 0)
+            for item in engine.batches(train_set, batch):
+                engine.step(item)
+            before.append(engine.evaluate(test_set, {"accuracy": accuracy})["loss"])
+            ends.append(moments(engine) if is_active(engine) else None)
+        last = ends[-1]
+    return {
+        "after": after,
+        "before": before,
+        "begins": begins,
+        "ends": ends,
+        "shapes": shapes,
+        "history": engine.history.to_json(),
+        "last": last,
+        "model": [p.detach().clone() for p in engine._recipe.model.parameters()],
+    }

@@ -1,0 +1,238 @@
+"""Each user mistake is one clear error; the texts are the interface."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+import pipetransformer as pt
+from tests.engine.scenario import config, make_engine
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet, toy_model
+
+
+def build(model, **changes):
+    options = {
+        "optimizer": lambda params: torch.optim.SGD(params, lr=0.1),
+        "loss": nn.CrossEntropyLoss(),
+        "freeze": pt.freeze.Never(),
+        **changes,
+    }
+    return pt.PipeTransformer(model, **options)
+
+
+def test_model_must_be_a_sequential():
+    with pytest.raises(TypeError, match="model: expected an nn.Sequential, got Linear"):
+        build(nn.Linear(2, 2))
+
+
+def test_model_must_not_be_empty():
+    with pytest.raises(ValueError, match="expected at least one layer, got an empty"):
+        build(nn.Sequential())
+
+
+def test_model_must_not_repeat_a_layer():
+    layer = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="different layers, got the same one twice"):
+        build(nn.Sequential(layer, layer))
+
+
+def test_compiled_sequential_is_refused():
+    model = toy_model(2)
+    with pytest.raises(TypeError, match="got a compiled one; compile its layers"):
+        build(torch.compile(model))
+    model.compile()
+    with pytest.raises(TypeError, match="got a compiled one; compile its layers"):
+        build(model)
+
+
+def test_sync_batch_norm_is_refused():
+    model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    with pytest.raises(ValueError, match="expected no nn.SyncBatchNorm .*, got 1"):
+        build(model)
+
+
+def test_nothing_trainable_is_refused():
+    with pytest.raises(ValueError, match="expected a trainable parameter, got none"):
+        build(nn.Sequential(nn.ReLU()))
+
+
+def test_freeze_policy_is_required():
+    with pytest.raises(TypeError, match="freeze: expected a policy .* got NoneType"):
+        build(toy_model(2), freeze=None)
+
+
+def test_optimizer_must_be_a_factory():
+    model = toy_model(2)
+    with pytest.raises(TypeError, match="optimizer: expected a callable, got SGD"):
+        build(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.0, 1.5, float("nan")])
+def test_alpha_must_be_in_zero_to_one(alpha):
+    with pytest.raises(ValueError, match=r"alpha: expected a number in \[0, 1\), got"):
+        pt.freeze.AlphaCap(alpha=alpha)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield from range(3)
+
+
+class NoLength:
+    def __getitem__(self, index):
+        return index, index
+
+
+@pytest.mark.parametrize("dataset", [Endless(), NoLength()])
+def test_dataset_must_be_map_style_with_a_length(dataset):
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        with pytest.raises(TypeError, match="dataset: expected"):
+            next(iter(engine.batches(dataset, 4)))
+
+
+def first_batch(**changes):
+    engine = make_engine(freeze=pt.freeze.Never(), config=config(**changes))
+    with engine:
+        for batch in engine.batches(ToySet(12), 4):
+            engine.step(batch)
+
+
+def test_more_stages_than_devices_are_refused():
+    with pytest.raises(ValueError, match="num_stages: expected .* got 3"):
+        first_batch(plan=pt.PlanConfig(num_stages=3))
+
+
+def test_more_stages_than_layers_are_refused():
+    with pytest.raises(ValueError, match="num_stages: expected .* got 9"):
+        first_batch(
+            plan=pt.PlanConfig(num_stages=9), pipe=pt.PipeConfig(num_slots=16)
+        )
+
+
+def test_more_micro_batches_than_samples_are_refused():
+    with pytest.raises(ValueError, match="micro-batches"):
+        first_batch(
+            plan=pt.PlanConfig(num_stages=2, num_microbatches=8),
+            pipe=pt.PipeConfig(num_slots=2),
+        )
+
+
+def test_model_that_fits_nowhere_is_refused():
+    with pytest.raises(pt.InfeasiblePlan, match="bytes"):
+        first_batch(plan=pt.PlanConfig(slot_memory_bytes=100))
+
+
+def test_forced_cut_between_tied_layers_is_refused():
+    model = toy_model(2)
+    model[2].up.weight = model[1].up.weight
+    engine = build(
+        model,
+        config=config(
+            plan=pt.PlanConfig(num_stages=2, cuts=(0, 2, 4)),
+            pipe=pt.PipeConfig(num_slots=2),
+        ),
+    )
+    with pytest.raises(ValueError, match="forced cut at layer 2: expected no parameter"):
+        with engine:
+            next(iter(engine.batches(ToySet(12), 4)))
+
+
+def test_loss_must_be_a_scalar():
+    engine = make_engine(
+        freeze=pt.freeze.Never(), loss=nn.CrossEntropyLoss(reduction="none")
+    )
+    with pytest.raises(ValueError, match="loss: expected a scalar mean over rows"):
+        with engine:
+            for batch in engine.batches(ToySet(12), 4):
+                engine.step(batch)
+
+
+def test_nan_loss_stops_before_the_step_and_keeps_the_checkpoint(tmp_path):
+    def loss(outputs, targets):
+        value = nn.functional.cross_entropy(outputs, targets)
+        return value * float("nan") if engine.history.epochs else value
+
+    engine = make_engine(
+        freeze=pt.freeze.Never(),
+        loss=loss,
+        config=config(checkpoint=pt.CheckpointConfig(directory=str(tmp_path))),
+    )
+    expected = r"loss: expected a finite value, got nan at step 3 on rank 0"
+    with pytest.raises(FloatingPointError, match=expected):
+        with engine:
+            for _ in engine.epochs(2):
+                for batch in engine.batches(ToySet(12), 4):
+                    engine.step(batch)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-0000000003.pt"]
+    weights = torch.load(tmp_path / "step-0000000003.pt", weights_only=True)["model"]
+    assert all(torch.isfinite(value).all() for value in weights.values())
+
+
+def test_closed_engine_refuses_everything():
+    engine = make_engine(freeze=pt.freeze.Manual())
+    expected = "engine: expected a call inside its with block, got a closed engine"
+    with engine:
+        pass
+    for call in (
+        lambda: engine.freeze(1),
+        lambda: engine.step(torch.zeros(1, 4), torch.zeros(1)),
+        lambda: engine.evaluate(ToySet(4)),
+        lambda: next(engine.epochs(1)),
+        lambda: next(iter(engine.batches(ToySet(4), 2))),
+        lambda: engine.save("nowhere"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            call()
+    with pytest.raises(ValueError, match="one use per engine"):
+        engine.__enter__()
+
+
+def test_freeze_needs_the_manual_policy():
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        with pytest.raises(TypeError, match="expected the Manual policy, got Never"):
+            engine.freeze(1)
+
+
+def test_metric_must_give_one_value_per_row():
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        engine.prepare(ToySet(8), 4)
+        with pytest.raises(ValueError, match=r"metric 'm': expected one value per row"):
+            engine.evaluate(ToySet(4), {"m": lambda o, t: o.sum()})
+
+
+def test_unknown_config_values_are_refused():
+    with pytest.raises(ValueError, match="PipeConfig.checkpoint: expected 'always'"):
+        pt.PipeConfig(checkpoint="sometimes")
+    with pytest.raises(ValueError, match="Config.eval_microbatch_rows: expected >= 1"):
+        pt.Config(eval_microbatch_rows=0)
+
+
+def _open_with(rank, kind):
+    settings = config(seed=rank) if kind == "config" else config()
+    depth = 3 + rank if kind == "depth" else 3
+    dtype = torch.float64 if kind == "dtype" and rank == 1 else torch.float32
+    try:
+        with make_engine(
+            freeze=pt.freeze.Never(), config=settings, depth=depth, dtype=dtype
+        ):
+            return "opened"
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("config", "config"),
+        ("depth", "parameter 4"),
+        ("dtype", "torch.float64"),
+    ],
+)
+def test_models_and_configs_that_differ_are_refused_on_every_rank(kind, text):
+    messages = run_ranks(_open_with, 2, kind, timeout_s=60)
+    assert messages[0] == messages[1]
+    assert messages[0].startswith("model and config of rank 1: expected ")
+    assert text in messages[0]
+

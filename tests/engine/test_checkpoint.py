@@ -1,0 +1,157 @@
+import os
+import stat
+
+import pytest
+import torch
+
+import pipetransformer as pt
+from pipetransformer import checkpoint
+from tests.engine.scenario import config, make_engine, moments, schedule
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet
+
+SHRINKING = pt.PlanConfig(slot_memory_bytes=12_000)
+
+
+def run_epochs(engine, epochs, *, stop_after=None, size=50):
+    """Train; return the losses of the evaluations and the last moments."""
+    losses, last = [], None
+    with engine:
+        for epoch in engine.epochs(epochs):
+            for batch in engine.batches(ToySet(size, dtype=torch.float64), 12):
+                engine.step(batch)
+            test_set = ToySet(21, seed=2, dtype=torch.float64)
+            losses.append(engine.evaluate(test_set)["loss"])
+            if engine.plan is not None:
+                last = moments(engine)
+            if epoch == stop_after:
+                break
+    return losses, last
+
+
+def engine_in(folder, *, resume=False, plan=None):
+    return make_engine(
+        freeze=schedule(0, 2, 4, 6),
+        dtype=torch.float64,
+        config=config(
+            plan=plan or pt.PlanConfig(),
+            checkpoint=pt.CheckpointConfig(directory=str(folder), resume=resume),
+        ),
+    )
+
+
+def resume_on(rank, folder, world):
+    plan = SHRINKING if world == 4 else None
+    return run_epochs(engine_in(folder, resume=True, plan=plan), 4)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world", [1, 4])
+def test_resume_under_another_plan_continues_the_same_run(world, tmp_path):
+    whole = run_ranks(_fresh, 1, tmp_path / "whole", None, timeout_s=60)[0]
+    part = run_ranks(_fresh, 1, tmp_path / "part", 1, timeout_s=60)[0]
+    assert part[0] == whole[0][:2]
+    resumed = run_ranks(resume_on, world, tmp_path / "part", world, timeout_s=90)[0]
+    assert resumed[0] == pytest.approx(whole[0][2:], rel=1e-9)
+    for a, b in zip(resumed[1]["tensors"], whole[1]["tensors"], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def _fresh(rank, folder, stop_after):
+    return run_epochs(engine_in(folder), 4, stop_after=stop_after)
+
+
+def saved(tmp_path, **options):
+    path = tmp_path / "saved.pt"
+    engine = make_engine(freeze=pt.freeze.Never(), **options)
+    with engine:
+        for batch in engine.batches(ToySet(12), 4):
+            engine.step(batch)
+        engine.save(path)
+    return path
+
+
+def test_checkpoint_is_private_to_its_owner(tmp_path):
+    path = saved(tmp_path)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["saved.pt"]
+
+
+def test_checkpoint_of_another_model_is_refused(tmp_path):
+    path = saved(tmp_path)
+    with pytest.raises(ValueError, match="expected 3.up.weight with .*no such tensor"):
+        with make_engine(freeze=pt.freeze.Never(), depth=7) as engine:
+            engine.load(_without_block(path))
+    with pytest.raises(ValueError, match="checkpoint .*expected .* as in this model"):
+        with make_engine(freeze=pt.freeze.Never(), depth=3) as engine:
+            engine.load(path)
+
+
+def _without_block(path):
+    content = torch.load(path, weights_only=True)
+    content["model"] = {
+        k: v for k, v in content["model"].items() if not k.startswith("3.up")
+    }
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize("keep", [0, 100, 4000])
+def test_torn_checkpoint_is_refused_and_skipped(tmp_path, keep):
+    path = saved(tmp_path)
+    whole = path.read_bytes()
+    newest = tmp_path / "step-0000000009.pt"
+    newest.write_bytes(whole[:keep])
+    with pytest.raises(ValueError, match="checkpoint .* expected a complete file, got"):
+        checkpoint.read(newest)
+    path.rename(tmp_path / "step-0000000003.pt")
+    found = checkpoint.newest_valid(tmp_path)
+    assert found is not None and found[0].name == "step-0000000003.pt"
+
+
+def test_file_that_is_no_checkpoint_is_refused(tmp_path):
+    torch.save({"weights": torch.zeros(1)}, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="expected format 1, got None"):
+        checkpoint.read(tmp_path / "other.pt")
+
+
+def test_checkpoint_does_not_run_code(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "pwned"),)
+
+    torch.save({"format": 1, "x": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(ValueError, match="expected a complete file"):
+        checkpoint.read(tmp_path / "evil.pt")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
+    path = saved(tmp_path)
+    before = path.read_bytes()
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        engine.load(path)
+        engine.prepare(ToySet(12), 4)
+        with pytest.raises(OSError, match="No space left"):
+            engine.save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["saved.pt"]
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    run_epochs(engine_in(tmp_path), 4)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["step-0000000015.pt", "step-0000000020.pt"]
+
+
+def test_load_after_the_first_pass_is_refused(tmp_path):
+    path = saved(tmp_path)
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        engine.prepare(ToySet(12), 4)
+        with pytest.raises(ValueError, match="load: expected a call before the first"):
+            engine.load(path)

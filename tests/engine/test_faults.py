@@ -1,0 +1,134 @@
+"""A dead peer ends all others with one clear error, standby ranks too."""
+
+import os
+import signal
+import time
+
+import pytest
+
+import pipetransformer as pt
+from tests.engine.scenario import config, make_engine, schedule
+from tests.support.ranks import Ranks
+from tests.support.toy import ToySet
+
+pytestmark = pytest.mark.distributed
+
+
+def train_slowly(rank, folder, counts):
+    """Train until a peer dies; report the error and what it says."""
+    settings = config(
+        plan=pt.PlanConfig(slot_memory_bytes=12_000),
+        checkpoint=pt.CheckpointConfig(directory=str(folder)),
+    )
+    engine = make_engine(freeze=schedule(*counts), config=settings)
+    mark = folder / f"training-{rank}"
+    try:
+        with engine:
+            for epoch in engine.epochs(1000):
+                mark.write_text(str(epoch))
+                for batch in engine.batches(ToySet(50, vouch=True), 12):
+                    engine.step(batch)
+                    time.sleep(0.02)
+    except pt.PeerFailure as failure:
+        return str(failure)
+    return "finished"
+
+
+def wait_for_epoch(folder, ranks, epoch, deadline_s=60):
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        marks = [folder / f"training-{rank}" for rank in ranks]
+        if all(m.exists() and int(m.read_text() or -1) >= epoch for m in marks):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"ranks {ranks} did not reach epoch {epoch}")
+
+
+# (freeze schedule, the epoch to wait for, the rank to kill)
+CASES = {
+    "standby": ((0,), 1, 2),
+    "active": ((0, 6), 2, 3),
+    "store host": ((0, 6), 2, 0),
+    "store host with standbys": ((0,), 1, 0),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_dead_peer_ends_all_others_with_peer_failure(case, kind, tmp_path):
+    counts, epoch, victim = CASES[case]
+    ranks = Ranks(train_slowly, 4, tmp_path, counts, timeout_s=100)
+    survivors = [rank for rank in range(4) if rank != victim]
+    try:
+        wait_for_epoch(tmp_path, range(4), epoch)
+        os.kill(ranks.processes[victim].pid, kind)
+        outcomes = ranks.outcomes(survivors)
+    finally:
+        os.kill(ranks.processes[victim].pid, signal.SIGKILL)
+        ranks.close()
+    for rank, (ok, value) in outcomes.items():
+        assert ok, f"rank {rank} ended with another error:\n{value}"
+        assert value.startswith("peer failure"), value
+    checkpoints = sorted(tmp_path.glob("step-*.pt"))
+    assert checkpoints, "the survivors keep a checkpoint"
+
+
+def test_sigterm_saves_a_checkpoint_and_ends_with_peer_failure(tmp_path):
+    ranks = Ranks(train_slowly, 2, tmp_path, (0,), timeout_s=80)
+    try:
+        wait_for_epoch(tmp_path, range(2), 1)
+        for process in ranks.processes:
+            os.kill(process.pid, signal.SIGTERM)
+        outcomes = ranks.outcomes()
+    finally:
+        ranks.close()
+    assert all(ok and "peer failure" in value for ok, value in outcomes.values())
+    assert list(tmp_path.glob("step-*.pt"))
+
+
+def fail_in_user_code(rank, folder):
+    engine = make_engine(freeze=pt.freeze.Never(), config=config())
+    try:
+        with engine:
+            for _ in engine.epochs(2):
+                for number, batch in enumerate(engine.batches(ToySet(24), 12)):
+                    if rank == 1 and number == 1:
+                        raise KeyError("user's own mistake")
+                    engine.step(batch)
+    except pt.PeerFailure as failure:
+        return str(failure)
+    except KeyError as error:
+        return repr(error)
+    return "finished"
+
+
+def test_an_exception_in_user_code_ends_the_others_and_is_named(tmp_path):
+    texts = Ranks(fail_in_user_code, 2, tmp_path, timeout_s=60).join()
+    assert texts[1] == repr(KeyError("user's own mistake"))
+    assert texts[0].startswith("peer failure: rank 1")
+    assert "user's own mistake" in texts[0]
+
+
+def stop_early(rank, folder):
+    engine = make_engine(
+        freeze=schedule(0, 3), config=config(plan=pt.PlanConfig(max_replicas=1))
+    )
+    steps = 0
+    with engine:
+        for epoch in engine.epochs(10):
+            for number, batch in enumerate(engine.batches(ToySet(48), 12)):
+                engine.step(batch)
+                steps += 1
+                if number == 1:
+                    break  # leaves the pass early
+            loss = engine.evaluate(ToySet(8))["loss"]
+            if epoch == 2:
+                break  # leaves the epochs early
+    return steps, loss
+
+
+def test_break_and_early_stopping_end_every_rank_cleanly(tmp_path):
+    results = Ranks(stop_early, 2, tmp_path, timeout_s=60).join()
+    assert results[0][0] == 6 and results[1][0] == 0
+    assert results[0][1] == results[1][1]
+

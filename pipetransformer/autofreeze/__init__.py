@@ -1,1 +1,37 @@
-"""Room ``autofreeze``."""
+"""When the front of the model stops training, and what that does to its layers."""
+
+from pipetransformer.autofreeze.accumulator import GradientAccumulator
+from pipetransformer.autofreeze.alpha_cap import AlphaCap
+from pipetransformer.autofreeze.freezer import LayerFreezer
+from pipetransformer.autofreeze.policies import Manual, Never, Schedule
+from pipetransformer.autofreeze.policy import (
+    Decision,
+    FreezeStatistics,
+    Policy,
+    Progress,
+    ProgressEntry,
+    replay,
+)
+from pipetransformer.autofreeze.units import (
+    boundary_of,
+    movable_boundary,
+    resolve_units,
+)
+
+__all__ = [
+    "AlphaCap",
+    "Decision",
+    "FreezeStatistics",
+    "GradientAccumulator",
+    "LayerFreezer",
+    "Manual",
+    "Never",
+    "Policy",
+    "Progress",
+    "ProgressEntry",
+    "Schedule",
+    "boundary_of",
+    "movable_boundary",
+    "replay",
+    "resolve_units",
+]

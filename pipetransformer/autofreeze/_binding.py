@@ -1,0 +1,26 @@
+"""The only file of this room that touches the C++ extension."""
+
+from __future__ import annotations
+
+import torch
+
+from pipetransformer._C import alpha_cap_advance, check_alpha
+
+__all__ = ["alpha_cap_advance", "check_alpha", "squared_norms"]
+
+
+def squared_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Sum of squares of each tensor.
+
+    Args:
+        tensors: floating-point tensors of any shapes on one device.
+
+    Returns:
+        ``(len(tensors),)`` float64 on that device (CPU for an empty list). Not
+        differentiable.
+
+    Raises:
+        ValueError: a tensor that is not floating-point or on another device.
+    """
+    norms: torch.Tensor = torch.ops.pipetransformer.squared_norms(tensors)
+    return norms

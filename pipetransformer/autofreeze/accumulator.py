@@ -1,0 +1,92 @@
+"""Sums gradients over an interval: what a policy's gradient term looks at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from pipetransformer.autofreeze._binding import squared_norms
+
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+class GradientAccumulator:
+    """Adds up the gradients of the active units between two evaluation points.
+
+    Holds one copy of the active gradients (float32 for half-precision ones) on their
+    own devices and reads nothing back until ``norms``. Layers after the last unit
+    (the head) are not counted. Not thread-safe.
+
+    Args:
+        layers: the whole model.
+        unit_ends: layer index after each unit, from ``resolve_units``.
+    """
+
+    def __init__(self, layers: nn.Sequential, unit_ends: Sequence[int]) -> None:
+        children = list(layers)
+        starts = (0, *unit_ends)
+        self._starts = starts[:-1]
+        self._units = [
+            list(nn.Sequential(*children[start:end]).parameters())
+            for start, end in zip(starts, unit_ends, strict=False)
+        ]
+        self._sums: dict[nn.Parameter, torch.Tensor] = {}
+
+    def accumulate(self, boundary: int) -> None:
+        """Add the present gradients of the layers from `boundary` on.
+
+        Call it after the all-reduce and before clipping, once per optimizer step.
+        Sums of layers below the boundary are dropped.
+        """
+        active = {
+            parameter: None
+            for start, unit in zip(self._starts, self._units, strict=True)
+            if start >= boundary
+            for parameter in unit
+        }
+        for parameter in [p for p in self._sums if p not in active]:
+            del self._sums[parameter]
+        sums, gradients = [], []
+        for parameter in active:
+            if parameter.grad is not None:
+                sums.append(self._sum_of(parameter))
+                gradients.append(parameter.grad.detach())
+        if sums:
+            torch._foreach_add_(sums, gradients)
+
+    def norms(self) -> tuple[float, ...]:
+        """L2 norm per unit of the summed gradient, in fp64; 0.0 where there is none.
+
+        Waits for the devices that hold the sums.
+        """
+        squares = self._squares()
+        return tuple(
+            math.sqrt(math.fsum(squares.get(p, 0.0) for p in unit))
+            for unit in self._units
+        )
+
+    def reset(self) -> None:
+        """Forget the sums, at an evaluation point after ``norms``."""
+        self._sums.clear()
+
+    def _sum_of(self, parameter: nn.Parameter) -> torch.Tensor:
+        found = self._sums.get(parameter)
+        if found is None:
+            dtype = parameter.dtype
+            wide = torch.float32 if dtype in _LOW_PRECISION else dtype
+            found = torch.zeros_like(parameter, dtype=wide, requires_grad=False)
+            self._sums[parameter] = found
+        return found
+
+    def _squares(self) -> dict[nn.Parameter, float]:
+        by_device: dict[torch.device, list[nn.Parameter]] = {}
+        for parameter, total in self._sums.items():
+            by_device.setdefault(total.device, []).append(parameter)
+        squares: dict[nn.Parameter, float] = {}
+        for parameters in by_device.values():
+            values = squared_norms([self._sums[p] for p in parameters])
+            squares.update(zip(parameters, values.tolist(), strict=True))
+        return squares

@@ -1,0 +1,117 @@
+"""The paper's rule: freeze at most a fixed share of what is still active."""
+
+from __future__ import annotations
+
+import logging
+
+from pipetransformer.autofreeze._binding import alpha_cap_advance, check_alpha
+from pipetransformer.autofreeze.policies import int_entry
+from pipetransformer.autofreeze.policy import (
+    FreezeStatistics,
+    Policy,
+    Progress,
+    State,
+    check_count,
+    first_not_finite,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+class AlphaCap(Policy):
+    """Freezes up to the share `alpha` of the active units at every evaluation point.
+
+    The cap alone freezes ``ceil(L * (1 - (1 - alpha) ** T))`` of L units at point T:
+    0 4 7 9 10 11 11 12 for L = 12 and alpha = 1/3. Point 0, before training, freezes
+    nothing. Points are taken in order; asking for one again repeats its answer.
+
+    Args:
+        alpha: freeze_alpha, in [0, 1).
+        gradient_term: freeze no further than the active unit with the smallest
+            gradient norm. Needs gradient norms; without them a point is refused.
+        min_active: units that stay active whatever the cap says.
+        dry_run: log what would be frozen, freeze nothing.
+
+    Raises:
+        TypeError: an alpha that is no number.
+        ValueError: an alpha outside [0, 1), or a negative min_active; one above the
+            number of units is found in ``bind``.
+
+    Source: paper section 3.1, equation 1.
+    """
+
+    def __init__(
+        self,
+        alpha: float,
+        *,
+        gradient_term: bool = False,
+        min_active: int = 0,
+        dry_run: bool = False,
+    ) -> None:
+        super().__init__(dry_run=dry_run)
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+            raise TypeError(f"alpha: expected a number in [0, 1), got {alpha!r}")
+        check_alpha(alpha)
+        self._alpha = float(alpha)
+        self._min_active = check_count("min_active", min_active)
+        self.needs_gradients = gradient_term
+        self._point = 0
+        self._frozen = 0.0
+        self._num_frozen = 0
+
+    def _choose(self, progress: Progress, stats: FreezeStatistics) -> int:
+        if progress.epoch <= self._point:
+            return self._num_frozen
+        norms: tuple[float, ...] = ()
+        if self.needs_gradients:
+            if stats.gradient_norms is None:
+                raise ValueError(
+                    f"gradient_norms: expected {self.num_units} values, one per "
+                    "unit, got none"
+                )
+            norms = stats.gradient_norms
+            unit = first_not_finite(norms, self._num_frozen)
+            if unit is not None:
+                _logger.warning(
+                    "gradient norm of unit %d at step %d: expected a finite number, "
+                    "got %s; nothing freezes at this evaluation point",
+                    unit,
+                    progress.step,
+                    norms[unit],
+                )
+                self._point = progress.epoch
+                return self._num_frozen
+        self._frozen, self._num_frozen = alpha_cap_advance(
+            alpha=self._alpha,
+            num_units=self.num_units,
+            min_active=self._min_active,
+            frozen=self._frozen,
+            num_frozen=self._num_frozen,
+            gradient_norms=norms,
+        )
+        self._point = progress.epoch
+        return self._num_frozen
+
+    def _check_units(self, num_units: int) -> None:
+        check_count("min_active", self._min_active, num_units)
+
+    def _get_state(self) -> State:
+        return {
+            "frozen": self._frozen,
+            "num_frozen": self._num_frozen,
+            "point": self._point,
+        }
+
+    def _set_state(self, state: State) -> None:
+        frozen = state["frozen"]
+        if isinstance(frozen, bool) or not isinstance(frozen, (int, float)):
+            raise TypeError(f"policy state frozen: expected a number, got {frozen!r}")
+        if not 0.0 <= frozen <= self.num_units:
+            raise ValueError(
+                f"policy state frozen: expected a number in [0, {self.num_units}], "
+                f"got {frozen}"
+            )
+        num_frozen = int_entry(state, "num_frozen")
+        self._num_frozen = check_count("num_frozen", num_frozen, self.num_units)
+        self._point = check_count("point", int_entry(state, "point"))
+        self._frozen = float(frozen)

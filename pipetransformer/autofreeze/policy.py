@@ -1,0 +1,251 @@
+"""What a freeze policy is: one question, answered at evaluation points."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypedDict
+
+_logger = logging.getLogger(__name__)
+
+State = dict[str, int | float | list[float]]
+"""A policy's state: plain numbers that survive JSON and travel in a plan."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """Where training stands at an evaluation point.
+
+    Attributes:
+        epoch: index of the evaluation point from 0; point 0 is before training.
+        step: optimizer steps taken.
+        total_steps: optimizer steps of the whole run, if known.
+        learning_rate: of the optimizer's first group, if there is one.
+        metrics: last values by name.
+    """
+
+    epoch: int
+    step: int
+    total_steps: int | None = None
+    learning_rate: float | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the counts."""
+        for name in ("epoch", "step"):
+            check_count(name, getattr(self, name))
+
+
+@dataclasses.dataclass(frozen=True)
+class FreezeStatistics:
+    """What the interval since the last evaluation point measured.
+
+    Attributes:
+        gradient_norms: per unit, the L2 norm of the gradient summed over the
+            interval; 0.0 for frozen units, which policies do not read. None where
+            nothing was measured.
+    """
+
+    gradient_norms: tuple[float, ...] | None = None
+
+
+class ProgressEntry(TypedDict):
+    """The fields of ``Progress`` as they stand in a log."""
+
+    epoch: int
+    step: int
+    total_steps: int | None
+    learning_rate: float | None
+    metrics: dict[str, float]
+
+
+class Decision(TypedDict):
+    """One entry of a policy's log: a decision with all of its inputs."""
+
+    num_units: int
+    state: State
+    progress: ProgressEntry
+    gradient_norms: list[float] | None
+    wanted: int
+    decision: int
+
+
+def check_count(what: str, value: int, limit: int | None = None) -> int:
+    """Return `value`, a count in [0, limit].
+
+    Raises:
+        TypeError: if it is no int.
+        ValueError: if it is out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what}: expected an int, got {value!r}")
+    if value < 0 or (limit is not None and value > limit):
+        wanted = "a count >= 0" if limit is None else f"a count in [0, {limit}]"
+        raise ValueError(f"{what}: expected {wanted}, got {value}")
+    return value
+
+
+class Policy(abc.ABC):
+    """Names the number of front units that are frozen from here on.
+
+    A policy is a pure function of its state, the statistics and the progress: no
+    tensors, no ranks, no clock, so every active rank decides alike. A subclass
+    writes ``_choose`` and, if it remembers anything, ``_get_state`` and
+    ``_set_state``.
+
+    Attributes:
+        needs_gradients: whether ``observe`` must be given gradient norms.
+        dry_run: log what would be frozen, freeze nothing.
+        log: one dict per decision with all of its inputs; see ``replay``.
+    """
+
+    needs_gradients: bool = False
+
+    def __init__(self, *, dry_run: bool = False) -> None:
+        self.dry_run = dry_run
+        self.log: list[Decision] = []
+        self._num_units: int | None = None
+        self._statistics = FreezeStatistics()
+
+    @property
+    def num_units(self) -> int:
+        """Number of units of the model this policy is bound to.
+
+        Raises:
+            ValueError: before ``bind``.
+        """
+        if self._num_units is None:
+            raise ValueError("policy: expected bind(num_units) first, got no units")
+        return self._num_units
+
+    def bind(self, num_units: int) -> None:
+        """Tell the policy how many units the model has.
+
+        Raises:
+            ValueError: if the policy's settings do not fit that number, or if it is
+                bound to another one.
+        """
+        check_count("num_units", num_units)
+        if self._num_units not in (None, num_units):
+            raise ValueError(
+                f"num_units: expected {self._num_units}, which this policy is bound "
+                f"to, got {num_units}"
+            )
+        self._check_units(num_units)
+        self._num_units = num_units
+
+    def observe(self, stats: FreezeStatistics) -> None:
+        """Hand over the statistics for the next ``decide``, which uses them up.
+
+        Raises:
+            ValueError: if they do not hold one value per unit.
+        """
+        norms = stats.gradient_norms
+        if norms is not None and len(norms) != self.num_units:
+            raise ValueError(
+                f"gradient_norms: expected {self.num_units} values, one per unit, "
+                f"got {len(norms)}"
+            )
+        self._statistics = stats
+
+    def decide(self, progress: Progress) -> int:
+        """Number of front units frozen from this evaluation point on.
+
+        A statistic that is not finite never freezes: the decision then repeats the
+        last one, with a warning that names the step and the unit.
+        """
+        stats, self._statistics = self._statistics, FreezeStatistics()
+        norms = stats.gradient_norms
+        state = self.state_dict()
+        wanted = self._choose(progress, stats)
+        decision = 0 if self.dry_run else wanted
+        if self.dry_run:
+            _logger.info(
+                "dry run at step %d: would freeze %d of %d units",
+                progress.step,
+                wanted,
+                self.num_units,
+            )
+        self.log.append(
+            Decision(
+                num_units=self.num_units,
+                state=state,
+                progress=_to_entry(progress),
+                gradient_norms=None if norms is None else list(norms),
+                wanted=wanted,
+                decision=decision,
+            )
+        )
+        return decision
+
+    def state_dict(self) -> State:
+        """The state as plain numbers; statistics not yet used are not part of it."""
+        return self._get_state()
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore what ``state_dict`` gave.
+
+        Raises:
+            ValueError: if it is the state of another policy or of another model.
+        """
+        expected = sorted(self._get_state())
+        if sorted(state) != expected:
+            raise ValueError(
+                f"policy state: expected the entries {expected} of "
+                f"{type(self).__name__}, got {sorted(state)}"
+            )
+        self._set_state(state)
+
+    @abc.abstractmethod
+    def _choose(self, progress: Progress, stats: FreezeStatistics) -> int: ...
+
+    def _check_units(self, num_units: int) -> None:
+        """Raise ValueError if the settings do not fit `num_units`."""
+
+    def _get_state(self) -> State:
+        return {}
+
+    def _set_state(self, state: State) -> None:
+        """Take over a state with the entries of ``_get_state``."""
+
+
+def _to_entry(progress: Progress) -> ProgressEntry:
+    return ProgressEntry(
+        epoch=progress.epoch,
+        step=progress.step,
+        total_steps=progress.total_steps,
+        learning_rate=progress.learning_rate,
+        metrics=dict(progress.metrics),
+    )
+
+
+def first_not_finite(norms: Sequence[float], num_frozen: int) -> int | None:
+    """Index of the first active unit whose norm is NaN or infinite, or None."""
+    for unit in range(num_frozen, len(norms)):
+        if not math.isfinite(norms[unit]):
+            return unit
+    return None
+
+
+def replay(policy_factory: Callable[[], Policy], log: Sequence[Decision]) -> list[int]:
+    """Take the decisions of a log again, each from the state it was taken in.
+
+    Args:
+        policy_factory: makes a policy with the settings of the one that wrote the log.
+        log: ``policy.log``, or the same read back from JSON.
+
+    Returns:
+        The decisions, in order; equal to the ``"decision"`` entries of the log.
+    """
+    decisions = []
+    for entry in log:
+        policy = policy_factory()
+        policy.bind(entry["num_units"])
+        policy.load_state_dict(entry["state"])
+        norms = entry["gradient_norms"]
+        policy.observe(FreezeStatistics(None if norms is None else tuple(norms)))
+        decisions.append(policy.decide(Progress(**entry["progress"])))
+    return decisions

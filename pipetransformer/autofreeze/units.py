@@ -1,0 +1,103 @@
+"""Freeze units: which layers freeze together, and where a boundary may lie.
+
+A unit is a group of consecutive layers. Units are given by their ends: unit u holds
+the layers ``ends[u - 1] .. ends[u] - 1``. The last layer (the head) is in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from pipetransformer.autofreeze.policy import check_count
+
+
+def resolve_units(num_layers: int, units: Sequence[int] | None) -> tuple[int, ...]:
+    """Ends of the freeze units of a model.
+
+    Args:
+        num_layers: layers of the model, at least 1.
+        units: layer index after each unit, or None for one unit per layer but the
+            last.
+
+    Raises:
+        ValueError: ends that do not increase, or that leave the last layer no place.
+    """
+    if num_layers < 1:
+        raise ValueError(f"num_layers: expected a count >= 1, got {num_layers}")
+    if units is None:
+        return tuple(range(1, num_layers))
+    ends = tuple(check_count("units", end) for end in units)
+    for before, end in zip((0, *ends), ends, strict=False):
+        if end <= before:
+            raise ValueError(
+                f"units: expected increasing layer indices from 1, got {list(ends)}"
+            )
+    if ends and ends[-1] >= num_layers:
+        raise ValueError(
+            f"units: expected ends below {num_layers}, so that the last layer stays "
+            f"active, got {ends[-1]}"
+        )
+    return ends
+
+
+def boundary_of(unit_ends: Sequence[int], num_frozen_units: int) -> int:
+    """Index of the first active layer when `num_frozen_units` units are frozen.
+
+    Raises:
+        ValueError: more units than there are.
+    """
+    check_count("num_frozen_units", num_frozen_units, len(unit_ends))
+    return unit_ends[num_frozen_units - 1] if num_frozen_units > 0 else 0
+
+
+def movable_boundary(
+    layers: nn.Sequential, unit_ends: Sequence[int], wanted_units: int
+) -> tuple[int, str | None]:
+    """How many of the wanted units can freeze without touching an active layer.
+
+    A parameter, buffer or module that a frozen layer shares with an active one (tied
+    embeddings) would freeze in both, so it holds the boundary before it.
+
+    Args:
+        layers: the whole model.
+        unit_ends: from ``resolve_units``.
+        wanted_units: a policy's decision.
+
+    Returns:
+        The number of units, and the reason if it is less than wanted.
+    """
+    allowed = wanted_units
+    reason = None
+    while allowed > 0:
+        shared = _shared_across(layers, boundary_of(unit_ends, allowed))
+        if shared is None:
+            break
+        frozen, active, what = shared
+        # Hold before the unit of the frozen layer that shares.
+        allowed = sum(1 for end in unit_ends[:allowed] if end <= frozen)
+        reason = (
+            f"layers {frozen} and {active} share {what}: {allowed} of "
+            f"{wanted_units} units can freeze"
+        )
+    return allowed, reason
+
+
+def _shared_across(layers: nn.Sequential, boundary: int) -> tuple[int, int, str] | None:
+    owners: dict[int, int] = {}
+    for index, layer in enumerate(layers):
+        for what, part in _parts(layer):
+            owner = owners.setdefault(id(part), index)
+            if owner < boundary <= index:
+                return owner, index, what
+    return None
+
+
+def _parts(layer: nn.Module) -> Iterator[tuple[str, object]]:
+    for name, parameter in layer.named_parameters():
+        yield f"the parameter {name}", parameter
+    for name, buffer in layer.named_buffers():
+        yield f"the buffer {name}", buffer
+    for name, module in layer.named_modules():
+        yield f"the module {name or type(layer).__name__}", module

@@ -44,9 +44,7 @@ def compile_kernels(nvcc: str, build_dir: pathlib.Path) -> list[str]:
             codes.append(f"-gencode=arch=compute_{last},code=compute_{last}")
             command = [nvcc, "-std=c++20", "-O3", "-I", str(ROOT / "csrc"), *codes]
             command += ["-Xcompiler", "-fPIC,-fvisibility=hidden"]
-            subprocess.run(
-                [*command, "-c", str(source), "-o", str(target)], check=True
-            )
+            subprocess.run([*command, "-c", str(source), "-o", str(target)], check=True)
         objects.append(str(target))
     return objects
 

@@ -247,13 +247,13 @@ class Director:
         run = self.run
         before = self._shape(self.replica) if self.replica is not None else None
         writer = self.is_lead
-        outcome = perform(
-            run, self.replica, plan_epoch, proposal if writer else None
-        )
+        outcome = perform(run, self.replica, plan_epoch, proposal if writer else None)
         self.replica = outcome.replica
         if not outcome.committed:
             if writer:
-                _LOG.warning("plan epoch %d was aborted; the old plan goes on", plan_epoch)
+                _LOG.warning(
+                    "plan epoch %d was aborted; the old plan goes on", plan_epoch
+                )
             return
         if writer:
             run.script.trim()
@@ -296,9 +296,7 @@ class Director:
             "profile": run.profile.to_json() if run.profile is not None else None,
         }
 
-    def restore(
-        self, path: str | os.PathLike[str], content: dict[str, Any]
-    ) -> None:
+    def restore(self, path: str | os.PathLike[str], content: dict[str, Any]) -> None:
         """Load a checkpoint's weights now, its optimizer state with the first plan."""
         run = self.run
         checkpoint.check_model(content, run.state, path)

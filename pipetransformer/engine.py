@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -15,25 +12,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer import checkpoint, evaluation, training
-from pipetransformer.autodp import (
-    MessagePlane,
-    PeerFailure,
-    build_group,
-    connect,
-)
 from pipetransformer.autofreeze import Manual, Policy
 from pipetransformer.config import Config
 from pipetransformer.data import Batch, ElasticSampler, batches, check_dataset
 from pipetransformer.director import Director
 from pipetransformer.planner import Plan
-from pipetransformer.replica import warm_up
 from pipetransformer.report.history import History
 from pipetransformer.run import Loss, Run, Workload
-from pipetransformer.signature import agree, signature_lines, trainable_lines
+from pipetransformer.session import Session
 from pipetransformer.state import OptimizerFactory, SchedulerFactory
 from pipetransformer.validation import make_recipe
-
-_LOG = logging.getLogger(__name__)
 
 
 class PipeTransformer:
@@ -79,10 +67,7 @@ class PipeTransformer:
             config=config,
         )
         self._director: Director | None = None
-        self._exits = contextlib.ExitStack()
-        self._started = 0.0
-        self._rank: int | None = None
-        self._history: History | None = None
+        self._session: Session | None = None
 
     # -- opening and closing ---------------------------------------------------
 
@@ -94,48 +79,11 @@ class PipeTransformer:
                 serves the store.
             PeerFailure: a rank died meanwhile.
         """
-        if self._history is not None:
+        if self._session is not None:
             raise ValueError("engine: expected one use per engine, got a second with")
-        self._started = time.perf_counter()
-        config = self._recipe.config
-        info, store = connect(config.autodp)
-        self._rank = info.rank
-        plane = MessagePlane(store, info, config.autodp)
-        run = Run(self._recipe, plane)
-        self._history = run.history
-        self._exits.callback(plane.close)
-        try:
-            self._exits.enter_context(plane.termination())
-            threads = torch.get_num_threads()
-            torch.set_num_threads(run.threads_per_stage)
-            self._exits.callback(torch.set_num_threads, threads)
-            self._compare(run)
-            solo = build_group(
-                plane, name="warm", members=[info.rank], config=config.autodp
-            )
-            warm_up(solo)
-            solo.retire()
-            self._director = Director(run)
-            if config.checkpoint.resume:
-                self._resume(str(config.checkpoint.directory))
-        except BaseException as error:
-            self._director = None
-            plane.fail("opening the engine", f"{type(error).__name__}: {error}")
-            self._exits.close()
-            raise
+        self._session = Session(self._recipe)
+        self._director = self._session.open()
         return self
-
-    def _compare(self, run: Run) -> None:
-        model, policy = run.recipe.model, run.policy
-        lines = trainable_lines(model)
-        lines.append(f"config {run.config.canonical()}")
-        lines.append(f"policy {type(policy).__name__} {policy.state_dict()}")
-        lines.append(f"units {run.recipe.unit_ends}")
-        try:
-            agree(run.plane, signature_lines(model, lines))
-        except ValueError:
-            run.plane.finish()  # every rank refuses alike: leave together
-            raise
 
     def __exit__(
         self,
@@ -149,46 +97,9 @@ class PipeTransformer:
             PeerFailure: in place of the bare error of a collective that a dead peer
                 caused.
         """
-        director, self._director = self._director, None
-        if director is None:
-            return
-        run = director.run
-        try:
-            if error is None:
-                with run.guarded():
-                    director.finish()
-                    run.plane.finish()
-        except BaseException as late:
-            error = late
-            self._end_badly(director, late)
-            raise
-        else:
-            if error is not None:
-                self._end_badly(director, error)
-        finally:
-            director.close()
-            run.close()
-            self._exits.close()
-            run.history.total_seconds = time.perf_counter() - self._started
-        failure = run.plane.failure
-        bare = isinstance(error, RuntimeError) and not isinstance(error, PeerFailure)
-        if failure is not None and bare:
-            raise failure from error
-
-    def _end_badly(self, director: Director, error: BaseException) -> None:
-        run = director.run
-        if run.plane.failure is None:
-            run.plane.fail("user code", f"{type(error).__name__}: {error}")
-        directory = run.config.checkpoint.directory
-        harmless = not isinstance(error, FloatingPointError)
-        if directory and director.replica and run.consistent and harmless:
-            path = checkpoint.path_of_step(directory, run.state.step)
-            try:
-                checkpoint.save(path, run.state, director.extra())
-            except OSError as problem:
-                _LOG.error("emergency checkpoint %s: %s", path, problem)
-            else:
-                _LOG.warning("emergency checkpoint: %s", path)
+        self._director = None
+        if self._session is not None:
+            self._session.close(error)
 
     def _open(self) -> Director:
         if self._director is None:
@@ -258,9 +169,7 @@ class PipeTransformer:
             inputs, _ = collate(picked)
             return inputs
 
-        probe = ElasticSampler(
-            len(dataset), batch_size, seed=0, drop_last=drop_last
-        )
+        probe = ElasticSampler(len(dataset), batch_size, seed=0, drop_last=drop_last)
         director.first_plan(Workload(len(dataset), batch_size, len(probe), sample))
 
     def batches(
@@ -395,13 +304,6 @@ class PipeTransformer:
             raise ValueError("load: expected a call before the first pass, got a later")
         director.restore(path, checkpoint.read(path))
 
-    def _resume(self, directory: str) -> None:
-        director = self._open()
-        found = checkpoint.newest_valid(directory) if director.is_lead else None
-        if found is not None:
-            director.restore(*found)
-            _LOG.info("resumed from %s", found[0])
-
     def _save_periodically(self, director: Director) -> None:
         wanted = director.run.config.checkpoint
         if wanted.directory is None or not director.is_lead:
@@ -438,9 +340,7 @@ class PipeTransformer:
     @property
     def rank(self) -> int:
         """This process in the message plane."""
-        if self._rank is None:
-            raise ValueError("rank: expected an opened engine, got a new one")
-        return self._rank
+        return self._begun("rank").info.rank
 
     @property
     def is_main(self) -> bool:
@@ -450,6 +350,9 @@ class PipeTransformer:
     @property
     def history(self) -> History:
         """Records of epochs and transformations; complete on rank 0."""
-        if self._history is None:
-            raise ValueError("history: expected an opened engine, got a new one")
-        return self._history
+        return self._begun("history").history
+
+    def _begun(self, what: str) -> Run:
+        if self._session is None:
+            raise ValueError(f"{what}: expected an opened engine, got a new one")
+        return self._session.run

@@ -109,9 +109,7 @@ def evaluate(
     return result
 
 
-def _gather(
-    replica: Replica, share: list[tuple[Any, Any]]
-) -> list[tuple[Any, Any]]:
+def _gather(replica: Replica, share: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     if replica.group.size == 1:
         return share
     buffer = io.BytesIO()

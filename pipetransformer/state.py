@@ -135,7 +135,9 @@ def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
         the order of the message. The tensors are the optimizer's own, not copies.
     """
     if state.optimizer is None:
-        raise RuntimeError("optimizer state of a rank that never trained; please report")
+        raise RuntimeError(
+            "optimizer state of a rank that never trained; please report"
+        )
     tensors: list[Tensor] = []
     scheduler = state.scheduler.state_dict() if state.scheduler is not None else None
     message = {

@@ -131,7 +131,7 @@ def step(run: Run, replica: Replica, batch: Batch | Any, targets: Any = None) ->
 def _checked(run: Run, loss: Tensor) -> float:
     if loss.dim() != 0:
         raise ValueError(
-            "loss: expected a scalar mean over rows, got shape " f"{tuple(loss.shape)}"
+            f"loss: expected a scalar mean over rows, got shape {tuple(loss.shape)}"
         )
     value = float(loss.detach())
     if not math.isfinite(value):

@@ -18,10 +18,13 @@ QUICK = pt.AutoDPConfig(
 )
 
 
-def config(**changes):
+def plain_config(**changes):
     return dataclasses.replace(
         pt.Config(seed=3, eval_microbatch_rows=8, autodp=QUICK), **changes
     )
+
+
+config = plain_config
 
 
 def schedule(*counts):
@@ -29,7 +32,7 @@ def schedule(*counts):
 
 
 def make_engine(
-    *, freeze, dtype=torch.float32, dropout=0.0, config=config(), loss=None, depth=6
+    *, freeze, dtype=torch.float32, dropout=0.0, config=None, loss=None, depth=6
 ):
     model = toy_model(depth, dtype=dtype, dropout=dropout)
     return pt.PipeTransformer(
@@ -39,7 +42,7 @@ def make_engine(
         loss=loss or nn.CrossEntropyLoss(),
         freeze=freeze,
         units=toy_units(depth),
-        config=config,
+        config=config or plain_config(),
     )
 
 

@@ -105,9 +105,7 @@ def test_more_stages_than_devices_are_refused():
 
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(ValueError, match="num_stages: expected .* got 9"):
-        first_batch(
-            plan=pt.PlanConfig(num_stages=9), pipe=pt.PipeConfig(num_slots=16)
-        )
+        first_batch(plan=pt.PlanConfig(num_stages=9), pipe=pt.PipeConfig(num_slots=16))
 
 
 def test_more_micro_batches_than_samples_are_refused():
@@ -133,9 +131,11 @@ def test_forced_cut_between_tied_layers_is_refused():
             pipe=pt.PipeConfig(num_slots=2),
         ),
     )
-    with pytest.raises(ValueError, match="forced cut at layer 2: expected no parameter"):
-        with engine:
-            next(iter(engine.batches(ToySet(12), 4)))
+    with (
+        pytest.raises(ValueError, match="forced cut at layer 2: expected no parameter"),
+        engine,
+    ):
+        next(iter(engine.batches(ToySet(12), 4)))
 
 
 def test_loss_must_be_a_scalar():
@@ -159,11 +159,10 @@ def test_nan_loss_stops_before_the_step_and_keeps_the_checkpoint(tmp_path):
         config=config(checkpoint=pt.CheckpointConfig(directory=str(tmp_path))),
     )
     expected = r"loss: expected a finite value, got nan at step 3 on rank 0"
-    with pytest.raises(FloatingPointError, match=expected):
-        with engine:
-            for _ in engine.epochs(2):
-                for batch in engine.batches(ToySet(12), 4):
-                    engine.step(batch)
+    with pytest.raises(FloatingPointError, match=expected), engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(12), 4):
+                engine.step(batch)
     assert [p.name for p in tmp_path.iterdir()] == ["step-0000000003.pt"]
     weights = torch.load(tmp_path / "step-0000000003.pt", weights_only=True)["model"]
     assert all(torch.isfinite(value).all() for value in weights.values())
@@ -235,4 +234,3 @@ def test_models_and_configs_that_differ_are_refused_on_every_rank(kind, text):
     assert messages[0] == messages[1]
     assert messages[0].startswith("model and config of rank 1: expected ")
     assert text in messages[0]
-

@@ -131,4 +131,3 @@ def test_break_and_early_stopping_end_every_rank_cleanly(tmp_path):
     results = Ranks(stop_early, 2, tmp_path, timeout_s=60).join()
     assert results[0][0] == 6 and results[1][0] == 0
     assert results[0][1] == results[1][1]
-

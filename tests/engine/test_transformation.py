@@ -1,5 +1,5 @@
-import torch
 import pytest
+import torch
 
 import pipetransformer as pt
 from tests.engine.scenario import config, schedule, train
@@ -82,9 +82,7 @@ def test_frozen_activations_come_from_the_cache(elastic):
 
 
 def test_a_steady_boundary_hits_for_the_whole_training_set():
-    results = run_ranks(
-        train, 2, schedule(0, 4), 4, {"config": config()}, timeout_s=90
-    )
+    results = run_ranks(train, 2, schedule(0, 4), 4, {"config": config()}, timeout_s=90)
     hits = [e["cache_hits"] for e in results[0]["history"]["epochs"]]
     assert hits == [0, 0, 50, 50]
 

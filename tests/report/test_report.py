@@ -62,4 +62,15 @@ def test_closing_table_has_one_row_per_epoch():
     lines = closing_table(history()).splitlines()
     assert len(lines) == 4
     assert lines[0].split()[:5] == ["epoch", "frozen", "K", "R", "M"]
-    assert lines[3].split() == ["1", "4", "2", "2", "4", "50", "50", "0.5000", "90.00", "%"]
+    assert lines[3].split() == [
+        "1",
+        "4",
+        "2",
+        "2",
+        "4",
+        "50",
+        "50",
+        "0.5000",
+        "90.00",
+        "%",
+    ]

@@ -1,0 +1,138 @@
+"""Opens a run on all ranks, and ends it: together, or with one error everywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+
+import torch
+
+from pipetransformer import checkpoint
+from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
+from pipetransformer.director import Director
+from pipetransformer.replica import warm_up
+from pipetransformer.run import Recipe, Run
+from pipetransformer.signature import agree, signature_lines, trainable_lines
+
+_LOG = logging.getLogger(__name__)
+
+
+class Session:
+    """The time between entering and leaving the engine's ``with`` block.
+
+    Args:
+        recipe: What the user asked for.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._started = time.perf_counter()
+        info, store = connect(recipe.config.autodp)
+        self._plane = MessagePlane(store, info, recipe.config.autodp)
+        self._director: Director | None = None
+        self._exits = contextlib.ExitStack()
+        self.run = Run(recipe, self._plane)
+
+    def open(self) -> Director:
+        """Compare models and configs, warm up, resume.
+
+        Raises:
+            ValueError: models or configs differ between ranks, on every rank.
+            PeerFailure: a rank died meanwhile.
+        """
+        run, wanted = self.run, self.run.config.checkpoint
+        try:
+            self._exits.callback(self._plane.close)
+            self._exits.enter_context(self._plane.termination())
+            self._exits.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(run.threads_per_stage)
+            self._compare()
+            solo = build_group(
+                self._plane,
+                name="warm-up",
+                members=[run.info.rank],
+                config=run.config.autodp,
+            )
+            warm_up(solo)
+            solo.retire()
+            self._director = Director(run)
+            if wanted.resume and self._director.is_lead:
+                self._resume(self._director, str(wanted.directory))
+        except BaseException as error:
+            self._plane.fail("opening the engine", f"{type(error).__name__}: {error}")
+            self._exits.close()
+            raise
+        return self._director
+
+    def _compare(self) -> None:
+        run = self.run
+        lines = [
+            *trainable_lines(run.recipe.model),
+            f"config {run.config.canonical()}",
+            f"policy {type(run.policy).__name__} {run.policy.state_dict()}",
+            f"units {run.recipe.unit_ends}",
+        ]
+        try:
+            agree(self._plane, signature_lines(run.recipe.model, lines))
+        except ValueError:
+            self._plane.finish()  # every rank refuses alike: leave together
+            raise
+
+    def _resume(self, director: Director, directory: str) -> None:
+        found = checkpoint.newest_valid(directory)
+        if found is not None:
+            director.restore(*found)
+            _LOG.info("resumed from %s", found[0])
+
+    def close(self, error: BaseException | None) -> None:
+        """Leave the run.
+
+        Args:
+            error: What ended the ``with`` block, or None. With an error the peers are
+                told, and an active rank writes an emergency checkpoint.
+
+        Raises:
+            PeerFailure: a peer failed; in place of the bare error of a collective.
+        """
+        director = self._director
+        if director is None:
+            return
+        try:
+            if error is None:
+                try:
+                    self._end_together(director)
+                except BaseException as late:
+                    self._end_badly(director, late)
+                    raise
+            else:
+                self._end_badly(director, error)
+        finally:
+            director.close()
+            self.run.close()
+            self._exits.close()
+            self.run.history.total_seconds = time.perf_counter() - self._started
+        failure = self._plane.failure
+        bare = isinstance(error, RuntimeError) and not isinstance(error, PeerFailure)
+        if failure is not None and bare:
+            raise failure from error
+
+    def _end_together(self, director: Director) -> None:
+        with self.run.guarded():
+            director.finish()
+            self._plane.finish()
+
+    def _end_badly(self, director: Director, error: BaseException) -> None:
+        run = self.run
+        if self._plane.failure is None:
+            self._plane.fail("user code", f"{type(error).__name__}: {error}")
+        directory = run.config.checkpoint.directory
+        # A loss of NaN may come from weights that are already lost.
+        harmless = not isinstance(error, FloatingPointError)
+        if directory and director.replica and run.consistent and harmless:
+            path = checkpoint.path_of_step(directory, run.state.step)
+            try:
+                checkpoint.save(path, run.state, director.extra())
+            except OSError as problem:
+                _LOG.error("emergency checkpoint %s: %s", path, problem)
+            else:
+                _LOG.warning("emergency checkpoint: %s", path)

@@ -43,7 +43,7 @@ def parse_args() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the head and of the sample order")
     add("--batch-size", type=int, default=32, help="samples per step, all replicas")
     add("--slots", type=int, default=1, help="CPU slots when run without torchrun")
-    add("--slot-memory", type=float, default=10.0, metavar="MB", help="planner budget")
+    add("--slot-memory", type=float, default=9.5, metavar="MB", help="planner budget")
     add("--no-freeze", action="store_true", help="train every layer to the end")
     add("--no-cache", action="store_true", help="recompute frozen activations")
     add("--no-dp", action="store_true", help="keep one replica")

@@ -218,7 +218,10 @@ def pretrain(recipe: Pretraining) -> nn.Sequential:
     train_set, _ = load_split()
     inputs, targets = train_set.first(round(recipe.share * len(train_set))).tensors()
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=recipe.peak_lr, weight_decay=recipe.weight_decay
+        model.parameters(),
+        lr=recipe.peak_lr,
+        weight_decay=recipe.weight_decay,
+        fused=True,
     )
     steps_per_epoch = -(-len(targets) // recipe.batch_size)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(

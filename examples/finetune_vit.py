@@ -96,12 +96,17 @@ def make_config(args: argparse.Namespace) -> pt.Config:
     )
 
 
+def show_progress() -> None:
+    """Log to the console: the engine on rank 0, pre-training where it happens."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("vit_digits").setLevel(logging.INFO)
+    if os.environ.get("RANK", "0") == "0":
+        logging.getLogger("pipetransformer").setLevel(logging.INFO)
+
+
 def main() -> None:
     args = parse_args()
-    is_first = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(
-        level=logging.INFO if is_first else logging.WARNING, format="%(message)s"
-    )
+    show_progress()
     torch.set_num_threads(1)  # pre-training; the engine gives each slot its threads
 
     train_set, test_set = load_split()

@@ -202,9 +202,10 @@ def pretrained_vit(
         with _lock(path.with_suffix(".lock"), deadline_s):
             if not path.exists():
                 _save_atomically(pretrain(recipe).state_dict(), path)
-    model = recipe.build()
-    model.load_state_dict(torch.load(path, weights_only=True))
+    state = torch.load(path, weights_only=True)
     with torch.random.fork_rng(devices=[]):
+        model = recipe.build()
+        model.load_state_dict(state)
         torch.manual_seed(seed)
         model[-1] = Head(recipe.width)
     return model

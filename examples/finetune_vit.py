@@ -26,8 +26,8 @@ from vit_digits import accuracy, freeze_units, load_split, pretrained_vit
 import pipetransformer as pt
 
 PRETRAINED = Path("runs")
-BLOCK_LR = 1e-4  # pre-trained layers move gently
-HEAD_LR = 1e-3  # the head starts fresh
+BLOCK_LR = 2e-4  # pre-trained layers move gently
+HEAD_LR = 5e-3  # the head starts fresh
 WEIGHT_DECAY = 0.05
 WARMUP_STEPS = 34  # one epoch at batch size 32
 MEBIBYTE = 2**20

@@ -161,8 +161,8 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 class Pretraining:
     """What the pre-trained checkpoint depends on; any change makes a new file."""
 
-    share: float = 0.8  # of the training samples
-    epochs: int = 30
+    share: float = 0.9  # of the training samples
+    epochs: int = 36
     batch_size: int = 32
     peak_lr: float = 1e-3
     weight_decay: float = 0.05

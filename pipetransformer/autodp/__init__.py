@@ -1,1 +1,27 @@
-"""Room ``autodp``."""
+"""Membership of the run: message plane, active groups, change of plans."""
+
+from pipetransformer.autodp.config import AutoDPConfig
+from pipetransformer.autodp.failure import PeerFailure
+from pipetransformer.autodp.group import ActiveGroup, build_group
+from pipetransformer.autodp.launch import LaunchInfo, connect
+from pipetransformer.autodp.plane import MessagePlane
+from pipetransformer.autodp.protocol import Transition
+from pipetransformer.autodp.transfer import (
+    broadcast_tensors,
+    compare_hashes,
+    hash_tensors,
+)
+
+__all__ = [
+    "ActiveGroup",
+    "AutoDPConfig",
+    "LaunchInfo",
+    "MessagePlane",
+    "PeerFailure",
+    "Transition",
+    "broadcast_tensors",
+    "build_group",
+    "compare_hashes",
+    "connect",
+    "hash_tensors",
+]

@@ -2,6 +2,7 @@
 
 from pipetransformer.planner import paper
 from pipetransformer.planner.cluster import CacheTiers, Cluster
+from pipetransformer.planner.measure import measure_profile
 from pipetransformer.planner.plan import Candidate, Plan
 from pipetransformer.planner.profile import LayerProfile, Profile
 from pipetransformer.planner.search import InfeasiblePlan, search
@@ -14,6 +15,7 @@ __all__ = [
     "LayerProfile",
     "Plan",
     "Profile",
+    "measure_profile",
     "paper",
     "search",
 ]

@@ -1,0 +1,73 @@
+#include "autodp/active_group.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace pipetransformer::autodp {
+
+ActiveGroup::ActiveGroup(
+    std::shared_ptr<MessagePlane> plane,
+    const c10::intrusive_ptr<c10d::Store>& store,
+    c10::intrusive_ptr<c10d::Backend> inner,
+    c10::DeviceType device_type,
+    std::chrono::milliseconds timeout)
+    : plane_(std::move(plane)),
+      guarded_(c10::make_intrusive<GuardedBackend>(
+          std::move(inner),
+          plane_->latch(),
+          timeout)) {
+  make_process_group(store, guarded_, device_type);
+}
+
+ActiveGroup::ActiveGroup(
+    std::shared_ptr<MessagePlane> plane,
+    const c10::intrusive_ptr<c10d::Store>& store,
+    c10::DeviceType device_type)
+    : plane_(std::move(plane)) {
+  make_process_group(
+      store, c10::make_intrusive<SingleBackend>(plane_->latch()), device_type);
+}
+
+ActiveGroup::~ActiveGroup() {
+  retire();
+}
+
+void ActiveGroup::make_process_group(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Backend>& backend,
+    c10::DeviceType device_type) {
+  constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
+  process_group_ = c10::make_intrusive<c10d::ProcessGroup>(
+      store, backend->getRank(), backend->getSize());
+  process_group_->setBackend(c10::DeviceType::CPU, kType, backend);
+  if (device_type != c10::DeviceType::CPU) {
+    process_group_->setBackend(device_type, kType, backend);
+  }
+  process_group_->setDefaultBackend(kType);
+}
+
+void ActiveGroup::retire() noexcept {
+  if (guarded_) {
+    // Dropping the last reference joins the backend's threads, which may wait
+    // for a stuck collective until its timeout.
+    if (auto inner = guarded_->take_inner()) {
+      plane_->retire([inner = std::move(inner)]() mutable { inner.reset(); });
+    }
+  }
+}
+
+bool wait_done(c10d::Work& work, std::chrono::milliseconds slice) {
+  const auto end = std::chrono::steady_clock::now() + slice;
+  auto pause = std::chrono::microseconds(20);
+  while (!work.isCompleted()) {
+    if (std::chrono::steady_clock::now() >= end) {
+      return false;
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::microseconds(1000));
+  }
+  return true;
+}
+
+}  // namespace pipetransformer::autodp

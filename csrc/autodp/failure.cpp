@@ -1,0 +1,147 @@
+#include "autodp/failure.h"
+
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <utility>
+
+namespace pipetransformer::autodp {
+
+namespace {
+
+constexpr std::string_view kVersion = "failure 1";
+
+template <typename T>
+bool parse(std::string_view text, T& value) {
+  const auto result =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  return result.ec == std::errc() && result.ptr == text.data() + text.size();
+}
+
+// Splits off the text before the next newline.
+std::string_view take_line(std::string_view& rest) {
+  const auto end = rest.find('\n');
+  const auto line = rest.substr(0, end);
+  rest =
+      end == std::string_view::npos ? std::string_view() : rest.substr(end + 1);
+  return line;
+}
+
+std::string one_line(std::string text) {
+  for (char& c : text) {
+    if (c == '\n' || c == '\r') {
+      c = ' ';
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string describe(const Failure& failure) {
+  std::string text = "peer failure: ";
+  text += failure.rank >= 0 ? "rank " + std::to_string(failure.rank)
+                            : std::string("rank unknown");
+  text += ", phase '" + failure.phase + "'";
+  if (failure.epoch >= 0) {
+    text += ", plan epoch " + std::to_string(failure.epoch);
+  }
+  if (failure.deadline_s >= 0) {
+    std::array<char, 32> number{};
+    std::snprintf(number.data(), number.size(), "%.1f", failure.deadline_s);
+    text += std::string(", deadline ") + number.data() + " s";
+  }
+  return text + ": " + one_line(failure.reason);
+}
+
+std::string encode(const Failure& failure) {
+  return std::string(kVersion) + "\n" + std::to_string(failure.rank) + "\n" +
+         std::to_string(failure.epoch) + "\n" +
+         std::to_string(failure.deadline_s) + "\n" + one_line(failure.phase) +
+         "\n" + failure.reason;
+}
+
+Failure decode(std::string_view bytes) {
+  auto rest = bytes;
+  Failure failure;
+  if (take_line(rest) == kVersion && parse(take_line(rest), failure.rank) &&
+      parse(take_line(rest), failure.epoch) &&
+      parse(take_line(rest), failure.deadline_s)) {
+    failure.phase = take_line(rest);
+    failure.reason = rest;
+    return failure;
+  }
+  failure = Failure();
+  failure.phase = "abort";
+  failure.reason = bytes;
+  return failure;
+}
+
+void FailureLatch::set_epoch(int64_t epoch) {
+  const std::lock_guard lock(mutex_);
+  epoch_ = epoch;
+}
+
+bool FailureLatch::fail(Failure failure) {
+  std::map<uint64_t, Callback> callbacks;
+  Failure latched;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.has_value()) {
+      return false;
+    }
+    if (failure.epoch < 0) {
+      failure.epoch = epoch_;
+    }
+    failure_ = std::move(failure);
+    latched = *failure_;
+    callbacks.swap(callbacks_);
+  }
+  for (auto& [subscription, callback] : callbacks) {
+    callback(latched);
+  }
+  return true;
+}
+
+bool FailureLatch::failed() const {
+  const std::lock_guard lock(mutex_);
+  return failure_.has_value();
+}
+
+std::optional<Failure> FailureLatch::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void FailureLatch::check() const {
+  if (const auto latched = failure()) {
+    throw PeerFailureError(*latched);
+  }
+}
+
+uint64_t FailureLatch::subscribe(Callback callback) {
+  Failure latched;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.has_value()) {
+      const auto subscription = next_subscription_++;
+      callbacks_.emplace(subscription, std::move(callback));
+      return subscription;
+    }
+    latched = *failure_;
+  }
+  callback(latched);
+  return 0;
+}
+
+void FailureLatch::unsubscribe(uint64_t subscription) {
+  Callback dropped;  // outlives the lock: destroying it may cost much
+  const std::lock_guard lock(mutex_);
+  const auto found = callbacks_.find(subscription);
+  if (found != callbacks_.end()) {
+    dropped.swap(found->second);
+    callbacks_.erase(found);
+  }
+}
+
+}  // namespace pipetransformer::autodp

@@ -1,0 +1,77 @@
+// The one failure of a run: what happened, and a latch that every wait and
+// every pending collective listens to.
+//
+// Torch-free. FailureLatch is thread-safe; the first failure wins and stays.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace pipetransformer::autodp {
+
+// What ended the run. Unknown fields keep their defaults.
+struct Failure {
+  int rank = -1;           // rank held responsible, -1: unknown
+  std::string phase;       // what was going on, e.g. "heartbeat", "all_reduce"
+  int64_t epoch = -1;      // plan epoch, -1: before the first plan
+  double deadline_s = -1;  // the deadline that passed, -1: none did
+  std::string reason;      // one sentence for people
+};
+
+// "peer failure: rank 2, phase 'heartbeat', plan epoch 3, deadline 10.0 s: ..."
+std::string describe(const Failure& failure);
+
+// Bytes of the store's `abort` key. decode() never throws: foreign bytes give
+// a failure of phase "abort" with those bytes as its reason.
+std::string encode(const Failure& failure);
+Failure decode(std::string_view bytes);
+
+// Thrown out of C++ waits and collectives; what() is describe(failure).
+class PeerFailureError : public std::runtime_error {
+ public:
+  explicit PeerFailureError(const Failure& failure)
+      : std::runtime_error(describe(failure)) {}
+};
+
+class FailureLatch {
+ public:
+  using Callback = std::function<void(const Failure&)>;
+
+  FailureLatch() = default;
+  FailureLatch(const FailureLatch&) = delete;
+  FailureLatch& operator=(const FailureLatch&) = delete;
+
+  // The plan epoch that failures are reported with unless they name one.
+  void set_epoch(int64_t epoch);
+
+  // Latches the first failure and runs every subscribed callback in the calling
+  // thread, outside the lock. Returns false when one was latched before.
+  bool fail(Failure failure);
+
+  bool failed() const;
+  std::optional<Failure> failure() const;
+
+  // Throws PeerFailureError when a failure is latched.
+  void check() const;
+
+  // Calls back once, when a failure is latched; at once if one already is (the
+  // result is 0 then). A callback must not throw. unsubscribe() does not wait
+  // for a callback that is running.
+  uint64_t subscribe(Callback callback);
+  void unsubscribe(uint64_t subscription);
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<Failure> failure_;
+  int64_t epoch_ = -1;
+  std::map<uint64_t, Callback> callbacks_;
+  uint64_t next_subscription_ = 1;
+};
+
+}  // namespace pipetransformer::autodp

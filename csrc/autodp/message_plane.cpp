@@ -1,0 +1,60 @@
+#include "autodp/message_plane.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+namespace pipetransformer::autodp {
+
+namespace {
+
+constexpr std::chrono::milliseconds kStoreDeadline{2000};
+constexpr std::chrono::milliseconds kRetireDeadline{1000};
+
+}  // namespace
+
+MessagePlane::Parts::Parts(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const WatcherOptions& options)
+    : latch(std::make_shared<FailureLatch>()),
+      client(store, latch, options.store_rank),
+      watcher(store, latch, options),
+      retire_thread("pt-retire") {}
+
+MessagePlane::MessagePlane(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const WatcherOptions& options)
+    : parts_(std::make_unique<Parts>(store, options)), owner_pid_(::getpid()) {}
+
+MessagePlane::~MessagePlane() {
+  if (::getpid() != owner_pid_) {
+    // A forked child: the threads stayed in the parent, a lock may be held for
+    // ever, and the sockets are the parent's. Nothing is joined or freed.
+    static_cast<void>(parts_.release());
+    return;
+  }
+  close();
+}
+
+void MessagePlane::fail(Failure failure) {
+  parts_->latch->fail(std::move(failure));
+}
+
+void MessagePlane::retire(std::function<void()> task) {
+  parts_->retire_thread.post(std::move(task));
+}
+
+void MessagePlane::stop_watching() {
+  parts_->watcher.stop(kStoreDeadline);
+}
+
+void MessagePlane::close() noexcept {
+  if (::getpid() != owner_pid_ || closed_.exchange(true)) {
+    return;
+  }
+  parts_->watcher.stop(kStoreDeadline);
+  parts_->client.stop(kStoreDeadline);
+  parts_->retire_thread.stop(kRetireDeadline);
+}
+
+}  // namespace pipetransformer::autodp

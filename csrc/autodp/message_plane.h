@@ -1,0 +1,80 @@
+// The message plane: what all ranks of a run, active and standby, talk over. A
+// store, a latch for the run's one failure, and the threads that look for it.
+//
+// Thread-safe. Methods that touch the store block for at most the slice they
+// are given plus a few milliseconds, or until a failure is latched, and then
+// throw PeerFailureError; call them without the GIL. close() is bounded too.
+//
+// A forked child must not use a plane, and must not destroy it as its parent
+// would (its threads do not exist there): see ~MessagePlane.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "autodp/failure.h"
+#include "autodp/store_client.h"
+#include "autodp/task_thread.h"
+#include "autodp/watcher.h"
+
+namespace pipetransformer::autodp {
+
+class MessagePlane {
+ public:
+  // `store` holds this run's keys only (a prefix of the shared one).
+  MessagePlane(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const WatcherOptions& options);
+  ~MessagePlane();
+  MessagePlane(const MessagePlane&) = delete;
+  MessagePlane& operator=(const MessagePlane&) = delete;
+
+  StoreClient& store() {
+    return parts_->client;
+  }
+  Watcher& watcher() {
+    return parts_->watcher;
+  }
+  const std::shared_ptr<FailureLatch>& latch() const {
+    return parts_->latch;
+  }
+
+  // Latches a failure of this run; the store thread tells the other ranks.
+  void fail(Failure failure);
+
+  // Runs `task` on the background thread that takes old groups apart. Dropped
+  // in a closed plane, together with what it owns.
+  void retire(std::function<void()> task);
+
+  // Stops the threads that look for failures: after the last meeting a rank
+  // that goes is not a dead one.
+  void stop_watching();
+
+  // Ends all threads; idempotent. A latched failure is written to the store
+  // first. At most about five seconds, also with a dead store and stuck groups.
+  void close() noexcept;
+
+ private:
+  struct Parts {
+    Parts(
+        const c10::intrusive_ptr<c10d::Store>& store,
+        const WatcherOptions& options);
+    std::shared_ptr<FailureLatch> latch;
+    StoreClient client;
+    Watcher watcher;
+    TaskThread retire_thread;
+  };
+
+  std::unique_ptr<Parts> parts_;
+  std::atomic<bool> closed_{false};
+  const int owner_pid_;
+};
+
+}  // namespace pipetransformer::autodp

@@ -1,0 +1,44 @@
+// A thread that runs tasks one after the other, with a bounded stop.
+//
+// Torch-free. post() may be called from any thread. Tasks must not throw.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+namespace pipetransformer::autodp {
+
+class TaskThread {
+ public:
+  // `name` (at most 15 characters) is what the system's tools show.
+  explicit TaskThread(std::string name);
+  // Stops with a deadline of zero: see stop().
+  ~TaskThread();
+  TaskThread(const TaskThread&) = delete;
+  TaskThread& operator=(const TaskThread&) = delete;
+
+  // Returns false, without running the task, once stop() was called.
+  bool post(std::function<void()> task);
+
+  // Lets queued tasks finish and joins the thread; returns true. When they do
+  // not finish by the deadline the thread is left to itself and the result is
+  // false. See Note [Abandoned threads].
+  bool stop(std::chrono::milliseconds deadline) noexcept;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+  std::thread thread_;
+};
+
+// Joins `thread` if `finished()` becomes true by the deadline, else leaves it
+// to itself. Polls every millisecond.
+bool join_or_abandon(
+    std::thread& thread,
+    const std::function<bool()>& finished,
+    std::chrono::milliseconds deadline) noexcept;
+
+}  // namespace pipetransformer::autodp

@@ -1,0 +1,232 @@
+#include "autodp/watcher.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <array>
+#include <condition_variable>
+#include <csignal>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "autodp/liveness.h"
+#include "autodp/store_client.h"
+#include "autodp/task_thread.h"
+
+namespace pipetransformer::autodp {
+
+namespace {
+
+constexpr std::chrono::milliseconds kPoll{50};
+constexpr char kAbortKey[] = "abort";
+// How long the rank that serves the store waits for others to read the failure.
+constexpr double kLingerS = 1.0;
+
+double now_s() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+std::string heartbeat_key(int rank) {
+  return "hb/" + std::to_string(rank);
+}
+
+std::string seen_key(int rank) {
+  return "seen/" + std::to_string(rank);
+}
+
+}  // namespace
+
+struct Watcher::State {
+  State(
+      const c10::intrusive_ptr<c10d::Store>& shared_store,
+      std::shared_ptr<FailureLatch> shared_latch,
+      const WatcherOptions& chosen)
+      : store(shared_store->clone()),
+        latch(std::move(shared_latch)),
+        options(chosen) {}
+
+  c10::intrusive_ptr<c10d::Store> store;  // the store thread's own
+  std::shared_ptr<FailureLatch> latch;
+  const WatcherOptions options;
+  std::atomic<int64_t> answers{0};  // rounds in which the store answered
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool closing = false;
+  std::atomic<int> running{2};
+
+  std::mutex signal_mutex;
+  int read_fd = -1;
+  int forward_fd = -1;
+
+  // Returns false when it is time to end.
+  bool pause() {
+    std::unique_lock lock(mutex);
+    changed.wait_for(lock, kPoll, [this] { return closing; });
+    return !closing;
+  }
+
+  void fail(int rank, std::string phase, double deadline_s, std::string why) {
+    Failure failure;
+    failure.rank = rank;
+    failure.phase = std::move(phase);
+    failure.deadline_s = deadline_s;
+    failure.reason = std::move(why);
+    latch->fail(std::move(failure));
+  }
+
+  void run_store_thread() noexcept;
+  void watch_store();
+  void beat(int64_t counter, LivenessTracker& successor);
+  void spread(const Failure& failure);
+  void run_monitor_thread() noexcept;
+  void drain_signals();
+};
+
+// ---- store thread
+
+void Watcher::State::run_store_thread() noexcept {
+  try {
+    watch_store();
+  } catch (const std::exception& error) {
+    latch->fail(store_failure(options.store_rank, error));
+  }
+  store.reset();  // closes the connection here, also when nobody joins us
+  running.fetch_sub(1);
+}
+
+void Watcher::State::watch_store() {
+  LivenessTracker successor(options.heartbeat_timeout_s, now_s());
+  int64_t counter = 0;
+  double next_beat_s = now_s();
+  do {
+    if (const auto abort = read_key(*store, kAbortKey)) {
+      latch->fail(decode(*abort));
+      break;
+    }
+    if (now_s() >= next_beat_s) {
+      next_beat_s = now_s() + options.heartbeat_interval_s;
+      beat(counter++, successor);
+    }
+    answers.fetch_add(1);
+  } while (!latch->failed() && pause());
+  if (const auto failure = latch->failure()) {
+    spread(*failure);
+  }
+}
+
+// The first writer's account stays. Everyone says that it has read it, so that
+// the rank that serves the store does not take the store away before.
+void Watcher::State::spread(const Failure& failure) {
+  store->compareSet(kAbortKey, "", encode(failure));
+  store->set(seen_key(options.rank), std::string("1"));
+  if (options.rank != options.store_rank) {
+    return;
+  }
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < options.world_size; ++rank) {
+    keys.push_back(seen_key(rank));
+  }
+  const double end_s = now_s() + kLingerS;
+  while (!store->check(keys) && now_s() < end_s) {
+    std::this_thread::sleep_for(kPoll / 5);
+  }
+}
+
+void Watcher::State::beat(int64_t counter, LivenessTracker& successor) {
+  store->set(heartbeat_key(options.rank), std::to_string(counter));
+  if (options.world_size == 1) {
+    return;
+  }
+  const int next = (options.rank + 1) % options.world_size;
+  std::optional<int64_t> seen;
+  if (const auto value = read_key(*store, heartbeat_key(next))) {
+    seen = std::stoll(*value);
+  }
+  if (!successor.observe(seen, now_s())) {
+    fail(next, "heartbeat", options.heartbeat_timeout_s, "no heartbeat");
+  }
+}
+
+// ---- monitor thread
+
+void Watcher::State::run_monitor_thread() noexcept {
+  LivenessTracker store_thread(options.heartbeat_timeout_s, now_s());
+  do {
+    drain_signals();
+    if (!store_thread.observe(answers.load(), now_s())) {
+      fail(
+          options.store_rank,
+          "store",
+          options.heartbeat_timeout_s,
+          "the store does not answer");
+      break;
+    }
+  } while (pause());
+  running.fetch_sub(1);
+}
+
+void Watcher::State::drain_signals() {
+  const std::lock_guard lock(signal_mutex);
+  std::array<char, 64> bytes{};
+  while (read_fd >= 0) {
+    const auto count = ::read(read_fd, bytes.data(), bytes.size());
+    if (count <= 0) {
+      return;  // empty: the pipe does not block
+    }
+    for (ssize_t i = 0; i < count; ++i) {
+      if (bytes[static_cast<size_t>(i)] == SIGTERM) {
+        fail(options.rank, "SIGTERM", -1, "the process was told to terminate");
+      }
+    }
+    if (forward_fd >= 0 &&
+        ::write(forward_fd, bytes.data(), static_cast<size_t>(count)) < 0) {
+      forward_fd = -1;  // its reader is gone
+    }
+  }
+}
+
+// ---- the owner
+
+Watcher::Watcher(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    std::shared_ptr<FailureLatch> latch,
+    const WatcherOptions& options)
+    : state_(std::make_shared<State>(store, std::move(latch), options)),
+      store_thread_([state = state_] { state->run_store_thread(); }),
+      monitor_thread_([state = state_] { state->run_monitor_thread(); }) {
+  pthread_setname_np(store_thread_.native_handle(), "pt-heartbeat");
+  pthread_setname_np(monitor_thread_.native_handle(), "pt-monitor");
+}
+
+Watcher::~Watcher() {
+  stop(std::chrono::milliseconds(0));
+}
+
+void Watcher::watch_signals(int read_fd, int forward_fd) {
+  const std::lock_guard lock(state_->signal_mutex);
+  state_->read_fd = read_fd;
+  state_->forward_fd = forward_fd;
+}
+
+void Watcher::unwatch_signals() {
+  state_->drain_signals();
+  watch_signals(-1, -1);
+}
+
+void Watcher::stop(std::chrono::milliseconds deadline) noexcept {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->closing = true;
+  }
+  state_->changed.notify_all();
+  const auto finished = [this] { return state_->running.load() == 0; };
+  join_or_abandon(store_thread_, finished, deadline);
+  join_or_abandon(monitor_thread_, finished, deadline);
+}
+
+}  // namespace pipetransformer::autodp

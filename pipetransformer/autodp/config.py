@@ -1,0 +1,51 @@
+"""Deadlines and sizes of the message plane and the active groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import timedelta
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoDPConfig:
+    """How long this room waits, and for what.
+
+    Args:
+        heartbeat_interval: time between two signs of life of a rank.
+        heartbeat_timeout: a rank without a sign of life for so long is dead; at
+            least three intervals.
+        store_timeout: how long ranks wait at start for the store and each other.
+        protocol_timeout: deadline of each step of a transformation.
+        group_timeout: deadline of one collective; heartbeats find the dead long
+            before, so it only has to exceed what one rank may do alone.
+        transfer_bucket_bytes: size of the buffers that state is moved in.
+
+    Raises:
+        ValueError: a duration or size that is not positive, or a heartbeat timeout
+            below three intervals.
+    """
+
+    heartbeat_interval: timedelta = timedelta(seconds=1)
+    heartbeat_timeout: timedelta = timedelta(seconds=10)
+    store_timeout: timedelta = timedelta(seconds=30)
+    protocol_timeout: timedelta = timedelta(seconds=30)
+    group_timeout: timedelta = timedelta(minutes=10)
+    transfer_bucket_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, timedelta) and value <= timedelta(0):
+                raise ValueError(
+                    f"{field.name}: expected a positive duration, got {value}"
+                )
+        if self.heartbeat_timeout < 3 * self.heartbeat_interval:
+            raise ValueError(
+                "heartbeat_timeout: expected at least three heartbeat intervals of "
+                f"{self.heartbeat_interval}, got {self.heartbeat_timeout}"
+            )
+        if self.transfer_bucket_bytes <= 0:
+            raise ValueError(
+                "transfer_bucket_bytes: expected a positive number, got "
+                f"{self.transfer_bucket_bytes}"
+            )

@@ -1,0 +1,223 @@
+"""Active groups: the replicas' process group, built by its members only."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from pipetransformer.autodp import _binding
+from pipetransformer.autodp.config import AutoDPConfig
+from pipetransformer.autodp.plane import SLICE, MessagePlane
+
+logger = logging.getLogger(__name__)
+
+
+class ActiveGroup:
+    """The processes that drive a pipeline each; made by `build_group`.
+
+    Its collectives, and those of a `DistributedDataParallel` over
+    `process_group`, raise as soon as the run fails, whatever they wait for.
+    """
+
+    def __init__(
+        self, plane: MessagePlane, core: _binding.ActiveGroup, members: Sequence[int]
+    ) -> None:
+        self._plane = plane
+        self._core = core
+        self.members = tuple(members)
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The group for ``DistributedDataParallel(process_group=...)``."""
+        return self._core.process_group
+
+    @property
+    def rank(self) -> int:
+        """Index of this process in `members`."""
+        return self.members.index(self._plane.rank)
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    def all_reduce_(
+        self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+    ) -> torch.Tensor:
+        """Reduce `tensor` of any shape over the members, in place; returns it."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(op)
+        self._run(lambda: self.process_group.allreduce([tensor], options))
+        return tensor
+
+    def broadcast_(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        """Overwrite `tensor` with that of member index `source`; returns it."""
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        self._run(lambda: self.process_group.broadcast([tensor], options))
+        return tensor
+
+    def all_gather_bytes(self, value: bytes) -> list[bytes]:
+        """Exchange one byte string of any length per member."""
+        flat = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else None
+        rows = torch.empty(0, dtype=torch.uint8) if flat is None else flat
+        return [bytes(row.tolist()) for row in self.all_gather_rows(rows)]
+
+    def all_gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Gather `rows`, shape (n, ...) with an n of its own on each member.
+
+        Trailing dimensions and dtype must agree. Returns the members' tensors in
+        the order of `members`.
+        """
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        mine = torch.tensor([rows.shape[0]], dtype=torch.int64)
+        self._run(lambda: self.process_group.allgather([counts], [mine]))
+        sizes = [int(count) for count in counts]
+        longest = max(sizes)
+        if longest == 0:
+            return [rows.detach().clone() for _ in sizes]
+        padded = rows.new_zeros((longest, *rows.shape[1:]))
+        padded[: rows.shape[0]] = rows.detach()
+        gathered = [torch.empty_like(padded) for _ in sizes]
+        self._run(lambda: self.process_group.allgather([gathered], [padded]))
+        return [part[:size] for part, size in zip(gathered, sizes, strict=True)]
+
+    def barrier(self) -> None:
+        """Wait until every member has come here."""
+        self._run(lambda: self.process_group.barrier())
+
+    def retire(self) -> None:
+        """Take the group apart in the background; never blocks.
+
+        Call it on every member once none uses the group any more. Collectives
+        raise RuntimeError afterwards.
+        """
+        logger.debug("retiring the active group of ranks %s", self.members)
+        self._core.retire()
+
+    def guard(self) -> contextlib.AbstractContextManager[None]:
+        """Same as `MessagePlane.guard`."""
+        return self._plane.guard()
+
+    def _run(self, start: Callable[[], dist.Work]) -> None:
+        with self._plane.guard():
+            self._plane.check()
+            work = start()
+            while not _binding.wait_done(work, SLICE):
+                pass  # back in Python: signal handlers run
+            work.wait()
+
+
+def build_group(
+    plane: MessagePlane,
+    *,
+    name: str,
+    members: Sequence[int],
+    config: AutoDPConfig | None = None,
+    device_type: str = "cpu",
+) -> ActiveGroup:
+    """Build the active group `name`; every member calls this, nobody else.
+
+    Blocks until all members are connected. Other groups of the same processes may
+    live on.
+
+    Args:
+        plane: the run's message plane.
+        name: unique in the run, e.g. ``"g/3"`` for plan epoch 3.
+        members: world ranks, equal on all members; their order gives the ranks
+            of the group.
+        config: deadlines; the plane's by default.
+        device_type: ``"cpu"`` (gloo) or ``"cuda"`` (nccl).
+
+    Raises:
+        ValueError: members that are not distinct ranks of the run, or that this
+            rank is not among.
+        RuntimeError: the members did not connect by ``protocol_timeout``.
+        PeerFailure: the run failed meanwhile.
+    """
+    config = config or plane.config
+    _check_members(plane, members)
+    store = dist.PrefixStore(name, plane.store.clone())
+    backend = None
+    if len(members) > 1:
+        rank = list(members).index(plane.rank)
+        backend = _connect(plane, store, rank, members, config, device_type, name)
+    with plane.guard():
+        core = _binding.ActiveGroup(
+            plane.core,
+            store,
+            backend,
+            device_type=device_type,
+            timeout=config.group_timeout,
+        )
+    del backend  # the group owns it: its last reference must go in the background
+    logger.debug("built the active group '%s' of ranks %s", name, list(members))
+    return ActiveGroup(plane, core, members)
+
+
+def _check_members(plane: MessagePlane, members: Sequence[int]) -> None:
+    valid = len(set(members)) == len(members) and all(
+        0 <= member < plane.world_size for member in members
+    )
+    if not valid or plane.rank not in members:
+        raise ValueError(
+            f"members: expected distinct ranks below {plane.world_size} with this "
+            f"rank {plane.rank} among them, got {list(members)}"
+        )
+
+
+def _connect(
+    plane: MessagePlane,
+    store: dist.Store,
+    rank: int,
+    members: Sequence[int],
+    config: AutoDPConfig,
+    device_type: str,
+    name: str,
+) -> dist.Backend:
+    """Build the real backend on a thread: its constructor waits for all members.
+
+    When the run fails the thread is left behind, and ends by the same deadline.
+    """
+    results: list[dist.Backend | Exception] = []
+    done = threading.Event()
+
+    def build() -> None:
+        try:
+            results.append(
+                _make_backend(
+                    store, rank, len(members), config.protocol_timeout, device_type
+                )
+            )
+        except Exception as error:
+            results.append(error)
+        done.set()
+
+    threading.Thread(target=build, name=f"build {name}", daemon=True).start()
+    while not done.wait(SLICE.total_seconds()):
+        plane.check()
+    plane.check()
+    result = results.pop()
+    if isinstance(result, Exception):
+        text = str(result).split("\n", 1)[0]
+        raise RuntimeError(
+            f"active group '{name}': expected ranks {list(members)} to connect within "
+            f"{config.protocol_timeout.total_seconds():.1f} s, got: {text}"
+        ) from result
+    return result
+
+
+def _make_backend(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, device_type: str
+) -> dist.Backend:
+    if device_type == "cpu":
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, rank, size, options)

@@ -1,0 +1,193 @@
+"""Finds this process's place among the ranks, and the store they share.
+
+The one module that reads the variables torchrun sets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from pipetransformer.autodp.config import AutoDPConfig
+from pipetransformer.autodp.failure import PeerFailure
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.02
+_RETRY_S = 0.2
+
+
+@dataclass(frozen=True)
+class LaunchInfo:
+    """Where this process stands in the run.
+
+    Args:
+        rank: index of the process in the run.
+        world_size: number of processes.
+        local_rank: index of the process on its node.
+        local_world_size: number of processes on this node.
+        node: index of the node.
+        num_nodes: number of nodes.
+        run_id: name of this run, equal on all ranks and never used twice.
+        launched: whether a launcher started the process.
+        store_rank: the rank that serves the store, None when none of them does.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node: int
+    num_nodes: int
+    run_id: str
+    launched: bool
+    store_rank: int | None = None
+
+
+def connect(config: AutoDPConfig | None = None) -> tuple[LaunchInfo, dist.Store]:
+    """Join the other ranks of this run.
+
+    A process started alone is a world of one. Otherwise the store is the default
+    process group's where the user made one, the launcher's where torchrun serves
+    one, and else rank 0 serves it at ``MASTER_ADDR:MASTER_PORT``. Returns once
+    every rank has joined. Engines of one process may connect one after the other,
+    and several runs may share a store: each gets a prefix of its own.
+
+    Args:
+        config: only ``store_timeout`` is used.
+
+    Returns:
+        This process's place, and a store that holds this run's keys only.
+
+    Raises:
+        ValueError: a launcher's variable that is missing or no number.
+        PeerFailure: the store or a rank was not there by the deadline.
+    """
+    timeout_s = (config or AutoDPConfig()).store_timeout.total_seconds()
+    place = _read_place(os.environ)
+    if place.world_size == 1:
+        return _named(place, uuid.uuid4().hex), dist.HashStore()
+    deadline = time.monotonic() + timeout_s
+    problem: Exception
+    while True:
+        try:
+            place, store = _open_store(place, deadline)
+            run_id = _meet(place, store, deadline)
+        except (RuntimeError, TimeoutError) as error:
+            # The store of the engine before this one may just be going away.
+            problem = error
+        else:
+            logger.debug("rank %d joined run %s", place.rank, run_id)
+            return _named(place, run_id), dist.PrefixStore(f"pt/{run_id}", store)
+        if time.monotonic() + _RETRY_S >= deadline:
+            break
+        time.sleep(_RETRY_S)
+    text = str(problem).split("\n", 1)[0]
+    raise PeerFailure(
+        None,
+        "connect",
+        deadline_s=timeout_s,
+        reason=f"store: expected all {place.world_size} ranks at {_address()}, "
+        f"got: {text}",
+    ) from problem
+
+
+def _address() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise ValueError(
+            f"{name}: expected a number set by the launcher, got {text!r}"
+        ) from None
+
+
+def _read_place(environ: Mapping[str, str]) -> LaunchInfo:
+    if dist.is_available() and dist.is_initialized():
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    elif "RANK" in environ or "WORLD_SIZE" in environ:
+        rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    else:
+        return LaunchInfo(0, 1, 0, 1, 0, 1, "", launched=False)
+    if not 0 <= rank < world_size:
+        raise ValueError(
+            f"RANK: expected a number below WORLD_SIZE {world_size}, got {rank}"
+        )
+    local_world_size = _number(environ, "LOCAL_WORLD_SIZE", world_size)
+    local_rank = _number(environ, "LOCAL_RANK", rank % local_world_size)
+    return LaunchInfo(
+        rank,
+        world_size,
+        local_rank,
+        local_world_size,
+        _number(environ, "GROUP_RANK", rank // local_world_size),
+        -(-world_size // local_world_size),
+        "",
+        launched=True,
+    )
+
+
+def _named(
+    place: LaunchInfo, run_id: str, store_rank: int | None = None
+) -> LaunchInfo:
+    return LaunchInfo(
+        **{
+            **place.__dict__,
+            "run_id": run_id,
+            "store_rank": place.store_rank if store_rank is None else store_rank,
+        }
+    )
+
+
+def _open_store(
+    place: LaunchInfo, deadline: float
+) -> tuple[LaunchInfo, dist.Store]:
+    from datetime import timedelta
+
+    if dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+        return place, store.clone()
+    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store_rank = None if agent else 0
+    store = dist.TCPStore(
+        os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        _number(os.environ, "MASTER_PORT"),
+        is_master=place.rank == store_rank,
+        timeout=timedelta(seconds=max(1.0, deadline - time.monotonic())),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    return _named(place, "", store_rank), store
+
+
+def _meet(place: LaunchInfo, store: dist.Store, deadline: float) -> str:
+    """Agree on a run id that no earlier run on this store had."""
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    mine = f"pt/join/{restart}/{place.rank}"
+    # The n-th run of a rank meets the n-th run of all others.
+    ticket = store.add(mine, 1)
+    meeting = f"pt/meet/{restart}/{ticket}"
+    if place.rank == 0:
+        store.set(f"{meeting}/id", uuid.uuid4().hex)
+    store.set(f"{meeting}/{place.rank}", b"1")
+    keys = [f"{meeting}/{rank}" for rank in range(place.world_size)]
+    while not store.check([f"{meeting}/id", *keys]):
+        if time.monotonic() >= deadline:
+            absent = [
+                rank for rank, key in enumerate(keys) if not store.check([key])
+            ]
+            raise TimeoutError(f"ranks {absent} did not join")
+        time.sleep(_POLL_S)
+    return store.get(f"{meeting}/id").decode()

@@ -1,0 +1,290 @@
+"""The message plane: keys and waits that all ranks of a run share."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from pipetransformer.autodp import _binding
+from pipetransformer.autodp.config import AutoDPConfig
+from pipetransformer.autodp.failure import PeerFailure
+from pipetransformer.autodp.launch import LaunchInfo
+
+logger = logging.getLogger(__name__)
+
+SLICE = timedelta(milliseconds=100)
+"""Waits return to Python this often, so that signals are handled."""
+
+
+class MessagePlane:
+    """What all ranks, active and standby, talk over.
+
+    Two C++ threads per rank watch the others; none of them needs the GIL. As soon
+    as one rank fails, every wait of every rank raises `PeerFailure`, and so do the
+    collectives of active groups. Methods may be called from several threads.
+
+    Args:
+        store: this run's keys, from `connect`.
+        info: this process's place, from `connect`.
+        config: deadlines.
+    """
+
+    def __init__(
+        self, store: dist.Store, info: LaunchInfo, config: AutoDPConfig | None = None
+    ) -> None:
+        self.info = info
+        self.config = config or AutoDPConfig()
+        self.store = store
+        self.core = _binding.MessagePlane(
+            store,
+            rank=info.rank,
+            world_size=info.world_size,
+            store_rank=-1 if info.store_rank is None else info.store_rank,
+            heartbeat_interval_s=self.config.heartbeat_interval.total_seconds(),
+            heartbeat_timeout_s=self.config.heartbeat_timeout.total_seconds(),
+        )
+        self._closed = False
+
+    @property
+    def rank(self) -> int:
+        """Index of this process in the run."""
+        return self.info.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes in the run."""
+        return self.info.world_size
+
+    @property
+    def failure(self) -> PeerFailure | None:
+        """The failure that ended this run, None while it is alive."""
+        failure = self.core.failure()
+        return None if failure is None else PeerFailure.from_tuple(failure)
+
+    def check(self) -> None:
+        """Raise the failure of this run, if there is one.
+
+        Raises:
+            PeerFailure: the run has failed.
+        """
+        failure = self.failure
+        if failure is not None:
+            raise failure
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Turn whatever the body raises after a failure into that failure.
+
+        Wrap code that waits for peers without going through this class, such as
+        ``loss.backward()``: autograd turns our error into a plain RuntimeError.
+        """
+        try:
+            yield
+        except PeerFailure:
+            raise
+        except Exception as error:
+            failure = self.failure
+            if failure is not None:
+                raise failure from error
+            raise
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the plan epoch that failures are reported with from now on."""
+        self.core.set_epoch(epoch)
+
+    def publish(self, key: str, value: bytes) -> None:
+        """Write `value` under `key`; others may be waiting for it."""
+        with self.guard():
+            self.core.set(key, value)
+
+    def read(self, key: str) -> bytes | None:
+        """Return what `key` holds now, None if it was never written."""
+        with self.guard():
+            return self.core.read(key)
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Write `desired` if `key` holds `expected` (empty: is not there).
+
+        Returns:
+            What the key holds afterwards.
+        """
+        with self.guard():
+            return self.core.compare_set(key, expected, desired)
+
+    def delete(self, *keys: str) -> None:
+        """Remove `keys`; absent ones are ignored."""
+        with self.guard():
+            self.core.remove(list(keys))
+
+    def wait(
+        self, key: str, *, phase: str, timeout: timedelta | None = None
+    ) -> bytes:
+        """Wait until some rank has published `key`, and return its value.
+
+        Args:
+            key: the key.
+            phase: what is going on, for the failure's text.
+            timeout: deadline; None waits for as long as all ranks live.
+
+        Raises:
+            PeerFailure: the run failed, or the deadline passed (which fails it).
+        """
+        if self.wait_any([[key]], timeout=timeout) is None:
+            self._fail_deadline(phase, f"no rank published '{key}'", timeout)
+        value = self.read(key)
+        if value is None:
+            raise RuntimeError(
+                f"{key}: expected a key that stays, got a deleted one; please report"
+            )
+        return value
+
+    def wait_any(
+        self, groups: Sequence[Sequence[str]], *, timeout: timedelta | None = None
+    ) -> int | None:
+        """Wait until all keys of one group exist.
+
+        Args:
+            groups: lists of keys; the first complete one wins.
+            timeout: None waits for as long as all ranks live.
+
+        Returns:
+            The index of the complete group, None when the timeout passed.
+
+        Raises:
+            PeerFailure: the run failed.
+        """
+        keys = [list(group) for group in groups]
+        end = None if timeout is None else time.monotonic() + timeout.total_seconds()
+        while True:
+            part = SLICE
+            if end is not None:
+                part = min(part, timedelta(seconds=max(0.0, end - time.monotonic())))
+            with self.guard():
+                found = self.core.wait_any(keys, part)
+            if found >= 0:
+                return found
+            if end is not None and time.monotonic() >= end:
+                return None
+
+    def gather(self, key: str, value: bytes, *, phase: str) -> list[bytes]:
+        """Exchange one value per rank; every rank calls this with the same key.
+
+        A key can be gathered once per run. Waits for as long as all ranks live.
+
+        Returns:
+            The values in the order of ranks.
+        """
+        self.publish(f"gather/{key}/{self.rank}", value)
+        return [
+            self.wait(f"gather/{key}/{rank}", phase=phase)
+            for rank in range(self.world_size)
+        ]
+
+    def fail(self, phase: str, reason: str, *, rank: int | None = None) -> None:
+        """End the run on all ranks; the first failure of a run stays.
+
+        Args:
+            phase: what was going on here.
+            reason: one sentence for people.
+            rank: the rank held responsible, by default this one.
+        """
+        responsible = self.rank if rank is None else rank
+        self.core.fail(PeerFailure(responsible, phase, reason=reason).to_tuple())
+
+    def _fail_deadline(
+        self, phase: str, reason: str, timeout: timedelta | None
+    ) -> None:
+        deadline_s = None if timeout is None else timeout.total_seconds()
+        failure = PeerFailure(None, phase, deadline_s=deadline_s, reason=reason)
+        self.core.fail(failure.to_tuple())
+        self.check()
+
+    def finish(self, *, timeout: timedelta | None = None) -> None:
+        """Meet all ranks and leave together; the store's server leaves last.
+
+        Args:
+            timeout: deadline of the meeting; None waits while all ranks live.
+
+        Raises:
+            PeerFailure: a rank failed before it came here.
+        """
+        if self._closed:
+            return
+        self.publish(f"finish/{self.rank}", b"1")
+        everyone = [f"finish/{rank}" for rank in range(self.world_size)]
+        if self.wait_any([everyone], timeout=timeout) is None:
+            self._fail_deadline("finish", "not every rank came to the end", timeout)
+        self.core.stop_watching()
+        if self.rank != self.info.store_rank:
+            # Nothing waits for this one: the server may be gone a moment later.
+            with contextlib.suppress(PeerFailure):
+                self.publish(f"left/{self.rank}", b"1")
+        else:
+            others = [
+                f"left/{rank}" for rank in range(self.world_size) if rank != self.rank
+            ]
+            limit = self.config.protocol_timeout
+            if others and self.wait_any([others], timeout=limit) is None:
+                logger.warning("not every rank said goodbye within %s", limit)
+        self.close()
+
+    def close(self) -> None:
+        """End this rank's threads without a meeting; idempotent.
+
+        After a failure this first tells the others. A rank that closes without
+        failure or `finish` looks dead to its peers.
+        """
+        if not self._closed:
+            self._closed = True
+            self.core.close()
+
+    @contextlib.contextmanager
+    def termination(self) -> Iterator[None]:
+        """Turn SIGTERM into `PeerFailure` while the body runs.
+
+        Launchers send SIGTERM to all ranks when one has died. A C++ thread sees
+        the signal at once, also while the main thread sits in a collective, and
+        fails the run: waits and collectives raise. Nothing is raised from inside
+        the handler. Does nothing outside of the main thread, which alone may set
+        handlers.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            logger.debug("not in the main thread: SIGTERM keeps its handler")
+            yield
+            return
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+        old_handler = signal.signal(signal.SIGTERM, _ignore)
+        active = [True]
+
+        def reset_in_child() -> None:
+            # A forked worker shares the pipe: its SIGTERM is not ours.
+            if active:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+        os.register_at_fork(after_in_child=reset_in_child)
+        old_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        self.core.watch_signals(read_fd, old_fd)
+        try:
+            yield
+        finally:
+            active.clear()
+            signal.set_wakeup_fd(old_fd)
+            signal.signal(signal.SIGTERM, old_handler)
+            self.core.unwatch_signals()
+            os.close(read_fd)
+            os.close(write_fd)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Handle SIGTERM by doing nothing: the C++ monitor thread acts on it."""

@@ -1,0 +1,77 @@
+"""Moves state between replicas and compares it afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from pipetransformer.autodp import _binding
+from pipetransformer.autodp.group import ActiveGroup
+
+
+def broadcast_tensors(
+    group: ActiveGroup,
+    tensors: Sequence[torch.Tensor],
+    *,
+    source: int,
+    bucket_bytes: int = 64 << 20,
+) -> int:
+    """Overwrite `tensors` on every member with those of member `source`, bitwise.
+
+    Args:
+        group: the members; all of them call this.
+        tensors: same number, order, shapes and dtypes on all members; strides,
+            devices and dtypes are free. Leaves that require grad are written in
+            place.
+        source: index in ``group.members``.
+        bucket_bytes: small tensors travel together in buffers of this size.
+
+    Returns:
+        The bytes moved.
+
+    Raises:
+        ValueError: the layouts differ from the source's.
+        PeerFailure: the run failed meanwhile.
+    """
+    with group.guard():
+        return _binding.broadcast_tensors(
+            group.process_group,
+            list(tensors),
+            source=source,
+            bucket_bytes=bucket_bytes,
+        )
+
+
+def hash_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
+    """Hash dtype, shape and bits of each tensor, whatever its strides and device."""
+    return {name: _binding.hash_tensor(tensor) for name, tensor in named}
+
+
+def compare_hashes(group: ActiveGroup, hashes: Mapping[str, int]) -> None:
+    """Check that all members hold the same tensors.
+
+    Args:
+        group: the members; all of them call this.
+        hashes: from `hash_tensors`, in the same order on all members.
+
+    Raises:
+        RuntimeError: names the first tensor that differs, and the rank where.
+    """
+    others = group.all_gather_bytes(json.dumps(list(hashes.items())).encode())
+    mine = list(hashes.items())
+    for member, blob in zip(group.members, others, strict=True):
+        theirs = [(str(name), int(value)) for name, value in json.loads(blob)]
+        if theirs == mine:
+            continue
+        for here, there in zip(mine, theirs, strict=False):
+            if here != there:
+                raise RuntimeError(
+                    f"replica state: expected equal tensors on all replicas, got a "
+                    f"different '{here[0]}' on rank {member}"
+                )
+        raise RuntimeError(
+            f"replica state: expected {len(mine)} tensors on all replicas, got "
+            f"{len(theirs)} on rank {member}"
+        )

@@ -1,0 +1,68 @@
+"""Measures bytes: what autograd holds for backward, and what crosses boundaries."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.planner import _values
+
+
+def saved_and_boundary_bytes(
+    layers: nn.Sequential, value: object
+) -> tuple[list[int], list[int]]:
+    """Run all layers once and count per layer.
+
+    Args:
+        layers: the model.
+        value: inputs of the first layer.
+
+    Returns:
+        Bytes first saved for backward by each layer, and bytes of its outputs.
+    """
+    counter = _SavedBytes(layers)
+    saved, boundary = [], []
+    hooks = torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda t: t)
+    with torch.enable_grad(), hooks:
+        for layer in layers:
+            value = _values.call(layer, value)
+            saved.append(counter.take())
+            outputs = list(_values.tensors(value))
+            counter.hold(outputs)
+            boundary.append(sum(t.numel() * t.element_size() for t in outputs))
+    return saved, boundary
+
+
+class _SavedBytes:
+    """Adds up the storages saved for backward, each once, state excluded.
+
+    Storages are told apart by address; it holds on to what it has seen, so that no
+    address is used twice.
+    """
+
+    def __init__(self, layers: nn.Module) -> None:
+        self._held: list[Tensor] = [*layers.parameters(), *layers.buffers()]
+        self._seen = {_storage(t) for t in self._held}
+        self._bytes = 0
+
+    def take(self) -> int:
+        """Return the bytes saved since the last call."""
+        taken, self._bytes = self._bytes, 0
+        return taken
+
+    def hold(self, tensors: list[Tensor]) -> None:
+        """Keep tensors alive."""
+        self._held.extend(tensors)
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Count a tensor that autograd saves."""
+        key = _storage(tensor)
+        if key not in self._seen:
+            self._seen.add(key)
+            self._held.append(tensor.detach())
+            self._bytes += tensor.untyped_storage().nbytes()
+        return tensor.detach()
+
+
+def _storage(tensor: Tensor) -> tuple[torch.device, int]:
+    return tensor.device, tensor.untyped_storage().data_ptr()

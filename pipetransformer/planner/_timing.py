@@ -1,0 +1,119 @@
+"""Times one layer: forward, the two halves of its backward, forward alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.planner import _values
+
+
+class LayerTimes(NamedTuple):
+    """Nanoseconds of one layer for one micro-batch."""
+
+    forward_ns: int
+    input_grad_ns: int
+    weight_grad_ns: int
+    forward_only_ns: int
+
+
+def time_layers(layers: nn.Sequential, value: object, repeats: int) -> list[LayerTimes]:
+    """Time every layer on the output of the one before.
+
+    Args:
+        layers: the model.
+        value: inputs of the first layer.
+        repeats: timed runs per layer, after one that warms up; the fastest counts.
+
+    Returns:
+        One entry per layer.
+    """
+    times = []
+    for layer in layers:
+        runs = []
+        for _ in range(repeats + 1):
+            run, output = _run_once(layer, value)
+            runs.append(run)
+        columns = zip(*runs[1:], strict=True)
+        forward_ns, input_ns, both_ns, only_ns = (min(column) for column in columns)
+        trains = any(p.requires_grad for p in layer.parameters())
+        weight_ns = max(0, both_ns - input_ns) if trains else 0
+        times.append(LayerTimes(forward_ns, input_ns, weight_ns, only_ns))
+        value = output
+    return times
+
+
+def _run_once(
+    layer: nn.Module, value: object
+) -> tuple[tuple[int, int, int, int], object]:
+    """Forward, input, full backward and forward-only times, and the output."""
+    device = next(_values.tensors(value)).device
+    parameters = [p for p in layer.parameters() if p.requires_grad]
+    # Each backward follows a forward of its own: the second one over the same
+    # graph would find its operands in the processor's caches.
+    first_ns, input_ns, _ = _forward_backward(device, layer, value, [])
+    second_ns, both_ns, output = _forward_backward(device, layer, value, parameters)
+    only_ns = _forward_only_ns(device, layer, value)
+    return (min(first_ns, second_ns), input_ns, both_ns, only_ns), output
+
+
+def _forward_backward(
+    device: torch.device, layer: nn.Module, value: object, parameters: list[Tensor]
+) -> tuple[int, int, object]:
+    """Time a forward, and its backward to the inputs and ``parameters``."""
+    leaves: list[Tensor] = []
+
+    def as_input(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor.clone()
+        leaves.append(tensor.requires_grad_())
+        return tensor.clone()  # a layer may work in place, but not on a leaf
+
+    with torch.enable_grad():
+        arguments = _values.map_tensors(value, as_input)
+        forward_ns, output = _timed(device, lambda: _values.call(layer, arguments))
+        outputs = [t for t in _values.tensors(output) if t.requires_grad]
+        targets = [*leaves, *parameters]
+        backward_ns = 0
+        if outputs and targets:
+            gradients = [torch.ones_like(t) for t in outputs]
+            backward_ns, _ = _timed(
+                device,
+                lambda: torch.autograd.grad(
+                    outputs, targets, gradients, allow_unused=True
+                ),
+            )
+    detached = _values.map_tensors(output, lambda t: t.detach())
+    return forward_ns, backward_ns, detached
+
+
+def _forward_only_ns(device: torch.device, layer: nn.Module, value: object) -> int:
+    """Time the layer as it runs when frozen: no gradients, eval mode."""
+    arguments = _values.map_tensors(value, lambda t: t.detach().clone())
+    modes = {module: module.training for module in layer.modules()}
+    try:
+        for module in modes:
+            module.training = False
+        with torch.no_grad():
+            return _timed(device, lambda: _values.call(layer, arguments))[0]
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _timed(device: torch.device, fn: Callable[[], object]) -> tuple[int, object]:
+    _synchronize(device)
+    start = time.perf_counter_ns()
+    result = fn()
+    _synchronize(device)
+    return time.perf_counter_ns() - start, result
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

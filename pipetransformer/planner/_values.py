@@ -1,0 +1,65 @@
+"""Walks what layers take and return: tensors in tuples, lists and mappings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from torch import Tensor, nn
+
+
+def tensors(value: object) -> Iterator[Tensor]:
+    """Yield the tensors of a value, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from tensors(entry)
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            yield from tensors(entry)
+
+
+def map_tensors(value: object, fn: Callable[[Tensor], Tensor]) -> object:
+    """Return the value with ``fn`` applied to its tensors; lists become tuples."""
+    if isinstance(value, Tensor):
+        return fn(value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(entry, fn) for key, entry in value.items()}
+    if isinstance(value, (tuple, list)):
+        return tuple(map_tensors(entry, fn) for entry in value)
+    return value
+
+
+def num_rows(inputs: object) -> int:
+    """Return the size of dimension 0 of the first tensor.
+
+    Raises:
+        TypeError: there is no tensor with rows.
+    """
+    first = next(tensors(inputs), None)
+    if first is None or first.dim() == 0:
+        raise TypeError(
+            "inputs: expected a tensor with rows among the inputs, got "
+            f"{type(inputs).__name__}"
+        )
+    return first.size(0)
+
+
+def first_rows(inputs: object, size: int) -> object:
+    """Return copies of the first ``size`` rows; tensors without rows stay."""
+    total = num_rows(inputs)
+
+    def cut(tensor: Tensor) -> Tensor:
+        has_rows = tensor.dim() > 0 and tensor.size(0) == total
+        return tensor[:size].clone() if has_rows else tensor
+
+    return map_tensors(inputs, cut)
+
+
+def call(layer: nn.Module, value: object) -> object:
+    """Call a layer: a mapping gives keywords, a tuple or list positions."""
+    if isinstance(value, Mapping):
+        return layer(**value)
+    if isinstance(value, (tuple, list)):
+        return layer(*value)
+    return layer(value)

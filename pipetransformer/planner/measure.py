@@ -1,0 +1,161 @@
+"""Measures a model's layers: times at several micro-batch sizes, and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import combinations
+from typing import TypeAlias, Union
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.planner import _values
+from pipetransformer.planner._saved import saved_and_boundary_bytes
+from pipetransformer.planner._timing import time_layers
+from pipetransformer.planner.profile import LayerProfile, Profile
+
+Inputs: TypeAlias = Union[  # noqa: UP007  # evaluated at run time
+    Tensor, tuple[object, ...], list[object], Mapping[str, object]
+]
+
+
+def measure_profile(
+    layers: nn.Sequential,
+    inputs: Inputs,
+    *,
+    microbatch_samples: Sequence[int] = (1, 4, 16),
+    repeats: int = 3,
+    name: str = "model",
+) -> Profile:
+    """Measure what each layer costs, and leave the model as it was found.
+
+    Each layer runs ``repeats`` times per micro-batch size, forward and backward,
+    with the calling thread's intra-op threads; the fastest run counts, since what
+    disturbs a run only adds to it. Measure before anything is frozen: a layer none
+    of whose parameters requires a gradient counts as frozen by the user.
+
+    No ``.grad`` is written; buffers, modes and random states are put back.
+
+    Args:
+        layers: the model, on the device it is to be measured on. A tuple or list
+            that leaves a layer is spread into the next layer's arguments.
+        inputs: of the first layer: a tensor ``(rows, ...)``, a tuple or list of
+            arguments, or a dict of keyword arguments.
+        microbatch_samples: increasing micro-batch sizes; those above the number of
+            rows given are replaced by it. Batch norm in training mode needs 2 rows,
+            so 1 becomes 2.
+        repeats: runs per layer and size, at least 1.
+        name: of the model, for people.
+
+    Returns:
+        The profile. ``weight_grad_activation_bytes_per_sample`` is not measured: it
+        repeats ``activation_bytes_per_sample``, its upper bound.
+
+    Raises:
+        TypeError: ``layers`` is no ``nn.Sequential``, or the inputs hold no tensor.
+        ValueError: an empty model, too few rows, or a malformed option.
+
+    Source: the cost model keeps input gradients (b) and weight gradients (w) apart:
+    b is a backward to the inputs alone, w what a full backward adds to it.
+    """
+    if not isinstance(layers, nn.Sequential):
+        raise TypeError(
+            f"layers: expected an nn.Sequential, got {type(layers).__name__}"
+        )
+    if len(layers) == 0:
+        raise ValueError("layers: expected at least one layer, got none")
+    if repeats < 1:
+        raise ValueError(f"repeats: expected at least 1, got {repeats}")
+    sizes = _sizes(layers, _values.num_rows(inputs), microbatch_samples)
+    largest = sizes[-1]
+    with _left_as_found(layers, next(_values.tensors(inputs)).device):
+        times = [
+            time_layers(layers, _values.first_rows(inputs, size), repeats)
+            for size in sizes
+        ]
+        saved, boundary = saved_and_boundary_bytes(
+            layers, _values.first_rows(inputs, largest)
+        )
+    parameter_bytes, tied = _parameters(layers)
+    profiles = []
+    for i, layer in enumerate(layers):
+        activation = -(-saved[i] // largest)
+        profiles.append(
+            LayerProfile(
+                name=f"{i}.{type(layer).__name__}",
+                forward_ns=tuple(row[i].forward_ns for row in times),
+                input_grad_ns=tuple(row[i].input_grad_ns for row in times),
+                weight_grad_ns=tuple(row[i].weight_grad_ns for row in times),
+                forward_only_ns=tuple(row[i].forward_only_ns for row in times),
+                parameter_bytes=parameter_bytes[i],
+                activation_bytes_per_sample=activation,
+                weight_grad_activation_bytes_per_sample=activation,
+                boundary_bytes_per_sample=-(-boundary[i] // largest),
+                trainable=any(p.requires_grad for p in layer.parameters()),
+            )
+        )
+    return Profile(
+        name=name,
+        microbatch_samples=tuple(sizes),
+        layers=tuple(profiles),
+        tied_layers=tied,
+    )
+
+
+def _sizes(
+    layers: nn.Sequential, num_rows: int, microbatch_samples: Sequence[int]
+) -> list[int]:
+    given = list(microbatch_samples)
+    if not given or given != sorted(set(given)) or given[0] < 1:
+        raise ValueError(
+            f"microbatch_samples: expected increasing sizes from 1, got {given}"
+        )
+    batch_norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    least = 1
+    if any(isinstance(m, batch_norms) and m.training for m in layers.modules()):
+        least = 2
+    if num_rows < least:
+        raise ValueError(f"inputs: expected at least {least} rows, got {num_rows}")
+    return sorted({min(max(size, least), num_rows) for size in given})
+
+
+@contextmanager
+def _left_as_found(layers: nn.Sequential, device: torch.device) -> Iterator[None]:
+    """Put buffers and random states back."""
+    buffers = [
+        (module, key, buffer, buffer.detach().clone())
+        for module in layers.modules()
+        for key, buffer in module.named_buffers(recurse=False)
+    ]
+    cpu = device.type == "cpu"
+    generators = torch.random.fork_rng(
+        devices=[] if cpu else [device], device_type="cuda" if cpu else device.type
+    )
+    try:
+        with torch.inference_mode(False), generators:
+            yield
+    finally:
+        with torch.no_grad():
+            for module, key, buffer, value in buffers:
+                buffer.copy_(value)
+                setattr(module, key, buffer)
+
+
+def _parameters(
+    layers: nn.Sequential,
+) -> tuple[list[int], tuple[tuple[int, int], ...]]:
+    """Bytes of each layer's parameters, and the layers that share one.
+
+    A shared parameter counts in its first layer: its layers are never separated.
+    """
+    owners: dict[nn.Parameter, list[int]] = {}
+    for i, layer in enumerate(layers):
+        for parameter in layer.parameters():
+            owners.setdefault(parameter, []).append(i)
+    sizes = [0] * len(layers)
+    tied: set[tuple[int, int]] = set()
+    for parameter, indices in owners.items():
+        sizes[indices[0]] += parameter.numel() * parameter.element_size()
+        tied.update(combinations(indices, 2))
+    return sizes, tuple(sorted(tied))

@@ -1,0 +1,174 @@
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+from pipetransformer.autodp import AutoDPConfig, MessagePlane, PeerFailure, connect
+from tests.autodp.world import FAST, joined
+from tests.support.ranks import run_ranks
+
+
+def test_plane_alone_keeps_what_is_published():
+    with joined() as plane:
+        assert plane.read("key") is None
+        plane.publish("key", b"\0value")
+        assert plane.read("key") == b"\0value"
+        assert plane.wait("key", phase="test") == b"\0value"
+        assert plane.gather("all", b"x", phase="test") == [b"x"]
+        plane.delete("key", "absent")
+        assert plane.read("key") is None
+
+
+def test_compare_set_lets_the_first_writer_win():
+    with joined() as plane:
+        assert plane.compare_set("key", b"", b"first") == b"first"
+        assert plane.compare_set("key", b"", b"second") == b"first"
+        assert plane.compare_set("key", b"first", b"third") == b"third"
+
+
+def test_wait_deadline_fails_the_run_with_phase_and_deadline():
+    info, store = connect(FAST)
+    plane = MessagePlane(store, info, FAST)
+    with pytest.raises(
+        PeerFailure, match=r"phase 'resume', deadline 0.2 s: no rank published 'key'"
+    ):
+        plane.wait("key", phase="resume", timeout=timedelta(seconds=0.2))
+    with pytest.raises(PeerFailure, match="resume"):
+        plane.publish("key", b"")
+    plane.close()
+    plane.close()
+
+
+def test_wait_any_returns_the_complete_group():
+    with joined() as plane:
+        assert plane.wait_any([["a"]], timeout=timedelta(seconds=0.05)) is None
+        plane.publish("b", b"")
+        assert plane.wait_any([["a"], ["b", "a"]], timeout=timedelta(0)) is None
+        assert plane.wait_any([["a"], ["b"]]) == 1
+
+
+def test_failure_of_a_run_is_the_first_one():
+    info, store = connect(FAST)
+    plane = MessagePlane(store, info, FAST)
+    plane.set_epoch(7)
+    plane.fail("user code", "KeyError:\n'x'")
+    plane.fail("later", "something else")
+    assert str(plane.failure) == (
+        "peer failure: rank 0, phase 'user code', plan epoch 7: KeyError: 'x'"
+    )
+    with pytest.raises(PeerFailure), plane.guard():
+        raise RuntimeError("what autograd makes of it")
+    plane.close()
+
+
+def test_guard_leaves_errors_alone_while_the_run_lives():
+    with joined() as plane, pytest.raises(KeyError), plane.guard():
+        raise KeyError("x")
+
+
+def test_failure_crosses_process_boundaries_whole():
+    import pickle
+
+    failure = PeerFailure(2, "heartbeat", epoch=3, deadline_s=10.0, reason="none")
+    copy = pickle.loads(pickle.dumps(failure))
+    assert str(copy) == str(failure)
+    assert (copy.rank, copy.phase, copy.epoch, copy.deadline_s, copy.reason) == (
+        2,
+        "heartbeat",
+        3,
+        10.0,
+        "none",
+    )
+    assert str(failure) == (
+        "peer failure: rank 2, phase 'heartbeat', plan epoch 3, deadline 10.0 s: none"
+    )
+
+
+def test_sigterm_wakes_a_blocked_wait():
+    info, store = connect(FAST)
+    plane = MessagePlane(store, info, FAST)
+    before = signal.getsignal(signal.SIGTERM)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
+    with plane.termination():
+        timer.start()
+        with pytest.raises(PeerFailure, match="phase 'SIGTERM'"):
+            plane.wait("never", phase="test")
+    assert signal.getsignal(signal.SIGTERM) is before
+    plane.close()
+
+
+def test_sigterm_of_a_forked_worker_is_not_the_parents():
+    with joined() as plane, plane.termination():
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        assert os.WTERMSIG(status) == signal.SIGTERM
+        time.sleep(0.2)
+        assert plane.failure is None
+
+
+def test_plane_in_a_forked_child_is_inert():
+    with joined() as plane:
+        child = os.fork()
+        if child == 0:
+            plane.close()
+            del plane
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        plane.publish("still", b"alive")
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"group_timeout": timedelta(0)}, "group_timeout: expected a positive"),
+        (
+            {"heartbeat_timeout": timedelta(seconds=2)},
+            "heartbeat_timeout: expected at least three heartbeat intervals",
+        ),
+        ({"transfer_bucket_bytes": 0}, "transfer_bucket_bytes: expected a positive"),
+    ],
+)
+def test_config_names_the_bad_setting(settings, text):
+    with pytest.raises(ValueError, match=text):
+        AutoDPConfig(**settings)
+
+
+def _talk(rank):
+    with joined() as plane:
+        assert plane.rank == rank
+        values = plane.gather("hello", str(rank).encode(), phase="test")
+        if rank == 0:
+            time.sleep(0.3)
+            plane.publish("late", b"news")
+        assert plane.wait("late", phase="test") == b"news"
+        return values, plane.info.run_id
+
+
+@pytest.mark.distributed
+def test_ranks_exchange_values_and_agree_on_the_run():
+    results = run_ranks(_talk, 3)
+    assert [values for values, _ in results] == [[b"0", b"1", b"2"]] * 3
+    assert len({run_id for _, run_id in results}) == 1
+
+
+def _talk_repeatedly(rank):
+    run_ids = []
+    for _ in range(4):
+        with joined() as plane:
+            plane.gather("hello", b"", phase="test")
+            run_ids.append(plane.info.run_id)
+    return run_ids
+
+
+@pytest.mark.distributed
+def test_engines_of_one_process_get_runs_of_their_own():
+    first, second = run_ranks(_talk_repeatedly, 2)
+    assert first == second
+    assert len(set(first)) == 4

@@ -105,8 +105,8 @@ class Director:
             self._take_part(run.plan_epoch + 1, proposal, start)
         if not self.has_plan:
             raise PeerFailure(
-                rank=None,
-                phase="PREPARE",
+                None,
+                "PREPARE",
                 epoch=run.plan_epoch,
                 reason="a rank refused the first plan",
             )

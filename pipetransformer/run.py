@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from pipetransformer.autocache import ActivationCache
-from pipetransformer.autodp import LaunchInfo, MessagePlane, PeerFailure
+from pipetransformer.autodp import LaunchInfo, MessagePlane
 from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer, Policy
 from pipetransformer.checkpoint import load_optimizer_state
 from pipetransformer.config import Config
@@ -135,17 +135,10 @@ class Run:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Turn a failed collective into the `PeerFailure` that explains it."""
-        try:
-            self.plane.check()
+        """Refuse after a failure; turn what a failure breaks into that failure."""
+        self.plane.check()
+        with self.plane.guard():
             yield
-        except PeerFailure:
-            raise
-        except RuntimeError as error:
-            failure = self.plane.failure
-            if failure is None:
-                raise
-            raise failure from error
 
     def cache(self, space: str) -> ActivationCache | None:
         """Return the slab of an id space if it is open."""

@@ -142,6 +142,7 @@ def perform(
         group, error = _prepare_group(run, current, proposal)
         transition.acknowledge(error)
         committed = transition.decide()
+    run.plane.set_epoch(plan_epoch)
     run.plan_epoch = plan_epoch  # an aborted number is never used again
     if not committed:
         if group is not None and (current is None or group is not current.group):
@@ -253,6 +254,7 @@ def _rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         write=run.will_read_again,
     )
     ddp = wrap(model, group)
+    run.freezer.assert_consistent()
     return Replica(
         plan=plan,
         index=group.rank,

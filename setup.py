@@ -31,7 +31,11 @@ def find_nvcc() -> str | None:
 def compile_kernels(nvcc: str, build_dir: pathlib.Path) -> list[str]:
     """Compile every kernel file; an object newer than its source is kept."""
     objects = []
-    headers = [p.stat().st_mtime for p in ROOT.glob("csrc/**/*.cuh")]
+    headers = [
+        path.stat().st_mtime
+        for pattern in ("csrc/**/*.cuh", "csrc/**/cuda/*.h")
+        for path in ROOT.glob(pattern)
+    ]
     for source in sorted(ROOT.glob("csrc/**/cuda/*.cu")):
         target = build_dir / source.relative_to(ROOT).with_suffix(".o")
         newest = max([source.stat().st_mtime, *headers])
@@ -49,17 +53,36 @@ def compile_kernels(nvcc: str, build_dir: pathlib.Path) -> list[str]:
     return objects
 
 
-def cuda_link_flags(nvcc: str) -> list[str]:
+def find_cuda_home(nvcc: str) -> pathlib.Path:
+    # nvcc on the PATH may be a script or a link; it knows its own home.
+    shown = subprocess.run(
+        [nvcc, "--dryrun", "-E", "-x", "cu", os.devnull],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for line in shown.stderr.splitlines():
+        name, _, value = line.removeprefix("#$ ").partition("=")
+        if name == "TOP":
+            return pathlib.Path(value)
+    return pathlib.Path(nvcc).resolve().parent.parent
+
+
+def cuda_link_flags(nvcc: str) -> list[str] | None:
+    """Flags that link the CUDA runtime, or None where it is not installed."""
     # On a CUDA torch the runtime is torch's own shared library; on a CPU torch
     # the static one lets the extension load where no CUDA is installed.
-    home = pathlib.Path(nvcc).resolve().parent.parent
-    flags = []
+    shared = torch.version.cuda is not None
+    library = "libcudart.so" if shared else "libcudart_static.a"
+    home = find_cuda_home(nvcc)
     for name in ("lib64", "targets/x86_64-linux/lib", "lib"):
-        if (home / name).exists():
-            flags.append(f"-L{home / name}")
-    if torch.version.cuda is not None:
-        return [*flags, "-lcudart"]
-    return [*flags, "-lcudart_static", "-lrt", "-ldl", "-lpthread"]
+        if (home / name / library).exists():
+            flags = [f"-L{home / name}"]
+            if shared:
+                return [*flags, "-lcudart"]
+            return [*flags, "-lcudart_static", "-lrt", "-ldl", "-lpthread"]
+    print(f"kernels left out: {nvcc} found, but no {library} below {home}")
+    return None
 
 
 def make_extension(kernels: list[str], link_flags: list[str]) -> Extension:
@@ -111,8 +134,13 @@ def write_build_info(folder: pathlib.Path, with_kernels: bool) -> None:
 
 
 nvcc = find_nvcc()
-kernels = compile_kernels(nvcc, ROOT / "build" / "kernels") if nvcc else []
+link_flags = cuda_link_flags(nvcc) if nvcc else None
+kernels = (
+    compile_kernels(nvcc, ROOT / "build" / "kernels")
+    if nvcc and link_flags is not None
+    else []
+)
 setup(
-    ext_modules=[make_extension(kernels, cuda_link_flags(nvcc) if kernels else [])],
+    ext_modules=[make_extension(kernels, (link_flags or []) if kernels else [])],
     cmdclass={"build_ext": Build},
 )

@@ -8,7 +8,7 @@ from pipetransformer.autofreeze.policy import check_count
 
 
 class LayerFreezer:
-    """Keeps the layers below the boundary frozen, those from it on as the user made them.
+    """Keeps the layers below the boundary frozen, the others as the user made them.
 
     Frozen means: ``requires_grad`` off, no gradient, evaluation mode (no dropout,
     batch-norm statistics fixed). The parameters stay where they are, in the model and
@@ -63,7 +63,7 @@ class LayerFreezer:
             layer.train(mode and index >= self._boundary)
 
     def trainable_parameters(self, boundary: int) -> list[nn.Parameter]:
-        """Parameters that the user's mask lets train from `boundary` on, in model order.
+        """Parameters from `boundary` on that the user's mask trains, in model order.
 
         Raises:
             ValueError: if there is none.

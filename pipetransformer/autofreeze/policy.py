@@ -202,13 +202,13 @@ class Policy(abc.ABC):
     @abc.abstractmethod
     def _choose(self, progress: Progress, stats: FreezeStatistics) -> int: ...
 
-    def _check_units(self, num_units: int) -> None:
+    def _check_units(self, num_units: int) -> None:  # noqa: B027 (optional hook)
         """Raise ValueError if the settings do not fit `num_units`."""
 
     def _get_state(self) -> State:
         return {}
 
-    def _set_state(self, state: State) -> None:
+    def _set_state(self, state: State) -> None:  # noqa: B027 (optional hook)
         """Take over a state with the entries of ``_get_state``."""
 
 

@@ -1,0 +1,106 @@
+"""Gradients summed over an interval, per unit."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from pipetransformer.autofreeze import GradientAccumulator
+
+ENDS = (1, 3)
+
+
+def make_layers(dtype=torch.float64):
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(3, 3) for _ in range(4))).to(dtype)
+
+
+def backward(layers):
+    for parameter in layers.parameters():
+        parameter.grad = None
+    x = torch.randn(5, 3, dtype=layers[0].weight.dtype)
+    layers(x).square().sum().backward()
+
+
+def gradients(layers, start, end):
+    return torch.cat(
+        [
+            (torch.zeros_like(p) if p.grad is None else p.grad).flatten()
+            for p in layers[start:end].parameters()
+        ]
+    ).clone()
+
+
+def test_norms_are_those_of_the_summed_gradient():
+    layers = make_layers()
+    accumulator = GradientAccumulator(layers, ENDS)
+    sums = [torch.zeros(12).double(), torch.zeros(24).double()]
+    single = []
+    for _ in range(4):
+        backward(layers)
+        accumulator.accumulate(0)
+        sums[0] += gradients(layers, 0, 1)
+        sums[1] += gradients(layers, 1, 3)
+        single.append(sums[0].norm().item())
+    expected = [total.norm().item() for total in sums]
+    assert accumulator.norms() == pytest.approx(expected, rel=1e-12)
+    # The sum of gradients, not the last one and not a sum of norms.
+    assert accumulator.norms()[0] != pytest.approx(single[0])
+
+
+def test_frozen_units_report_zero_and_hold_no_memory():
+    layers = make_layers()
+    accumulator = GradientAccumulator(layers, ENDS)
+    backward(layers)
+    accumulator.accumulate(0)
+    assert all(norm > 0 for norm in accumulator.norms())
+    accumulator.accumulate(1)
+    norms = accumulator.norms()
+    assert norms[0] == 0.0
+    assert norms[1] == pytest.approx(2 * gradients(layers, 1, 3).norm().item())
+    accumulator.accumulate(3)
+    assert accumulator.norms() == (0.0, 0.0)
+
+
+def test_reset_starts_a_new_interval():
+    layers = make_layers()
+    accumulator = GradientAccumulator(layers, ENDS)
+    for _ in range(2):
+        backward(layers)
+        accumulator.accumulate(0)
+        expected = gradients(layers, 0, 1).norm().item()
+        assert accumulator.norms()[0] == pytest.approx(expected, rel=1e-12)
+        accumulator.reset()
+        assert accumulator.norms() == (0.0, 0.0)
+
+
+def test_parameters_without_gradient_count_as_zero():
+    layers = make_layers()
+    layers[0].weight.requires_grad_(False)
+    backward(layers)
+    accumulator = GradientAccumulator(layers, ENDS)
+    accumulator.accumulate(0)
+    expected = layers[0].bias.grad.norm().item()
+    assert accumulator.norms()[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_accumulation_leaves_gradients_alone():
+    layers = make_layers()
+    accumulator = GradientAccumulator(layers, ENDS)
+    backward(layers)
+    before = gradients(layers, 0, 4)
+    accumulator.accumulate(0)
+    accumulator.accumulate(0)
+    assert torch.equal(gradients(layers, 0, 4), before)
+
+
+def test_half_precision_gradients_add_up_in_fp32():
+    layers = make_layers(torch.bfloat16)
+    accumulator = GradientAccumulator(layers, ENDS)
+    bias = layers[0].bias
+    # In bfloat16, 256 + 1 is 256.
+    for value in (256.0, 1.0, 1.0):
+        bias.grad = torch.full_like(bias, value)
+        accumulator.accumulate(0)
+    assert accumulator.norms()[0] == pytest.approx(258.0 * math.sqrt(3))

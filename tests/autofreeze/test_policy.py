@@ -1,0 +1,184 @@
+"""What holds for every policy: binding, log, replay, dry run, errors."""
+
+import json
+import logging
+
+import pytest
+
+from pipetransformer.autofreeze import (
+    AlphaCap,
+    FreezeStatistics,
+    Manual,
+    Never,
+    Progress,
+    Schedule,
+    replay,
+)
+
+NORMS = [(5.0, 4.0, 3.0, 2.0, 1.0, 9.0), (0.0, 4.0, 3.0, 2.0, 7.0, 9.0)]
+FACTORIES = {
+    "never": Never,
+    "manual": Manual,
+    "schedule": lambda: Schedule([0, 2, 1, 6]),
+    "cap": lambda: AlphaCap(1 / 3),
+    "gradient": lambda: AlphaCap(1 / 3, gradient_term=True, min_active=1),
+    "dry": lambda: AlphaCap(1 / 3, dry_run=True),
+}
+
+
+def run(policy, num_points=5):
+    decisions = []
+    for point in range(num_points):
+        if isinstance(policy, Manual):
+            policy.freeze(point % 3)
+        policy.observe(FreezeStatistics(NORMS[point % 2]))
+        decisions.append(
+            policy.decide(Progress(point, 7 * point, 35, 1e-3, {"a": 0.5}))
+        )
+    return decisions
+
+
+@pytest.fixture(params=FACTORIES)
+def factory(request):
+    return FACTORIES[request.param]
+
+
+def test_policy_replays_its_log_read_from_json(factory):
+    policy = factory()
+    policy.bind(6)
+    decisions = run(policy)
+    log = json.loads(json.dumps(policy.log))
+    assert [entry["decision"] for entry in log] == decisions
+    assert replay(factory, log) == decisions
+    assert replay(factory, log[3:]) == decisions[3:]
+
+
+def test_policy_state_round_trips(factory):
+    policy, other = factory(), factory()
+    policy.bind(6)
+    other.bind(6)
+    run(policy, 3)
+    state = json.loads(json.dumps(policy.state_dict()))
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+
+
+def test_policy_logs_every_input():
+    policy = AlphaCap(0.5, gradient_term=True)
+    policy.bind(6)
+    policy.observe(FreezeStatistics(NORMS[0]))
+    policy.decide(Progress(1, 7, 35, 1e-3, {"accuracy": 0.5}))
+    assert policy.log == [
+        {
+            "num_units": 6,
+            "state": {"frozen": 0.0, "num_frozen": 0, "point": 0},
+            "progress": {
+                "epoch": 1,
+                "step": 7,
+                "total_steps": 35,
+                "learning_rate": 1e-3,
+                "metrics": {"accuracy": 0.5},
+            },
+            "gradient_norms": list(NORMS[0]),
+            "wanted": 3,
+            "decision": 3,
+        }
+    ]
+
+
+def test_policy_uses_statistics_once():
+    policy = AlphaCap(0.5, gradient_term=True)
+    policy.bind(6)
+    policy.observe(FreezeStatistics(NORMS[0]))
+    policy.decide(Progress(1, 1))
+    with pytest.raises(ValueError, match="gradient_norms: expected 6 values"):
+        policy.decide(Progress(2, 2))
+
+
+def test_dry_run_freezes_nothing_and_logs_what_it_would(caplog):
+    policy = AlphaCap(1 / 3, dry_run=True)
+    policy.bind(12)
+    with caplog.at_level(logging.INFO):
+        decisions = [policy.decide(Progress(point, point)) for point in range(4)]
+    assert decisions == [0, 0, 0, 0]
+    assert [entry["wanted"] for entry in policy.log] == [0, 4, 7, 9]
+    assert "dry run at step 2: would freeze 7 of 12 units" in caplog.text
+
+
+def test_schedule_follows_the_list_and_keeps_the_last_value():
+    policy = Schedule([0, 6, 6, 8])
+    policy.bind(12)
+    decisions = [policy.decide(Progress(point, point)) for point in range(6)]
+    assert decisions == [0, 6, 6, 8, 8, 8]
+
+
+def test_schedule_refuses_bad_counts():
+    with pytest.raises(ValueError, match="counts: expected at least one count, got"):
+        Schedule([])
+    with pytest.raises(ValueError, match="counts: expected a count >= 0, got -1"):
+        Schedule([0, -1])
+    with pytest.raises(TypeError, match=r"counts: expected an int, got 1\.5"):
+        Schedule([0, 1.5])
+    text = r"counts: expected a count in \[0, 4\], got 5"
+    with pytest.raises(ValueError, match=text):
+        Schedule([0, 5]).bind(4)
+
+
+def test_manual_freezes_and_unfreezes_on_request():
+    policy = Manual()
+    policy.bind(4)
+    decisions = []
+    for request in (3, 1):
+        policy.freeze(request)
+        decisions.append(policy.decide(Progress(len(decisions), 0)))
+    assert decisions == [3, 1]
+
+
+def test_manual_refuses_more_units_than_there_are():
+    text = r"num_frozen: expected a count in \[0, 4\], got 5"
+    bound = Manual()
+    bound.bind(4)
+    with pytest.raises(ValueError, match=text):
+        bound.freeze(5)
+    early = Manual()
+    early.freeze(5)
+    with pytest.raises(ValueError, match=text):
+        early.bind(4)
+
+
+def test_policy_refuses_to_decide_unbound():
+    with pytest.raises(ValueError, match=r"policy: expected bind\(num_units\) first"):
+        Never().decide(Progress(0, 0))
+
+
+def test_policy_refuses_another_model():
+    policy = Never()
+    policy.bind(12)
+    policy.bind(12)
+    with pytest.raises(ValueError, match="num_units: expected 12, .*, got 6"):
+        policy.bind(6)
+
+
+def test_policy_refuses_statistics_of_another_model():
+    policy = AlphaCap(0.5, gradient_term=True)
+    policy.bind(3)
+    text = "gradient_norms: expected 3 values, one per unit, got 6"
+    with pytest.raises(ValueError, match=text):
+        policy.observe(FreezeStatistics(NORMS[0]))
+
+
+def test_policy_refuses_a_state_of_another_policy():
+    schedule = Schedule([0])
+    schedule.bind(6)
+    cap = AlphaCap(0.5)
+    cap.bind(6)
+    text = r"policy state: expected the entries \[\] of Schedule, got \['frozen'"
+    with pytest.raises(ValueError, match=text):
+        schedule.load_state_dict(cap.state_dict())
+    with pytest.raises(TypeError, match="policy state point: expected an int, got 1.5"):
+        cap.load_state_dict({**cap.state_dict(), "point": 1.5})
+
+
+def test_progress_refuses_a_negative_count():
+    with pytest.raises(ValueError, match="epoch: expected a count >= 0, got -1"):
+        Progress(-1, 0)

@@ -1,0 +1,87 @@
+"""Units, boundaries, and parts shared across a boundary."""
+
+import pytest
+import torch
+from torch import nn
+
+from pipetransformer.autofreeze import boundary_of, movable_boundary, resolve_units
+
+
+def test_units_default_to_every_layer_but_the_last():
+    assert resolve_units(4, None) == (1, 2, 3)
+    assert resolve_units(1, None) == ()
+
+
+def test_units_keep_the_given_ends():
+    assert resolve_units(10, [3, 5, 9]) == (3, 5, 9)
+    assert resolve_units(10, []) == ()
+
+
+@pytest.mark.parametrize(
+    "units, text",
+    [
+        ([3, 3], r"units: expected increasing layer indices from 1, got \[3, 3\]"),
+        ([0, 3], r"units: expected increasing layer indices from 1, got \[0, 3\]"),
+        ([3, 10], "units: expected ends below 10, .* got 10"),
+        ([-1], "units: expected a count >= 0, got -1"),
+    ],
+)
+def test_units_refuse_bad_ends(units, text):
+    with pytest.raises(ValueError, match=text):
+        resolve_units(10, units)
+
+
+def test_units_refuse_an_empty_model():
+    with pytest.raises(ValueError, match="num_layers: expected a count >= 1, got 0"):
+        resolve_units(0, None)
+
+
+def test_boundary_is_where_the_last_frozen_unit_ends():
+    assert [boundary_of((3, 5, 9), count) for count in range(4)] == [0, 3, 5, 9]
+    with pytest.raises(ValueError, match=r"expected a count in \[0, 3\], got 4"):
+        boundary_of((3, 5, 9), 4)
+
+
+def test_boundary_moves_freely_without_shared_parts():
+    layers = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
+    for wanted in range(5):
+        assert movable_boundary(layers, (1, 2, 3, 4), wanted) == (wanted, None)
+
+
+def tied():
+    embedding, head = nn.Linear(2, 2), nn.Linear(2, 2)
+    head.weight = embedding.weight
+    return nn.Sequential(nn.Linear(2, 2), embedding, nn.Linear(2, 2), head)
+
+
+def test_tied_parameter_holds_the_boundary_before_it():
+    allowed, reason = movable_boundary(tied(), (1, 2, 3), 3)
+    assert allowed == 1
+    assert reason == (
+        "layers 1 and 3 share the parameter weight: 1 of 3 units can freeze"
+    )
+
+
+def test_tied_parameter_holds_its_whole_unit():
+    assert movable_boundary(tied(), (2, 3), 2)[0] == 0
+
+
+def test_parameter_shared_within_the_frozen_part_holds_nothing():
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    second.weight = first.weight
+    layers = nn.Sequential(first, second, nn.Linear(2, 2))
+    assert movable_boundary(layers, (1, 2), 2) == (2, None)
+    assert movable_boundary(layers, (1, 2), 1)[0] == 0
+
+
+def test_shared_buffer_and_shared_module_hold_the_boundary():
+    first, second = nn.Module(), nn.Module()
+    table = torch.zeros(2)
+    first.register_buffer("table", table)
+    second.register_buffer("table", table)
+    allowed, reason = movable_boundary(nn.Sequential(first, second), (1,), 1)
+    assert (allowed, "share the buffer table" in reason) == (0, True)
+    dropout = nn.Dropout()
+    layers = nn.Sequential(nn.Linear(2, 2), dropout, nn.Linear(2, 2), dropout)
+    allowed, reason = movable_boundary(layers, (1, 2, 3), 3)
+    assert (allowed, "share the module Dropout" in reason) == (1, True)

@@ -1,0 +1,24 @@
+"""Reference and cases of the squared-norms op, shared by CPU and CUDA tests."""
+
+import torch
+
+
+def reference(tensors):
+    return torch.tensor(
+        [t.detach().cpu().double().square().sum().item() for t in tensors],
+        dtype=torch.float64,
+    )
+
+
+def mixed_case(device):
+    """All dtypes, sizes around every block limit, strides, zero sizes."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = []
+    dtypes = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    for size in (0, 1, 7, 8, 9, 255, 257, 20000):
+        for dtype in dtypes:
+            tensor = torch.randn(size, generator=generator).to(dtype)
+            tensors.append(tensor.to(device))
+    wide = torch.randn(6, 10, generator=generator).to(device)
+    tensors += [wide.t(), wide[::2, 1::3], wide[0, 0], wide[:, :0]]
+    return tensors

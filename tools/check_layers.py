@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""Checks who may include and import whom; the rules are the tables below.
+
+Usage: ``python3 tools/check_layers.py [ROOT]``. Prints one line per finding and exits
+with 1 if there is any. ``--list-torch-free`` prints the C++ files that must compile
+without torch. Needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+import sys
+from collections.abc import Iterator
+
+PACKAGE = "pipetransformer"
+
+# Room -> rooms it may use, in C++ and in Python alike. Rooms that are not in each
+# other's sets meet only in the engine-level modules (every top-level module or
+# package of pipetransformer that is no room), which may use all of them.
+ARROWS: dict[str, frozenset[str]] = {
+    "core": frozenset(),
+    "planner": frozenset({"core"}),
+    "simulator": frozenset({"planner", "core"}),
+    "device": frozenset({"core"}),
+    "pipe": frozenset({"device", "planner", "core"}),
+    "autodp": frozenset({"device", "core"}),
+    "autocache": frozenset({"device", "core"}),
+    "autofreeze": frozenset({"device", "core"}),
+    "adapters": frozenset(),
+    "compat": frozenset({"pipe"}),
+}
+# The C++ room that joins the others to Python; nobody includes it.
+BINDINGS = "bindings"
+
+# Folders and single files (without suffix) of csrc that include no torch.
+TORCH_FREE = ("core", "planner", "simulator", "autofreeze/alpha_cap")
+
+# What a header belongs to, by its path; the first match counts.
+HEADER_KINDS = {
+    "Python": r"Python\.h|pybind11/.*|torch/(extension|python)\.h"
+    r"|torch/csrc/.*(pybind|python).*",
+    "torch's CUDA": r"(ATen|c10|torch)/(.*/)?cuda/.*",
+    "torch": r"(ATen|c10|c10d|caffe2|torch)/.*",
+    "CUDA": r"cuda.*|cub/.*|nccl\.h|nvrtc\.h|thrust/.*",
+}
+
+# Python: the extension is imported by the loader and by one file per room.
+EXTENSION = f"{PACKAGE}._C"
+LOADER = f"{PACKAGE}._extension"
+BINDING_FILE = "_binding.py"
+NEVER_IMPORTED = frozenset({"tests", "benchmarks", "examples", "tools"})
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def main(arguments: list[str]) -> int:
+    """Print the findings for a tree; 1 if there are any."""
+    paths = [a for a in arguments if not a.startswith("--")]
+    here = pathlib.Path(__file__).resolve().parent.parent
+    root = pathlib.Path(paths[0]) if paths else here
+    if "--list-torch-free" in arguments:
+        for path in sorted((root / "csrc").rglob("*.cpp")):
+            if is_torch_free(path.relative_to(root / "csrc")):
+                print(path.relative_to(root))
+        return 0
+    findings = [*check_cpp(root), *check_python(root)]
+    for finding in findings:
+        print(finding)
+    print(f"check_layers: {len(findings)} findings" if findings else "check_layers: ok")
+    return 1 if findings else 0
+
+
+# --- C++ ---------------------------------------------------------------------
+
+
+def check_cpp(root: pathlib.Path) -> Iterator[str]:
+    """Findings below csrc/."""
+    csrc = root / "csrc"
+    graph: dict[str, list[str]] = {}
+    for path in sorted(csrc.rglob("*")):
+        if path.suffix not in {".h", ".cpp", ".cu", ".cuh"}:
+            continue
+        name = path.relative_to(csrc)
+        room = name.parts[0]
+        if room not in ARROWS and room != BINDINGS:
+            yield f"csrc/{name}: room {room} is not in the table of rooms"
+            continue
+        graph[name.as_posix()] = []
+        for number, header in includes_of(path):
+            where = f"csrc/{name}:{number}"
+            if (csrc / header).is_file():
+                graph[name.as_posix()].append(header)
+                yield from check_own_include(where, room, header)
+            else:
+                yield from check_foreign_include(where, name, header)
+    yield from cycles(graph, "include")
+
+
+def includes_of(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+    """Line and path of each include."""
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        found = INCLUDE.match(line)
+        if found:
+            yield number, found.group(2)
+
+
+def check_own_include(where: str, room: str, header: str) -> Iterator[str]:
+    """An include of the project's own header against the arrows."""
+    target = header.split("/")[0]
+    if target != room and room != BINDINGS and target not in ARROWS[room]:
+        yield f"{where}: {room} must not include {header} ({may_use(room)})"
+
+
+def check_foreign_include(
+    where: str, name: pathlib.PurePath, header: str
+) -> Iterator[str]:
+    """An include of a header from elsewhere against what the file may see."""
+    kind = next(
+        (kind for kind, form in HEADER_KINDS.items() if re.fullmatch(form, header)),
+        None,
+    )
+    is_kernel = name.suffix in {".cu", ".cuh"}
+    if kind == "Python" and name.parts[0] != BINDINGS:
+        yield f"{where}: only {BINDINGS} may include {header}"
+    elif kind == "torch's CUDA":
+        yield f"{where}: {header} is missing from a CPU torch; use c10's virtual guards"
+    elif kind == "torch" and is_kernel:
+        yield f"{where}: a kernel file must not include torch ({header})"
+    elif kind == "CUDA" and not is_kernel:
+        yield f"{where}: only kernel files (.cu, .cuh) may include {header}"
+    if kind is not None and is_torch_free(name):
+        yield f"{where}: torch-free code must not include {header}"
+    if kind is None and is_room_header(header):
+        yield f"{where}: {header} does not exist"
+
+
+def is_room_header(header: str) -> bool:
+    """Whether a header's path starts with one of our rooms."""
+    return header.split("/")[0] in {*ARROWS, BINDINGS} and "/" in header
+
+
+def is_torch_free(name: pathlib.PurePath) -> bool:
+    """Whether a file of csrc/ is in ``TORCH_FREE``."""
+    stem = name.with_suffix("").as_posix()
+    return any(stem == entry or stem.startswith(entry + "/") for entry in TORCH_FREE)
+
+
+def may_use(room: str) -> str:
+    """The room's arrows in words."""
+    allowed = ", ".join(sorted(ARROWS[room]))
+    return f"it may use {allowed}" if allowed else "it may use no other room"
+
+
+# --- Python ------------------------------------------------------------------
+
+
+def check_python(root: pathlib.Path) -> Iterator[str]:
+    """Findings below pipetransformer/."""
+    files = {
+        module_name(path.relative_to(root)): path
+        for path in sorted((root / PACKAGE).rglob("*.py"))
+    }
+    graph: dict[str, list[str]] = {}
+    for module, path in files.items():
+        graph[module] = []
+        tree = ast.parse(path.read_text(), filename=str(path))
+        typing_only = lines_for_typing(tree)
+        for number, target in imports_of(tree, module, path, files):
+            where = f"{path.relative_to(root)}:{number}"
+            yield from check_import(where, module, path, target)
+            if target in files and number not in typing_only:
+                graph[module].append(target)
+    yield from cycles(graph, "import")
+
+
+def module_name(path: pathlib.PurePath) -> str:
+    """Dotted name of a source file."""
+    parts = list(path.with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def lines_for_typing(tree: ast.Module) -> set[int]:
+    """Lines below ``if TYPE_CHECKING:``, which never run."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for statement in node.body:
+                lines.update(range(statement.lineno, (statement.end_lineno or 0) + 1))
+    return lines
+
+
+def imports_of(
+    tree: ast.Module, module: str, path: pathlib.Path, files: dict[str, pathlib.Path]
+) -> Iterator[tuple[int, str]]:
+    """Line and module of each import; ``from a import b`` is a.b if that exists."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level > 0:
+                up = node.level - (1 if path.name == "__init__.py" else 0)
+                parents = module.split(".")
+                package = ".".join(parents[: len(parents) - up])
+                base = f"{package}.{base}" if base else package
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield node.lineno, full if full in {*files, EXTENSION} else base
+
+
+def check_import(
+    where: str, module: str, path: pathlib.Path, target: str
+) -> Iterator[str]:
+    """One import against the arrows and the rule for ``_C``."""
+    top, *rest = target.split(".")
+    if top in NEVER_IMPORTED:
+        yield f"{where}: the package must not import {target}"
+    if top != PACKAGE:
+        return
+    room = room_of(module)
+    if target == EXTENSION or target.startswith(EXTENSION + "."):
+        if module != LOADER and (room is None or path.name != BINDING_FILE):
+            yield f"{where}: only the loader and a room's {BINDING_FILE} import _C"
+        return
+    if room is None or target == LOADER:
+        return
+    target_room = room_of(target)
+    if target_room is None:
+        named = ".".join(rest) or PACKAGE
+        yield f"{where}: {room} must not import the engine level ({named})"
+    elif target_room != room and target_room not in ARROWS[room]:
+        yield f"{where}: {room} must not import {target} ({may_use(room)})"
+
+
+def room_of(module: str) -> str | None:
+    """Room of a module, or None for the engine level and foreign modules."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ARROWS else None
+
+
+# --- both --------------------------------------------------------------------
+
+
+def cycles(graph: dict[str, list[str]], verb: str) -> Iterator[str]:
+    """One finding per edge that closes a cycle, depth first."""
+    done: set[str] = set()
+    for start in graph:
+        path: list[str] = []
+        pending: list[tuple[str, Iterator[str]]] = []
+        if start not in done:
+            path.append(start)
+            pending.append((start, iter(graph[start])))
+        while pending:
+            node, targets = pending[-1]
+            target = next(targets, None)
+            if target is None:
+                pending.pop()
+                path.pop()
+                done.add(node)
+            elif target in path:
+                circle = [*path[path.index(target) :], target]
+                yield f"cycle of {verb}s: {' -> '.join(circle)}"
+            elif target not in done and target in graph:
+                path.append(target)
+                pending.append((target, iter(graph[target])))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

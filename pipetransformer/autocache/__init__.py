@@ -1,1 +1,20 @@
-"""Room ``autocache``."""
+"""Activations of the frozen prefix: computed once per sample, then read back."""
+
+from pipetransformer.autocache.cache import (
+    ActivationCache,
+    CacheCounters,
+    Records,
+    hash_rows,
+    record_bytes,
+)
+from pipetransformer.autocache.prefix import cacheable, fingerprint_chain
+
+__all__ = [
+    "ActivationCache",
+    "CacheCounters",
+    "Records",
+    "cacheable",
+    "fingerprint_chain",
+    "hash_rows",
+    "record_bytes",
+]

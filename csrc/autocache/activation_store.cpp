@@ -1,0 +1,376 @@
+#include "autocache/activation_store.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+#include <utility>
+
+namespace pipetransformer::autocache {
+
+namespace {
+
+constexpr uint64_t kVerifyEvery = 64;
+constexpr int64_t kBytesPerTask = int64_t{1} << 20;  // worth waking a thread
+
+// A flat int64 argument, one value per row.
+at::Tensor
+row_values(const at::Tensor& values, const char* name, int64_t rows) {
+  TORCH_CHECK_VALUE(
+      values.dim() == 1 && values.scalar_type() == at::kLong &&
+          (rows < 0 || values.numel() == rows),
+      name,
+      ": expected an int64 tensor of shape (",
+      rows < 0 ? std::string("rows") : std::to_string(rows),
+      ",), got ",
+      values.scalar_type(),
+      " of shape ",
+      values.sizes());
+  return values.cpu().contiguous();
+}
+
+at::Tensor sample_ids(const at::Tensor& ids, const Slab& slab) {
+  at::Tensor checked = row_values(ids, "ids", -1);
+  const auto limit = static_cast<int64_t>(slab.num_samples());
+  const auto* id = checked.const_data_ptr<int64_t>();
+  for (int64_t row = 0; row < checked.numel(); ++row) {
+    TORCH_CHECK_VALUE(
+        id[row] >= 0 && id[row] < limit,
+        "ids: expected sample ids in 0..",
+        limit - 1,
+        ", got ",
+        id[row]);
+  }
+  return checked;
+}
+
+std::optional<RecordLayout> layout_of(const std::vector<at::Tensor>& tensors) {
+  RecordLayout layout;
+  if (tensors.size() > kMaxTensors) {
+    return std::nullopt;
+  }
+  for (const at::Tensor& tensor : tensors) {
+    TensorLayout& row = layout.tensors[layout.num_tensors++];
+    const int64_t num_dims = tensor.dim() - 1;
+    if (num_dims > static_cast<int64_t>(kMaxDims) ||
+        tensor.layout() != at::kStrided) {
+      return std::nullopt;
+    }
+    row.dtype = static_cast<uint16_t>(tensor.scalar_type());
+    row.num_dims = static_cast<uint16_t>(num_dims);
+    for (int64_t dim = 0; dim < num_dims; ++dim) {
+      const int64_t size = tensor.size(dim + 1);
+      if (size > std::numeric_limits<uint32_t>::max()) {
+        return std::nullopt;
+      }
+      row.sizes[dim] = static_cast<uint32_t>(size);
+    }
+  }
+  return layout;
+}
+
+// Uninitialized tensors for `num_rows` records of a layout.
+std::vector<at::Tensor>
+empty_tensors(const RecordLayout& layout, int64_t num_rows) {
+  std::vector<at::Tensor> tensors;
+  for (uint32_t k = 0; k < layout.num_tensors; ++k) {
+    const TensorLayout& row = layout.tensors[k];
+    std::vector<int64_t> sizes{num_rows};
+    sizes.insert(
+        sizes.end(), row.sizes.begin(), row.sizes.begin() + row.num_dims);
+    tensors.push_back(at::empty(sizes, static_cast<at::ScalarType>(row.dtype)));
+  }
+  return tensors;
+}
+
+// Row addresses of contiguous tensors.
+class Rows {
+ public:
+  explicit Rows(const std::vector<at::Tensor>& tensors)
+      : num_tensors_(tensors.size()) {
+    for (std::size_t k = 0; k < num_tensors_; ++k) {
+      const at::Tensor& tensor = tensors[k];
+      const int64_t rows = std::max<int64_t>(tensor.size(0), 1);
+      // Segments are written through only where the tensors are this file's
+      // own.
+      base_[k].data =
+          static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr()));
+      base_[k].size = tensor.nbytes() / rows;
+      bytes_ += static_cast<int64_t>(base_[k].size);
+    }
+  }
+
+  std::span<const Segment>
+  at(int64_t row, std::array<Segment, kMaxTensors>& segments) const noexcept {
+    for (std::size_t k = 0; k < num_tensors_; ++k) {
+      segments[k] = {base_[k].data + row * base_[k].size, base_[k].size};
+    }
+    return {segments.data(), num_tensors_};
+  }
+
+  // Rows that make a task big enough for a thread of its own.
+  int64_t grain() const noexcept {
+    return std::max<int64_t>(1, kBytesPerTask / (bytes_ + 1));
+  }
+
+ private:
+  std::size_t num_tensors_;
+  std::array<Segment, kMaxTensors> base_{};
+  int64_t bytes_ = 0;
+};
+
+int64_t num_rows_of(const std::vector<at::Tensor>& tensors) {
+  TORCH_CHECK_VALUE(
+      !tensors.empty(), "tensors: expected at least one, got none");
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(
+        tensor.dim() >= 1 && tensor.size(0) == tensors[0].size(0),
+        "tensors: expected equal first dims, got shapes ",
+        tensors[0].sizes(),
+        " and ",
+        tensor.sizes());
+  }
+  return tensors[0].size(0);
+}
+
+RecordKey key_of(
+    uint32_t boundary,
+    uint64_t fingerprint,
+    const int64_t* input_hashes,
+    int64_t row) {
+  RecordKey key;
+  key.boundary = boundary;
+  key.fingerprint = fingerprint;
+  if (input_hashes != nullptr) {
+    key.has_input_hash = 1;
+    key.input_hash = static_cast<uint64_t>(input_hashes[row]);
+  }
+  return key;
+}
+
+bool valid(
+    const RecordKey& key,
+    const std::vector<uint64_t>& chain,
+    const int64_t* input_hashes,
+    int64_t row) {
+  if (key.boundary >= chain.size() || key.fingerprint != chain[key.boundary]) {
+    return false;
+  }
+  return input_hashes == nullptr ||
+         key == key_of(key.boundary, key.fingerprint, input_hashes, row);
+}
+
+}  // namespace
+
+ActivationStore::ActivationStore(Slab slab, bool verify_all)
+    : slab_(std::make_shared<Slab>(std::move(slab))), verify_all_(verify_all) {}
+
+std::vector<RecordGroup> ActivationStore::fetch(
+    const at::Tensor& ids,
+    const std::vector<uint64_t>& chain,
+    const std::optional<at::Tensor>& input_hashes) {
+  const std::shared_ptr<Slab> slab = this->slab();
+  const at::Tensor samples = sample_ids(ids, *slab);
+  const int64_t num_rows = samples.numel();
+  at::Tensor hashes;
+  if (input_hashes) {
+    hashes = row_values(*input_hashes, "input_hashes", num_rows);
+  }
+  const int64_t* hash =
+      input_hashes ? hashes.const_data_ptr<int64_t>() : nullptr;
+  const auto* sample = samples.const_data_ptr<int64_t>();
+
+  std::map<std::pair<uint32_t, RecordLayout>, std::vector<int64_t>> groups;
+  std::vector<Slab::Found> found(num_rows);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    switch (slab->find(static_cast<uint64_t>(sample[row]), found[row])) {
+      case FindResult::kAbsent:
+        break;
+      case FindResult::kCorrupt:
+        ++counters_.corrupt;
+        break;
+      case FindResult::kFound: {
+        const RecordHeader& header = found[row].header;
+        if (valid(header.key, chain, hash, row)) {
+          groups[{header.key.boundary, header.layout}].push_back(row);
+        } else {
+          ++counters_.stale;
+        }
+        break;
+      }
+    }
+  }
+  std::vector<RecordGroup> result;
+  int64_t hits = 0;
+  for (const auto& [kind, rows] : groups) {
+    RecordGroup group = gather(*slab, found, rows);
+    hits += group.rows.numel();
+    if (group.rows.numel() > 0) {
+      result.push_back(std::move(group));
+    }
+  }
+  counters_.hits += hits;
+  counters_.misses += num_rows - hits;
+  return result;
+}
+
+// Copies the found records of `rows`, which have one boundary and layout.
+RecordGroup ActivationStore::gather(
+    Slab& slab,
+    std::vector<Slab::Found>& found,
+    const std::vector<int64_t>& rows) {
+  const RecordHeader& first = found[rows.front()].header;
+  const auto num_rows = static_cast<int64_t>(rows.size());
+  RecordGroup group;
+  group.boundary = first.key.boundary;
+  group.tensors = empty_tensors(first.layout, num_rows);
+  const Rows targets(group.tensors);
+  std::vector<ReadResult> results(num_rows);
+  at::parallel_for(
+      0, num_rows, targets.grain(), [&](int64_t begin, int64_t end) {
+        std::array<Segment, kMaxTensors> segments;
+        for (int64_t k = begin; k < end; ++k) {
+          results[k] =
+              slab.read(found[rows[k]], targets.at(k, segments), verify_next());
+        }
+      });
+  std::vector<int64_t> kept;
+  for (int64_t k = 0; k < num_rows; ++k) {
+    if (results[k] == ReadResult::kRead) {
+      kept.push_back(k);
+    } else {
+      ++(results[k] == ReadResult::kCorrupt ? counters_.corrupt
+                                            : counters_.stale);
+    }
+  }
+  const auto num_kept = static_cast<int64_t>(kept.size());
+  group.rows = at::empty({num_kept}, at::kLong);
+  for (int64_t k = 0; k < num_kept; ++k) {
+    group.rows.mutable_data_ptr<int64_t>()[k] = rows[kept[k]];
+  }
+  if (num_kept < num_rows) {  // rare: close the gaps
+    at::Tensor index = at::empty({num_kept}, at::kLong);
+    std::copy(kept.begin(), kept.end(), index.mutable_data_ptr<int64_t>());
+    for (at::Tensor& tensor : group.tensors) {
+      tensor = tensor.index_select(0, index);
+    }
+  }
+  return group;
+}
+
+int64_t ActivationStore::store(
+    const at::Tensor& ids,
+    const std::vector<at::Tensor>& tensors,
+    uint32_t boundary,
+    uint64_t fingerprint,
+    const std::optional<at::Tensor>& input_hashes) {
+  const std::shared_ptr<Slab> slab = this->slab();
+  const at::Tensor samples = sample_ids(ids, *slab);
+  const int64_t num_rows = num_rows_of(tensors);
+  TORCH_CHECK_VALUE(
+      samples.numel() == num_rows,
+      "ids: expected one per row of the tensors (",
+      num_rows,
+      "), got ",
+      samples.numel());
+  at::Tensor hashes;
+  if (input_hashes) {
+    hashes = row_values(*input_hashes, "input_hashes", num_rows);
+  }
+  const std::optional<RecordLayout> layout = layout_of(tensors);
+  if (!layout) {
+    counters_.full += num_rows;
+    return 0;
+  }
+  std::vector<at::Tensor> sources;
+  for (const at::Tensor& tensor : tensors) {
+    sources.push_back(
+        tensor.detach().cpu().resolve_conj().resolve_neg().contiguous());
+  }
+  const int64_t* hash =
+      input_hashes ? hashes.const_data_ptr<int64_t>() : nullptr;
+  const auto* sample = samples.const_data_ptr<int64_t>();
+  const Rows rows(sources);
+  std::atomic<int64_t> stored{0};
+  std::atomic<int64_t> full{0};
+  at::parallel_for(0, num_rows, rows.grain(), [&](int64_t begin, int64_t end) {
+    std::array<Segment, kMaxTensors> segments;
+    for (int64_t row = begin; row < end; ++row) {
+      const WriteResult result = slab->write(
+          static_cast<uint64_t>(sample[row]),
+          key_of(boundary, fingerprint, hash, row),
+          *layout,
+          rows.at(row, segments));
+      stored += result == WriteResult::kWritten ? 1 : 0;
+      full += result == WriteResult::kFull ? 1 : 0;
+    }
+  });
+  counters_.stored += stored;
+  counters_.full += full;
+  counters_.skipped += num_rows - stored - full;
+  return stored;
+}
+
+bool ActivationStore::verify_next() noexcept {
+  return verify_all_ ||
+         num_reads_.fetch_add(1, std::memory_order_relaxed) % kVerifyEvery == 0;
+}
+
+CacheCounts ActivationStore::counts() const noexcept {
+  return {
+      counters_.hits,
+      counters_.misses,
+      counters_.stale,
+      counters_.corrupt,
+      counters_.stored,
+      counters_.skipped,
+      counters_.full};
+}
+
+void ActivationStore::close() noexcept {
+  std::shared_ptr<Slab> last;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  last.swap(slab_);
+}
+
+std::shared_ptr<Slab> ActivationStore::slab() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK_VALUE(
+      slab_ != nullptr, "cache: expected an open one, got a closed one");
+  return slab_;
+}
+
+int64_t ActivationStore::num_samples() const {
+  return static_cast<int64_t>(slab()->num_samples());
+}
+
+int64_t ActivationStore::num_slots() const {
+  return static_cast<int64_t>(slab()->num_slots());
+}
+
+int64_t ActivationStore::slot_bytes() const {
+  return static_cast<int64_t>(slab()->slot_bytes());
+}
+
+int ActivationStore::descriptor() const {
+  return slab()->descriptor();
+}
+
+int64_t record_bytes(const std::vector<at::Tensor>& tensors) {
+  std::size_t bytes = Slot::kOverheadBytes;
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(
+        tensor.dim() >= 1 && tensor.size(0) > 0,
+        "tensors: expected at least one row, got shape ",
+        tensor.sizes());
+    bytes += padded(tensor.nbytes() / tensor.size(0));
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+}  // namespace pipetransformer::autocache

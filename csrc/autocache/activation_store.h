@@ -1,0 +1,101 @@
+// Moves activations between batch tensors and the slab: gathers the records of
+// a batch's samples straight into new tensors, scatters new activations into
+// slots.
+//
+// Thread-safe; close() may run beside a fetch, which then ends undisturbed. All
+// tensors are on the CPU (store() copies others there). Work is spread over the
+// intra-op threads. Ids out of range and tensors whose first dims differ throw
+// std::invalid_argument / c10::ValueError; whatever may be wrong with a record
+// makes a miss and a count instead.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "autocache/slab.h"
+
+namespace pipetransformer::autocache {
+
+// Records of equal boundary and layout: `tensors[k]` is (rows.numel(), ...),
+// and `rows` (int64) are the positions in the batch.
+struct RecordGroup {
+  int64_t boundary = 0;
+  at::Tensor rows;
+  std::vector<at::Tensor> tensors;
+};
+
+// Rows since construction, in this process. hits + misses are the rows asked
+// for; stale and corrupt ones are among the misses. stored + skipped + full are
+// the rows given to store().
+struct CacheCounts {
+  int64_t hits = 0;
+  int64_t misses = 0;
+  int64_t stale = 0;  // of another prefix or input, or overwritten meanwhile
+  int64_t corrupt = 0;
+  int64_t stored = 0;
+  int64_t skipped = 0;  // there already, or being written by somebody else
+  int64_t full = 0;     // no slot left, or larger than one
+};
+
+class ActivationStore {
+ public:
+  // With `verify_all` every read compares the checksum, else every 64th.
+  ActivationStore(Slab slab, bool verify_all);
+
+  // `ids` (rows) int64; chain[b] is the fingerprint of the prefix of b layers,
+  // and a record is valid when chain[its boundary] is its fingerprint.
+  // `input_hashes` (rows) int64: compared with the records' when given.
+  std::vector<RecordGroup> fetch(
+      const at::Tensor& ids,
+      const std::vector<uint64_t>& chain,
+      const std::optional<at::Tensor>& input_hashes);
+
+  // Stores row k of every tensor (rows, ...) as the record of ids[k]. Returns
+  // the number of rows written.
+  int64_t store(
+      const at::Tensor& ids,
+      const std::vector<at::Tensor>& tensors,
+      uint32_t boundary,
+      uint64_t fingerprint,
+      const std::optional<at::Tensor>& input_hashes);
+
+  CacheCounts counts() const noexcept;
+
+  // Lets go of the slab; every other use afterwards is a c10::ValueError.
+  void close() noexcept;
+
+  int64_t num_samples() const;
+  int64_t num_slots() const;
+  int64_t slot_bytes() const;
+  int descriptor() const;
+
+ private:
+  struct Counters {
+    std::atomic<int64_t> hits{0}, misses{0}, stale{0}, corrupt{0};
+    std::atomic<int64_t> stored{0}, skipped{0}, full{0};
+  };
+
+  std::shared_ptr<Slab> slab() const;
+  bool verify_next() noexcept;
+  RecordGroup gather(
+      Slab& slab,
+      std::vector<Slab::Found>& found,
+      const std::vector<int64_t>& rows);
+
+  mutable std::mutex mutex_;  // guards slab_, not what it points to
+  std::shared_ptr<Slab> slab_;
+  const bool verify_all_;
+  std::atomic<uint64_t> num_reads_{0};
+  Counters counters_;
+};
+
+// Bytes of a slot for one row of each of `tensors` (rows, ...).
+int64_t record_bytes(const std::vector<at::Tensor>& tensors);
+
+}  // namespace pipetransformer::autocache

@@ -1,0 +1,111 @@
+#include "autocache/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+namespace pipetransformer::autocache {
+
+namespace {
+
+// A file that cannot shrink cannot make a reader of its mapping fault.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+// Closes the descriptor unless it was handed on.
+class Descriptor {
+ public:
+  explicit Descriptor(int value) noexcept : value_(value) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (value_ >= 0) {
+      ::close(value_);
+    }
+  }
+  int get() const noexcept {
+    return value_;
+  }
+  int release() noexcept {
+    return std::exchange(value_, -1);
+  }
+
+ private:
+  int value_;
+};
+
+[[noreturn]] void fail(int error, const std::string& what) {
+  throw std::system_error(error, std::generic_category(), what);
+}
+
+}  // namespace
+
+SharedMemory SharedMemory::create(std::size_t size) {
+  Descriptor file(
+      ::memfd_create("pipetransformer-cache", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (file.get() < 0) {
+    fail(errno, "memfd_create");
+  }
+  if (::fchmod(file.get(), S_IRUSR | S_IWUSR) != 0) {
+    fail(errno, "fchmod");
+  }
+  int error = EINTR;
+  while (error == EINTR) {
+    error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(size));
+  }
+  if (error != 0) {
+    fail(error, "reserve " + std::to_string(size) + " bytes of shared memory");
+  }
+  if (::fcntl(file.get(), F_ADD_SEALS, kSeals) != 0) {
+    fail(errno, "seal shared memory");
+  }
+  return SharedMemory(file.release(), size);
+}
+
+SharedMemory SharedMemory::open(const std::string& path) {
+  Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  if (file.get() < 0) {
+    fail(errno, "open " + path);
+  }
+  struct stat info {};
+  const int seals = ::fcntl(file.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals ||
+      ::fstat(file.get(), &info) != 0 || info.st_size <= 0) {
+    throw std::invalid_argument(
+        "address: expected sealed shared memory, got another file at " + path);
+  }
+  return SharedMemory(file.release(), static_cast<std::size_t>(info.st_size));
+}
+
+SharedMemory::SharedMemory(int descriptor, std::size_t size)
+    : descriptor_(descriptor), size_(size) {
+  void* data =
+      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    ::close(descriptor);
+    fail(error, "map " + std::to_string(size) + " bytes of shared memory");
+  }
+  data_ = static_cast<std::byte*>(data);
+}
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept
+    : descriptor_(std::exchange(other.descriptor_, -1)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+SharedMemory::~SharedMemory() {
+  if (data_ != nullptr) {
+    ::munmap(data_, size_);
+  }
+  if (descriptor_ >= 0) {
+    ::close(descriptor_);
+  }
+}
+
+}  // namespace pipetransformer::autocache

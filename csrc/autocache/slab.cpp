@@ -1,0 +1,271 @@
+#include "autocache/slab.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "autocache/process.h"
+#include "core/hash.h"
+
+namespace pipetransformer::autocache {
+
+namespace {
+
+using Word = std::atomic_ref<uint64_t>;
+
+constexpr uint64_t kMagic = 0x62616c7365686361;  // "acheslab"
+constexpr uint32_t kFormat = 1;
+constexpr uint64_t kAlignment = 64;
+constexpr uint64_t kSuperblockBytes = 4096;
+constexpr std::size_t kMaxRunIdBytes = 256;  // with the closing zero
+
+// Index word: 0 none yet; slot + 1; or claimed by a process that assigns one.
+constexpr uint64_t kClaimed = uint64_t{1} << 63;
+
+uint64_t aligned(uint64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+[[noreturn]] void refuse(
+    const std::string& what,
+    const std::string& expected,
+    const std::string& actual) {
+  throw std::invalid_argument(
+      what + ": expected " + expected + ", got " + actual);
+}
+
+uint64_t header_checksum(const RecordHeader& header) noexcept {
+  return core::hash_bytes(&header, offsetof(RecordHeader, checksum));
+}
+
+uint64_t payload_checksum(std::span<const Segment> segments) noexcept {
+  uint64_t hash = core::kHashSeed;
+  for (const Segment& segment : segments) {
+    hash = core::hash_bytes(segment.data, segment.size, hash);
+  }
+  return hash;
+}
+
+uint64_t payload_bytes(std::span<const Segment> segments) noexcept {
+  uint64_t bytes = 0;
+  for (const Segment& segment : segments) {
+    bytes += padded(segment.size);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+// Written before anybody else can know the slab, constant from then on, but for
+// `next_slot`.
+struct Slab::Superblock {
+  uint64_t magic;
+  uint32_t format;
+  uint32_t header_bytes;
+  uint64_t num_samples;
+  uint64_t num_slots;
+  uint64_t slot_bytes;  // aligned
+  char run_id[kMaxRunIdBytes];
+  alignas(kAlignment) uint64_t next_slot;
+
+  uint64_t slots_offset() const noexcept {
+    return kSuperblockBytes + aligned(num_samples * sizeof(uint64_t));
+  }
+};
+
+Slab Slab::create(const SlabConfig& config) {
+  static_assert(sizeof(Superblock) <= kSuperblockBytes);
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 56;  // sums below stay in range
+  if (config.run_id.empty() || config.run_id.size() >= kMaxRunIdBytes) {
+    refuse(
+        "run_id",
+        "1 to 255 bytes",
+        std::to_string(config.run_id.size()) + " bytes");
+  }
+  if (config.num_samples == 0 || config.num_samples > kMaxBytes / 8) {
+    refuse("num_samples", "a number >= 1", std::to_string(config.num_samples));
+  }
+  if (config.slot_bytes <= Slot::kOverheadBytes ||
+      config.slot_bytes > kMaxBytes) {
+    refuse(
+        "slot_bytes",
+        "more than the " + std::to_string(Slot::kOverheadBytes) +
+            " bytes of a record without payload",
+        std::to_string(config.slot_bytes));
+  }
+  Superblock head{};
+  head.magic = kMagic;
+  head.format = kFormat;
+  head.header_bytes = Slot::kOverheadBytes;
+  head.num_samples = config.num_samples;
+  head.slot_bytes = aligned(config.slot_bytes);
+  const uint64_t fixed = head.slots_offset();
+  const uint64_t budget = std::min(config.budget_bytes, kMaxBytes);
+  if (budget < fixed + head.slot_bytes) {
+    refuse(
+        "budget_bytes",
+        "at least " + std::to_string(fixed + head.slot_bytes) +
+            " for one record",
+        std::to_string(config.budget_bytes));
+  }
+  head.num_slots =
+      std::min(config.num_samples, (budget - fixed) / head.slot_bytes);
+  config.run_id.copy(head.run_id, kMaxRunIdBytes - 1);
+  SharedMemory memory =
+      SharedMemory::create(fixed + head.num_slots * head.slot_bytes);
+  std::memcpy(memory.data(), &head, sizeof(head));
+  return Slab(std::move(memory));
+}
+
+Slab Slab::attach(const std::string& path, const std::string& run_id) {
+  SharedMemory memory = SharedMemory::open(path);
+  Superblock head{};
+  if (memory.size() >= kSuperblockBytes) {
+    std::memcpy(&head, memory.data(), sizeof(head));
+  }
+  if (head.magic != kMagic || head.format != kFormat ||
+      head.header_bytes != Slot::kOverheadBytes ||
+      memory.size() != head.slots_offset() + head.num_slots * head.slot_bytes) {
+    refuse(
+        "address",
+        "a cache of format " + std::to_string(kFormat),
+        "memory of another format");
+  }
+  head.run_id[kMaxRunIdBytes - 1] = '\0';
+  if (run_id != head.run_id) {
+    refuse("run_id", "'" + run_id + "'", std::string("'") + head.run_id + "'");
+  }
+  return Slab(std::move(memory));
+}
+
+Slab::Slab(SharedMemory memory)
+    : memory_(std::move(memory)),
+      index_(reinterpret_cast<uint64_t*>(memory_.data() + kSuperblockBytes)),
+      slots_(memory_.data() + superblock().slots_offset()) {}
+
+FindResult Slab::find(uint64_t sample, Found& found) noexcept {
+  const uint64_t entry = Word(index_[sample]).load(std::memory_order_acquire);
+  if (entry == 0 || (entry & kClaimed) != 0) {
+    return FindResult::kAbsent;
+  }
+  if (entry > num_slots()) {
+    return FindResult::kCorrupt;
+  }
+  found.slot = Slot(slot_words(entry - 1));
+  found.version = found.slot.version();
+  if (found.version.state() != SlotState::kReady ||
+      !found.slot.read_header(found.version, found.header)) {
+    return FindResult::kAbsent;
+  }
+  const RecordHeader& header = found.header;
+  if (header.checksum != header_checksum(header) || header.sample != sample) {
+    found.slot.discard(found.version);
+    return FindResult::kCorrupt;
+  }
+  return FindResult::kFound;
+}
+
+ReadResult Slab::read(
+    Found& found,
+    std::span<const Segment> segments,
+    bool verify) noexcept {
+  if (payload_bytes(segments) != found.header.payload_bytes) {
+    return ReadResult::kCorrupt;
+  }
+  if (!found.slot.read_payload(found.version, segments)) {
+    return ReadResult::kChanged;
+  }
+  if (verify && payload_checksum(segments) != found.header.payload_checksum) {
+    found.slot.discard(found.version);
+    return ReadResult::kCorrupt;
+  }
+  return ReadResult::kRead;
+}
+
+WriteResult Slab::write(
+    uint64_t sample,
+    const RecordKey& key,
+    const RecordLayout& layout,
+    std::span<const Segment> segments) noexcept {
+  RecordHeader header;
+  header.payload_bytes = payload_bytes(segments);
+  if (Slot::kOverheadBytes + header.payload_bytes > slot_bytes()) {
+    return WriteResult::kFull;
+  }
+  Found found;
+  if (find(sample, found) == FindResult::kFound && found.header.key == key) {
+    return WriteResult::kSame;
+  }
+  const Assignment assignment = assign(sample);
+  if (assignment.words == nullptr) {
+    return assignment.refusal;
+  }
+  header.sample = sample;
+  header.key = key;
+  header.layout = layout;
+  header.payload_checksum = payload_checksum(segments);
+  header.checksum = header_checksum(header);
+  Slot slot(assignment.words);
+  const SlotVersion seen = slot.version();
+  const bool writing = seen.state() == SlotState::kWriting;
+  if ((writing && process_runs(seen.writer())) ||
+      !slot.begin_write(seen, current_process())) {
+    return WriteResult::kBusy;
+  }
+  slot.write(header, segments);
+  slot.publish(seen);
+  return WriteResult::kWritten;
+}
+
+// A process claims the sample's index word before it takes a slot, so that two
+// that come at once do not take two. One that dies in between loses one slot.
+Slab::Assignment Slab::assign(uint64_t sample) noexcept {
+  Word entry(index_[sample]);
+  Word next_slot(superblock().next_slot);
+  uint64_t seen = entry.load(std::memory_order_acquire);
+  if (seen != 0 && (seen & kClaimed) == 0) {
+    const bool valid = seen <= num_slots();
+    return {valid ? slot_words(seen - 1) : nullptr, WriteResult::kFull};
+  }
+  if (seen != 0 && process_runs(static_cast<uint32_t>(seen))) {
+    return {nullptr, WriteResult::kBusy};
+  }
+  if (next_slot.load(std::memory_order_relaxed) >= num_slots()) {
+    return {nullptr, WriteResult::kFull};
+  }
+  if (!entry.compare_exchange_strong(
+          seen, kClaimed | current_process(), std::memory_order_acq_rel)) {
+    return {nullptr, WriteResult::kBusy};
+  }
+  const uint64_t slot = next_slot.fetch_add(1, std::memory_order_relaxed);
+  if (slot >= num_slots()) {
+    entry.store(0, std::memory_order_release);
+    return {nullptr, WriteResult::kFull};
+  }
+  entry.store(slot + 1, std::memory_order_release);
+  return {slot_words(slot), WriteResult::kWritten};
+}
+
+uint64_t Slab::num_samples() const noexcept {
+  return superblock().num_samples;
+}
+
+uint64_t Slab::num_slots() const noexcept {
+  return superblock().num_slots;
+}
+
+uint64_t Slab::slot_bytes() const noexcept {
+  return superblock().slot_bytes;
+}
+
+Slab::Superblock& Slab::superblock() const noexcept {
+  return *reinterpret_cast<Superblock*>(memory_.data());
+}
+
+uint64_t* Slab::slot_words(uint64_t slot) const noexcept {
+  return reinterpret_cast<uint64_t*>(slots_ + slot * slot_bytes());
+}
+
+}  // namespace pipetransformer::autocache

@@ -1,0 +1,99 @@
+// Records of one id space, shared by the processes of a node: an index from
+// sample to slot, and slots of fixed size. Everything lives in one piece of
+// shared memory, so a process that attaches sees all records without a copy.
+//
+//   superblock | index: one word per sample | slots, 64-byte aligned
+//
+// Slots are assigned first come, first served, and for ever. There is no
+// eviction: each sample is read once per epoch in an order that repeats
+// nothing, and under such a load any replacement does worse than keeping what
+// is there.
+//
+// Thread-safe and process-safe without locks, but for moving and destroying.
+// Reads and writes never throw: what is doubtful is reported as an outcome.
+// Torch-free.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "autocache/record.h"
+#include "autocache/shared_memory.h"
+#include "autocache/slot.h"
+
+namespace pipetransformer::autocache {
+
+struct SlabConfig {
+  std::string run_id;  // names the run; at most 255 bytes
+  uint64_t num_samples = 0;
+  uint64_t slot_bytes = 0;    // largest record, Slot::kOverheadBytes included
+  uint64_t budget_bytes = 0;  // of everything; bounds the number of slots
+};
+
+// kBusy: somebody else writes it. kChanged: overwritten meanwhile.
+enum class FindResult { kFound, kAbsent, kCorrupt };
+enum class ReadResult { kRead, kChanged, kCorrupt };
+enum class WriteResult { kWritten, kSame, kBusy, kFull };
+
+class Slab {
+ public:
+  // A record that was there when find() looked; valid as long as its slab.
+  struct Found {
+    Slot slot{nullptr};
+    SlotVersion version{0};
+    RecordHeader header;
+  };
+
+  // Throws std::invalid_argument when the budget holds no slot or a field is
+  // out of range, std::system_error when the memory cannot be had.
+  static Slab create(const SlabConfig& config);
+
+  // Attaches to the slab behind `path`. Throws std::invalid_argument when it is
+  // not of this run and format, std::system_error when it cannot be opened.
+  static Slab attach(const std::string& path, const std::string& run_id);
+
+  // Looks up the record of `sample` < num_samples.
+  FindResult find(uint64_t sample, Found& found) noexcept;
+
+  // Copies the payload of a found record. `segments` have the sizes of its
+  // layout. With `verify` the checksum is compared, too.
+  ReadResult
+  read(Found& found, std::span<const Segment> segments, bool verify) noexcept;
+
+  // Stores a record, over whatever the sample had. kSame: a record with this
+  // key is there already. kFull: no slot left, or the record is larger than
+  // one.
+  WriteResult write(
+      uint64_t sample,
+      const RecordKey& key,
+      const RecordLayout& layout,
+      std::span<const Segment> segments) noexcept;
+
+  uint64_t num_samples() const noexcept;
+  uint64_t num_slots() const noexcept;
+  uint64_t slot_bytes() const noexcept;
+  int descriptor() const noexcept {
+    return memory_.descriptor();
+  }
+
+ private:
+  struct Superblock;
+  struct Assignment {
+    uint64_t* words;      // of the slot; null: none
+    WriteResult refusal;  // why there is none
+  };
+
+  explicit Slab(SharedMemory memory);
+
+  Superblock& superblock() const noexcept;
+  uint64_t* slot_words(uint64_t slot) const noexcept;
+  Assignment assign(uint64_t sample) noexcept;
+
+  SharedMemory memory_;
+  uint64_t* index_;   // in memory_
+  std::byte* slots_;  // in memory_
+};
+
+}  // namespace pipetransformer::autocache

@@ -1,0 +1,138 @@
+#include "autocache/slot.h"
+
+#include <atomic>
+#include <cstring>
+
+namespace pipetransformer::autocache {
+
+// Note [Slot protocol]
+// Word 0 is the version; the header and the payload follow. It is a seqlock:
+//
+//   writer                                 reader
+//   w1 CAS version -> WRITING (acquire)    r1 load version (acquire), READY?
+//   w2 release fence                       r2 relaxed loads of the words
+//   w3 relaxed stores of the words         r3 acquire fence
+//   w4 store version READY (release)       r4 load version (relaxed), same?
+//
+// * A reader that finds the READY of w4 at r1 sees all of that write's words
+//   (release w4, acquire r1).
+// * A reader that got at r2 a word of a later write saw a store after that
+//   write's fence w2, so after its own fence r3 it sees at r4 the WRITING of
+//   that write or something newer: the version differs, the copy is dropped.
+//   Generations only grow, so an old version word never comes back (32 bits: a
+//   reader would have to sleep through 2^32 writes of one slot).
+// * Two writers: one CAS at w1 wins. Acquire at w1 orders the new words after
+//   those of the earlier write, or of the dead writer that is taken over: that
+//   one stores nothing any more, and its half-written words were never READY.
+// * Every shared word is accessed atomically (relaxed costs the same as a plain
+//   move), so there is no data race in the sense of the language, and a thread
+//   sanitizer can check it. Words are lock-free, hence valid between processes.
+
+namespace {
+
+using Word = std::atomic_ref<uint64_t>;
+static_assert(Word::is_always_lock_free);
+
+constexpr std::size_t kHeaderWords = sizeof(RecordHeader) / sizeof(uint64_t);
+constexpr std::size_t kPayloadWord = 1 + kHeaderWords;
+
+void load_bytes(std::byte* to, uint64_t* from, std::size_t size) noexcept {
+  const std::size_t whole = size / sizeof(uint64_t);
+  for (std::size_t k = 0; k < whole; ++k) {
+    const uint64_t word = Word(from[k]).load(std::memory_order_relaxed);
+    std::memcpy(to + k * sizeof(word), &word, sizeof(word));
+  }
+  if (const std::size_t rest = size % sizeof(uint64_t); rest > 0) {
+    const uint64_t word = Word(from[whole]).load(std::memory_order_relaxed);
+    std::memcpy(to + whole * sizeof(word), &word, rest);
+  }
+}
+
+void store_bytes(
+    uint64_t* to,
+    const std::byte* from,
+    std::size_t size) noexcept {
+  const std::size_t whole = size / sizeof(uint64_t);
+  for (std::size_t k = 0; k < whole; ++k) {
+    uint64_t word = 0;
+    std::memcpy(&word, from + k * sizeof(word), sizeof(word));
+    Word(to[k]).store(word, std::memory_order_relaxed);
+  }
+  if (const std::size_t rest = size % sizeof(uint64_t); rest > 0) {
+    uint64_t word = 0;
+    std::memcpy(&word, from + whole * sizeof(word), rest);
+    Word(to[whole]).store(word, std::memory_order_relaxed);
+  }
+}
+
+bool unchanged(uint64_t* words, SlotVersion seen) noexcept {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return Word(words[0]).load(std::memory_order_relaxed) == seen.word();
+}
+
+}  // namespace
+
+SlotVersion Slot::version() const noexcept {
+  return SlotVersion(Word(words_[0]).load(std::memory_order_acquire));
+}
+
+bool Slot::read_header(SlotVersion seen, RecordHeader& header) const noexcept {
+  load_bytes(
+      reinterpret_cast<std::byte*>(&header), words_ + 1, sizeof(RecordHeader));
+  return unchanged(words_, seen);
+}
+
+bool Slot::read_payload(SlotVersion seen, std::span<const Segment> segments)
+    const noexcept {
+  uint64_t* from = words_ + kPayloadWord;
+  for (const Segment& segment : segments) {
+    load_bytes(segment.data, from, segment.size);
+    from += padded(segment.size) / sizeof(uint64_t);
+  }
+  return unchanged(words_, seen);
+}
+
+bool Slot::begin_write(SlotVersion seen, uint32_t writer) noexcept {
+  uint64_t expected = seen.word();
+  const SlotVersion writing(SlotState::kWriting, writer, seen.generation() + 1);
+  if (!Word(words_[0]).compare_exchange_strong(
+          expected,
+          writing.word(),
+          std::memory_order_acquire,
+          std::memory_order_relaxed)) {
+    return false;
+  }
+  std::atomic_thread_fence(std::memory_order_release);
+  return true;
+}
+
+void Slot::write(
+    const RecordHeader& header,
+    std::span<const Segment> segments) noexcept {
+  uint64_t* to = words_ + kPayloadWord;
+  for (const Segment& segment : segments) {
+    store_bytes(to, segment.data, segment.size);
+    to += padded(segment.size) / sizeof(uint64_t);
+  }
+  store_bytes(
+      words_ + 1,
+      reinterpret_cast<const std::byte*>(&header),
+      sizeof(RecordHeader));
+}
+
+void Slot::publish(SlotVersion seen_at_begin) noexcept {
+  const SlotVersion ready(SlotState::kReady, 0, seen_at_begin.generation() + 1);
+  Word(words_[0]).store(ready.word(), std::memory_order_release);
+}
+
+void Slot::discard(SlotVersion seen) noexcept {
+  uint64_t expected = seen.word();
+  const SlotVersion empty(SlotState::kEmpty, 0, seen.generation());
+  Word(words_[0]).compare_exchange_strong(
+      expected,
+      empty.word(),
+      std::memory_order_relaxed,
+      std::memory_order_relaxed);
+}
+
+}  // namespace pipetransformer::autocache

@@ -1,0 +1,288 @@
+"""The cache of a node: records by sample id in memory that its processes share."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from pipetransformer.autocache import _binding
+
+_logger = logging.getLogger(__name__)
+
+Verify = Literal["sampled", "all"]
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Cached activations of some rows of a batch, all at one boundary.
+
+    Attributes:
+        boundary: number of layers that the activations have passed.
+        rows: positions in the batch, ``(n,)`` int64.
+        tensors: what crosses the boundary, each ``(n, ...)``, on the CPU.
+    """
+
+    boundary: int
+    rows: Tensor
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class CacheCounters:
+    """Rows seen by one process since it opened the cache.
+
+    ``hits + misses`` are the rows asked for, ``stored + skipped + full`` the rows
+    given to store.
+
+    Attributes:
+        hits: rows found.
+        misses: rows not found.
+        stale: misses whose record is of another prefix or input, or was overwritten
+            while it was read.
+        corrupt: misses whose record failed its checksum; it is dropped.
+        stored: rows written.
+        skipped: rows there already, or just being written by another process.
+        full: rows without a slot: none left, or the record is larger than one.
+    """
+
+    hits: int
+    misses: int
+    stale: int
+    corrupt: int
+    stored: int
+    skipped: int
+    full: int
+
+
+class ActivationCache:
+    """Records of one id space, shared by the processes of a node.
+
+    Make one with `create` or `attach`. Methods may be called from several threads.
+    The cache is disposable: whatever is doubtful about a record makes a miss, is
+    counted, and warned about once. The memory is anonymous; it goes with the last
+    process that has the cache open, however that process ends. A forked child may
+    use, close or drop its copy without harm to the parent.
+    """
+
+    def __init__(self, store: _binding.ActivationStore) -> None:
+        """Wrap an open store; use `create` or `attach` instead."""
+        self._store = store
+        self._warned: set[str] = set()
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        run_id: str,
+        num_samples: int,
+        slot_bytes: int,
+        budget_bytes: int,
+        verify: Verify = "sampled",
+    ) -> ActivationCache:
+        """Reserve the memory of a new cache.
+
+        Args:
+            run_id: names the run; processes of another run cannot attach.
+            num_samples: ids are ``0 .. num_samples - 1``.
+            slot_bytes: bytes of the largest record, see `record_bytes`.
+            budget_bytes: of the whole cache. When it holds fewer slots than there
+                are samples, those that come first keep theirs.
+            verify: compare checksums on 1/64 of the reads or on all.
+
+        Raises:
+            ValueError: if an argument is out of range or no slot fits the budget.
+            OSError: if the memory cannot be had.
+        """
+        sizes = {
+            "num_samples": num_samples,
+            "slot_bytes": slot_bytes,
+            "budget_bytes": budget_bytes,
+        }
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"{name}: expected a number >= 1, got {value}")
+        return cls(
+            _binding.ActivationStore.create(
+                run_id, num_samples, slot_bytes, budget_bytes, _verifies_all(verify)
+            )
+        )
+
+    @classmethod
+    def attach(
+        cls, address: bytes, *, run_id: str, verify: Verify = "sampled"
+    ) -> ActivationCache:
+        """Open the cache of another process of this node and user.
+
+        Args:
+            address: `address` of that process's cache, which it holds open.
+            run_id: as given to `create`.
+            verify: compare checksums on 1/64 of this process's reads or on all.
+
+        Raises:
+            ValueError: if there is no cache of this run and format at the address.
+                The caller then makes its own.
+        """
+        verifies_all = _verifies_all(verify)
+        try:
+            place = json.loads(address)
+            path = f"/proc/{int(place['pid'])}/fd/{int(place['fd'])}"
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(
+                f"address: expected one made by ActivationCache, got {address!r}"
+            ) from None
+        try:
+            return cls(_binding.ActivationStore.attach(path, run_id, verifies_all))
+        except OSError as error:
+            raise ValueError(
+                "address: expected a cache held by a process of this node and user, "
+                f"got {error}"
+            ) from error
+
+    @property
+    def address(self) -> bytes:
+        """Where other processes of the node can attach while this one lives."""
+        place = {"pid": os.getpid(), "fd": self._store.descriptor}
+        return json.dumps(place).encode()
+
+    @property
+    def num_samples(self) -> int:
+        """Number of ids."""
+        return self._store.num_samples
+
+    @property
+    def num_slots(self) -> int:
+        """Number of samples that can have a record at the same time."""
+        return self._store.num_slots
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot, rounded up to its alignment."""
+        return self._store.slot_bytes
+
+    @property
+    def counters(self) -> CacheCounters:
+        """Counts of this process so far; also after `close`."""
+        counts = self._store.counts()
+        return CacheCounters(
+            hits=counts.hits,
+            misses=counts.misses,
+            stale=counts.stale,
+            corrupt=counts.corrupt,
+            stored=counts.stored,
+            skipped=counts.skipped,
+            full=counts.full,
+        )
+
+    def fetch(
+        self,
+        ids: Tensor,
+        *,
+        chain: Sequence[int],
+        input_hashes: Tensor | None = None,
+    ) -> list[Records]:
+        """Read the records of a batch.
+
+        Args:
+            ids: sample ids, ``(rows,)`` int64; duplicates are legal.
+            chain: ``fingerprint_chain`` up to the current boundary: a record of
+                boundary ``b < len(chain)`` is valid if its fingerprint is ``chain[b]``.
+            input_hashes: ``(rows,)`` int64 of the inputs as they are now; a record of
+                other inputs, or stored without a hash, is a miss. None: not compared.
+
+        Returns:
+            One entry per boundary and layout found, boundaries ascending. Rows in no
+            entry are misses.
+
+        Raises:
+            ValueError: if an id is out of range, a shape or dtype is wrong, or the
+                cache is closed.
+        """
+        groups = self._store.fetch(ids, list(chain), input_hashes)
+        self._warn_once("corrupt", "records failed their checksum and are recomputed")
+        return [Records(b, rows, tuple(tensors)) for b, rows, tensors in groups]
+
+    def store(
+        self,
+        ids: Tensor,
+        tensors: Sequence[Tensor],
+        *,
+        boundary: int,
+        fingerprint: int,
+        input_hashes: Tensor | None = None,
+    ) -> int:
+        """Write records, in place of those that the samples had.
+
+        A record with the same boundary, fingerprint and input hash is left as it is.
+
+        Args:
+            ids: sample ids, ``(rows,)`` int64; of duplicates the first is stored.
+            tensors: all that crosses the boundary, each ``(rows, ...)``.
+            boundary: number of layers that the activations have passed.
+            fingerprint: ``fingerprint_chain(...)[boundary]``.
+            input_hashes: ``(rows,)`` int64 of the inputs.
+
+        Returns:
+            Number of rows written.
+
+        Raises:
+            ValueError: if an id or the boundary is out of range, a shape or dtype is
+                wrong, or the cache is closed. Never because there is no room.
+        """
+        if boundary < 0:
+            raise ValueError(f"boundary: expected a number >= 0, got {boundary}")
+        written = self._store.store(
+            ids, list(tensors), boundary, fingerprint, input_hashes
+        )
+        self._warn_once("full", "records have no slot and will be recomputed")
+        return written
+
+    def close(self) -> None:
+        """Let go of the memory; other processes keep it."""
+        self._store.close()
+
+    def _warn_once(self, counter: str, text: str) -> None:
+        if counter in self._warned:
+            return
+        rows = getattr(self._store.counts(), counter)
+        if rows > 0:
+            self._warned.add(counter)
+            _logger.warning("cache: %d %s; see counters for more", rows, text)
+
+
+def hash_rows(*tensors: Tensor) -> Tensor:
+    """Hash the content of each sample.
+
+    Args:
+        tensors: at least one, each ``(rows, ...)``.
+
+    Returns:
+        ``(rows,)`` int64: equal for rows with the same dtypes, shapes and bytes.
+
+    Raises:
+        ValueError: if there is no tensor or the first dims differ.
+    """
+    return _binding.hash_rows(list(tensors))
+
+
+def record_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return the slot size that one row of each of `tensors` needs.
+
+    Args:
+        tensors: what crosses a boundary, each ``(rows, ...)`` with at least one row.
+
+    Raises:
+        ValueError: if a tensor has no row.
+    """
+    return _binding.record_bytes(list(tensors))
+
+
+def _verifies_all(verify: Verify) -> bool:
+    if verify not in ("sampled", "all"):
+        raise ValueError(f"verify: expected 'sampled' or 'all', got {verify!r}")
+    return verify == "all"

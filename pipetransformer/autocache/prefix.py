@@ -1,0 +1,119 @@
+"""What identifies a frozen prefix, and whether its values may be cached."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from pipetransformer.autocache import _binding
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size)
+# What every module has (hooks, submodules, parameters, training): not a setting.
+_MODULE_STATE = frozenset(vars(nn.Module()))
+
+
+def fingerprint_chain(
+    layers: Sequence[nn.Module], count: int, *, context: str = ""
+) -> list[int]:
+    """Fingerprint every prefix of up to `count` layers.
+
+    Element ``b`` stands for the first ``b`` layers: their classes, settings, parameter
+    and buffer names, dtypes, shapes and bytes. A change in layer ``j`` changes all
+    elements after ``j`` and none before. Train and eval mode do not count, because a
+    cached prefix runs in eval mode.
+
+    Args:
+        layers: the model's layers in order.
+        count: length of the longest prefix.
+        context: whatever else the values depend on, such as the autocast dtype.
+
+    Returns:
+        ``count + 1`` integers in ``0 .. 2**64 - 1``.
+
+    Raises:
+        ValueError: if there are fewer than `count` layers.
+
+    Source: the cache key of PipeTransformer (ICML 2021), made safe against changes.
+    """
+    if not 0 <= count <= len(layers):
+        raise ValueError(
+            f"count: expected a number in 0..{len(layers)} (the layers), got {count}"
+        )
+    chain = [_binding.hash_bytes(f"prefix\n{context}".encode())]
+    for layer in layers[:count]:
+        chain.append(_fingerprint(layer, chain[-1]))
+    return chain
+
+
+def cacheable(layers: Sequence[nn.Module]) -> str | None:
+    """Say why a prefix must not be cached, as far as its modules tell.
+
+    Args:
+        layers: the frozen layers in order, in eval mode.
+
+    Returns:
+        None if each output row looks like a function of its input row alone; else the
+        reason, for a report.
+    """
+    for index, layer in enumerate(layers):
+        for name, module in layer.named_modules():
+            where = f"layer {index} ({_path(layer, name, module)})"
+            if module.training:
+                return f"{where} is in train mode"
+            if isinstance(module, _BatchNorm) and module.running_mean is None:
+                return f"{where} normalises with the statistics of each batch"
+    return None
+
+
+def _fingerprint(layer: nn.Module, previous: int) -> int:
+    # Addresses of objects differ between processes that hold the same layer.
+    settings = re.sub(r" at 0x[0-9a-f]+", "", repr(layer))
+    fingerprint = _binding.hash_bytes(settings.encode(), previous)
+    for name, module in layer.named_modules():
+        text = f"{name}: {_class_name(module)} {sorted(_settings(module))}"
+        fingerprint = _binding.hash_bytes(text.encode(), fingerprint)
+    tensors = itertools.chain(layer.named_parameters(), layer.named_buffers())
+    for name, tensor in tensors:
+        fingerprint = _binding.hash_bytes(name.encode(), fingerprint)
+        fingerprint = _binding.hash_tensor(tensor, fingerprint)
+    return fingerprint
+
+
+def _settings(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Plain attributes that ``repr`` may not show, and plain tensors by content."""
+    for name, value in vars(module).items():
+        if name in _MODULE_STATE:
+            continue
+        if isinstance(value, Tensor):
+            yield name, str(_binding.hash_tensor(value, 0))
+        elif (text := _plain_text(value)) is not None:
+            yield name, text
+
+
+def _plain_text(value: object) -> str | None:
+    """Text of a value that is the same in every process, or None."""
+    if isinstance(value, (Enum, *_PLAIN)):
+        return repr(value)
+    if isinstance(value, (FunctionType, BuiltinFunctionType)):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, (list, tuple)):
+        return repr([_plain_text(item) for item in value])
+    if isinstance(value, dict):
+        return repr([(_plain_text(k), _plain_text(v)) for k, v in value.items()])
+    return None
+
+
+def _class_name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _path(layer: nn.Module, name: str, module: nn.Module) -> str:
+    own = type(layer).__name__
+    return f"{own}.{name}: {type(module).__name__}" if name else own

@@ -136,6 +136,7 @@ class Director:
         )
         sampler.set_epoch(run.state.epoch)
         sampler.set_position(run.state.batch)
+        run.freezer.train(True)
         self._pass = Pass(run, self._shape(self.active()))
         run.current_pass = self._pass
         return sampler

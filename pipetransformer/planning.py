@@ -36,7 +36,7 @@ class Decision:
 def decide(run: Run) -> Decision:
     """Ask the freeze policy, once per epoch, and keep to the structure rules.
 
-    Source: paper section 3.2 (freeze algorithm at the beginning of each epoch).
+    Source: paper section 3.1 (freeze algorithm).
     """
     state, recipe = run.state, run.recipe
     if state.decided_epoch < state.epoch:

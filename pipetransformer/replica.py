@@ -129,7 +129,6 @@ def wrap(model: ActiveModel, group: ActiveGroup) -> DistributedDataParallel:
         model,
         process_group=group.process_group,
         init_sync=False,
-        broadcast_buffers=True,
         find_unused_parameters=False,
         gradient_as_bucket_view=True,
     )

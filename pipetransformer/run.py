@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from pipetransformer.autocache import ActivationCache
+from pipetransformer.autocache import ActivationCache, record_bytes
 from pipetransformer.autodp import LaunchInfo, MessagePlane
 from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer, Policy
 from pipetransformer.checkpoint import load_optimizer_state
@@ -21,6 +23,9 @@ from pipetransformer.planner import Cluster, Profile
 from pipetransformer.report.history import History
 from pipetransformer.script import ScriptLog
 from pipetransformer.state import OptimizerFactory, SchedulerFactory, TrainingState
+
+_LOG = logging.getLogger(__name__)
+_LAYOUT_SLACK_BYTES = 256  # alignment of the tensors of a record that has several
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -174,20 +179,26 @@ class Run:
             raise RuntimeError("cache asked for before the profile; please report")
         widest = max(p.boundary_bytes_per_sample for p in self.profile.layers)
         budget = self.config.cache.budget_bytes or available_bytes() // 4
-        return ActivationCache.create(
-            run_id=self.info.run_id,
-            num_samples=num_samples,
-            slot_bytes=widest,
-            budget_bytes=budget,
-        )
+        record = torch.empty(1, widest + _LAYOUT_SLACK_BYTES, dtype=torch.uint8)
+        try:
+            return ActivationCache.create(
+                run_id=self.info.run_id,
+                num_samples=num_samples,
+                slot_bytes=record_bytes([record]),
+                budget_bytes=budget,
+            )
+        except (OSError, ValueError) as error:
+            _LOG.warning("no cache, frozen layers are recomputed: %s", error)
+            return None
 
     def _attach(self, address: bytes, num_samples: int) -> ActivationCache | None:
         if not address:
             return None
         try:
             return ActivationCache.attach(address, run_id=self.info.run_id)
-        except (OSError, ValueError):
+        except ValueError as error:
             # Another pid namespace or user: an own slab is slower, never wrong.
+            _LOG.warning("own cache instead of the node's: %s", error)
             return self._create(num_samples)
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ class Session:
         lines = [
             *trainable_lines(run.recipe.model),
             f"config {run.config.canonical()}",
-            f"policy {type(run.policy).__name__} {run.policy.state_dict()}",
+            f"policy {run.policy!r} {run.policy.state_dict()}",
             f"units {run.recipe.unit_ends}",
         ]
         try:

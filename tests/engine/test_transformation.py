@@ -8,7 +8,8 @@ from tests.support.ranks import run_ranks
 pytestmark = pytest.mark.distributed
 
 # With 6 blocks: the budget forces K=4 unfrozen; freezing lets shorter pipelines fit.
-SHRINKING = config(plan=pt.PlanConfig(slot_memory_bytes=12_000))
+SHRINKING = config(plan=pt.PlanConfig(slot_memory_bytes=13_500))
+SHRINKING_64 = config(plan=pt.PlanConfig(slot_memory_bytes=2 * 13_500))
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_elastic_run_equals_a_static_run_with_the_same_freezes_in_float64():
     options = {"dtype": torch.float64}
     freezes = schedule(0, 2, 4, 6)
     moving = run_ranks(
-        train, 4, freezes, 4, {**options, "config": SHRINKING}, timeout_s=110
+        train, 4, freezes, 4, {**options, "config": SHRINKING_64}, timeout_s=110
     )[0]
     still = run_ranks(
         train,
@@ -127,7 +128,7 @@ def test_run_alone_and_run_of_four_see_the_same_losses():
         4,
         schedule(0, 3),
         2,
-        {"dtype": torch.float64, "config": SHRINKING},
+        {"dtype": torch.float64, "config": SHRINKING_64},
         timeout_s=90,
     )[0]
     for a, b in zip(alone["before"], four["before"], strict=True):

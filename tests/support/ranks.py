@@ -3,6 +3,7 @@
 import faulthandler
 import multiprocessing
 import os
+import pickle
 import socket
 import tempfile
 import time
@@ -31,9 +32,10 @@ def _child(fn, rank, world_size, port, args, results, dump_path, dump_after_s):
 
         torch.set_num_threads(1)
         try:
-            results.put((rank, True, fn(rank, *args)))
+            # As bytes: the queue would send tensors as descriptors of this process.
+            results.put((rank, True, pickle.dumps(fn(rank, *args))))
         except BaseException:
-            results.put((rank, False, traceback.format_exc()))
+            results.put((rank, False, pickle.dumps(traceback.format_exc())))
         finally:
             faulthandler.cancel_dump_traceback_later()
 
@@ -101,7 +103,7 @@ class Ranks:
                             f"ranks died without a result: {codes}"
                         ) from None
                 continue
-            outcomes[rank] = (ok, value)
+            outcomes[rank] = (ok, pickle.loads(value))
         return outcomes
 
     def join(self):

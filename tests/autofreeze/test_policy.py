@@ -186,6 +186,22 @@ def test_progress_refuses_a_negative_count():
         Progress(-1, 0)
 
 
+def test_policy_repr_makes_the_same_policy(factory):
+    policy = factory()
+    names = {cls.__name__: cls for cls in (AlphaCap, Manual, Never, Schedule)}
+    again = eval(repr(policy), names)
+    assert repr(again) == repr(policy)
+    for one in (policy, again):
+        one.bind(6)
+    assert run(again) == run(policy)
+
+
+def test_policy_repr_shows_every_setting():
+    assert repr(AlphaCap(0.25, min_active=2)) == (
+        "AlphaCap(alpha=0.25, gradient_term=False, min_active=2, dry_run=False)"
+    )
+
+
 def test_policy_of_the_documentation_works_and_replays():
     page = pathlib.Path(__file__).parents[2] / "docs" / "adding-a-policy.md"
     names = {}

@@ -35,7 +35,15 @@ ARROWS: dict[str, frozenset[str]] = {
 BINDINGS = "bindings"
 
 # Folders and single files (without suffix) of csrc that include no torch.
-TORCH_FREE = ("core", "planner", "simulator", "autofreeze/alpha_cap")
+TORCH_FREE = (
+    "core",
+    "planner",
+    "simulator",
+    "autofreeze/alpha_cap",
+    "autocache/shared_memory",
+    "autocache/slab",
+    "autocache/slot",
+)
 
 # What a header belongs to, by its path; the first match counts.
 HEADER_KINDS = {

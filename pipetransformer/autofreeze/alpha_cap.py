@@ -92,6 +92,13 @@ class AlphaCap(Policy):
         self._point = progress.epoch
         return self._num_frozen
 
+    def _get_settings(self) -> dict[str, object]:
+        return {
+            "alpha": self._alpha,
+            "gradient_term": self.needs_gradients,
+            "min_active": self._min_active,
+        }
+
     def _check_units(self, num_units: int) -> None:
         check_count("min_active", self._min_active, num_units)
 

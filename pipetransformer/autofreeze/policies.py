@@ -70,6 +70,9 @@ class Schedule(Policy):
     def _choose(self, progress: Progress, stats: FreezeStatistics) -> int:
         return self._counts[min(progress.epoch, len(self._counts) - 1)]
 
+    def _get_settings(self) -> dict[str, object]:
+        return {"counts": list(self._counts)}
+
     def _check_units(self, num_units: int) -> None:
         for count in self._counts:
             check_count("counts", count, num_units)

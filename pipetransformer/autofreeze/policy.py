@@ -93,8 +93,8 @@ class Policy(abc.ABC):
 
     A policy is a pure function of its state, the statistics and the progress: no
     tensors, no ranks, no clock, so every active rank decides alike. A subclass
-    writes ``_choose`` and, if it remembers anything, ``_get_state`` and
-    ``_set_state``.
+    writes ``_choose``; if it has settings, ``_get_settings``; and if it remembers
+    anything, ``_get_state`` and ``_set_state``.
 
     Attributes:
         needs_gradients: whether ``observe`` must be given gradient norms.
@@ -109,6 +109,12 @@ class Policy(abc.ABC):
         self.log: list[Decision] = []
         self._num_units: int | None = None
         self._statistics = FreezeStatistics()
+
+    def __repr__(self) -> str:
+        """The call that makes this policy; ranks compare it to find other settings."""
+        settings = {**self._get_settings(), "dry_run": self.dry_run}
+        arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        return f"{type(self).__name__}({arguments})"
 
     @property
     def num_units(self) -> int:
@@ -204,6 +210,10 @@ class Policy(abc.ABC):
 
     def _check_units(self, num_units: int) -> None:  # noqa: B027 (optional hook)
         """Raise ValueError if the settings do not fit `num_units`."""
+
+    def _get_settings(self) -> dict[str, object]:
+        """Arguments of the constructor, without ``dry_run``."""
+        return {}
 
     def _get_state(self) -> State:
         return {}

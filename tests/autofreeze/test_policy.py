@@ -2,6 +2,8 @@
 
 import json
 import logging
+import pathlib
+import re
 
 import pytest
 
@@ -182,3 +184,31 @@ def test_policy_refuses_a_state_of_another_policy():
 def test_progress_refuses_a_negative_count():
     with pytest.raises(ValueError, match="epoch: expected a count >= 0, got -1"):
         Progress(-1, 0)
+
+
+def test_policy_repr_makes_the_same_policy(factory):
+    policy = factory()
+    names = {cls.__name__: cls for cls in (AlphaCap, Manual, Never, Schedule)}
+    again = eval(repr(policy), names)
+    assert repr(again) == repr(policy)
+    for one in (policy, again):
+        one.bind(6)
+    assert run(again) == run(policy)
+
+
+def test_policy_repr_shows_every_setting():
+    assert repr(AlphaCap(0.25, min_active=2)) == (
+        "AlphaCap(alpha=0.25, gradient_term=False, min_active=2, dry_run=False)"
+    )
+
+
+def test_policy_of_the_documentation_works_and_replays():
+    page = pathlib.Path(__file__).parents[2] / "docs" / "adding-a-policy.md"
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[1], names)
+    policy = names["AfterWarmUp"](7)
+    policy.bind(6)
+    decisions = run(policy)
+    assert decisions == [0, 1, 2, 3, 4]
+    log = json.loads(json.dumps(policy.log))
+    assert replay(lambda: names["AfterWarmUp"](7), log) == decisions

@@ -34,6 +34,8 @@ def find(model=None, machines=None, **options):
         ),
         (dict(num_microbatches=0), "num_microbatches: expected at least 1, got 0"),
         (dict(max_replicas=0), "max_replicas: expected at least 1, got 0"),
+        (dict(global_batch=2**23), "global_batch: expected at most 4194304, got 8388"),
+        (dict(num_stages=2**70), r"num_stages: expected at most 2\*\*62, got 1180"),
         (dict(global_batch=0), "global_batch: expected at least 1, got 0"),
         (
             dict(min_microbatch_samples=0),
@@ -153,7 +155,13 @@ def test_sums_that_could_overflow_are_refused():
         find(heavy)
 
 
-def test_transfers_that_would_take_months_are_refused():
+def test_transfers_that_would_take_minutes_are_refused():
     model = equal_profile(4, boundary_bytes_per_sample=2**40)
     with pytest.raises(ValueError, match="cluster link rates: expected transfers"):
         find(model, cluster(4, device_link_bytes_per_s=1))
+
+
+@pytest.mark.parametrize("value", [1.0, "1", True])
+def test_search_refuses_counts_that_are_no_integers(value):
+    with pytest.raises(TypeError, match="num_stages: expected an integer, got"):
+        find(num_stages=value)

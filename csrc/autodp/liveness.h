@@ -12,9 +12,13 @@ namespace pipetransformer::autodp {
 class LivenessTracker {
  public:
   // A peer is dead after `timeout_s` without a change of its counter; before
-  // its first beat it gets twice that, since processes start at their own pace.
-  LivenessTracker(double timeout_s, double now_s)
-      : timeout_s_(timeout_s), changed_s_(now_s), seen_s_(now_s) {}
+  // its first beat it gets `start_timeout_s`: processes start at their own
+  // pace.
+  LivenessTracker(double timeout_s, double start_timeout_s, double now_s)
+      : timeout_s_(timeout_s),
+        start_timeout_s_(start_timeout_s),
+        changed_s_(now_s),
+        seen_s_(now_s) {}
 
   // Reports what the peer's counter holds now (nullopt: not written yet).
   // Returns false once the peer must be considered dead.
@@ -29,12 +33,13 @@ class LivenessTracker {
     }
     counter_ = counter;
     seen_s_ = now_s;
-    const double allowed_s = counter ? timeout_s_ : 2 * timeout_s_;
+    const double allowed_s = counter ? timeout_s_ : start_timeout_s_;
     return now_s - changed_s_ <= allowed_s;
   }
 
  private:
   double timeout_s_;
+  double start_timeout_s_;
   std::optional<int64_t> counter_;
   double changed_s_;
   double seen_s_;

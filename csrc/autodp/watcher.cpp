@@ -52,7 +52,9 @@ struct Watcher::State {
   c10::intrusive_ptr<c10d::Store> store;  // the store thread's own
   std::shared_ptr<FailureLatch> latch;
   const WatcherOptions options;
-  std::atomic<int64_t> answers{0};  // rounds in which the store answered
+  // Rounds in which the store answered, counted once every rank has beaten. See
+  // Note [Slow starts].
+  std::atomic<int64_t> answers{0};
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -68,6 +70,18 @@ struct Watcher::State {
     std::unique_lock lock(mutex);
     changed.wait_for(lock, kPoll, [this] { return closing; });
     return !closing;
+  }
+
+  LivenessTracker make_tracker() const {
+    return {options.heartbeat_timeout_s, options.start_timeout_s, now_s()};
+  }
+
+  std::vector<std::string> heartbeat_keys() const {
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < options.world_size; ++rank) {
+      keys.push_back(heartbeat_key(rank));
+    }
+    return keys;
   }
 
   void fail(int rank, std::string phase, double deadline_s, std::string why) {
@@ -87,6 +101,14 @@ struct Watcher::State {
   void drain_signals();
 };
 
+// Note [Slow starts]
+// A TCPStore server looks up the name of each client that connects, in the one
+// thread that serves all of them: an unanswered name query stalls the store for
+// five seconds or more (seen under load). All connections of a plane are made
+// when it starts; until every rank has beaten once, silence gets the longer
+// start timeout. For the same reason nothing connects to the store later:
+// groups are built through the connection that the plane was given.
+
 // ---- store thread
 
 void Watcher::State::run_store_thread() noexcept {
@@ -100,9 +122,10 @@ void Watcher::State::run_store_thread() noexcept {
 }
 
 void Watcher::State::watch_store() {
-  LivenessTracker successor(options.heartbeat_timeout_s, now_s());
+  auto successor = make_tracker();
   int64_t counter = 0;
   double next_beat_s = now_s();
+  bool everyone_started = false;
   do {
     if (const auto abort = read_key(*store, kAbortKey)) {
       latch->fail(decode(*abort));
@@ -112,7 +135,10 @@ void Watcher::State::watch_store() {
       next_beat_s = now_s() + options.heartbeat_interval_s;
       beat(counter++, successor);
     }
-    answers.fetch_add(1);
+    everyone_started = everyone_started || store->check(heartbeat_keys());
+    if (everyone_started) {
+      answers.fetch_add(1);
+    }
   } while (!latch->failed() && pause());
   if (const auto failure = latch->failure()) {
     spread(*failure);
@@ -155,10 +181,12 @@ void Watcher::State::beat(int64_t counter, LivenessTracker& successor) {
 // ---- monitor thread
 
 void Watcher::State::run_monitor_thread() noexcept {
-  LivenessTracker store_thread(options.heartbeat_timeout_s, now_s());
+  auto store_thread = make_tracker();
   do {
     drain_signals();
-    if (!store_thread.observe(answers.load(), now_s())) {
+    const auto rounds = answers.load();
+    const auto seen = rounds > 0 ? std::optional(rounds) : std::nullopt;
+    if (!store_thread.observe(seen, now_s())) {
       fail(
           options.store_rank,
           "store",

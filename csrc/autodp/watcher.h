@@ -26,6 +26,7 @@ struct WatcherOptions {
   int store_rank = -1;  // who serves the store, -1: nobody of ours
   double heartbeat_interval_s = 1.0;
   double heartbeat_timeout_s = 10.0;
+  double start_timeout_s = 30.0;  // until every rank has beaten once
 };
 
 class Watcher {

@@ -37,7 +37,8 @@ void bind_plane(py::module_& m) {
                       int world_size,
                       int store_rank,
                       double heartbeat_interval_s,
-                      double heartbeat_timeout_s) {
+                      double heartbeat_timeout_s,
+                      double start_timeout_s) {
             const py::gil_scoped_release no_gil;
             return std::make_shared<MessagePlane>(
                 store,
@@ -46,7 +47,8 @@ void bind_plane(py::module_& m) {
                     world_size,
                     store_rank,
                     heartbeat_interval_s,
-                    heartbeat_timeout_s});
+                    heartbeat_timeout_s,
+                    start_timeout_s});
           }),
           py::arg("store"),
           py::kw_only(),
@@ -54,7 +56,8 @@ void bind_plane(py::module_& m) {
           py::arg("world_size"),
           py::arg("store_rank"),
           py::arg("heartbeat_interval_s"),
-          py::arg("heartbeat_timeout_s"))
+          py::arg("heartbeat_timeout_s"),
+          py::arg("start_timeout_s"))
       .def(
           "set",
           [](MessagePlane& self, const std::string& key, const py::bytes& v) {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <stdexcept>
-#include <string>
+
+#include "planner/rates.h"
 
 namespace pipetransformer::planner {
 
@@ -163,53 +163,6 @@ int64_t samples_per_replica(int64_t global_batch, const Shape& shape) {
 int64_t samples_per_microbatch(int64_t global_batch, const Shape& shape) {
   return divide_up(
       samples_per_replica(global_batch, shape), shape.num_microbatches);
-}
-
-int64_t interpolate(
-    const std::vector<int64_t>& points,
-    const std::vector<int64_t>& values,
-    int64_t samples) {
-  if (points.size() == 1) {
-    return static_cast<int64_t>(Wide{values[0]} * samples / points[0]);
-  }
-  // The segment that holds `samples`, the outer ones extended.
-  const auto upper = std::upper_bound(points.begin(), points.end(), samples);
-  const auto right = static_cast<std::size_t>(std::clamp<std::ptrdiff_t>(
-      upper - points.begin(),
-      1,
-      static_cast<std::ptrdiff_t>(points.size()) - 1));
-  const std::size_t left = right - 1;
-  Wide rise = Wide{values[right]} - values[left];
-  if (samples > points[right]) {
-    rise = std::max<Wide>(rise, 0);
-    return static_cast<int64_t>(
-        values[right] +
-        rise * (samples - points[right]) / (points[right] - points[left]));
-  }
-  // Only an extension below the first point can be negative.
-  const Wide span = points[right] - points[left];
-  const Wide scaled =
-      Wide{values[left]} * span + rise * (samples - points[left]);
-  return scaled <= 0 ? 0 : static_cast<int64_t>(scaled / span);
-}
-
-int64_t transfer_ns(
-    int64_t bytes,
-    const std::optional<int64_t>& bytes_per_s,
-    int64_t latency_ns) {
-  if (!bytes_per_s) {
-    return 0;
-  }
-  const Wide time =
-      (Wide{bytes} * kNanosecondsPerSecond + *bytes_per_s - 1) / *bytes_per_s +
-      latency_ns;
-  if (time > kLongestTransferNs) {
-    throw std::invalid_argument(
-        "cluster link rates: expected transfers of at most 104 days, got " +
-        std::to_string(bytes) + " bytes at " + std::to_string(*bytes_per_s) +
-        " bytes/s");
-  }
-  return static_cast<int64_t>(time);
 }
 
 int64_t num_forward_only(const Profile& profile, int64_t boundary) {

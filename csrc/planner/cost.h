@@ -40,20 +40,6 @@ struct Workload {
 int64_t samples_per_replica(int64_t global_batch, const Shape& shape);
 int64_t samples_per_microbatch(int64_t global_batch, const Shape& shape);
 
-// Value at `samples` of a cost measured at `points`: affine between and beyond
-// the points (never below 0, never falling beyond the last); a single point
-// means proportional. Rounded down.
-int64_t interpolate(
-    const std::vector<int64_t>& points,
-    const std::vector<int64_t>& values,
-    int64_t samples);
-
-// latency + bytes / rate, rounded up; 0 without a rate.
-int64_t transfer_ns(
-    int64_t bytes,
-    const std::optional<int64_t>& bytes_per_s,
-    int64_t latency_ns);
-
 // Number of leading active layers that no gradient passes: they hold no
 // trainable parameter and nothing before them does.
 int64_t num_forward_only(const Profile& profile, int64_t boundary);

@@ -12,8 +12,11 @@ using Wide = __int128;
 
 constexpr int64_t kLargestSum = int64_t{1} << 62;
 // A step has at most (M + 1) terms of (m + 1) samples, each at most doubled by
-// recomputation and by the two directions of a copy: 64 leaves room to spare.
+// recomputation: 64 leaves room to spare. A transfer takes at most 2^38 ns (see
+// transfer_ns) and a step has at most 4 M of them beside 2 per boundary.
 constexpr int64_t kHeadroom = 64;
+constexpr int64_t kLargestBatch = int64_t{1} << 22;
+constexpr int64_t kMostDevices = int64_t{1} << 30;  // nodes, and devices of one
 
 void fail(const std::string& text) {
   throw std::invalid_argument(text);
@@ -32,6 +35,15 @@ void require_not_negative(int64_t value, const std::string& what) {
 void require_positive(int64_t value, const std::string& what) {
   if (value < 1) {
     fail(what + ": expected at least 1, got " + std::to_string(value));
+  }
+}
+
+void require_count(int64_t value, int64_t most, const std::string& what) {
+  require_positive(value, what);
+  if (value > most) {
+    fail(
+        what + ": expected at most " + std::to_string(most) + ", got " +
+        std::to_string(value));
   }
 }
 
@@ -78,8 +90,9 @@ void check_sums(Wide times, Wide bytes, int64_t global_batch) {
 }
 
 void check_cluster(const Cluster& cluster) {
-  require_positive(cluster.num_nodes, "cluster num_nodes");
-  require_positive(cluster.devices_per_node, "cluster devices_per_node");
+  require_count(cluster.num_nodes, kMostDevices, "cluster num_nodes");
+  require_count(
+      cluster.devices_per_node, kMostDevices, "cluster devices_per_node");
   require_positive(cluster.device_memory_bytes, "cluster device_memory_bytes");
   require_positive(
       cluster.device_link_bytes_per_s.value_or(1),
@@ -105,7 +118,7 @@ void check(
     const Profile& profile,
     const Cluster& cluster,
     int64_t global_batch) {
-  require_positive(global_batch, "global_batch");
+  require_count(global_batch, kLargestBatch, "global_batch");
   check_cluster(cluster);
   check_points(profile.microbatch_samples);
   if (profile.layers.empty()) {

@@ -143,7 +143,7 @@ def build_group(
     """
     config = config or plane.config
     _check_members(plane, members)
-    store = dist.PrefixStore(name, plane.store.clone())
+    store = dist.PrefixStore(name, plane.store)
     backend = None
     if len(members) > 1:
         rank = list(members).index(plane.rank)

@@ -50,6 +50,7 @@ class MessagePlane:
             store_rank=-1 if info.store_rank is None else info.store_rank,
             heartbeat_interval_s=self.config.heartbeat_interval.total_seconds(),
             heartbeat_timeout_s=self.config.heartbeat_timeout.total_seconds(),
+            start_timeout_s=self.config.store_timeout.total_seconds(),
         )
         self._closed = False
 

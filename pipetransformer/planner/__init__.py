@@ -1,6 +1,6 @@
 """Room ``planner``: from measured layer costs to a plan, and why."""
 
-from pipetransformer.planner import paper
+from pipetransformer.planner import paper, solvers
 from pipetransformer.planner.cluster import CacheTiers, Cluster
 from pipetransformer.planner.measure import measure_profile
 from pipetransformer.planner.plan import Candidate, Plan
@@ -18,4 +18,5 @@ __all__ = [
     "measure_profile",
     "paper",
     "search",
+    "solvers",
 ]

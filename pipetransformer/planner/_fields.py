@@ -113,12 +113,12 @@ def parse(text: str, what: str) -> object:
     """Parse JSON text; malformed text is a ValueError that names ``what``."""
 
     def refuse(constant: str) -> object:
-        raise ValueError(f"{what}: expected finite numbers, got {constant}")
+        raise ValueError(f"the number {constant}")
 
     if not isinstance(text, str):
         raise TypeError(f"{what}: expected JSON text, got {type(text).__name__}")
     try:
         parsed: object = json.loads(text, parse_constant=refuse)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{what}: expected JSON, got text with {error}") from None
     return parsed

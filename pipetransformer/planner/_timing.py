@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -62,7 +62,7 @@ def _run_once(
 
 
 def _forward_backward(
-    device: torch.device, layer: nn.Module, value: object, parameters: list[Tensor]
+    device: torch.device, layer: nn.Module, value: object, parameters: Sequence[Tensor]
 ) -> tuple[int, int, object]:
     """Time a forward, and its backward to the inputs and ``parameters``."""
     leaves: list[Tensor] = []

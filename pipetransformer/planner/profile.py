@@ -52,11 +52,10 @@ class LayerProfile:
         """Check every field."""
         name = _fields.check_str(self.name, "profile layer name")
         where = f"profile layer {name!r}"
-        for field in (*_TIMES, "forward_only_ns"):
-            value = getattr(self, field)
-            if value is not None:
-                checked = _fields.check_ints(value, f"{where} {field}")
-                object.__setattr__(self, field, checked)
+        optional = () if self.forward_only_ns is None else ("forward_only_ns",)
+        for field in (*_TIMES, *optional):
+            checked = _fields.check_ints(getattr(self, field), f"{where} {field}")
+            object.__setattr__(self, field, checked)
         for field in _BYTES:
             _fields.check_int(getattr(self, field), f"{where} {field}")
         _fields.check_bool(self.trainable, f"{where} trainable")

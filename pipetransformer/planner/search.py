@@ -62,6 +62,7 @@ def search(
 
     Raises:
         InfeasiblePlan: nothing fits; names K, layer and missing bytes.
+        TypeError: a count is no integer.
         ValueError: an option that no plan can satisfy; the text names it.
 
     Source: PipeTransformer (ICML 2021), section 3.2, with exact cuts by measured
@@ -71,6 +72,14 @@ def search(
         raise ValueError(
             f"checkpoint: expected one of {CHECKPOINT_MODES}, got {checkpoint!r}"
         )
+    _check_integers(
+        global_batch=global_batch,
+        boundary=boundary,
+        num_stages=num_stages,
+        max_replicas=max_replicas,
+        num_microbatches=num_microbatches,
+        min_microbatch_samples=min_microbatch_samples,
+    )
     request = _binding.PlannerRequest()
     workload = _binding.PlannerWorkload()
     workload.global_batch = global_batch
@@ -94,6 +103,16 @@ def search(
             "plan: expected a pipeline that fits, got none; " + "; ".join(refusals)
         )
     return _make_plan(result, profile, cluster, request, checkpoint, refusals)
+
+
+def _check_integers(**options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int)
+        ):
+            raise TypeError(f"{name}: expected an integer, got {value!r}")
+        if value is not None and abs(value) > 2**62:
+            raise ValueError(f"{name}: expected at most 2**62, got {value}")
 
 
 def _make_plan(

@@ -1,9 +1,14 @@
 """What the tests of this room share: a plane per process, with short deadlines."""
 
 import contextlib
+import os
 from datetime import timedelta
 
 from pipetransformer.autodp import AutoDPConfig, MessagePlane, connect
+
+# The store's server looks up the names of its clients; where no name server
+# answers, each look-up would stall it for five seconds. Spawned ranks inherit this.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 FAST = AutoDPConfig(
     heartbeat_interval=timedelta(seconds=0.2),

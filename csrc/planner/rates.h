@@ -1,0 +1,26 @@
+// Time as a function of size: measured costs between their points, transfers
+// from latency and rate. Pure, int64 nanoseconds, thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace pipetransformer::planner {
+
+// Value at `samples` of a cost measured at `points`: affine between and beyond
+// the points (never below 0, never falling beyond the last); a single point
+// means proportional. Rounded down.
+int64_t interpolate(
+    const std::vector<int64_t>& points,
+    const std::vector<int64_t>& values,
+    int64_t samples);
+
+// latency + bytes / rate, rounded up; 0 without a rate. Throws
+// std::invalid_argument above 2^38 ns, more than four minutes.
+int64_t transfer_ns(
+    int64_t bytes,
+    const std::optional<int64_t>& bytes_per_s,
+    int64_t latency_ns);
+
+}  // namespace pipetransformer::planner

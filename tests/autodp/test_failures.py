@@ -1,0 +1,198 @@
+"""A rank dies, stops or is told to end: every other one gets one PeerFailure."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
+from tests.autodp.world import FAST
+from tests.support.ranks import Ranks, free_port
+
+pytestmark = pytest.mark.distributed
+
+GENEROUS_S = 30
+
+
+def _outcome_of(plane, body):
+    """(rank, phase) of the failure that ends `body`, and how long closing took."""
+    try:
+        with plane.guard():
+            body()
+    except PeerFailure as failure:
+        plane.close()
+        return failure.rank, failure.phase, str(failure)
+    finally:
+        plane.close()
+    return None
+
+
+def _train(plane, group, victim, number):
+    model = DistributedDataParallel(
+        nn.Linear(4, 1), process_group=group.process_group, init_sync=False
+    )
+    for step in range(10**6):
+        if plane.rank == victim and step == 3:
+            os.kill(os.getpid(), number)
+        model(torch.ones(2, 4)).sum().backward()
+
+
+def _lose_a_rank(rank, victim, number):
+    info, store = connect(FAST)
+    plane = MessagePlane(store, info, FAST)
+    partner = 1  # always alive, and in a collective with the victim
+    plane.gather("start", b"", phase="start")
+    if rank in (victim, partner):
+        group = build_group(plane, name="g/0", members=sorted([victim, partner]))
+        return _outcome_of(plane, lambda: _train(plane, group, victim, number))
+    return _outcome_of(plane, lambda: plane.wait("never", phase="standby"))
+
+
+def _survivors(ranks, victim):
+    """Outcomes of all but `victim`, who must also leave their process in peace."""
+    try:
+        survivors = [r for r in range(len(ranks.processes)) if r != victim]
+        outcomes = ranks.outcomes(survivors)
+        for rank in survivors:
+            ranks.processes[rank].join(timeout=GENEROUS_S)
+            assert ranks.processes[rank].exitcode == 0, f"rank {rank} did not exit"
+        for rank, (ok, value) in outcomes.items():
+            assert ok, f"rank {rank} failed:\n{value}"
+        return {rank: value for rank, (_, value) in outcomes.items()}
+    finally:
+        ranks.processes[victim].kill()
+        ranks.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_lost_rank_ends_backward_and_standby_of_all_others(victim, number):
+    ranks = Ranks(_lose_a_rank, 3, victim, number, timeout_s=90)
+    outcomes = _survivors(ranks, victim)
+    for failed_rank, phase, text in outcomes.values():
+        assert phase in ("all_reduce", "broadcast", "heartbeat", "store"), text
+        assert failed_rank in (None, victim), text
+
+
+def _standby_dies(rank):
+    info, store = connect(FAST)
+    plane = MessagePlane(store, info, FAST)
+    plane.gather("start", b"", phase="start")
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 0:
+        return _outcome_of(plane, lambda: plane.wait("never", phase="standby"))
+
+    def compute():
+        while True:
+            plane.check()
+            time.sleep(0.01)
+
+    return _outcome_of(plane, compute)
+
+
+def test_dead_standby_is_found_by_its_heartbeat():
+    outcomes = _survivors(Ranks(_standby_dies, 3, timeout_s=90), 1)
+    text = "peer failure: rank 1, phase 'heartbeat', deadline 4.0 s: no heartbeat"
+    assert set(outcomes.values()) == {(1, "heartbeat", text)}
+
+
+def _told_to_end(rank):
+    info, store = connect(FAST)
+    plane = MessagePlane(store, info, FAST)
+    group = build_group(plane, name="g/0", members=[0, 1])
+    if rank == 0:  # never joins the collective
+        return _outcome_of(plane, lambda: plane.wait("never", phase="standby"))
+    with plane.termination():
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.start()
+        model = DistributedDataParallel(
+            nn.Linear(4, 1), process_group=group.process_group, init_sync=False
+        )
+        return _outcome_of(plane, lambda: model(torch.ones(2, 4)).sum().backward())
+
+
+def test_sigterm_ends_a_blocked_backward_and_all_others():
+    ranks = Ranks(_told_to_end, 2, timeout_s=90)
+    outcomes = ranks.join()
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][:2] == (1, "SIGTERM")
+
+
+def _user_error(rank):
+    info, store = connect(FAST)
+    plane = MessagePlane(store, info, FAST)
+    if rank == 0:  # serves the store: its account must arrive before it goes
+        plane.fail("user code", "KeyError: 'x'")
+        plane.close()
+        return None
+    return _outcome_of(plane, lambda: plane.wait("never", phase="standby"))
+
+
+def test_error_of_the_serving_rank_reaches_all_others():
+    outcomes = Ranks(_user_error, 3, timeout_s=60).join()
+    text = "peer failure: rank 0, phase 'user code': KeyError: 'x'"
+    assert outcomes == [None, (0, "user code", text), (0, "user code", text)]
+
+
+def _absent_store(rank, port):
+    from dataclasses import replace
+    from datetime import timedelta
+
+    os.environ.update(RANK="1", WORLD_SIZE="2", MASTER_PORT=str(port))
+    with pytest.raises(PeerFailure, match="phase 'connect', deadline 2.0 s: store: "):
+        connect(replace(FAST, store_timeout=timedelta(seconds=2)))
+
+
+def test_store_that_nobody_serves_is_a_clear_error():
+    Ranks(_absent_store, 1, free_port(), timeout_s=60).join()
+
+
+SCRIPT = """
+import os, pathlib, signal, sys
+from tests.autodp.test_failures import _outcome_of
+from tests.autodp.world import FAST
+from pipetransformer.autodp import MessagePlane, connect
+
+info, store = connect(FAST)
+plane = MessagePlane(store, info, FAST)
+with plane.termination():
+    plane.gather("start", b"", phase="start")
+    if info.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    outcome = _outcome_of(plane, lambda: plane.wait("never", phase="standby"))
+path = pathlib.Path(sys.argv[1], str(info.rank))
+path.write_text(f"{info.store_rank} {outcome[1]}")
+"""
+
+
+def test_killed_rank_under_torchrun_ends_the_others(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=3",
+            f"--master-port={free_port()}",
+            str(script),
+            str(tmp_path),
+        ],
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert run.returncode != 0
+    for rank in (0, 1):
+        served_by, phase = (tmp_path / str(rank)).read_text().split()
+        assert served_by == "None", "torchrun serves the store"
+        assert phase in ("SIGTERM", "heartbeat")

@@ -1,0 +1,181 @@
+import os
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
+from tests.autodp.world import FAST, joined
+from tests.support.ranks import run_ranks
+
+
+def _wrap(model, group):
+    return DistributedDataParallel(
+        model,
+        process_group=group.process_group,
+        init_sync=False,
+        broadcast_buffers=True,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=False,
+    )
+
+
+def _model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+
+def _collectives(group):
+    mine = torch.tensor([float(group.rank + 1)])
+    total = float(sum(range(1, group.size + 1)))
+    assert group.all_reduce_(mine.clone()).item() == total
+    assert group.all_reduce_(mine.clone(), dist.ReduceOp.MAX).item() == group.size
+    assert group.broadcast_(mine.clone(), group.size - 1).item() == group.size
+    values = group.all_gather_bytes(b"x" * group.rank)
+    assert values == [b"x" * rank for rank in range(group.size)]
+    rows = group.all_gather_rows(torch.full((group.rank, 2), float(group.rank)))
+    assert [row.shape for row in rows] == [(rank, 2) for rank in range(group.size)]
+    assert all((row == rank).all() for rank, row in enumerate(rows))
+    assert group.all_gather_rows(torch.ones(0, 3))[0].shape == (0, 3)
+    group.barrier()
+
+
+def test_group_of_one_needs_no_peer():
+    with joined() as plane:
+        group = build_group(plane, name="g/0", members=[0])
+        assert (group.rank, group.size) == (0, 1)
+        _collectives(group)
+        group.retire()
+
+
+def test_group_of_one_serves_ddp():
+    with joined() as plane:
+        group = build_group(plane, name="g/0", members=[0])
+        plain, wrapped = _model(), _wrap(_model(), group)
+        x = torch.randn(6, 4)
+        plain(x).sum().backward()
+        for _ in range(2):
+            wrapped.zero_grad()
+            wrapped(x).sum().backward()
+        for ours, theirs in zip(
+            wrapped.module.parameters(), plain.parameters(), strict=True
+        ):
+            assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_group_names_bad_members():
+    with joined() as plane:
+        for members in ([], [0, 0], [1], [0, 1]):
+            with pytest.raises(ValueError, match="members: expected distinct ranks"):
+                build_group(plane, name="g/0", members=members)
+
+
+def test_collectives_of_a_failed_run_raise_at_once():
+    info, store = connect(FAST)
+    plane = MessagePlane(store, info, FAST)
+    group = build_group(plane, name="g/0", members=[0])
+    plane.fail("user code", "no more")
+    with pytest.raises(PeerFailure, match="user code"):
+        group.barrier()
+    plane.close()
+
+
+def _members_only(rank):
+    with joined() as plane:
+        if rank == 1:
+            with pytest.raises(ValueError, match="this rank 1 among them"):
+                build_group(plane, name="g/0", members=[2, 0])
+            return None
+        group = build_group(plane, name="g/0", members=[2, 0])
+        _collectives(group)
+        group.retire()
+        with pytest.raises(RuntimeError, match="got one that was retired"):
+            group.barrier()
+        return group.rank
+
+
+@pytest.mark.distributed
+def test_group_is_built_by_its_members_only():
+    assert run_ranks(_members_only, 3) == [1, None, 0]
+
+
+def _ddp_step(rank):
+    with joined() as plane:
+        group = build_group(plane, name="g/0", members=range(plane.world_size))
+        wrapped = _wrap(_model().double().eval(), group)
+        x = torch.randn(8, 4, dtype=torch.float64)
+        gradients = []
+        for _ in range(3):
+            wrapped.zero_grad()
+            wrapped(x[4 * rank : 4 * rank + 4]).mean().backward()
+            gradients = [p.grad.clone() for p in wrapped.parameters()]
+        plain = _model().double().eval()
+        plain(x).mean().backward()
+        for ours, theirs in zip(gradients, plain.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs.grad)
+        group.retire()
+
+
+@pytest.mark.distributed
+def test_ddp_over_a_group_averages_like_one_process():
+    run_ranks(_ddp_step, 2)
+
+
+def _resources():
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def _build_and_retire(rank):
+    def round_(number):
+        group = build_group(plane, name=f"g/{number}", members=[0, 1])
+        wrapped = _wrap(nn.Linear(2, 1), group)
+        wrapped(torch.ones(1, 2)).sum().backward()
+        group.retire()
+
+    with joined() as plane:
+        for number in range(5):
+            round_(number)
+        plane.gather("warm", b"", phase="test")
+        before = _settled()
+        for number in range(5, 50):
+            round_(number)
+        plane.gather("done", b"", phase="test")
+        return before, _settled()
+
+
+def _settled():
+    """Resources once the background thread has caught up."""
+    best = _resources()
+    for _ in range(100):
+        threading.Event().wait(0.02)
+        best = min(best, _resources())
+    return best
+
+
+@pytest.mark.distributed
+def test_groups_built_and_retired_leave_nothing_behind():
+    for before, after in run_ranks(_build_and_retire, 2, timeout_s=110):
+        assert after[0] <= before[0] + 2, "descriptors grew"
+        assert after[1] <= before[1] + 1, "threads grew"
+
+
+def _absent_member(rank):
+    from dataclasses import replace
+    from datetime import timedelta
+
+    with joined() as plane:
+        if rank == 0:
+            hurried = replace(FAST, protocol_timeout=timedelta(seconds=1))
+            with pytest.raises(
+                RuntimeError, match=r"expected ranks \[0, 1\] to connect within 1.0 s"
+            ):
+                build_group(plane, name="g/0", members=[0, 1], config=hurried)
+        assert plane.failure is None
+
+
+@pytest.mark.distributed
+def test_group_that_never_meets_is_an_error_and_no_failure():
+    run_ranks(_absent_member, 2)

@@ -1,0 +1,205 @@
+"""Measuring a model: what is counted, and that the model is left as found."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from pipetransformer.planner import Profile, measure_profile
+
+SIZES = (1, 4)
+
+
+class Scale(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x):
+        return x * self.weight
+
+
+class Pair(nn.Module):
+    """Two tensors in, two out; the second are indices."""
+
+    def forward(self, x, ids):
+        return x + 1, ids
+
+
+class Join(nn.Module):
+    def forward(self, x, ids):
+        return x + ids.to(x.dtype)[:, None]
+
+
+def measure(model, inputs, **options):
+    return measure_profile(
+        model, inputs, **{"microbatch_samples": SIZES, "repeats": 1, **options}
+    )
+
+
+def test_bytes_and_shapes_of_a_plain_model_are_exact():
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    measured = measure(model, torch.randn(8, 3))
+    assert measured.microbatch_samples == SIZES
+    names = [layer.name for layer in measured.layers]
+    assert names == ["0.Linear", "1.ReLU", "2.Linear"]
+    assert [x.parameter_bytes for x in measured.layers] == [4 * 20, 0, 4 * 12]
+    assert [x.boundary_bytes_per_sample for x in measured.layers] == [20, 20, 8]
+    # Saved: the input of the first, the output of the second; the third's input is
+    # the same memory again.
+    saved = [x.activation_bytes_per_sample for x in measured.layers]
+    assert saved == [12, 20, 0]
+    assert [x.trainable for x in measured.layers] == [True, False, True]
+    assert all(len(x.forward_ns) == len(SIZES) for x in measured.layers)
+    assert Profile.from_json(measured.to_json()) == measured
+
+
+def test_measuring_leaves_the_model_as_it_was_found():
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.ReLU(inplace=True)
+    )
+    model[0].weight.grad = torch.full_like(model[0].weight, 7.0)
+    model[2].eval()
+    before = copy.deepcopy(model.state_dict())
+    buffers = {name: id(buffer) for name, buffer in model.named_buffers()}
+    modes = [module.training for module in model.modules()]
+    random_state = torch.get_rng_state()
+    inputs = torch.randn(8, 4)
+    inputs_before = inputs.clone()
+    random_state = torch.get_rng_state()
+    measure(model, inputs)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert torch.equal(inputs, inputs_before) and inputs.grad is None
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert {name: id(buffer) for name, buffer in model.named_buffers()} == buffers
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(model[0].weight.grad, torch.full_like(model[0].weight, 7.0))
+    assert all(p.grad is None for p in [model[0].bias, *model[1].parameters()])
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_a_failing_layer_leaves_the_model_as_it_was_found():
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(5, 2))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RuntimeError):
+        measure(model, torch.randn(8, 4))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_batch_norm_in_training_mode_gets_two_rows():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    assert measure(model, torch.randn(8, 4)).microbatch_samples == (2, 4)
+    text = "inputs: expected at least 2 rows, got 1"
+    with pytest.raises(ValueError, match=text):
+        measure(model, torch.randn(1, 4))
+    assert measure(model.eval(), torch.randn(1, 4)).microbatch_samples == (1,)
+
+
+def test_sizes_are_cut_to_the_rows_that_are_there():
+    measured = measure(
+        nn.Sequential(nn.Linear(2, 2)), torch.randn(3, 2), microbatch_samples=(1, 4, 16)
+    )
+    assert measured.microbatch_samples == (1, 3)
+
+
+def test_integer_inputs_have_no_input_gradient():
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2))
+    measured = measure(model, torch.randint(0, 10, (8, 3)))
+    assert measured.layers[0].input_grad_ns == (0, 0)
+    assert min(measured.layers[1].input_grad_ns) > 0
+
+
+def test_tuples_are_spread_between_layers():
+    model = nn.Sequential(Pair(), Pair(), Join(), nn.Linear(3, 1))
+    measured = measure(model, (torch.randn(8, 3), torch.arange(8)))
+    assert measured.layers[0].boundary_bytes_per_sample == 12 + 8
+    assert measured.layers[2].boundary_bytes_per_sample == 12
+
+
+def test_dict_inputs_are_keywords_of_the_first_layer():
+    measured = measure(
+        nn.Sequential(Join(), nn.Linear(3, 1)),
+        {"ids": torch.arange(8), "x": torch.randn(8, 3)},
+    )
+    assert len(measured.layers) == 2
+
+
+def test_layers_that_share_a_parameter_are_tied_and_counted_once():
+    weight = nn.Parameter(torch.ones(4))
+    model = nn.Sequential(Scale(weight), nn.Linear(4, 4), Scale(weight))
+    measured = measure(model, torch.randn(4, 4))
+    assert measured.tied_layers == ((0, 2),)
+    assert [x.parameter_bytes for x in measured.layers] == [16, 80, 0]
+    assert measured.layers[2].trainable
+
+
+def test_layers_the_user_froze_are_not_trainable():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    measured = measure(model, torch.randn(4, 4))
+    assert [x.trainable for x in measured.layers] == [False, True]
+    assert measured.layers[0].weight_grad_ns == (0, 0)
+
+
+def test_measuring_works_where_gradients_are_off():
+    model = nn.Sequential(nn.Linear(4, 4))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            measured = measure(model, torch.randn(4, 4))
+        assert min(measured.layers[0].input_grad_ns) > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "options", "error", "text"),
+    [
+        (
+            nn.Linear(2, 2),
+            torch.zeros(4, 2),
+            {},
+            TypeError,
+            "layers: expected an nn.Sequential, got Linear",
+        ),
+        (
+            nn.Sequential(),
+            torch.zeros(4, 2),
+            {},
+            ValueError,
+            "layers: expected at least one layer, got none",
+        ),
+        (
+            nn.Sequential(nn.Linear(2, 2)),
+            "text",
+            {},
+            TypeError,
+            "inputs: expected a tensor with rows among the inputs, got str",
+        ),
+        (
+            nn.Sequential(nn.Linear(2, 2)),
+            torch.zeros(0, 2),
+            {},
+            ValueError,
+            "inputs: expected at least 1 rows, got 0",
+        ),
+        (
+            nn.Sequential(nn.Linear(2, 2)),
+            torch.zeros(4, 2),
+            {"microbatch_samples": (4, 1)},
+            ValueError,
+            r"microbatch_samples: expected increasing sizes from 1, got \[4, 1\]",
+        ),
+        (
+            nn.Sequential(nn.Linear(2, 2)),
+            torch.zeros(4, 2),
+            {"repeats": 0},
+            ValueError,
+            "repeats: expected at least 1, got 0",
+        ),
+    ],
+)
+def test_measuring_refuses_malformed_input(model, inputs, options, error, text):
+    with pytest.raises(error, match=text):
+        measure(model, inputs, **options)

@@ -1,0 +1,321 @@
+"""The search: best step time, memory, hysteresis, prefix, determinism."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipetransformer.planner import InfeasiblePlan, Plan, search
+from tests.planner.instances import (
+    all_cuts,
+    cluster,
+    equal_profile,
+    layer,
+    profile,
+    random_costs,
+    stage_sums,
+)
+
+
+def brute_force(forward, backward, devices, global_batch, fits):
+    """Shortest step over K, M in K .. 6K by steps of K, and all cuts."""
+    best = None
+    for num_stages in range(1, min(devices, len(forward)) + 1):
+        replicas = devices // num_stages
+        for factor in range(1, 7):
+            m = factor * num_stages
+            if global_batch % (replicas * m):
+                continue
+            rows = global_batch // (replicas * m)
+            for cuts in all_cuts(len(forward), num_stages):
+                if not fits(cuts, global_batch // replicas):
+                    continue
+                largest = max(stage_sums(forward, cuts)) + max(
+                    stage_sums(backward, cuts)
+                )
+                step = rows * (sum(forward) + sum(backward) + (m - 1) * largest)
+                best = step if best is None else min(best, step)
+    return best
+
+
+def test_step_time_equals_brute_force_on_60_random_models():
+    rng = random.Random(11)
+    for _ in range(60):
+        n = rng.randint(2, 8)
+        columns = [random_costs(rng, n) for _ in range(3)]
+        sizes = [rng.randint(1, 50) for _ in range(n)]
+        capacity = int(sum(sizes) * rng.uniform(1.2, 6.0))
+        layers = [
+            layer(i, times=times, parameters=size, activation=1)
+            for i, (*times, size) in enumerate(zip(*columns, sizes, strict=True))
+        ]
+        forward, input_grad, weight_grad = columns
+        first = max(0, input_grad[0] - forward[0] // 3)  # needs no input gradient
+        backward = [
+            b + w for b, w in zip([first, *input_grad[1:]], weight_grad, strict=True)
+        ]
+
+        def fits(cuts, rows, sizes=sizes, capacity=capacity):
+            state = stage_sums([4 * size + rows for size in sizes], cuts)
+            return max(state) <= capacity
+
+        # 2304 rows: every R * M that is tried divides it.
+        options = dict(global_batch=2304)
+        expected = brute_force(forward, backward, 4, 2304, fits)
+        try:
+            plan = search(profile(layers), cluster(4, capacity), **options)
+        except InfeasiblePlan:
+            assert expected is None
+            continue
+        # Divisors of the batch between K and 6K are tried as well.
+        assert expected is None or plan.predicted_step_ns <= expected
+        if plan.num_microbatches % plan.num_stages == 0:
+            assert plan.predicted_step_ns == expected
+
+
+def test_step_time_follows_the_gpipe_formula():
+    # Eight equal layers, f=b=w=1000 per row; the first saves a third of f in b.
+    plan = search(
+        equal_profile(8, times=(1000, 1000, 1000)),
+        cluster(4),
+        global_batch=8,
+        num_stages=4,
+        num_microbatches=8,
+    )
+    total = 8 * 3000 - 333
+    assert plan.predicted_step_ns == total + 7 * (2000 + 4000)
+    assert plan.cuts == (0, 2, 4, 6, 8)
+
+
+def test_tight_memory_needs_a_longer_pipeline_and_freezing_shortens_it():
+    model = equal_profile(12, parameters=100, activation=100)
+    # Bytes per active layer: 400 of state and 100 per row of the replica.
+    small = cluster(4, 6500)
+    chosen = [search(model, small, global_batch=16, boundary=b) for b in (0, 3, 6)]
+    assert [plan.num_stages for plan in chosen] == [4, 2, 1]
+    assert [plan.num_replicas for plan in chosen] == [1, 2, 4]
+    for plan in chosen:
+        assert max(plan.bytes_per_stage) <= 6500
+
+
+def test_devices_left_over_are_named():
+    plan = search(equal_profile(12), cluster(4), global_batch=16, num_stages=3)
+    assert plan.idle_devices == 1
+    assert "1 devices idle: K=3 on 4 per node" in plan.reasons
+    plan = search(equal_profile(12), cluster(4), global_batch=16, max_replicas=1)
+    assert plan.num_replicas == 1
+
+
+@given(st.data())
+def test_every_stage_fits_and_every_layer_runs_once(data):
+    n = data.draw(st.integers(1, 10))
+    layers = [
+        layer(
+            i,
+            times=tuple(data.draw(st.integers(0, 100)) for _ in range(3)),
+            parameters=data.draw(st.integers(0, 100)),
+            activation=data.draw(st.integers(0, 5)),
+        )
+        for i in range(n)
+    ]
+    boundary = data.draw(st.integers(0, n - 1))
+    capacity = data.draw(st.integers(1, 3000))
+    try:
+        plan = search(
+            profile(layers), cluster(4, capacity), global_batch=32, boundary=boundary
+        )
+    except InfeasiblePlan as error:
+        assert "K=1 does not fit" in str(error)
+        return
+    assert plan.cuts[0] == boundary and plan.cuts[-1] == n
+    assert max(plan.bytes_per_stage) <= capacity
+    assert plan.num_stages * plan.num_replicas + plan.idle_devices == 4
+    assert plan.num_replicas * plan.num_microbatches <= 32
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@given(st.integers(0, 10), st.integers(1, 10_000))
+def test_step_time_does_not_grow_with_the_boundary_when_the_prefix_is_cached(
+    boundary, time
+):
+    model = equal_profile(12, times=(time, time, time))
+    plans = [
+        search(model, cluster(4), global_batch=32, boundary=b, prefix_cached=True)
+        for b in (boundary, boundary + 1)
+    ]
+    assert plans[1].predicted_step_ns <= plans[0].predicted_step_ns
+
+
+def test_equal_input_gives_equal_plan_bytes_and_hash():
+    model = equal_profile(9, parameters=7, activation=3)
+    plans = [search(model, cluster(4, 900), global_batch=24) for _ in range(2)]
+    assert plans[0].to_json() == plans[1].to_json()
+    assert plans[0].plan_hash == plans[1].plan_hash
+    other = search(model, cluster(4, 901), global_batch=24)
+    assert other.plan_hash != plans[0].plan_hash
+
+
+def test_scaling_all_times_keeps_the_cuts():
+    rng = random.Random(5)
+    columns = [random_costs(rng, 9) for _ in range(3)]
+    for factor in (3, 3000):
+        layers = [
+            [
+                layer(i, times=tuple(scale * t for t in times))
+                for i, times in enumerate(zip(*columns, strict=True))
+            ]
+            for scale in (3, factor)  # a third of the forward time stays whole
+        ]
+        plans = [search(profile(each), cluster(4), global_batch=48) for each in layers]
+        assert plans[0].cuts == plans[1].cuts
+        assert plans[0].shape == plans[1].shape
+
+
+def test_a_new_shape_must_be_two_percent_faster():
+    model = equal_profile(8)
+    best = search(model, cluster(4), global_batch=64)
+    for candidate in best.candidates[1:]:
+        current = search(
+            model,
+            cluster(4),
+            global_batch=64,
+            num_stages=candidate.num_stages,
+            num_microbatches=candidate.num_microbatches,
+        )
+        again = search(model, cluster(4), global_batch=64, current=current)
+        close = best.predicted_step_ns * 100 > current.predicted_step_ns * 98
+        assert again.shape == (current.shape if close else best.shape)
+        if close and current.shape != best.shape:
+            assert "kept" in again.reasons[0]
+            assert "less than 2 %" in again.candidates[1].lost
+
+
+def test_a_boundary_change_alone_gives_new_cuts_for_the_current_shape():
+    model = equal_profile(12, parameters=1000)
+    small = cluster(4, 4000 * 6)
+    options = dict(global_batch=8, max_replicas=1, num_microbatches=4)
+    current = search(model, small, num_stages=2, **options)
+    moved = search(model, small, boundary=2, num_stages=2, current=current, **options)
+    assert moved.shape == current.shape
+    assert moved.cuts[0] == 2 and moved.cuts != current.cuts
+
+
+def test_a_current_shape_that_no_longer_fits_is_left():
+    model = equal_profile(8, parameters=1000)
+    current = search(model, cluster(4), global_batch=16, num_stages=1)
+    plan = search(model, cluster(4, 8000), global_batch=16, current=current)
+    assert plan.num_stages == 4
+    assert any(reason.startswith("K=1 does not fit") for reason in plan.reasons)
+
+
+def test_prefix_is_spread_over_the_devices_and_free_when_cached():
+    model = equal_profile(8, times=(1000, 1000, 1000))
+    options = dict(global_batch=4, boundary=4, num_stages=4, num_microbatches=4)
+    cached = search(model, cluster(4), prefix_cached=True, **options)
+    plain = search(model, cluster(4), **options)
+    # Four frozen layers, four micro-batches of one row, on four devices.
+    assert plain.predicted_step_ns - cached.predicted_step_ns == 4 * 4 * 1000 // 4
+
+
+def test_frozen_layers_take_their_weights_on_every_device():
+    model = equal_profile(8, parameters=100)
+    plan = search(model, cluster(4), global_batch=4, boundary=4, num_stages=2)
+    assert plan.bytes_per_stage == (400 + 2 * 400, 400 + 2 * 400)
+
+
+def test_layers_the_user_froze_cost_no_backward_and_no_state():
+    frozen = dict(trainable=False, parameters=100, activation=9)
+    layers = [
+        *(layer(i, times=(1000, 1000, 1000), **frozen) for i in range(2)),
+        layer(2, times=(1000, 1000, 1000), parameters=100, activation=9),
+    ]
+    plan = search(
+        profile(layers), cluster(1), global_batch=1, num_stages=1, num_microbatches=1
+    )
+    assert plan.predicted_step_ns == 3000 + 1000 - 333 + 1000
+    assert plan.bytes_per_stage == (2 * 100 + 400 + 9,)
+
+
+def test_recomputation_trades_time_for_memory():
+    model = equal_profile(8, activation=100, boundary_bytes_per_sample=10)
+    options = dict(global_batch=64, num_stages=4, num_microbatches=8)
+    never = search(model, cluster(4), **options)
+    always = search(model, cluster(4), checkpoint="always", **options)
+    assert always.predicted_step_ns > never.predicted_step_ns
+    assert never.bytes_per_stage[1] == 2 * 100 * 64
+    assert always.bytes_per_stage[1] == 2 * 100 * 8 + 10 * 64
+    one = dict(global_batch=64, num_stages=1, num_microbatches=1)
+    lone = search(model, cluster(4), checkpoint="except_last", **one)
+    assert lone.predicted_step_ns == search(model, cluster(4), **one).predicted_step_ns
+
+
+def test_copies_and_all_reduce_are_charged():
+    model = equal_profile(8, parameters=1 << 20, boundary_bytes_per_sample=1000)
+    options = dict(global_batch=32, num_stages=2, num_microbatches=4)
+    free = search(model, cluster(4), **options)
+    slow = cluster(
+        4, device_link_bytes_per_s=10**9, device_link_latency_ns=500, num_nodes=2
+    )
+    alone = search(model, slow, max_replicas=1, **options)
+    # 8 rows per micro-batch: 8000 bytes at 1 GB/s, each way, and in both maxima.
+    copy = 500 + 8000
+    rows = 32 // 4
+    saved = rows * 10 // 3  # input gradient of the first layer's first operation
+    largest = rows * (4 * 10 + 4 * 20) + 2 * copy
+    base = rows * 8 * 30 - saved + 2 * copy + 3 * largest
+    assert alone.predicted_step_ns == base
+    assert free.predicted_step_ns < alone.predicted_step_ns
+    several = search(model, slow, **options)
+    hidden = search(model, slow, max_replicas=4, **options)
+    assert several.predicted_step_ns == hidden.predicted_step_ns
+    # Four MiB of gradients, half of them over the link twice: exposed in full.
+    assert several.predicted_step_ns > 4 * (1 << 20)
+
+
+def test_costs_between_and_beyond_the_measured_sizes_are_affine():
+    times = ((100, 400, 1200),) * 3
+    layers = [layer(0, times=times)]
+    model = profile(layers, microbatch_samples=(1, 4, 12))
+
+    def step(rows):
+        options = dict(num_stages=1, num_microbatches=1)
+        plan = search(model, cluster(1), global_batch=rows, **options)
+        return plan.predicted_step_ns
+
+    for rows in (1, 2, 3, 4, 8, 12, 20, 100):
+        assert step(rows) == 3 * 100 * rows - 100 * rows // 3
+
+
+@pytest.mark.parametrize("rows", [7, 30])
+def test_uneven_batches_are_predicted_for_the_largest_share(rows):
+    plan = search(equal_profile(4), cluster(4), global_batch=rows)
+    share = -(-rows // plan.num_replicas)
+    assert plan.samples_per_microbatch == -(-share // plan.num_microbatches)
+    assert plan.num_replicas * plan.num_microbatches <= rows
+
+
+def test_batch_norm_gets_two_rows_per_microbatch():
+    plan = search(
+        equal_profile(4), cluster(4), global_batch=9, min_microbatch_samples=2
+    )
+    assert 9 // plan.num_replicas // plan.num_microbatches >= 2
+
+
+def test_describe_names_the_layers_of_each_stage():
+    plan = search(
+        equal_profile(14),
+        cluster(4),
+        global_batch=32,
+        boundary=4,
+        cuts=(4, 9, 13, 14),
+        num_microbatches=4,
+    )
+    assert plan.describe() == "K=3 R=1 M=4 layers 4-8|9-12|13"
+
+
+def test_ten_thousand_devices_are_planned_like_eight():
+    model = equal_profile(24, parameters=10)
+    large = cluster(8, num_nodes=1250)
+    plan = search(model, large, global_batch=80_000)
+    assert plan.num_replicas * plan.num_stages + plan.idle_devices == 10_000

@@ -1,0 +1,167 @@
+"""What the search refuses, by text."""
+
+import pytest
+
+from pipetransformer.planner import InfeasiblePlan, search
+from tests.planner.instances import cluster, equal_profile, layer, profile
+
+
+def find(model=None, machines=None, **options):
+    model = model or equal_profile(8)
+    return search(model, machines or cluster(4), **{"global_batch": 32, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            dict(num_stages=9),
+            r"num_stages: expected at most 8 \(active layers\), got 9",
+        ),
+        (
+            dict(num_stages=3, boundary=6),
+            r"num_stages: expected at most 2 \(active layers\), got 3",
+        ),
+        (
+            dict(num_stages=5),
+            r"num_stages: expected at most 4 \(devices per node\), got 5",
+        ),
+        (dict(num_stages=0), "num_stages: expected at least 1, got 0"),
+        (
+            dict(num_stages=1, num_microbatches=16),
+            r"replicas x micro-batches: expected at most 32 \(the global batch\), got "
+            "4 x 16",
+        ),
+        (dict(num_microbatches=0), "num_microbatches: expected at least 1, got 0"),
+        (dict(max_replicas=0), "max_replicas: expected at least 1, got 0"),
+        (dict(global_batch=2**23), "global_batch: expected at most 4194304, got 8388"),
+        (dict(num_stages=2**70), r"num_stages: expected at most 2\*\*62, got 1180"),
+        (dict(global_batch=0), "global_batch: expected at least 1, got 0"),
+        (
+            dict(min_microbatch_samples=0),
+            "min_microbatch_samples: expected at least 1, got 0",
+        ),
+        (
+            dict(boundary=8),
+            r"boundary: expected 0 to 7 \(the last layer stays active\), got 8",
+        ),
+        (dict(boundary=-1), "boundary: expected 0 to 7 .*, got -1"),
+        (
+            dict(cuts=[0, 5, 5, 8]),
+            "forced cuts: expected increasing layer indices, got 5 after 5",
+        ),
+        (
+            dict(cuts=[0, 4, 9]),
+            "forced cuts: expected the ends 0 and 8, got 0 and 9",
+        ),
+        (
+            dict(cuts=[1, 4, 8]),
+            "forced cuts: expected the ends 0 and 8, got 1 and 8",
+        ),
+        (
+            dict(cuts=[0]),
+            "forced cuts: expected at least the ends 0 and 8, got 1 indices",
+        ),
+        (
+            dict(cuts=[0, 4, 8], num_stages=3),
+            r"forced cuts: expected 4 indices \(num_stages \+ 1\), got 3",
+        ),
+        (
+            dict(cuts=[0, 1, 2, 3, 4, 8]),
+            r"num_stages: expected at most 4 \(devices per node\), got 5",
+        ),
+        (
+            dict(checkpoint="sometimes"),
+            "checkpoint: expected one of .*, got 'sometimes'",
+        ),
+    ],
+)
+def test_search_refuses_options_that_no_plan_satisfies(options, text):
+    with pytest.raises(ValueError, match=text):
+        find(**options)
+
+
+def test_search_refuses_a_forced_cut_between_layers_that_share_a_parameter():
+    model = profile([layer(i) for i in range(8)], tied_layers=((2, 6),))
+    text = (
+        "forced cut at layer 5: expected no parameter shared across it, got one "
+        "shared by layers 2 and 6"
+    )
+    with pytest.raises(ValueError, match=text):
+        find(model, cuts=[0, 5, 8])
+    assert find(model, cuts=[0, 2, 7, 8]).cuts == (0, 2, 7, 8)
+
+
+def test_search_refuses_a_boundary_between_layers_that_share_a_parameter():
+    model = profile([layer(i) for i in range(8)], tied_layers=((0, 7),))
+    text = "boundary 3: expected no parameter shared across it, got one shared by"
+    with pytest.raises(ValueError, match=text):
+        find(model, boundary=3)
+
+
+def test_search_never_cuts_between_layers_that_share_a_parameter():
+    model = profile([layer(i) for i in range(8)], tied_layers=((1, 6),))
+    plan = find(model, num_stages=3)
+    assert plan.cuts == (0, 1, 7, 8)
+    whole = profile([layer(i) for i in range(8)], tied_layers=((0, 7),))
+    assert find(whole).num_stages == 1
+    text = "K=2 does not fit: layers that share a parameter leave too few cuts"
+    with pytest.raises(InfeasiblePlan, match=text):
+        find(whole, num_stages=2)
+
+
+def test_infeasible_memory_names_length_layer_and_missing_bytes():
+    layers = [layer(i, parameters=100) for i in range(4)]
+    layers[2] = layer(2, parameters=1000)
+    # The large layer alone needs 4 * 1000 bytes of state.
+    text = (
+        "K=4 does not fit: layers 2-2 miss 1000 bytes of 3000, the largest is layer 2 "
+        r"\(2.Layer\)"
+    )
+    with pytest.raises(InfeasiblePlan, match=text) as caught:
+        find(profile(layers), cluster(4, 3000))
+    for num_stages in (1, 2, 3, 4):
+        assert f"K={num_stages} does not fit" in str(caught.value)
+
+
+def test_infeasible_prefix_names_what_is_frozen():
+    model = equal_profile(8, parameters=100)
+    text = "K=1 does not fit: context and frozen layers alone miss 301 bytes of 400"
+    with pytest.raises(InfeasiblePlan, match=text):
+        find(model, cluster(4, 400, context_bytes=1), boundary=7)
+
+
+def test_infeasible_forced_cuts_name_their_stage():
+    model = equal_profile(8, parameters=100)
+    text = "K=2 does not fit: layers 1-7 miss 800 bytes of 2000"
+    with pytest.raises(InfeasiblePlan, match=text):
+        find(model, cluster(4, 2000), cuts=[0, 1, 8])
+
+
+def test_infeasible_batch_names_replicas_and_microbatches():
+    text = r"K=1 does not fit: replicas x micro-batches: .* batch of 3, got 4 x 1"
+    with pytest.raises(InfeasiblePlan, match=text):
+        find(global_batch=3, num_stages=1)
+
+
+def test_sums_that_could_overflow_are_refused():
+    huge = profile([layer(i, times=(2**60,) * 3) for i in range(4)])
+    text = "profile times: expected sums that fit 62 bits, got larger ones"
+    with pytest.raises(ValueError, match=text):
+        find(huge)
+    heavy = profile([layer(i, parameters=2**60) for i in range(4)])
+    text = "profile bytes: expected sums that fit 62 bits, got larger ones"
+    with pytest.raises(ValueError, match=text):
+        find(heavy)
+
+
+def test_transfers_that_would_take_minutes_are_refused():
+    model = equal_profile(4, boundary_bytes_per_sample=2**40)
+    with pytest.raises(ValueError, match="cluster link rates: expected transfers"):
+        find(model, cluster(4, device_link_bytes_per_s=1))
+
+
+@pytest.mark.parametrize("value", [1.0, "1", True])
+def test_search_refuses_counts_that_are_no_integers(value):
+    with pytest.raises(TypeError, match="num_stages: expected an integer, got"):
+        find(num_stages=value)

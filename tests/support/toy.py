@@ -20,16 +20,12 @@ class Block(nn.Module):
 
 def toy_model(depth=6, width=8, classes=3, *, seed=0, dtype=torch.float32, dropout=0.0):
     """Return [linear, block * depth, head]; depth + 2 layers."""
-    generator = torch.Generator().manual_seed(seed)
-    layers = [nn.Linear(4, width)]
-    layers += [Block(width, dropout) for _ in range(depth)]
-    layers += [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, classes))]
-    model = nn.Sequential(*layers).to(dtype)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=dtype)
-            parameter.add_(0.1 * noise)
-    return model
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers = [nn.Linear(4, width)]
+        layers += [Block(width, dropout) for _ in range(depth)]
+        layers += [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, classes))]
+    return nn.Sequential(*layers).to(dtype)
 
 
 def toy_units(depth=6):

@@ -42,7 +42,7 @@ std::optional<RecordLayout> layout_of(const std::vector<at::Tensor>& tensors) {
     TensorLayout& row = layout.tensors[layout.num_tensors++];
     const int64_t num_dims = tensor.dim() - 1;
     if (num_dims > static_cast<int64_t>(kMaxDims) ||
-        tensor.layout() != at::kStrided) {
+        tensor.layout() != at::kStrided || tensor.is_quantized()) {
       return std::nullopt;
     }
     row.dtype = static_cast<uint16_t>(tensor.scalar_type());

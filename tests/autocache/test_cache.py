@@ -205,6 +205,7 @@ def test_budget_smaller_than_the_set_serves_who_came_first(caplog):
         tuple(torch.zeros(2, 1) for _ in range(7)),
         (torch.zeros(2, 1, 1, 1, 1, 1, 1, 1),),
         (torch.zeros(2, 3).to_sparse(),),
+        (torch.quantize_per_tensor(torch.zeros(2, 3), 1.0, 0, torch.qint8),),
     ],
 )
 def test_records_that_do_not_fit_are_refused_without_an_error(tensors):

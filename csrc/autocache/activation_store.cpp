@@ -2,21 +2,20 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <map>
 #include <utility>
+
+#include "autocache/tensor_rows.h"
 
 namespace pipetransformer::autocache {
 
 namespace {
 
 constexpr uint64_t kVerifyEvery = 64;
-constexpr int64_t kBytesPerTask = int64_t{1} << 20;  // worth waking a thread
 
 // A flat int64 argument, one value per row.
 at::Tensor
@@ -47,95 +46,6 @@ at::Tensor sample_ids(const at::Tensor& ids, const Slab& slab) {
         id[row]);
   }
   return checked;
-}
-
-std::optional<RecordLayout> layout_of(const std::vector<at::Tensor>& tensors) {
-  RecordLayout layout;
-  if (tensors.size() > kMaxTensors) {
-    return std::nullopt;
-  }
-  for (const at::Tensor& tensor : tensors) {
-    TensorLayout& row = layout.tensors[layout.num_tensors++];
-    const int64_t num_dims = tensor.dim() - 1;
-    if (num_dims > static_cast<int64_t>(kMaxDims) ||
-        tensor.layout() != at::kStrided) {
-      return std::nullopt;
-    }
-    row.dtype = static_cast<uint16_t>(tensor.scalar_type());
-    row.num_dims = static_cast<uint16_t>(num_dims);
-    for (int64_t dim = 0; dim < num_dims; ++dim) {
-      const int64_t size = tensor.size(dim + 1);
-      if (size > std::numeric_limits<uint32_t>::max()) {
-        return std::nullopt;
-      }
-      row.sizes[dim] = static_cast<uint32_t>(size);
-    }
-  }
-  return layout;
-}
-
-// Uninitialized tensors for `num_rows` records of a layout.
-std::vector<at::Tensor>
-empty_tensors(const RecordLayout& layout, int64_t num_rows) {
-  std::vector<at::Tensor> tensors;
-  for (uint32_t k = 0; k < layout.num_tensors; ++k) {
-    const TensorLayout& row = layout.tensors[k];
-    std::vector<int64_t> sizes{num_rows};
-    sizes.insert(
-        sizes.end(), row.sizes.begin(), row.sizes.begin() + row.num_dims);
-    tensors.push_back(at::empty(sizes, static_cast<at::ScalarType>(row.dtype)));
-  }
-  return tensors;
-}
-
-// Row addresses of contiguous tensors.
-class Rows {
- public:
-  explicit Rows(const std::vector<at::Tensor>& tensors)
-      : num_tensors_(tensors.size()) {
-    for (std::size_t k = 0; k < num_tensors_; ++k) {
-      const at::Tensor& tensor = tensors[k];
-      const int64_t rows = std::max<int64_t>(tensor.size(0), 1);
-      // Segments are written through only where the tensors are this file's
-      // own.
-      base_[k].data =
-          static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr()));
-      base_[k].size = tensor.nbytes() / rows;
-      bytes_ += static_cast<int64_t>(base_[k].size);
-    }
-  }
-
-  std::span<const Segment>
-  at(int64_t row, std::array<Segment, kMaxTensors>& segments) const noexcept {
-    for (std::size_t k = 0; k < num_tensors_; ++k) {
-      segments[k] = {base_[k].data + row * base_[k].size, base_[k].size};
-    }
-    return {segments.data(), num_tensors_};
-  }
-
-  // Rows that make a task big enough for a thread of its own.
-  int64_t grain() const noexcept {
-    return std::max<int64_t>(1, kBytesPerTask / (bytes_ + 1));
-  }
-
- private:
-  std::size_t num_tensors_;
-  std::array<Segment, kMaxTensors> base_{};
-  int64_t bytes_ = 0;
-};
-
-int64_t num_rows_of(const std::vector<at::Tensor>& tensors) {
-  TORCH_CHECK_VALUE(
-      !tensors.empty(), "tensors: expected at least one, got none");
-  for (const at::Tensor& tensor : tensors) {
-    TORCH_CHECK_VALUE(
-        tensor.dim() >= 1 && tensor.size(0) == tensors[0].size(0),
-        "tensors: expected equal first dims, got shapes ",
-        tensors[0].sizes(),
-        " and ",
-        tensor.sizes());
-  }
-  return tensors[0].size(0);
 }
 
 RecordKey key_of(
@@ -232,7 +142,7 @@ RecordGroup ActivationStore::gather(
   const Rows targets(group.tensors);
   std::vector<ReadResult> results(num_rows);
   at::parallel_for(
-      0, num_rows, targets.grain(), [&](int64_t begin, int64_t end) {
+      0, num_rows, grain_of(group.tensors), [&](int64_t begin, int64_t end) {
         std::array<Segment, kMaxTensors> segments;
         for (int64_t k = begin; k < end; ++k) {
           results[k] =
@@ -289,8 +199,7 @@ int64_t ActivationStore::store(
   }
   std::vector<at::Tensor> sources;
   for (const at::Tensor& tensor : tensors) {
-    sources.push_back(
-        tensor.detach().cpu().resolve_conj().resolve_neg().contiguous());
+    sources.push_back(plain(tensor));
   }
   const int64_t* hash =
       input_hashes ? hashes.const_data_ptr<int64_t>() : nullptr;
@@ -298,18 +207,19 @@ int64_t ActivationStore::store(
   const Rows rows(sources);
   std::atomic<int64_t> stored{0};
   std::atomic<int64_t> full{0};
-  at::parallel_for(0, num_rows, rows.grain(), [&](int64_t begin, int64_t end) {
-    std::array<Segment, kMaxTensors> segments;
-    for (int64_t row = begin; row < end; ++row) {
-      const WriteResult result = slab->write(
-          static_cast<uint64_t>(sample[row]),
-          key_of(boundary, fingerprint, hash, row),
-          *layout,
-          rows.at(row, segments));
-      stored += result == WriteResult::kWritten ? 1 : 0;
-      full += result == WriteResult::kFull ? 1 : 0;
-    }
-  });
+  at::parallel_for(
+      0, num_rows, grain_of(sources), [&](int64_t begin, int64_t end) {
+        std::array<Segment, kMaxTensors> segments;
+        for (int64_t row = begin; row < end; ++row) {
+          const WriteResult result = slab->write(
+              static_cast<uint64_t>(sample[row]),
+              key_of(boundary, fingerprint, hash, row),
+              *layout,
+              rows.at(row, segments));
+          stored += result == WriteResult::kWritten ? 1 : 0;
+          full += result == WriteResult::kFull ? 1 : 0;
+        }
+      });
   counters_.stored += stored;
   counters_.full += full;
   counters_.skipped += num_rows - stored - full;

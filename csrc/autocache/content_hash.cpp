@@ -3,24 +3,17 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
-#include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <cstddef>
 
+#include "autocache/tensor_rows.h"
 #include "core/hash.h"
 
 namespace pipetransformer::autocache {
 
 namespace {
 
-constexpr int64_t kBytesPerTask = int64_t{1} << 20;  // worth waking a thread
-
-at::Tensor plain(const at::Tensor& tensor) {
-  return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
-}
-
-// `sizes` from `first_dim` on; -1 cannot be a size and ends the list.
+// Dtype and the sizes from `first_dim` on; -1 is no size and ends the list.
 uint64_t hash_kind(const at::Tensor& tensor, int64_t first_dim, uint64_t seed) {
   std::vector<int64_t> kind{static_cast<int64_t>(tensor.scalar_type())};
   for (int64_t dim = first_dim; dim < tensor.dim(); ++dim) {
@@ -39,36 +32,23 @@ uint64_t hash_tensor(const at::Tensor& tensor, uint64_t seed) {
 }
 
 at::Tensor hash_rows(const std::vector<at::Tensor>& tensors) {
-  TORCH_CHECK_VALUE(
-      !tensors.empty(), "tensors: expected at least one, got none");
+  const int64_t rows = num_rows_of(tensors);
   uint64_t seed = core::kHashSeed;
   std::vector<at::Tensor> sources;
   for (const at::Tensor& tensor : tensors) {
-    TORCH_CHECK_VALUE(
-        tensor.dim() >= 1 && tensor.size(0) == tensors[0].size(0),
-        "tensors: expected equal first dims, got shapes ",
-        tensors[0].sizes(),
-        " and ",
-        tensor.sizes());
     sources.push_back(plain(tensor));
     seed = hash_kind(tensor, 1, seed);
   }
-  const int64_t rows = tensors[0].size(0);
-  int64_t row_bytes = 1;
-  for (const at::Tensor& source : sources) {
-    row_bytes += rows > 0 ? static_cast<int64_t>(source.nbytes()) / rows : 0;
-  }
   at::Tensor result = at::empty({rows}, at::kLong);
   auto* hashes = result.mutable_data_ptr<int64_t>();
-  const int64_t grain = std::max<int64_t>(1, kBytesPerTask / row_bytes);
-  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, rows, grain_of(sources), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       uint64_t hash = seed;
       for (const at::Tensor& source : sources) {
         const std::size_t size = source.nbytes() / rows;
-        const auto* base =
+        const auto* first =
             static_cast<const std::byte*>(source.const_data_ptr());
-        hash = core::hash_bytes(base + row * size, size, hash);
+        hash = core::hash_bytes(first + row * size, size, hash);
       }
       hashes[row] = static_cast<int64_t>(hash);
     }

@@ -6,9 +6,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
+
+#include "autocache/memory_limit.h"
 
 namespace pipetransformer::autocache {
 
@@ -46,6 +49,13 @@ class Descriptor {
 }  // namespace
 
 SharedMemory SharedMemory::create(std::size_t size) {
+  // The kernel would go on reserving until it kills somebody for memory.
+  if (const uint64_t available = available_memory(); size > available) {
+    fail(
+        ENOMEM,
+        "reserve " + std::to_string(size) + " bytes of shared memory with " +
+            std::to_string(available) + " available");
+  }
   Descriptor file(
       ::memfd_create("pipetransformer-cache", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (file.get() < 0) {

@@ -1,0 +1,102 @@
+#include "autocache/tensor_rows.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace pipetransformer::autocache {
+
+namespace {
+
+constexpr int64_t kBytesPerTask = int64_t{1} << 20;
+
+}  // namespace
+
+at::Tensor plain(const at::Tensor& tensor) {
+  return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
+}
+
+int64_t num_rows_of(const std::vector<at::Tensor>& tensors) {
+  TORCH_CHECK_VALUE(
+      !tensors.empty(), "tensors: expected at least one, got none");
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(
+        tensor.dim() >= 1 && tensor.size(0) == tensors[0].size(0),
+        "tensors: expected equal first dims, got shapes ",
+        tensors[0].sizes(),
+        " and ",
+        tensor.sizes());
+  }
+  return tensors[0].size(0);
+}
+
+std::optional<RecordLayout> layout_of(const std::vector<at::Tensor>& tensors) {
+  RecordLayout layout;
+  if (tensors.size() > kMaxTensors) {
+    return std::nullopt;
+  }
+  for (const at::Tensor& tensor : tensors) {
+    TensorLayout& row = layout.tensors[layout.num_tensors++];
+    const int64_t num_dims = tensor.dim() - 1;
+    if (num_dims > static_cast<int64_t>(kMaxDims) ||
+        tensor.layout() != at::kStrided || tensor.is_quantized()) {
+      return std::nullopt;
+    }
+    row.dtype = static_cast<uint16_t>(tensor.scalar_type());
+    row.num_dims = static_cast<uint16_t>(num_dims);
+    for (int64_t dim = 0; dim < num_dims; ++dim) {
+      const int64_t size = tensor.size(dim + 1);
+      if (size > std::numeric_limits<uint32_t>::max()) {
+        return std::nullopt;
+      }
+      row.sizes[dim] = static_cast<uint32_t>(size);
+    }
+  }
+  return layout;
+}
+
+std::vector<at::Tensor>
+empty_tensors(const RecordLayout& layout, int64_t num_rows) {
+  std::vector<at::Tensor> tensors;
+  for (uint32_t k = 0; k < layout.num_tensors; ++k) {
+    const TensorLayout& row = layout.tensors[k];
+    std::vector<int64_t> sizes{num_rows};
+    sizes.insert(
+        sizes.end(), row.sizes.begin(), row.sizes.begin() + row.num_dims);
+    tensors.push_back(at::empty(sizes, static_cast<at::ScalarType>(row.dtype)));
+  }
+  return tensors;
+}
+
+Rows::Rows(const std::vector<at::Tensor>& tensors)
+    : num_tensors_(tensors.size()) {
+  for (std::size_t k = 0; k < num_tensors_; ++k) {
+    const at::Tensor& tensor = tensors[k];
+    first_[k].data =
+        static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr()));
+    first_[k].size = tensor.nbytes() / std::max<int64_t>(tensor.size(0), 1);
+  }
+}
+
+std::span<const Segment> Rows::at(
+    int64_t row,
+    std::array<Segment, kMaxTensors>& segments) const noexcept {
+  for (std::size_t k = 0; k < num_tensors_; ++k) {
+    segments[k] = {first_[k].data + row * first_[k].size, first_[k].size};
+  }
+  return {segments.data(), num_tensors_};
+}
+
+int64_t grain_of(const std::vector<at::Tensor>& tensors) {
+  int64_t row_bytes = 1;
+  for (const at::Tensor& tensor : tensors) {
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    row_bytes += bytes / std::max<int64_t>(tensor.size(0), 1);
+  }
+  return std::max<int64_t>(1, kBytesPerTask / row_bytes);
+}
+
+}  // namespace pipetransformer::autocache

@@ -1,0 +1,179 @@
+// Tests of the slab without torch, so that a sanitizer can watch them: torn
+// records under concurrent writers, and a writer that dies in the middle.
+// Prints what failed and returns 1, or returns 0.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "autocache/process.h"
+#include "autocache/slab.h"
+
+namespace {
+
+using namespace pipetransformer::autocache;
+
+constexpr std::size_t kWords = 200;
+using Payload = std::array<uint64_t, kWords>;
+std::atomic<int> failures{0};
+
+void check(bool holds, const char* what) {
+  if (!holds) {
+    std::printf("failed: %s\n", what);
+    ++failures;
+  }
+}
+
+std::array<Segment, 2> segments(Payload& payload) {
+  auto* data = reinterpret_cast<std::byte*>(payload.data());
+  // Two segments, the first of odd size.
+  return {Segment{data, 803}, Segment{data + 808, sizeof(Payload) - 808}};
+}
+
+RecordLayout layout() {
+  RecordLayout layout;
+  layout.num_tensors = 2;
+  return layout;
+}
+
+Payload filled(uint64_t value) {
+  Payload payload;
+  payload.fill(value);
+  payload[100] &= 0xffffff;  // the padding of the first segment reads as zero
+  return payload;
+}
+
+Slab make_slab(uint64_t num_samples, uint64_t num_slots) {
+  const uint64_t slot_bytes =
+      (Slot::kOverheadBytes + sizeof(Payload) + 63) & ~63;
+  return Slab::create(
+      {"test",
+       num_samples,
+       slot_bytes,
+       4096 + ((num_samples * 8 + 63) & ~63) + num_slots * slot_bytes});
+}
+
+WriteResult write(Slab& slab, uint64_t sample, uint64_t value) {
+  Payload payload = filled(value);
+  RecordKey key;
+  key.fingerprint = value;
+  return slab.write(sample, key, layout(), segments(payload));
+}
+
+// Value of the record, 0 for none. Checks that it is whole.
+uint64_t read(Slab& slab, uint64_t sample) {
+  Slab::Found found;
+  const FindResult result = slab.find(sample, found);
+  check(result != FindResult::kCorrupt, "headers are whole");
+  if (result != FindResult::kFound) {
+    return 0;
+  }
+  Payload payload{};
+  const ReadResult read = slab.read(found, segments(payload), true);
+  check(read != ReadResult::kCorrupt, "payloads fit their checksum");
+  if (read != ReadResult::kRead) {
+    return 0;
+  }
+  const uint64_t value = found.header.key.fingerprint;
+  check(payload == filled(value), "payloads belong to their header");
+  return value;
+}
+
+// Two writers and two readers on few samples and fewer slots. The values of a
+// writer grow (and are odd or even), so each reader sees them grow. All use one
+// mapping, because a thread sanitizer goes by addresses.
+void test_concurrent_use_tears_nothing(uint64_t rounds) {
+  constexpr uint64_t kSamples = 6;
+  Slab slab = make_slab(kSamples, 4);
+  std::atomic<uint64_t> hits{0};
+  std::atomic<bool> done{false};
+  std::vector<std::thread> writers;
+  std::vector<std::thread> readers;
+  for (uint64_t who = 0; who < 2; ++who) {
+    writers.emplace_back([&slab, who, rounds] {
+      for (uint64_t round = 1; round <= rounds; ++round) {
+        write(slab, round % kSamples, 2 * round + who);
+      }
+    });
+    readers.emplace_back([&slab, &hits, &done] {
+      std::array<std::array<uint64_t, 2>, kSamples> last{};
+      while (!done) {
+        for (uint64_t sample = 0; sample < kSamples; ++sample) {
+          const uint64_t value = read(slab, sample);
+          if (value != 0) {
+            ++hits;
+            uint64_t& before = last[sample][value % 2];
+            check(value >= before, "an old record never comes back");
+            before = value;
+          }
+        }
+      }
+    });
+  }
+  for (std::thread& writer : writers) {
+    writer.join();
+  }
+  done = true;
+  for (std::thread& reader : readers) {
+    reader.join();
+  }
+  uint64_t present = 0;
+  for (uint64_t sample = 0; sample < kSamples; ++sample) {
+    present += read(slab, sample) != 0 ? 1 : 0;
+  }
+  check(present == 4, "each slot has one sample, no slot was lost");
+  check(hits > 0, "readers saw records");
+}
+
+// A child takes the slot, writes half of the record and is killed.
+void test_writer_killed_midway_is_replaced() {
+  Slab slab = make_slab(2, 2);
+  check(write(slab, 1, 5) == WriteResult::kWritten, "first write");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    Slab::Found found;
+    slab.find(1, found);
+    found.slot.begin_write(found.version, current_process());
+    Payload payload = filled(99);
+    const auto parts = segments(payload);
+    found.slot.write(RecordHeader{}, std::span(parts).first(1));
+    ::raise(SIGKILL);
+  }
+  siginfo_t info{};
+  ::waitid(P_PID, child, &info, WEXITED | WNOWAIT);  // dead, not yet reaped
+  check(!process_runs(child), "a killed process does not run");
+  check(read(slab, 1) == 0, "a half-written record is a miss");
+  check(write(slab, 1, 6) == WriteResult::kWritten, "its slot is taken over");
+  check(read(slab, 1) == 6, "the new record is there");
+  ::waitpid(child, nullptr, 0);
+  check(!process_runs(child), "a reaped process does not run");
+}
+
+void test_slot_in_use_is_left_alone() {
+  Slab slab = make_slab(1, 1);
+  write(slab, 0, 5);
+  Slab::Found found;
+  slab.find(0, found);
+  check(found.slot.begin_write(found.version, current_process()), "begin");
+  check(read(slab, 0) == 0, "a record being written is a miss");
+  check(write(slab, 0, 6) == WriteResult::kBusy, "its writer runs");
+  Payload payload{};
+  const ReadResult late = slab.read(found, segments(payload), false);
+  check(late == ReadResult::kChanged, "an earlier look-up notices");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint64_t rounds = argc > 1 ? std::stoul(argv[1]) : 1000;
+  test_writer_killed_midway_is_replaced();
+  test_slot_in_use_is_left_alone();
+  test_concurrent_use_tears_nothing(rounds);
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,45 @@
+"""Builds and runs the torch-free tests of the slab under sanitizers."""
+
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCES = [
+    ROOT / "tests/autocache/cpp/slab_test.cpp",
+    ROOT / "csrc/core/hash.cpp",
+    *(
+        ROOT / f"csrc/autocache/{name}.cpp"
+        for name in ("memory_limit", "process", "shared_memory", "slab", "slot")
+    ),
+]
+COMPILER = shutil.which("g++")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    ("flags", "rounds"),
+    [
+        (["-O2", "-fsanitize=address,undefined"], 20_000),
+        # gcc says that it does not model fences; here all shared words are atomic,
+        # so what it reports would be a race all the same.
+        (["-O1", "-fsanitize=thread", "-Wno-tsan"], 3_000),
+    ],
+    ids=["address", "thread"],
+)
+def test_slab_tears_nothing_and_survives_its_writers(tmp_path, flags, rounds):
+    binary = tmp_path / "slab_test"
+    command = [COMPILER, "-std=c++20", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    command += [*flags, f"-I{ROOT / 'csrc'}", *map(str, SOURCES), "-o", str(binary)]
+    subprocess.run(command, check=True, timeout=100)
+    run = subprocess.run(
+        [str(binary), str(rounds)],
+        timeout=60,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout[-4000:]

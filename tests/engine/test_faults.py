@@ -74,9 +74,9 @@ def test_a_dead_peer_ends_all_others_with_peer_failure(case, kind, tmp_path):
 
 
 def test_sigterm_saves_a_checkpoint_and_ends_with_peer_failure(tmp_path):
-    ranks = Ranks(train_slowly, 2, tmp_path, (0,), timeout_s=80)
+    ranks = Ranks(train_slowly, 4, tmp_path, (0,), timeout_s=80)
     try:
-        wait_for_epoch(tmp_path, range(2), 1)
+        wait_for_epoch(tmp_path, range(4), 1)
         for process in ranks.processes:
             os.kill(process.pid, signal.SIGTERM)
         outcomes = ranks.outcomes()

@@ -1,1 +1,16 @@
-"""Room ``pipe``."""
+"""Room ``pipe``: a pipeline of stages in one process, shaped like a module."""
+
+from pipetransformer.pipe.draws import draw_scope
+from pipetransformer.pipe.phases import is_checkpointing, is_recomputing
+from pipetransformer.pipe.pipe import Pipe
+from pipetransformer.pipe.stage import PipeSequential
+from pipetransformer.pipe.workers import Workers
+
+__all__ = [
+    "Pipe",
+    "PipeSequential",
+    "Workers",
+    "draw_scope",
+    "is_checkpointing",
+    "is_recomputing",
+]

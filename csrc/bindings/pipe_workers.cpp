@@ -1,0 +1,146 @@
+#include "bindings/pipe_workers.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "bindings/pipe_stages.h"
+
+namespace pipetransformer::bindings {
+
+namespace py = pybind11;
+
+namespace {
+
+// Threads need the GIL to end, so a pool is never joined with it held.
+void destroy_pool(std::unique_ptr<pipe::WorkerPool> pool) {
+  if (PyGILState_Check() != 0) {
+    const py::gil_scoped_release no_gil;
+    pool.reset();
+  }
+}
+
+// The calls of one map() and what became of them.
+struct MapRun {
+  py::object function;
+  std::vector<py::object> items;
+  std::vector<py::object> results;
+  at::ThreadLocalState context;
+  std::mutex mutex;
+  std::condition_variable changed;
+  int num_running = 0;
+  std::size_t first_failure = SIZE_MAX;
+  std::exception_ptr error;
+
+  void run(std::size_t first, std::size_t stride) noexcept {
+    for (std::size_t k = first; k < items.size(); k += stride) {
+      {
+        const std::lock_guard lock(mutex);
+        if (k > first_failure) {
+          break;
+        }
+      }
+      const at::ThreadLocalStateGuard guard(context);
+      const py::gil_scoped_acquire gil;
+      try {
+        results[k] = function(items[k]);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (k < first_failure) {
+          first_failure = k;
+          error = std::current_exception();
+        }
+      }
+    }
+    const std::lock_guard lock(mutex);
+    --num_running;
+    changed.notify_all();
+  }
+
+  // Bounded by the calls; looks up every 100 ms for signals, which let the
+  // running calls end and start no further one.
+  void wait() {
+    std::exception_ptr interrupt;
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(lock, std::chrono::milliseconds(100), [this] {
+      return num_running == 0;
+    })) {
+      lock.unlock();
+      try {
+        check_signals();
+      } catch (...) {
+        interrupt = std::current_exception();
+      }
+      lock.lock();
+      if (interrupt != nullptr) {
+        first_failure = 0;
+      }
+    }
+    if (interrupt == nullptr) {
+      interrupt = std::exchange(error, nullptr);
+    }
+    if (interrupt != nullptr) {
+      std::rethrow_exception(interrupt);
+    }
+  }
+};
+
+}  // namespace
+
+PoolPtr make_pool(int num_workers, int intra_op_threads) {
+  if (intra_op_threads < 1) {
+    throw py::value_error(
+        "intra_op_threads: expected at least 1, got " +
+        std::to_string(intra_op_threads));
+  }
+  const py::gil_scoped_release no_gil;
+  // Also the default of threads made later: the caller's value is put back.
+  const int callers_threads = at::get_num_threads();
+  pipe::WorkerPool::ThreadHooks hooks;
+  hooks.start = [intra_op_threads] {
+    at::set_num_threads(intra_op_threads);
+    // One Python thread state for the thread's life: cells do not pay for it,
+    // and Python's thread-local data survives between them.
+    static_cast<void>(PyGILState_Ensure());
+    static_cast<void>(PyEval_SaveThread());
+  };
+  hooks.stop = [] {
+    PyEval_RestoreThread(PyGILState_GetThisThreadState());
+    PyGILState_Release(PyGILState_UNLOCKED);
+  };
+  auto pool = std::make_unique<pipe::WorkerPool>(num_workers, std::move(hooks));
+  at::set_num_threads(callers_threads);
+  return PoolPtr(pool.release(), [](pipe::WorkerPool* raw) {
+    destroy_pool(std::unique_ptr<pipe::WorkerPool>(raw));
+  });
+}
+
+std::vector<py::object> map_on_pool(
+    const PoolPtr& pool,
+    py::object function,
+    std::vector<py::object> items) {
+  MapRun run;
+  run.function = std::move(function);
+  run.items = std::move(items);
+  run.results.resize(run.items.size());
+  const auto stride = static_cast<std::size_t>(pool->num_workers());
+  std::vector<pipe::WorkerPool::Task> tasks;
+  for (std::size_t w = 0; w < stride && w < run.items.size(); ++w) {
+    tasks.emplace_back([&run, w, stride] { run.run(w, stride); });
+  }
+  run.num_running = static_cast<int>(tasks.size());
+  {
+    const py::gil_scoped_release no_gil;
+    pool->submit(std::move(tasks));
+    run.wait();
+  }
+  return std::move(run.results);
+}
+
+}  // namespace pipetransformer::bindings

@@ -1,0 +1,28 @@
+// Worker pools as Python uses them: threads that may run Python, and map().
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <vector>
+
+#include "pipe/worker_pool.h"
+
+namespace pipetransformer::bindings {
+
+// Threads need the GIL to end: the pointer's deleter releases it to join.
+using PoolPtr = std::shared_ptr<pipe::WorkerPool>;
+
+// Each thread computes with `intra_op_threads` threads; the caller's own number
+// is left as it is. Throws py::value_error for numbers below 1.
+PoolPtr make_pool(int num_workers, int intra_op_threads);
+
+// fn(item k) on worker k % num_workers, in the caller's thread-local state;
+// results in order. The failure with the lowest index is raised once all
+// running calls have ended; items after it that had not started are left out.
+std::vector<pybind11::object> map_on_pool(
+    const PoolPtr& pool,
+    pybind11::object function,
+    std::vector<pybind11::object> items);
+
+}  // namespace pipetransformer::bindings

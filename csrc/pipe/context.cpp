@@ -1,0 +1,48 @@
+#include "pipe/context.h"
+
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+namespace pipetransformer::pipe {
+
+CallerContext::CallerContext(const std::vector<c10::Device>& devices)
+    : autocast_cache_(at::autocast::is_autocast_cache_enabled()) {
+  for (const c10::Device& device : devices) {
+    if (device.is_cpu() || device.is_meta()) {
+      continue;
+    }
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    const c10::Stream stream = guard.getStream(device);
+    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) {
+      streams_.push_back(stream);
+    }
+  }
+}
+
+CallerContext CallerContext::with_streams_of(const CallerContext& other) {
+  CallerContext context{std::vector<c10::Device>()};
+  context.streams_ = other.streams_;
+  return context;
+}
+
+ContextScope::ContextScope(
+    const CallerContext& context,
+    c10::Device device,
+    bool shared_casts)
+    : state_(context.state_),
+      streams_(context.streams_),
+      previous_cache_(at::autocast::is_autocast_cache_enabled()) {
+  if (!device.is_cpu() && !device.is_meta()) {
+    device_.reset_device(device);
+  }
+  at::autocast::set_autocast_cache_enabled(
+      shared_casts && context.autocast_cache_);
+}
+
+ContextScope::~ContextScope() {
+  at::autocast::set_autocast_cache_enabled(previous_cache_);
+}
+
+}  // namespace pipetransformer::pipe

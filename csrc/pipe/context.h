@@ -1,0 +1,51 @@
+// The caller's context on a worker: grad mode, autocast (its cache flag
+// included), inference mode, saved-tensor hooks, and the current stream of
+// every device of the pipeline.
+//
+// A captured context is immutable and may be entered by several threads.
+#pragma once
+
+#include <ATen/ThreadLocalState.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+
+#include <vector>
+
+namespace pipetransformer::pipe {
+
+class CallerContext {
+ public:
+  // `devices` may repeat; CPU entries have no stream.
+  explicit CallerContext(const std::vector<c10::Device>& devices);
+
+  // The current thread's context with the streams of another one: autograd runs
+  // a backward on the streams of its forward.
+  static CallerContext with_streams_of(const CallerContext& other);
+
+ private:
+  friend class ContextScope;
+  at::ThreadLocalState state_;
+  bool autocast_cache_;
+  std::vector<c10::Stream> streams_;
+};
+
+class ContextScope {
+ public:
+  // `shared_casts` false: autocast keeps no cast of a weight, so a cast made
+  // where gradients are not recorded never serves where they are.
+  ContextScope(
+      const CallerContext& context,
+      c10::Device device,
+      bool shared_casts);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  at::ThreadLocalStateGuard state_;
+  c10::MultiStreamGuard streams_;
+  c10::OptionalDeviceGuard device_;
+  bool previous_cache_;
+};
+
+}  // namespace pipetransformer::pipe

@@ -1,0 +1,180 @@
+#include "pipe/execution.h"
+
+#include <chrono>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace pipetransformer::pipe {
+
+// Note [Who waits for whom]
+// A worker waits only for operations of a smaller clock, on counters, and every
+// stage sets its counter to kOver when it ends, for whatever reason.
+// check_order makes sure that clocks fall along every wait, so the operation
+// with the lowest clock never waits: some worker always moves, until all are
+// over. After a failure at clock c, operations of clock <= c still find what
+// they wait for: it has a smaller clock, so it neither failed nor was left out.
+// All other operations are left out, whether their counter reads kOver or not.
+// A caller waits for workers only, so its wait is bounded by the stage calls;
+// it looks up every 100 ms for signals.
+
+namespace {
+
+constexpr int32_t kOver = std::numeric_limits<int32_t>::max();
+constexpr int32_t kNone = -1;
+constexpr int kSpinRounds = 100;
+constexpr std::chrono::milliseconds kPollInterval{100};
+
+}  // namespace
+
+Execution::Execution(ScheduleOrder order, Body body)
+    : order_(std::move(order)),
+      body_(std::move(body)),
+      progress_(order_.size()),
+      last_clock_(kOver),
+      over_(order_.size(), false),
+      num_using_body_(static_cast<int32_t>(order_.size())),
+      num_running_(static_cast<int32_t>(order_.size())) {}
+
+std::shared_ptr<Execution>
+Execution::start(WorkerPool& pool, ScheduleOrder order, Body body) {
+  check_order(order);
+  const auto num_stages = static_cast<int32_t>(order.size());
+  if (num_stages > pool.num_workers()) {
+    throw std::invalid_argument(
+        "workers: expected one per stage (" + std::to_string(num_stages) +
+        "), got " + std::to_string(pool.num_workers()));
+  }
+  // make_shared cannot reach the private constructor.
+  struct Access : Execution {
+    Access(ScheduleOrder order, Body body)
+        : Execution(std::move(order), std::move(body)) {}
+  };
+  std::shared_ptr<Execution> run =
+      std::make_shared<Access>(std::move(order), std::move(body));
+  std::vector<WorkerPool::Task> tasks;
+  tasks.reserve(num_stages);
+  for (int32_t j = 0; j < num_stages; ++j) {
+    tasks.emplace_back([run, j] { run->run_stage(j); });
+  }
+  pool.submit(std::move(tasks));
+  return run;
+}
+
+void Execution::run_stage(int32_t stage) noexcept {
+  Counter& counter = progress_[stage];
+  for (const Op& op : order_[stage]) {
+    if (!wait_for(op)) {
+      break;
+    }
+    try {
+      body_(stage, op);
+    } catch (...) {
+      fail(op.clock, stage, std::current_exception());
+      break;
+    }
+    counter.value.fetch_add(1, std::memory_order_acq_rel);
+    counter.value.notify_all();
+  }
+  counter.value.store(kOver, std::memory_order_release);
+  counter.value.notify_all();
+  Body finished;  // what it holds goes before the caller is told, lock released
+  {
+    const std::lock_guard lock(mutex_);
+    if (--num_using_body_ == 0) {
+      finished.swap(body_);
+    }
+  }
+  finished = nullptr;
+  const std::lock_guard lock(mutex_);
+  over_[stage] = true;
+  --num_running_;
+  changed_.notify_all();
+}
+
+// False when the operation must not start.
+bool Execution::wait_for(const Op& op) const noexcept {
+  for (const StageProgress& wait : op.waits) {
+    const std::atomic<int32_t>& done = progress_[wait.stage].value;
+    int32_t seen = done.load(std::memory_order_acquire);
+    for (int k = 0; k < kSpinRounds && seen < wait.count; ++k) {
+      std::this_thread::yield();
+      seen = done.load(std::memory_order_acquire);
+    }
+    while (seen < wait.count) {
+      done.wait(seen, std::memory_order_acquire);
+      seen = done.load(std::memory_order_acquire);
+    }
+  }
+  return op.clock <= last_clock_.load(std::memory_order_acquire);
+}
+
+void Execution::fail(
+    int32_t clock,
+    int32_t stage,
+    std::exception_ptr error) noexcept {
+  const std::lock_guard lock(mutex_);
+  const bool first = !failed_ || clock < failure_.clock ||
+                     (clock == failure_.clock && stage < failure_.stage);
+  if (first) {
+    failure_ = {clock, stage, std::move(error)};
+    failed_ = true;
+  }
+  if (clock < last_clock_.load(std::memory_order_relaxed)) {
+    last_clock_.store(clock, std::memory_order_release);
+  }
+}
+
+void Execution::cancel() noexcept {
+  last_clock_.store(kNone, std::memory_order_release);
+}
+
+// Waits for one stage (kNone: all); true when there is a failure.
+bool Execution::wait_until_over(int32_t stage, const Poll* poll) {
+  std::unique_lock lock(mutex_);
+  const auto is_over = [&] {
+    return num_running_ == 0 || (stage != kNone && !failed_ && over_[stage]);
+  };
+  while (!changed_.wait_for(lock, kPollInterval, is_over)) {
+    if (poll != nullptr) {
+      lock.unlock();
+      (*poll)();
+      lock.lock();
+    }
+  }
+  return failed_;
+}
+
+void Execution::wait_stage(int32_t stage, const Poll& poll) {
+  bool failed = false;
+  try {
+    failed = wait_until_over(stage, &poll);
+    if (failed) {
+      wait_until_over(kNone, &poll);
+    }
+  } catch (...) {
+    cancel();
+    wait_until_over(kNone, nullptr);
+    throw;
+  }
+  if (failed) {
+    // Moved out: a kept exception would keep its traceback's frames alive.
+    std::exception_ptr error;
+    {
+      const std::lock_guard lock(mutex_);
+      error = std::exchange(failure_.error, nullptr);
+    }
+    if (error == nullptr) {
+      throw std::runtime_error("pipe: this run has failed before");
+    }
+    std::rethrow_exception(std::move(error));
+  }
+}
+
+void Execution::wait_all(const Poll& poll) {
+  wait_stage(kNone, poll);
+}
+
+}  // namespace pipetransformer::pipe

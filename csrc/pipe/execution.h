@@ -1,0 +1,74 @@
+// One run of a ScheduleOrder on a WorkerPool: stage j on worker j.
+// Torch-free. See Note [Who waits for whom] in execution.cpp.
+//
+// Thread safety: the wait functions and cancel() may be called from any thread
+// outside the pool. Ownership: the queued tasks keep the Execution and its body
+// alive; it does not keep the pool alive.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "pipe/schedule_order.h"
+#include "pipe/worker_pool.h"
+
+namespace pipetransformer::pipe {
+
+class Execution : public std::enable_shared_from_this<Execution> {
+ public:
+  // Runs one operation of a stage, on that stage's worker. May throw.
+  using Body = std::function<void(int32_t stage, const Op& op)>;
+  // Called every 100 ms by a waiting caller; may throw to give up (signals).
+  using Poll = std::function<void()>;
+
+  // Queues one task per stage and returns at once. Throws std::invalid_argument
+  // when there are more stages than workers, std::logic_error for an order that
+  // could deadlock, std::runtime_error for closed workers.
+  static std::shared_ptr<Execution>
+  start(WorkerPool& pool, ScheduleOrder order, Body body);
+
+  // Waits until the stage has run its list. When an operation of any stage has
+  // failed: waits for all stages, then throws the failure with the lowest
+  // (clock, stage). When `poll` throws: cancels, waits for the running
+  // operations to return, and lets that exception pass.
+  void wait_stage(int32_t stage, const Poll& poll);
+  void wait_all(const Poll& poll);
+
+  // Starts no further operation; does not wait.
+  void cancel() noexcept;
+
+ private:
+  struct alignas(64) Counter {
+    std::atomic<int32_t> value{0};
+  };
+  struct Failure {
+    int32_t clock = 0;
+    int32_t stage = 0;
+    std::exception_ptr error;
+  };
+
+  Execution(ScheduleOrder order, Body body);
+  void run_stage(int32_t stage) noexcept;
+  bool wait_for(const Op& op) const noexcept;
+  void fail(int32_t clock, int32_t stage, std::exception_ptr error) noexcept;
+  bool wait_until_over(int32_t stage, const Poll* poll);
+
+  const ScheduleOrder order_;
+  Body body_;
+  std::vector<Counter> progress_;    // finished operations, or kOver
+  std::atomic<int32_t> last_clock_;  // nothing of a later clock is started
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<bool> over_;
+  int32_t num_using_body_;
+  int32_t num_running_;
+  bool failed_ = false;
+  Failure failure_;
+};
+
+}  // namespace pipetransformer::pipe

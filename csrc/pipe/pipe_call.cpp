@@ -1,0 +1,205 @@
+#include "pipe/pipe_call.h"
+
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "pipe/node_ptr.h"
+
+namespace pipetransformer::pipe {
+
+namespace {
+
+// Note [Border nodes]
+// A stage input that carries gradient is not a leaf: layers may change it in
+// place, as in the plain model. Its history is a node without successors, and
+// the gradient is picked up where it would enter that node. The node is
+// therefore never run.
+struct BorderNode : torch::autograd::Node {
+  torch::autograd::variable_list
+  apply(torch::autograd::variable_list&& /*grads*/) override {
+    throw std::logic_error("pipe: border node was run; please report");
+  }
+  std::string name() const override {
+    return "PipeBorder";
+  }
+};
+
+constexpr int64_t kNoVersion = -1;
+
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? kNoVersion
+                               : static_cast<int64_t>(tensor._version());
+}
+
+std::string describe(CellId id) {
+  return "stage " + std::to_string(id.stage) + ", micro-batch " +
+         std::to_string(id.microbatch);
+}
+
+// The data of an output without its graph. Shares the version counter, so that
+// a change in place by the next stage is seen by this stage's backward.
+Activation cut(const at::Tensor& tensor) {
+  const bool requires_grad = tensor.requires_grad();
+  return {requires_grad ? tensor.detach() : tensor, requires_grad};
+}
+
+}  // namespace
+
+PipeCall::PipeCall(
+    CallSettings settings,
+    std::shared_ptr<StageCalls> stages,
+    std::vector<Activations> inputs)
+    : settings_(std::move(settings)),
+      stages_(std::move(stages)),
+      context_(settings_.devices),
+      cells_(
+          static_cast<std::size_t>(settings_.num_stages) *
+          settings_.num_microbatches),
+      in_flight_(std::move(inputs)) {}
+
+// Enters the caller's context and the draws of this cell around the call.
+Tensors PipeCall::call_stage(CellId id, Phase phase, const Tensors& inputs) {
+  DrawPosition position = settings_.draws;
+  position.microbatch += id.microbatch;
+  const DrawScope draws(
+      position, settings_.first_layers[id.stage], settings_.keyed_draws);
+  const PhaseScope scope(phase);
+  return stages_->call(id, phase, settings_.record, inputs);
+}
+
+// Moves the inputs to the stage's device and gives those that carry gradient
+// their border history. Runs inside the caller's context.
+Tensors
+PipeCall::attach_inputs(CellId id, const Activations& inputs, Cell& cell) {
+  const c10::Device device = settings_.devices[id.stage];
+  NodePtr border;
+  Tensors attached;
+  attached.reserve(inputs.size());
+  cell.input_edges.assign(inputs.size(), {});
+  cell.input_devices.clear();
+  for (std::size_t p = 0; p < inputs.size(); ++p) {
+    const auto& [value, requires_grad] = inputs[p];
+    cell.input_devices.push_back(value.device());
+    at::Tensor tensor = value.device() == device
+                            ? value
+                            : value.to(device, /*non_blocking=*/true);
+    if (requires_grad) {
+      if (!border) {
+        border = make_node<BorderNode>();
+      }
+      // Another view of the data: the history must not reach the kept input.
+      tensor = tensor.detach();
+      torch::autograd::set_history(tensor, border);
+      cell.input_edges[p] = torch::autograd::impl::gradient_edge(tensor);
+    }
+    attached.push_back(std::move(tensor));
+  }
+  return attached;
+}
+
+void PipeCall::forward_cell(CellId id) {
+  const bool checkpoint = checkpointed(id);
+  Activations received = std::move(in_flight_[id.microbatch]);
+  // A cast of a weight made while checkpointing has no graph to keep: do not
+  // let autocast hand it to cells that need one.
+  const ContextScope context(
+      context_,
+      settings_.devices[id.stage],
+      /*shared_casts=*/settings_.num_checkpointed == 0);
+  Cell cell;
+  std::vector<int64_t> versions;
+  if (checkpoint && settings_.record) {
+    for (const Activation& input : received) {
+      versions.push_back(version_of(input.value));
+    }
+  }
+  Tensors outputs = call_stage(
+      id,
+      checkpoint ? Phase::kCheckpointing : Phase::kPlain,
+      attach_inputs(id, received, cell));
+  bool any = false;
+  Activations sent;
+  sent.reserve(outputs.size());
+  for (const at::Tensor& output : outputs) {
+    sent.push_back(cut(output));
+    const bool requires_grad = settings_.record && sent.back().requires_grad;
+    sent.back().requires_grad = requires_grad;
+    any = any || requires_grad;
+    cell.output_requires_grad.push_back(requires_grad);
+    if (!checkpoint) {
+      cell.output_edges.push_back(
+          requires_grad ? torch::autograd::impl::gradient_edge(output)
+                        : torch::autograd::Edge());
+    }
+  }
+  in_flight_[id.microbatch] = std::move(sent);
+  if (!any) {
+    return;  // nothing to do in backward, nothing to keep
+  }
+  if (checkpoint) {
+    cell.inputs = std::move(received);
+    cell.input_versions = std::move(versions);
+    for (auto& edge : cell.input_edges) {
+      edge.function.reset();  // the recomputation makes its own
+    }
+  }
+  this->cell(id) = std::move(cell);
+}
+
+Activations PipeCall::take_output(int32_t microbatch) {
+  return std::move(in_flight_[microbatch]);
+}
+
+bool PipeCall::output_requires_grad() {
+  for (int32_t i = 0; i < settings_.num_microbatches; ++i) {
+    for (const bool value :
+         cell({settings_.num_stages - 1, i}).output_requires_grad) {
+      if (value) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+void PipeCall::recompute_cell(CellId id, Cell& into) {
+  const Cell& kept = cell(id);
+  into = Cell();
+  if (kept.output_requires_grad.empty()) {
+    return;
+  }
+  const ContextScope context(
+      context_, settings_.devices[id.stage], /*shared_casts=*/false);
+  for (std::size_t p = 0; p < kept.inputs.size(); ++p) {
+    if (version_of(kept.inputs[p].value) != kept.input_versions[p]) {
+      throw std::runtime_error(
+          "checkpointed input " + std::to_string(p) + " of " + describe(id) +
+          ": expected to be unchanged since its forward, got an in-place "
+          "change (as with a leaf Variable that requires grad has been used in "
+          "an in-place operation, recomputing would apply it twice); use an "
+          "out-of-place operation or checkpoint='never'");
+    }
+  }
+  const Tensors outputs =
+      call_stage(id, Phase::kRecomputing, attach_inputs(id, kept.inputs, into));
+  if (outputs.size() != kept.output_requires_grad.size()) {
+    throw std::runtime_error(
+        "recomputation of " + describe(id) + ": expected " +
+        std::to_string(kept.output_requires_grad.size()) +
+        " output tensors as in its forward, got " +
+        std::to_string(outputs.size()));
+  }
+  into.output_requires_grad = kept.output_requires_grad;
+  for (std::size_t p = 0; p < outputs.size(); ++p) {
+    const bool carries =
+        kept.output_requires_grad[p] && outputs[p].requires_grad();
+    into.output_edges.push_back(
+        carries ? torch::autograd::impl::gradient_edge(outputs[p])
+                : torch::autograd::Edge());
+  }
+}
+
+}  // namespace pipetransformer::pipe

@@ -1,0 +1,103 @@
+// One forward call of a pipeline: its cells, and what each keeps for backward.
+//
+// A cell (micro-batch i on stage j) gets its inputs cut off from the previous
+// stage's graph and so owns a graph of its own until its backward.
+// Thread safety: cells of different stages run on different threads; the order
+// of the schedule is what makes a cell's data visible to the next stage.
+// Nothing here is locked. Ownership: holds the activations that backward needs,
+// and nothing else once the forward is over; dropping it frees them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <vector>
+
+#include "pipe/context.h"
+#include "pipe/random.h"
+#include "pipe/stage_calls.h"
+
+namespace pipetransformer::pipe {
+
+// A tensor at a stage border, cut off from the graph that made it.
+struct Activation {
+  at::Tensor value;
+  bool requires_grad = false;
+};
+using Activations = std::vector<Activation>;
+
+struct CallSettings {
+  int32_t num_stages = 1;
+  int32_t num_microbatches = 1;
+  // Micro-batches below this are checkpointed.
+  int32_t num_checkpointed = 0;
+  bool record = false;  // gradients are recorded
+  bool keyed_draws = true;
+  DrawPosition draws;                 // of micro-batch 0
+  std::vector<int64_t> first_layers;  // by stage, absolute
+  std::vector<c10::Device> devices;   // by stage
+};
+
+// What one cell keeps for its backward.
+struct Cell {
+  // Where the gradient of input p arrives; invalid where none is carried.
+  torch::autograd::edge_list input_edges;
+  // Where the gradient of output p enters; empty when checkpointed.
+  torch::autograd::edge_list output_edges;
+  std::vector<bool> output_requires_grad;
+  std::vector<c10::Device> input_devices;  // where the inputs came from
+  // Checkpointed cells only: what the recomputation starts from.
+  Activations inputs;
+  std::vector<int64_t> input_versions;
+};
+
+class PipeCall {
+ public:
+  // `inputs`: the first stage's, by micro-batch.
+  PipeCall(
+      CallSettings settings,
+      std::shared_ptr<StageCalls> stages,
+      std::vector<Activations> inputs);
+
+  const CallSettings& settings() const noexcept {
+    return settings_;
+  }
+  const CallerContext& context() const noexcept {
+    return context_;
+  }
+  StageCalls& stages() noexcept {
+    return *stages_;
+  }
+  Cell& cell(CellId id) {
+    return cells_[id.stage * settings_.num_microbatches + id.microbatch];
+  }
+
+  // Runs a cell forward; the previous stage's must be over.
+  void forward_cell(CellId id);
+  // The last stage's output of one micro-batch; can be taken once.
+  Activations take_output(int32_t microbatch);
+  // Some output of some micro-batch requires grad.
+  bool output_requires_grad();
+
+  // Runs a checkpointed cell's forward again, this time keeping its graph;
+  // fills `into` like an uncheckpointed cell. Throws std::runtime_error when
+  // the stage changed its inputs in place, or gives another number of outputs.
+  void recompute_cell(CellId id, Cell& into);
+
+ private:
+  bool checkpointed(CellId id) const noexcept {
+    return id.microbatch < settings_.num_checkpointed;
+  }
+  Tensors call_stage(CellId id, Phase phase, const Tensors& inputs);
+  Tensors attach_inputs(CellId id, const Activations& inputs, Cell& cell);
+
+  const CallSettings settings_;
+  const std::shared_ptr<StageCalls> stages_;
+  const CallerContext context_;
+  std::vector<Cell> cells_;  // by stage, then micro-batch
+  // Handed from stage to stage, by micro-batch.
+  std::vector<Activations> in_flight_;
+};
+
+}  // namespace pipetransformer::pipe

@@ -1,0 +1,246 @@
+#include "pipe/random.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/rand.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include <array>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "core/hash.h"
+
+namespace pipetransformer::pipe {
+
+// Note [Supplying the generator]
+// Operations that draw take an optional generator; layers pass none and get the
+// process-wide default. We register one boxed kernel for all of them under a
+// dispatch key that is otherwise unused, and include that key on a thread for
+// as long as it runs a cell. The kernel puts the thread's generator where none
+// was given and calls on below the key. All other operations fall through at no
+// cost. The generator is seeded at the first draw of each layer only.
+
+namespace {
+
+constexpr c10::DispatchKey kDrawKey =
+    c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+thread_local DrawScope::State* state_of_thread = nullptr;
+
+// Fallback scopes share the default generator: one at a time.
+std::recursive_mutex& fallback_mutex() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
+at::Generator make_generator(c10::Device device) {
+  if (device.is_cpu()) {
+    return at::detail::createCPUGenerator();
+  }
+  return at::globalContext()
+      .getAcceleratorHooksInterface(device.type())
+      .getNewGenerator(device.index());
+}
+
+}  // namespace
+
+struct DrawScope::State {
+  DrawPosition position;
+  int64_t layer = 0;
+  std::unordered_map<c10::Device, std::pair<at::Generator, int64_t>> generators;
+  std::optional<c10::impl::IncludeDispatchKeyGuard> include;
+  // Fallback only.
+  std::unique_lock<std::recursive_mutex> alone;
+  at::Tensor default_state;
+
+  uint64_t key() const noexcept {
+    const std::array<uint64_t, 4> words{
+        position.seed,
+        static_cast<uint64_t>(position.step),
+        static_cast<uint64_t>(position.microbatch),
+        static_cast<uint64_t>(layer)};
+    return core::hash_bytes(words.data(), sizeof(words));
+  }
+
+  at::Generator generator(c10::Device device) {
+    auto found = generators.find(device);
+    if (found == generators.end()) {
+      found = generators.try_emplace(device, make_generator(device), layer - 1)
+                  .first;
+    }
+    auto& [generator, seeded_for] = found->second;
+    if (seeded_for != layer) {
+      const std::lock_guard lock(generator.mutex());
+      generator.set_current_seed(key());
+      seeded_for = layer;
+    }
+    return generator;
+  }
+
+  void seed_default() {
+    at::Generator shared = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard lock(shared.mutex());
+    shared.set_current_seed(key());
+  }
+};
+
+namespace {
+
+bool is_generator(const c10::Argument& argument) {
+  const c10::TypePtr& type = argument.type();
+  if (const auto optional = type->cast<c10::OptionalType>()) {
+    return optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
+  }
+  return type->kind() == c10::TypeKind::GeneratorType;
+}
+
+// The device an operation draws on: its first tensor's, else the one it names.
+c10::Device device_of_call(const torch::jit::Stack& stack, std::size_t first) {
+  for (std::size_t k = first; k < stack.size(); ++k) {
+    if (stack[k].isTensor() && stack[k].toTensor().defined()) {
+      return stack[k].toTensor().device();
+    }
+  }
+  for (std::size_t k = first; k < stack.size(); ++k) {
+    if (stack[k].isDevice()) {
+      return stack[k].toDevice();
+    }
+  }
+  return c10::kCPU;
+}
+
+void supply_generator(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  const std::size_t first = stack->size() - arguments.size();
+  if (state_of_thread != nullptr) {
+    for (std::size_t k = 0; k < arguments.size(); ++k) {
+      c10::IValue& value = (*stack)[first + k];
+      if (value.isNone() && is_generator(arguments[k])) {
+        const c10::Device device = device_of_call(*stack, first);
+        if (!device.is_meta()) {
+          value = state_of_thread->generator(device);
+        }
+      }
+    }
+  }
+  const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kDrawKey);
+  op.redispatchBoxed(keys & below, stack);
+}
+
+bool takes_generator(const c10::FunctionSchema& schema) {
+  for (const c10::Argument& argument : schema.arguments()) {
+    if (is_generator(argument)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The registrations; they live as long as the process.
+std::vector<torch::Library> register_kernels() {
+  std::vector<torch::Library> libraries;
+  libraries.emplace_back(
+      torch::Library::IMPL, "_", kDrawKey, __FILE__, __LINE__);
+  libraries.back().fallback(torch::CppFunction::makeFallthrough());
+  libraries.emplace_back(
+      torch::Library::IMPL, "aten", kDrawKey, __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op || op->operator_name().getNamespace() != "aten" ||
+        !takes_generator(op->schema())) {
+      continue;
+    }
+    const std::string full = name.overload_name.empty()
+                                 ? name.name
+                                 : name.name + "." + name.overload_name;
+    libraries.back().impl(
+        full.c_str(),
+        torch::CppFunction::makeFromBoxedFunction<&supply_generator>());
+  }
+  return libraries;
+}
+
+at::Tensor probe_draw(uint64_t seed) {
+  const DrawScope scope({seed, 0, 0}, 0, /*keyed=*/true);
+  return at::rand({8});
+}
+
+bool probe() {
+  try {
+    static const std::vector<torch::Library> kLibraries = register_kernels();
+    at::Generator shared = at::detail::getDefaultCPUGenerator();
+    const at::Tensor before = shared.get_state();
+    const at::Tensor first = probe_draw(1);
+    const bool works = at::equal(first, probe_draw(1)) &&
+                       !at::equal(first, probe_draw(2)) &&
+                       at::equal(before, shared.get_state());
+    shared.set_state(before);
+    return works;
+  } catch (const std::exception& error) {
+    TORCH_WARN(
+        "pipe: keyed draws are not available with this torch, cells will run "
+        "one by one: ",
+        error.what());
+    return false;
+  }
+}
+
+}  // namespace
+
+bool keyed_draws_work() {
+  static const bool works = probe();
+  return works;
+}
+
+DrawScope::DrawScope(const DrawPosition& position, int64_t layer, bool keyed)
+    : state_(std::make_unique<State>()), previous_(nullptr) {
+  state_->position = position;
+  state_->layer = layer;
+  if (keyed) {
+    state_->include.emplace(kDrawKey);
+  } else {
+    state_->alone = std::unique_lock(fallback_mutex());
+    state_->default_state = at::detail::getDefaultCPUGenerator().get_state();
+    state_->seed_default();
+  }
+  previous_ = std::exchange(state_of_thread, state_.get());
+}
+
+DrawScope::~DrawScope() {
+  state_of_thread = previous_;
+  if (state_->default_state.defined()) {
+    at::Generator shared = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard lock(shared.mutex());
+    shared.set_state(state_->default_state);
+  }
+}
+
+void set_draw_layer(int64_t layer) {
+  DrawScope::State* state = state_of_thread;
+  if (state == nullptr || state->layer == layer) {
+    return;
+  }
+  state->layer = layer;
+  if (state->default_state.defined()) {
+    state->seed_default();
+  }
+}
+
+uint64_t draw_seed() {
+  at::Generator shared = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(shared.mutex());
+  return at::check_generator<at::CPUGeneratorImpl>(shared)->random64();
+}
+
+}  // namespace pipetransformer::pipe

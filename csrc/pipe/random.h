@@ -1,0 +1,48 @@
+// Keyed random draws: inside a DrawScope every random operation of the thread
+// that was given no generator draws from one keyed by (seed, step, micro-batch,
+// layer). Draws therefore do not depend on thread timing, stages or cuts, and a
+// recomputation repeats them; the default generators stay untouched.
+// See Note [Supplying the generator] in random.cpp.
+//
+// Thread safety: all state is per thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace pipetransformer::pipe {
+
+struct DrawPosition {
+  uint64_t seed = 0;
+  int64_t step = 0;
+  int64_t microbatch = 0;  // numbered over all replicas
+};
+
+// Registers the mechanism once per process and tests that it works on this
+// torch. Where it does not, scopes fall back to seeding the default CPU
+// generator, one scope at a time in the process, with equal draws.
+bool keyed_draws_work();
+
+class DrawScope {
+ public:
+  // Starts at `layer`. `keyed` false forces the fallback; it blocks while
+  // another thread is in a fallback scope (call it without the GIL).
+  DrawScope(const DrawPosition& position, int64_t layer, bool keyed);
+  ~DrawScope();
+  DrawScope(const DrawScope&) = delete;
+  DrawScope& operator=(const DrawScope&) = delete;
+
+  struct State;
+
+ private:
+  std::unique_ptr<State> state_;
+  State* previous_;
+};
+
+// Draws from here on belong to `layer`; nothing happens outside a scope.
+void set_draw_layer(int64_t layer);
+
+// One 64-bit draw from the caller's default CPU generator.
+uint64_t draw_seed();
+
+}  // namespace pipetransformer::pipe

@@ -1,0 +1,135 @@
+#include "pipe/scatter_gather.h"
+
+#include <ATen/ops/cat.h>
+#include <c10/core/GradMode.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace pipetransformer::pipe {
+
+Scattered scatter(
+    const Tensors& tensors,
+    int64_t num_microbatches,
+    RowSplit split,
+    bool record) {
+  Scattered result;
+  std::size_t count = 0;
+  for (const at::Tensor& tensor : tensors) {
+    result.rows.emplace_back();
+    if (tensor.dim() == 0) {
+      continue;
+    }
+    result.rows.back() = split_rows(tensor.size(0), num_microbatches, split);
+    const std::size_t found = result.rows.back().size();
+    if (count != 0 && found != count) {
+      throw std::runtime_error(
+          "Found different number of chunks: expected " +
+          std::to_string(count) + " micro-batches of every input, got " +
+          std::to_string(found) + " of one with " +
+          std::to_string(tensor.size(0)) + " rows");
+    }
+    count = found;
+  }
+  result.microbatches.resize(count == 0 ? 1 : count);
+  for (std::size_t p = 0; p < tensors.size(); ++p) {
+    const at::Tensor data = tensors[p].detach();
+    const bool requires_grad = record && tensors[p].requires_grad();
+    const auto& rows = result.rows[p];
+    int64_t start = 0;
+    for (std::size_t i = 0; i < result.microbatches.size(); ++i) {
+      const bool whole = rows.empty() || count == 1;
+      result.microbatches[i].push_back(
+          {whole ? data : data.narrow(0, start, rows[i]), requires_grad});
+      start += whole ? 0 : rows[i];
+    }
+  }
+  return result;
+}
+
+void check_has_rows(const at::Tensor& output, std::size_t position) {
+  if (output.dim() == 0) {
+    throw std::runtime_error(
+        "output " + std::to_string(position) +
+        ": expected a tensor with rows along dimension 0, got a "
+        "zero-dimensional one");
+  }
+}
+
+Gathered gather(const std::vector<Activations>& microbatches) {
+  const c10::NoGradGuard no_grad;
+  Gathered result;
+  for (std::size_t p = 0; p < microbatches.front().size(); ++p) {
+    Tensors parts;
+    std::vector<int64_t> rows;
+    bool requires_grad = false;
+    for (const Activations& outputs : microbatches) {
+      const Activation& output = outputs[p];
+      check_has_rows(output.value, p);
+      parts.push_back(output.value);
+      rows.push_back(output.value.size(0));
+      requires_grad = requires_grad || output.requires_grad;
+    }
+    result.tensors.push_back(parts.size() == 1 ? parts[0] : at::cat(parts));
+    result.rows.push_back(std::move(rows));
+    result.requires_grad.push_back(requires_grad);
+  }
+  return result;
+}
+
+std::vector<Tensors> scatter_grads(
+    const Tensors& grads,
+    const RowLayout& rows,
+    int64_t num_microbatches) {
+  std::vector<Tensors> result(num_microbatches);
+  for (std::size_t p = 0; p < grads.size(); ++p) {
+    int64_t start = 0;
+    for (int64_t i = 0; i < num_microbatches; ++i) {
+      at::Tensor part;
+      if (grads[p].defined()) {
+        part = num_microbatches == 1 ? grads[p]
+                                     : grads[p].narrow(0, start, rows[p][i]);
+      }
+      start += rows[p][i];
+      result[i].push_back(std::move(part));
+    }
+  }
+  return result;
+}
+
+at::Tensor gather_grads(
+    const std::vector<Tensors>& grads,
+    std::size_t position,
+    const std::vector<int64_t>& rows) {
+  at::Tensor sample;
+  for (const Tensors& microbatch : grads) {
+    if (position < microbatch.size() && microbatch[position].defined()) {
+      sample = microbatch[position];
+      break;
+    }
+  }
+  if (!sample.defined()) {
+    return sample;
+  }
+  Tensors parts;
+  at::Tensor sum;
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    const bool defined =
+        position < grads[i].size() && grads[i][position].defined();
+    if (rows.empty()) {
+      if (defined) {
+        sum = sum.defined() ? sum.add(grads[i][position]) : grads[i][position];
+      }
+      continue;
+    }
+    std::vector<int64_t> sizes = sample.sizes().vec();
+    sizes[0] = rows[i];
+    parts.push_back(defined ? grads[i][position] : sample.new_zeros(sizes));
+  }
+  if (rows.empty()) {
+    return sum;
+  }
+  return parts.size() == 1 ? parts[0] : at::cat(parts);
+}
+
+}  // namespace pipetransformer::pipe

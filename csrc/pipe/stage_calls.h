@@ -1,0 +1,39 @@
+// What the pipe needs from the outside world: calling a stage. Implemented by
+// the bindings with the user's modules; a test may implement it with lambdas.
+//
+// Thread safety: call() is called on the stage's worker, for one stage by one
+// thread at a time; poll() on a waiting caller's thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "pipe/phase.h"
+
+namespace pipetransformer::pipe {
+
+using Tensors = std::vector<at::Tensor>;
+
+struct CellId {
+  int32_t stage = 0;
+  int32_t microbatch = 0;
+};
+
+class StageCalls {
+ public:
+  virtual ~StageCalls() = default;
+
+  // Runs the stage on the tensors of one micro-batch; returns the tensors of
+  // its output in a fixed order. With `record` false and phase kCheckpointing
+  // nothing is kept; with `record` true the graph is built but what it would
+  // save for backward is dropped in kCheckpointing. May throw.
+  virtual Tensors
+  call(CellId cell, Phase phase, bool record, const Tensors& inputs) = 0;
+
+  // Gives the outside world a chance to interrupt a wait, by throwing.
+  virtual void poll() = 0;
+};
+
+}  // namespace pipetransformer::pipe

@@ -1,0 +1,182 @@
+#include "pipe/worker_pool.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+namespace pipetransformer::pipe {
+
+namespace {
+
+// Brief: a busy neighbour on the same core must not pay for our waiting.
+constexpr int kSpinRounds = 200;
+
+// One thread and its queue.
+class Worker {
+ public:
+  explicit Worker(const WorkerPool::ThreadHooks& hooks)
+      : thread_([this, hooks] { main(hooks); }) {}
+
+  void wait_started() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return started_; });
+  }
+
+  void push(WorkerPool::Task task) {
+    {
+      const std::lock_guard lock(mutex_);
+      tasks_.push_back(std::move(task));
+      num_queued_.fetch_add(1, std::memory_order_release);
+    }
+    changed_.notify_one();
+  }
+
+  void stop_and_join() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+
+  bool is_current() const noexcept {
+    return thread_.get_id() == std::this_thread::get_id();
+  }
+
+ private:
+  void main(const WorkerPool::ThreadHooks& hooks) noexcept {
+    hooks.start();
+    {
+      const std::lock_guard lock(mutex_);
+      started_ = true;
+    }
+    changed_.notify_one();
+    while (WorkerPool::Task task = next()) {
+      task();
+    }
+    hooks.stop();
+  }
+
+  // The next task; an empty one when stopping and nothing is queued.
+  WorkerPool::Task next() {
+    for (int k = 0; k < kSpinRounds; ++k) {
+      if (num_queued_.load(std::memory_order_acquire) > 0) {
+        break;
+      }
+      std::this_thread::yield();
+    }
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+    if (tasks_.empty()) {
+      return {};
+    }
+    WorkerPool::Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    num_queued_.fetch_sub(1, std::memory_order_relaxed);
+    return task;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<WorkerPool::Task> tasks_;
+  std::atomic<int> num_queued_{0};
+  bool started_ = false;
+  bool stopping_ = false;
+  std::thread thread_;  // last: starts when the rest is there
+};
+
+}  // namespace
+
+struct WorkerPool::State {
+  std::mutex submitting;
+  bool closed = false;
+  pid_t owner = getpid();
+  std::vector<std::unique_ptr<Worker>> workers;
+};
+
+WorkerPool::WorkerPool(int num_workers, ThreadHooks hooks) {
+  if (num_workers < 1) {
+    throw std::invalid_argument(
+        "num_workers: expected at least 1, got " + std::to_string(num_workers));
+  }
+  state_ = std::make_unique<State>();
+  try {
+    for (int w = 0; w < num_workers; ++w) {
+      state_->workers.push_back(std::make_unique<Worker>(hooks));
+    }
+  } catch (...) {  // no more threads: end those that run, then report
+    shutdown();
+    throw;
+  }
+  for (const auto& worker : state_->workers) {
+    worker->wait_started();
+  }
+}
+
+WorkerPool::~WorkerPool() {
+  if (state_->owner != getpid()) {
+    // A forked child has no such threads; their objects belong to the parent.
+    static_cast<void>(state_.release());
+    return;
+  }
+  shutdown();
+}
+
+int WorkerPool::num_workers() const noexcept {
+  return static_cast<int>(state_->workers.size());
+}
+
+void WorkerPool::submit(std::vector<Task> tasks) {
+  const char* refusal = nullptr;
+  if (state_->owner != getpid()) {
+    refusal = "a call in the process that made them, got one in a forked child";
+  } else if (on_worker_thread()) {
+    refusal = "a call from outside, got one on a worker thread";
+  }
+  if (refusal != nullptr) {
+    throw std::runtime_error(std::string("workers: expected ") + refusal);
+  }
+  const std::lock_guard lock(state_->submitting);
+  if (state_->closed) {
+    throw std::runtime_error("workers: expected open workers, got closed ones");
+  }
+  for (std::size_t w = 0; w < tasks.size(); ++w) {
+    if (tasks[w]) {
+      state_->workers.at(w)->push(std::move(tasks[w]));
+    }
+  }
+}
+
+void WorkerPool::shutdown() {
+  if (state_->owner != getpid()) {
+    return;
+  }
+  const std::lock_guard lock(state_->submitting);
+  if (state_->closed) {
+    return;
+  }
+  state_->closed = true;
+  for (const auto& worker : state_->workers) {
+    worker->stop_and_join();
+  }
+}
+
+bool WorkerPool::on_worker_thread() const noexcept {
+  for (const auto& worker : state_->workers) {
+    if (worker->is_current()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace pipetransformer::pipe

@@ -1,0 +1,52 @@
+// Worker threads, one per device slot, each with its own first-in-first-out
+// queue. Torch-free and Python-free: what a thread needs at its start (number
+// of intra-op threads, a Python thread state) comes as hooks.
+//
+// Thread safety: submit() and shutdown() may be called from any thread but the
+// pool's own. Ownership: tasks are destroyed on their worker. Fork: in a child
+// process the pool is inert; it neither joins nor frees what the parent's
+// threads use.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace pipetransformer::pipe {
+
+class WorkerPool {
+ public:
+  using Task = std::function<void()>;  // must not throw
+
+  struct ThreadHooks {
+    std::function<void()> start;  // first thing on each thread
+    std::function<void()> stop;   // last thing on each thread
+  };
+
+  // Returns once every thread has run its start hook. Throws
+  // std::invalid_argument unless num_workers is positive.
+  WorkerPool(int num_workers, ThreadHooks hooks);
+  // Runs what is queued, then joins. Bounded by the queued tasks.
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  int num_workers() const noexcept;
+
+  // Queues tasks[w] on worker w (empty functions are left out), all or none
+  // with respect to other callers: two runs whose tasks wait for each other
+  // across workers therefore never interleave. Throws std::runtime_error after
+  // shutdown, in a forked child, and on one of the pool's own threads.
+  void submit(std::vector<Task> tasks);
+
+  // Runs what is queued, then joins; idempotent.
+  void shutdown();
+
+  bool on_worker_thread() const noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace pipetransformer::pipe

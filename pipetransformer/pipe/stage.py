@@ -1,0 +1,98 @@
+"""A stage: layers called one after another, and how checkpointing calls it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.batchnorm import _NormBase
+
+from pipetransformer.pipe import _binding
+
+
+class PipeSequential(nn.Sequential):
+    """A Sequential that takes several inputs and spreads tuples between layers.
+
+    Keyword arguments go to the first layer. Each layer draws its random numbers
+    under its own absolute index when the call runs in a draw scope.
+
+    Args:
+        *layers: The layers.
+        first_layer: Absolute index of the first one.
+    """
+
+    def __init__(self, *layers: nn.Module, first_layer: int = 0) -> None:
+        super().__init__(*layers)
+        self.first_layer = first_layer
+
+    def forward(self, *inputs: object, **kwargs: object) -> object:
+        """Call the layers in order; a tuple or list output is spread."""
+        value: object = inputs[0] if len(inputs) == 1 else inputs
+        for k, layer in enumerate(self):
+            _binding.set_draw_layer(self.first_layer + k)
+            if k == 0:
+                value = layer(*inputs, **kwargs)
+            elif isinstance(value, (tuple, list)):
+                value = layer(*value)
+            else:
+                value = layer(value)
+        return value
+
+
+StageFunction = Callable[..., object]
+
+
+def stage_functions(
+    stage: PipeSequential,
+) -> tuple[StageFunction, StageFunction, StageFunction]:
+    """The three ways to call a stage: plain, checkpointed, recomputing."""
+    norms = [
+        m for m in stage.modules() if isinstance(m, _NormBase) and m.track_running_stats
+    ]
+    recompute = functools.partial(_call_keeping_statistics, stage, norms)
+    return (
+        stage,
+        functools.partial(_call_saving_nothing, stage),
+        recompute if norms else stage,
+    )
+
+
+def _drop(tensor: torch.Tensor) -> None:
+    return None
+
+
+def _refuse(packed: None) -> torch.Tensor:
+    raise RuntimeError(
+        "checkpointed stage: expected no backward inside its own forward, got one "
+        "(what it needs is not kept); use checkpoint='never'"
+    )
+
+
+def _call_saving_nothing(
+    stage: PipeSequential, *inputs: object, **kwargs: object
+) -> object:
+    # The graph is built, so each output requires grad exactly where it would
+    # without checkpointing, but nothing that it saves is kept.
+    with saved_tensors_hooks(_drop, _refuse):
+        return stage(*inputs, **kwargs)
+
+
+def _call_keeping_statistics(
+    stage: PipeSequential, norms: list[_NormBase], *inputs: object, **kwargs: object
+) -> object:
+    # Running statistics count a micro-batch once, in its forward. Through `.data`,
+    # since autograd must not take the restored buffer for a changed one.
+    kept = [
+        (buffer, buffer.clone())
+        for norm in norms
+        if norm.training
+        for buffer in norm.buffers(recurse=False)
+    ]
+    try:
+        return stage(*inputs, **kwargs)
+    finally:
+        for buffer, value in kept:
+            buffer.data.copy_(value)

@@ -102,10 +102,13 @@ def test_sigterm_wakes_a_blocked_wait():
 
 def test_sigterm_of_a_forked_worker_is_not_the_parents():
     with joined() as plane, plane.termination():
+        ready, set_ready = os.pipe()
         child = os.fork()
         if child == 0:
+            os.write(set_ready, b"1")
             time.sleep(30)
             os._exit(0)
+        os.read(ready, 1)
         os.kill(child, signal.SIGTERM)
         _, status = os.waitpid(child, 0)
         assert os.WTERMSIG(status) == signal.SIGTERM

@@ -7,8 +7,7 @@ from datetime import timedelta
 import pytest
 
 from pipetransformer.autodp import AutoDPConfig, MessagePlane, PeerFailure, connect
-from tests.autodp.world import FAST, joined
-from tests.support.ranks import run_ranks
+from tests.autodp.world import FAST, joined, run_scenarios
 
 
 def test_plane_alone_keeps_what_is_published():
@@ -143,35 +142,25 @@ def test_config_names_the_bad_setting(settings, text):
         AutoDPConfig(**settings)
 
 
-def _talk(rank):
-    with joined() as plane:
-        assert plane.rank == rank
-        values = plane.gather("hello", str(rank).encode(), phase="test")
-        if rank == 0:
-            time.sleep(0.3)
-            plane.publish("late", b"news")
-        assert plane.wait("late", phase="test") == b"news"
-        return values, plane.info.run_id
+def _talk(plane):
+    values = plane.gather("hello", str(plane.rank).encode(), phase="test")
+    if plane.rank == 0:
+        time.sleep(0.3)
+        plane.publish("late", b"news")
+    assert plane.wait("late", phase="test") == b"news"
+    return values, plane.info.run_id
+
+
+def _talk_again(plane):
+    return _talk(plane)
 
 
 @pytest.mark.distributed
-def test_ranks_exchange_values_and_agree_on_the_run():
-    results = run_ranks(_talk, 3)
-    assert [values for values, _ in results] == [[b"0", b"1", b"2"]] * 3
-    assert len({run_id for _, run_id in results}) == 1
-
-
-def _talk_repeatedly(rank):
-    run_ids = []
-    for _ in range(4):
-        with joined() as plane:
-            plane.gather("hello", b"", phase="test")
-            run_ids.append(plane.info.run_id)
-    return run_ids
-
-
-@pytest.mark.distributed
-def test_engines_of_one_process_get_runs_of_their_own():
-    first, second = run_ranks(_talk_repeatedly, 2)
-    assert first == second
-    assert len(set(first)) == 4
+def test_runs_of_one_process_exchange_values_and_have_names_of_their_own():
+    results_of = run_scenarios([_talk, _talk_again], 3)
+    run_ids = set()
+    for scenario in (_talk, _talk_again):
+        results = results_of(scenario)
+        assert [values for values, _ in results] == [[b"0", b"1", b"2"]] * 3
+        run_ids |= {run_id for _, run_id in results}
+    assert len(run_ids) == 2

@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer.autodp import _binding
 from pipetransformer.autodp.config import AutoDPConfig
+from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.plane import SLICE, MessagePlane
 
 logger = logging.getLogger(__name__)
@@ -28,10 +29,16 @@ class ActiveGroup:
     """
 
     def __init__(
-        self, plane: MessagePlane, core: _binding.ActiveGroup, members: Sequence[int]
+        self,
+        plane: MessagePlane,
+        core: _binding.ActiveGroup,
+        *,
+        name: str,
+        members: Sequence[int],
     ) -> None:
         self._plane = plane
         self._core = core
+        self._name = name
         self.members = tuple(members)
 
     @property
@@ -100,8 +107,11 @@ class ActiveGroup:
         Call it on every member once none uses the group any more. Collectives
         raise RuntimeError afterwards.
         """
-        logger.debug("retiring the active group of ranks %s", self.members)
+        logger.debug("retiring the active group '%s'", self._name)
         self._core.retire()
+        with contextlib.suppress(PeerFailure):
+            # Where gloo left this member's address; other backends clean up.
+            self._plane.delete(f"{self._name}/0/{self.rank}")
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
         """Same as `MessagePlane.guard`."""
@@ -160,7 +170,7 @@ def build_group(
         )
     del backend  # the group owns it: its last reference must go in the background
     logger.debug("built the active group '%s' of ranks %s", name, list(members))
-    return ActiveGroup(plane, core, members)
+    return ActiveGroup(plane, core, name=name, members=members)
 
 
 def _check_members(plane: MessagePlane, members: Sequence[int]) -> None:

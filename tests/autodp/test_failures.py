@@ -83,14 +83,17 @@ def test_lost_rank_ends_backward_and_standby_of_all_others(victim, number):
         assert failed_rank in (None, victim), text
 
 
-def _standby_dies(rank):
+def _dies_unnoticed(rank):
     info, store = connect(FAST)
     plane = MessagePlane(store, info, FAST)
     plane.gather("start", b"", phase="start")
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if rank == 0:
-        return _outcome_of(plane, lambda: plane.wait("never", phase="standby"))
+    if rank == 0:  # connects a group with the dead one
+        members = [0, 1]
+        return _outcome_of(
+            plane, lambda: build_group(plane, name="g/0", members=members)
+        )
 
     def compute():
         while True:
@@ -100,8 +103,8 @@ def _standby_dies(rank):
     return _outcome_of(plane, compute)
 
 
-def test_dead_standby_is_found_by_its_heartbeat():
-    outcomes = _survivors(Ranks(_standby_dies, 3, timeout_s=90), 1)
+def test_dead_rank_is_found_by_its_heartbeat_while_others_build_or_compute():
+    outcomes = _survivors(Ranks(_dies_unnoticed, 3, timeout_s=90), 1)
     text = "peer failure: rank 1, phase 'heartbeat', deadline 4.0 s: no heartbeat"
     assert set(outcomes.values()) == {(1, "heartbeat", text)}
 

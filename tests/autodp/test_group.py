@@ -129,7 +129,9 @@ def _build_and_retire(plane):
             plane.gather("warm", b"", phase="test")
             before = _settled()
     plane.gather("done", b"", phase="test")
-    return before, _settled()
+    keys = plane.store.list_keys() if hasattr(plane.store, "list_keys") else []
+    keys = [key for key in keys if key.startswith("g/")]
+    return before, _settled(), keys
 
 
 def _resources():
@@ -173,7 +175,8 @@ def test_ddp_over_a_group_averages_like_one_process(results_of):
 
 @pytest.mark.distributed
 def test_groups_built_and_retired_leave_nothing_behind(results_of):
-    for before, after in results_of(_build_and_retire):
+    for before, after, keys in results_of(_build_and_retire):
+        assert keys == []
         assert after[0] <= before[0] + 2, "descriptors grew"
         assert after[1] <= before[1] + 1, "threads grew"
 

@@ -5,9 +5,11 @@ import time
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from pipetransformer.autodp import AutoDPConfig, MessagePlane, PeerFailure, connect
 from tests.autodp.world import FAST, joined, run_scenarios
+from tests.support.ranks import run_ranks
 
 
 def test_plane_alone_keeps_what_is_published():
@@ -153,6 +155,20 @@ def _talk(plane):
 
 def _talk_again(plane):
     return _talk(plane)
+
+
+def _talk_over_users_store(rank):
+    dist.init_process_group("gloo")
+    with joined() as plane:
+        result = plane.info.store_rank, plane.gather("hello", b"", phase="test")
+    dist.barrier()  # the user's group is left alone
+    dist.destroy_process_group()
+    return result
+
+
+@pytest.mark.distributed
+def test_plane_uses_the_store_of_the_users_group():
+    assert run_ranks(_talk_over_users_store, 2) == [(None, [b"", b""])] * 2
 
 
 @pytest.mark.distributed

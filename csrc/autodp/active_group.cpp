@@ -48,13 +48,18 @@ void ActiveGroup::make_process_group(
 }
 
 void ActiveGroup::retire() noexcept {
-  if (guarded_) {
-    // Dropping the last reference joins the backend's threads, which may wait
-    // for a stuck collective until its timeout.
-    if (auto inner = guarded_->take_inner()) {
-      plane_->retire([inner = std::move(inner)]() mutable { inner.reset(); });
-    }
+  if (!guarded_ || retired_.exchange(true)) {
+    return;
   }
+  if (!plane_->owned_by_this_process()) {
+    // A forked child: the backend's threads and sockets are its parent's.
+    static_cast<void>(guarded_.release());
+    static_cast<void>(process_group_.release());
+    return;
+  }
+  // Dropping the last reference joins the backend's threads, which may wait for
+  // a stuck collective until its timeout.
+  plane_->retire([inner = guarded_->take_inner()]() mutable { inner.reset(); });
 }
 
 bool wait_done(c10d::Work& work, std::chrono::milliseconds slice) {

@@ -6,6 +6,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 
@@ -47,6 +48,7 @@ class ActiveGroup {
       c10::DeviceType device_type);
 
   std::shared_ptr<MessagePlane> plane_;
+  std::atomic<bool> retired_{false};
   c10::intrusive_ptr<GuardedBackend> guarded_;  // null: group of one
   c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
 };

@@ -1,6 +1,7 @@
 #include "autodp/decision.h"
 
 #include <stdexcept>
+#include <string>
 
 namespace pipetransformer::autodp {
 

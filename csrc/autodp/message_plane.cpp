@@ -27,7 +27,7 @@ MessagePlane::MessagePlane(
     : parts_(std::make_unique<Parts>(store, options)), owner_pid_(::getpid()) {}
 
 MessagePlane::~MessagePlane() {
-  if (::getpid() != owner_pid_) {
+  if (!owned_by_this_process()) {
     // A forked child: the threads stayed in the parent, a lock may be held for
     // ever, and the sockets are the parent's. Nothing is joined or freed.
     static_cast<void>(parts_.release());
@@ -40,8 +40,16 @@ void MessagePlane::fail(Failure failure) {
   parts_->latch->fail(std::move(failure));
 }
 
-void MessagePlane::retire(std::function<void()> task) {
-  parts_->retire_thread.post(std::move(task));
+void MessagePlane::retire(std::function<void()>&& task) {
+  if (!parts_->retire_thread.post(std::move(task))) {
+    TaskThread late("pt-retire");
+    late.post(std::move(task));  // still whole: see TaskThread::post
+    late.stop(kRetireDeadline);
+  }
+}
+
+bool MessagePlane::owned_by_this_process() const noexcept {
+  return ::getpid() == owner_pid_;
 }
 
 void MessagePlane::stop_watching() {
@@ -49,7 +57,7 @@ void MessagePlane::stop_watching() {
 }
 
 void MessagePlane::close() noexcept {
-  if (::getpid() != owner_pid_ || closed_.exchange(true)) {
+  if (!owned_by_this_process() || closed_.exchange(true)) {
     return;
   }
   parts_->watcher.stop(kStoreDeadline);

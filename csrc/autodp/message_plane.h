@@ -49,9 +49,13 @@ class MessagePlane {
   // Latches a failure of this run; the store thread tells the other ranks.
   void fail(Failure failure);
 
-  // Runs `task` on the background thread that takes old groups apart. Dropped
-  // in a closed plane, together with what it owns.
-  void retire(std::function<void()> task);
+  // Runs `task` on the background thread that takes old groups apart; in a
+  // closed plane on a thread of its own, which gets a second. `task` and what
+  // it owns never die in the calling thread.
+  void retire(std::function<void()>&& task);
+
+  // False in a forked child, which must leave everything of the plane alone.
+  bool owned_by_this_process() const noexcept;
 
   // Stops the threads that look for failures: after the last meeting a rank
   // that goes is not a dead one.

@@ -70,7 +70,7 @@ TaskThread::~TaskThread() {
   stop(std::chrono::milliseconds(0));
 }
 
-bool TaskThread::post(std::function<void()> task) {
+bool TaskThread::post(std::function<void()>&& task) {
   {
     const std::lock_guard lock(state_->mutex);
     if (state_->closing) {

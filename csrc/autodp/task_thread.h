@@ -20,8 +20,9 @@ class TaskThread {
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
 
-  // Returns false, without running the task, once stop() was called.
-  bool post(std::function<void()> task);
+  // Returns false once stop() was called, and then leaves `task` untouched:
+  // what it owns may be nothing to destroy in the calling thread.
+  bool post(std::function<void()>&& task);
 
   // Lets queued tasks finish and joins the thread; returns true. When they do
   // not finish by the deadline the thread is left to itself and the result is

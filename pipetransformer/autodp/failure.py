@@ -78,6 +78,4 @@ def _rebuild(
     deadline_s: float | None,
     reason: str,
 ) -> PeerFailure:
-    return PeerFailure(
-        rank, phase, epoch=epoch, deadline_s=deadline_s, reason=reason
-    )
+    return PeerFailure(rank, phase, epoch=epoch, deadline_s=deadline_s, reason=reason)

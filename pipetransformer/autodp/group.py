@@ -7,12 +7,15 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer.autodp import _binding
 from pipetransformer.autodp.config import AutoDPConfig
+from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.plane import SLICE, MessagePlane
 
 logger = logging.getLogger(__name__)
@@ -26,10 +29,16 @@ class ActiveGroup:
     """
 
     def __init__(
-        self, plane: MessagePlane, core: _binding.ActiveGroup, members: Sequence[int]
+        self,
+        plane: MessagePlane,
+        core: _binding.ActiveGroup,
+        *,
+        name: str,
+        members: Sequence[int],
     ) -> None:
         self._plane = plane
         self._core = core
+        self._name = name
         self.members = tuple(members)
 
     @property
@@ -98,8 +107,11 @@ class ActiveGroup:
         Call it on every member once none uses the group any more. Collectives
         raise RuntimeError afterwards.
         """
-        logger.debug("retiring the active group of ranks %s", self.members)
+        logger.debug("retiring the active group '%s'", self._name)
         self._core.retire()
+        with contextlib.suppress(PeerFailure):
+            # Where gloo left this member's address; other backends clean up.
+            self._plane.delete(f"{self._name}/0/{self.rank}")
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
         """Same as `MessagePlane.guard`."""
@@ -143,7 +155,7 @@ def build_group(
     """
     config = config or plane.config
     _check_members(plane, members)
-    store = dist.PrefixStore(name, plane.store)
+    store = c10d.PrefixStore(name, plane.store)
     backend = None
     if len(members) > 1:
         rank = list(members).index(plane.rank)
@@ -158,7 +170,7 @@ def build_group(
         )
     del backend  # the group owns it: its last reference must go in the background
     logger.debug("built the active group '%s' of ranks %s", name, list(members))
-    return ActiveGroup(plane, core, members)
+    return ActiveGroup(plane, core, name=name, members=members)
 
 
 def _check_members(plane: MessagePlane, members: Sequence[int]) -> None:
@@ -174,18 +186,18 @@ def _check_members(plane: MessagePlane, members: Sequence[int]) -> None:
 
 def _connect(
     plane: MessagePlane,
-    store: dist.Store,
+    store: c10d.Store,
     rank: int,
     members: Sequence[int],
     config: AutoDPConfig,
     device_type: str,
     name: str,
-) -> dist.Backend:
+) -> c10d.Backend:
     """Build the real backend on a thread: its constructor waits for all members.
 
     When the run fails the thread is left behind, and ends by the same deadline.
     """
-    results: list[dist.Backend | Exception] = []
+    results: list[c10d.Backend | Exception] = []
     done = threading.Event()
 
     def build() -> None:
@@ -214,10 +226,11 @@ def _connect(
 
 
 def _make_backend(
-    store: dist.Store, rank: int, size: int, timeout: timedelta, device_type: str
-) -> dist.Backend:
+    store: c10d.Store, rank: int, size: int, timeout: timedelta, device_type: str
+) -> c10d.Backend:
     if device_type == "cpu":
-        return dist.ProcessGroupGloo(store, rank, size, timeout)
+        gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        return cast(c10d.Backend, gloo)  # two classes of one name in torch's stubs
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return dist.ProcessGroupNCCL(store, rank, size, options)
+    return cast(c10d.Backend, dist.ProcessGroupNCCL(store, rank, size, options))

@@ -10,9 +10,13 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
@@ -50,7 +54,7 @@ class LaunchInfo:
     store_rank: int | None = None
 
 
-def connect(config: AutoDPConfig | None = None) -> tuple[LaunchInfo, dist.Store]:
+def connect(config: AutoDPConfig | None = None) -> tuple[LaunchInfo, Store]:
     """Join the other ranks of this run.
 
     A process started alone is a world of one. Otherwise the store is the default
@@ -72,7 +76,7 @@ def connect(config: AutoDPConfig | None = None) -> tuple[LaunchInfo, dist.Store]
     timeout_s = (config or AutoDPConfig()).store_timeout.total_seconds()
     place = _read_place(os.environ)
     if place.world_size == 1:
-        return _named(place, uuid.uuid4().hex), dist.HashStore()
+        return replace(place, run_id=uuid.uuid4().hex), HashStore()
     deadline = time.monotonic() + timeout_s
     problem: Exception
     while True:
@@ -84,7 +88,7 @@ def connect(config: AutoDPConfig | None = None) -> tuple[LaunchInfo, dist.Store]
             problem = error
         else:
             logger.debug("rank %d joined run %s", place.rank, run_id)
-            return _named(place, run_id), dist.PrefixStore(f"pt/{run_id}", store)
+            return replace(place, run_id=run_id), PrefixStore(f"pt/{run_id}", store)
         if time.monotonic() + _RETRY_S >= deadline:
             break
         time.sleep(_RETRY_S)
@@ -139,29 +143,14 @@ def _read_place(environ: Mapping[str, str]) -> LaunchInfo:
     )
 
 
-def _named(
-    place: LaunchInfo, run_id: str, store_rank: int | None = None
-) -> LaunchInfo:
-    return LaunchInfo(
-        **{
-            **place.__dict__,
-            "run_id": run_id,
-            "store_rank": place.store_rank if store_rank is None else store_rank,
-        }
-    )
-
-
-def _open_store(
-    place: LaunchInfo, deadline: float
-) -> tuple[LaunchInfo, dist.Store]:
-    from datetime import timedelta
-
+def _open_store(place: LaunchInfo, deadline: float) -> tuple[LaunchInfo, Store]:
     if dist.is_initialized():
-        store = dist.distributed_c10d._get_default_store()
-        return place, store.clone()
+        # A client of our own: the user's must not wait behind it.
+        default: Any = c10d._get_default_store()  # clone() misses in its stub
+        return place, default.clone()
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store_rank = None if agent else 0
-    store = dist.TCPStore(
+    store = TCPStore(
         os.environ.get("MASTER_ADDR", "127.0.0.1"),
         _number(os.environ, "MASTER_PORT"),
         is_master=place.rank == store_rank,
@@ -169,10 +158,10 @@ def _open_store(
         wait_for_workers=False,
         multi_tenant=True,
     )
-    return _named(place, "", store_rank), store
+    return replace(place, store_rank=store_rank), store
 
 
-def _meet(place: LaunchInfo, store: dist.Store, deadline: float) -> str:
+def _meet(place: LaunchInfo, store: Store, deadline: float) -> str:
     """Agree on a run id that no earlier run on this store had."""
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     mine = f"pt/join/{restart}/{place.rank}"
@@ -181,13 +170,11 @@ def _meet(place: LaunchInfo, store: dist.Store, deadline: float) -> str:
     meeting = f"pt/meet/{restart}/{ticket}"
     if place.rank == 0:
         store.set(f"{meeting}/id", uuid.uuid4().hex)
-    store.set(f"{meeting}/{place.rank}", b"1")
+    store.set(f"{meeting}/{place.rank}", "1")
     keys = [f"{meeting}/{rank}" for rank in range(place.world_size)]
     while not store.check([f"{meeting}/id", *keys]):
         if time.monotonic() >= deadline:
-            absent = [
-                rank for rank, key in enumerate(keys) if not store.check([key])
-            ]
+            absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
             raise TimeoutError(f"ranks {absent} did not join")
         time.sleep(_POLL_S)
-    return store.get(f"{meeting}/id").decode()
+    return bytes(store.get(f"{meeting}/id")).decode()

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer.autodp import _binding
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.launch import LaunchInfo
+from pipetransformer.autodp.signals import termination
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +36,7 @@ class MessagePlane:
     """
 
     def __init__(
-        self, store: dist.Store, info: LaunchInfo, config: AutoDPConfig | None = None
+        self, store: c10d.Store, info: LaunchInfo, config: AutoDPConfig | None = None
     ) -> None:
         self.info = info
         self.config = config or AutoDPConfig()
@@ -125,9 +123,7 @@ class MessagePlane:
         with self.guard():
             self.core.remove(list(keys))
 
-    def wait(
-        self, key: str, *, phase: str, timeout: timedelta | None = None
-    ) -> bytes:
+    def wait(self, key: str, *, phase: str, timeout: timedelta | None = None) -> bytes:
         """Wait until some rank has published `key`, and return its value.
 
         Args:
@@ -247,45 +243,6 @@ class MessagePlane:
             self._closed = True
             self.core.close()
 
-    @contextlib.contextmanager
-    def termination(self) -> Iterator[None]:
-        """Turn SIGTERM into `PeerFailure` while the body runs.
-
-        Launchers send SIGTERM to all ranks when one has died. A C++ thread sees
-        the signal at once, also while the main thread sits in a collective, and
-        fails the run: waits and collectives raise. Nothing is raised from inside
-        the handler. Does nothing outside of the main thread, which alone may set
-        handlers.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            logger.debug("not in the main thread: SIGTERM keeps its handler")
-            yield
-            return
-        read_fd, write_fd = os.pipe()
-        os.set_blocking(read_fd, False)
-        os.set_blocking(write_fd, False)
-        old_handler = signal.signal(signal.SIGTERM, _ignore)
-        active = [True]
-
-        def reset_in_child() -> None:
-            # A forked worker shares the pipe: its SIGTERM is not ours.
-            if active:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-        os.register_at_fork(after_in_child=reset_in_child)
-        old_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        self.core.watch_signals(read_fd, old_fd)
-        try:
-            yield
-        finally:
-            active.clear()
-            signal.set_wakeup_fd(old_fd)
-            signal.signal(signal.SIGTERM, old_handler)
-            self.core.unwatch_signals()
-            os.close(read_fd)
-            os.close(write_fd)
-
-
-def _ignore(number: int, frame: object) -> None:
-    """Handle SIGTERM by doing nothing: the C++ monitor thread acts on it."""
+    def termination(self) -> contextlib.AbstractContextManager[None]:
+        """Turn SIGTERM into `PeerFailure` while the body runs; see `termination`."""
+        return termination(self.core)

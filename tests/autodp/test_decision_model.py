@@ -4,7 +4,8 @@ A state is what the store holds plus what each rank has seen. The model walks al
 reachable states of the machine that `Transition` drives.
 """
 
-import copy
+import functools
+from typing import NamedTuple
 
 import pytest
 
@@ -13,90 +14,76 @@ from pipetransformer.autodp._binding import DecisionMachine
 RANKS = (0, 1, 2)
 
 
-class Rank:
-    """One rank's view; `replay` rebuilds the machine, which cannot be copied."""
+class Rank(NamedTuple):
+    """One rank's view: what its machine was told, in whatever order."""
 
-    def __init__(self, rank, verdict):
-        self.rank, self.verdict = rank, verdict
-        self.acknowledged = self.crashed = False
-        self.events = ()
+    rank: int
+    crashed: bool = False
+    events: frozenset = frozenset()
 
-    def machine(self):
-        machine = DecisionMachine(self.rank == 0, list(RANKS))
-        for name, *args in self.events:
-            getattr(machine, name)(*args)
-        return machine
+    def see(self, *event):
+        return self._replace(events=self.events | {event})
 
-    def key(self):
-        return self.rank, self.acknowledged, self.crashed, frozenset(self.events)
+    @property
+    def view(self):
+        """(outcome, proposal, missing) of the machine."""
+        return _view(self.rank == 0, self.events)
 
 
-def _moves(ranks, store):
-    """All states that follow from this one by one step of one rank."""
-    for index, rank in enumerate(ranks):
-        if rank.crashed:
-            continue
-        machine = rank.machine()
-        for move in _moves_of(rank, machine, store):
-            new_ranks, new_store = copy.deepcopy(ranks), dict(store)
-            move(new_ranks[index], new_store)
-            yield new_ranks, new_store
+@functools.cache
+def _view(writer, events):
+    machine = DecisionMachine(writer, list(RANKS))
+    for name, *args in sorted(events):
+        getattr(machine, name)(*args)
+    return machine.outcome(), machine.proposal(), machine.missing()
 
 
-def _moves_of(rank, machine, store):
-    def see(*event):
-        return lambda r, _: setattr(r, "events", (*r.events, event))
-
-    def crash(r, _):
-        r.crashed = True
-
-    def acknowledge(r, s):
-        r.acknowledged = True
-        s[f"ack/{r.rank}"] = r.verdict
-        r.events = (*r.events, ("on_acknowledge", r.rank, r.verdict))
-
-    if machine.outcome() is not None:
+def _steps(me, store, refusing):
+    """All (rank, store) that follow from one step of the rank `me`."""
+    outcome, proposal, missing = me.view
+    if me.crashed or outcome is not None:
         return
-    yield crash
-    if not rank.acknowledged:
-        yield acknowledge
-    if ("on_deadline",) not in rank.events:
-        yield see("on_deadline")
-    for other in machine.missing():
-        if other != rank.rank and f"ack/{other}" in store:
-            yield see("on_acknowledge", other, store[f"ack/{other}"])
+    yield me._replace(crashed=True), store
+    own = f"ack/{me.rank}"
+    if own not in store:
+        verdict = me.rank != refusing
+        new = store | {own: verdict}
+        yield me.see("on_acknowledge", me.rank, verdict), new
+    if ("on_deadline",) not in me.events:
+        yield me.see("on_deadline"), store
+    for other in missing:
+        if other != me.rank and f"ack/{other}" in store:
+            yield me.see("on_acknowledge", other, store[f"ack/{other}"]), store
     if "decision" in store:
-        yield see("on_decision", store["decision"])
-    proposal = machine.proposal()
+        yield me.see("on_decision", store["decision"]), store
     if proposal is not None:
-
-        def propose(r, s):
-            decision = s.setdefault("decision", proposal)  # compare_set
-            r.events = (*r.events, ("on_decision", decision))
-
-        yield propose
+        decision = store.get("decision", proposal)  # compare_set
+        yield me.see("on_decision", decision), store | {"decision": decision}
 
 
 @pytest.mark.parametrize("refusing", [None, 0, 2])
 def test_decision_is_one_for_all_ranks_in_every_interleaving(refusing):
-    start = [Rank(rank, rank != refusing) for rank in RANKS], {}
-    queue, known, outcomes = [start], set(), set()
+    queue = [(tuple(Rank(rank) for rank in RANKS), {})]
+    known, outcomes = set(), set()
     while queue:
         ranks, store = queue.pop()
-        state = (tuple(r.key() for r in ranks), tuple(sorted(store.items())))
+        state = ranks, frozenset(store.items())
         if state in known:
             continue
         known.add(state)
-        seen = {r.machine().outcome() for r in ranks} - {None}
+        seen = {rank.view[0] for rank in ranks} - {None}
         assert len(seen) <= 1 and seen <= {store.get("decision")}
         if store.get("decision") is True:
             assert all(store.get(f"ack/{rank}") is True for rank in RANKS)
         outcomes |= seen
-        following = list(_moves(ranks, store))
-        if not following:  # the end: nobody alive is left without the decision
-            for rank in ranks:
-                assert rank.crashed or rank.machine().outcome() is not None
-        queue.extend(following)
+        ended = True
+        for index, rank in enumerate(ranks):
+            for after, new_store in _steps(rank, store, refusing):
+                ended = False
+                queue.append((ranks[:index] + (after,) + ranks[index + 1 :], new_store))
+        if ended:  # nobody alive is left without the decision
+            assert all(rank.crashed or rank.view[0] is not None for rank in ranks)
+    assert len(known) > 1000
     assert outcomes == ({True, False} if refusing is None else {False})
 
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import torch
@@ -81,14 +83,17 @@ def test_lost_rank_ends_backward_and_standby_of_all_others(victim, number):
         assert failed_rank in (None, victim), text
 
 
-def _standby_dies(rank):
+def _dies_unnoticed(rank):
     info, store = connect(FAST)
     plane = MessagePlane(store, info, FAST)
     plane.gather("start", b"", phase="start")
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if rank == 0:
-        return _outcome_of(plane, lambda: plane.wait("never", phase="standby"))
+    if rank == 0:  # connects a group with the dead one
+        members = [0, 1]
+        return _outcome_of(
+            plane, lambda: build_group(plane, name="g/0", members=members)
+        )
 
     def compute():
         while True:
@@ -98,8 +103,8 @@ def _standby_dies(rank):
     return _outcome_of(plane, compute)
 
 
-def test_dead_standby_is_found_by_its_heartbeat():
-    outcomes = _survivors(Ranks(_standby_dies, 3, timeout_s=90), 1)
+def test_dead_rank_is_found_by_its_heartbeat_while_others_build_or_compute():
+    outcomes = _survivors(Ranks(_dies_unnoticed, 3, timeout_s=90), 1)
     text = "peer failure: rank 1, phase 'heartbeat', deadline 4.0 s: no heartbeat"
     assert set(outcomes.values()) == {(1, "heartbeat", text)}
 
@@ -107,6 +112,8 @@ def test_dead_standby_is_found_by_its_heartbeat():
 def _told_to_end(rank):
     info, store = connect(FAST)
     plane = MessagePlane(store, info, FAST)
+    if rank == 2:  # stands by
+        return _outcome_of(plane, lambda: plane.wait("never", phase="standby"))
     group = build_group(plane, name="g/0", members=[0, 1])
     if rank == 0:  # never joins the collective
         return _outcome_of(plane, lambda: plane.wait("never", phase="standby"))
@@ -119,13 +126,6 @@ def _told_to_end(rank):
         return _outcome_of(plane, lambda: model(torch.ones(2, 4)).sum().backward())
 
 
-def test_sigterm_ends_a_blocked_backward_and_all_others():
-    ranks = Ranks(_told_to_end, 2, timeout_s=90)
-    outcomes = ranks.join()
-    assert outcomes[0] == outcomes[1]
-    assert outcomes[0][:2] == (1, "SIGTERM")
-
-
 def _user_error(rank):
     info, store = connect(FAST)
     plane = MessagePlane(store, info, FAST)
@@ -136,23 +136,52 @@ def _user_error(rank):
     return _outcome_of(plane, lambda: plane.wait("never", phase="standby"))
 
 
-def test_error_of_the_serving_rank_reaches_all_others():
-    outcomes = Ranks(_user_error, 3, timeout_s=60).join()
+def _fail_twice(rank):
+    return _user_error(rank), _told_to_end(rank)
+
+
+@pytest.fixture(scope="module")
+def failed_twice():
+    return Ranks(_fail_twice, 3, timeout_s=90).join()
+
+
+def test_error_of_the_serving_rank_reaches_all_others(failed_twice):
+    outcomes = [first for first, _ in failed_twice]
     text = "peer failure: rank 0, phase 'user code': KeyError: 'x'"
     assert outcomes == [None, (0, "user code", text), (0, "user code", text)]
 
 
-def _absent_store(rank, port):
-    from dataclasses import replace
-    from datetime import timedelta
-
-    os.environ.update(RANK="1", WORLD_SIZE="2", MASTER_PORT=str(port))
-    with pytest.raises(PeerFailure, match="phase 'connect', deadline 2.0 s: store: "):
-        connect(replace(FAST, store_timeout=timedelta(seconds=2)))
+def test_sigterm_ends_a_blocked_backward_and_all_others(failed_twice):
+    outcomes = {second for _, second in failed_twice}
+    assert len(outcomes) == 1
+    assert outcomes.pop()[:2] == (1, "SIGTERM")
 
 
-def test_store_that_nobody_serves_is_a_clear_error():
-    Ranks(_absent_store, 1, free_port(), timeout_s=60).join()
+def test_store_that_nobody_serves_is_a_clear_error(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    hurried = replace(FAST, store_timeout=timedelta(seconds=2))
+    text = "phase 'connect', deadline 2.0 s: store: expected all 2 ranks at 127.0.0.1:"
+    with pytest.raises(PeerFailure, match=text):
+        connect(hurried)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "text"),
+    [
+        ("RANK", "x", "RANK: expected a number set by the launcher, got 'x'"),
+        ("RANK", "2", "RANK: expected a number below WORLD_SIZE 2, got 2"),
+    ],
+)
+def test_launcher_variable_that_makes_no_sense_is_named(
+    monkeypatch, variable, value, text
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=text):
+        connect(FAST)
 
 
 SCRIPT = """

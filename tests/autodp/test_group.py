@@ -1,5 +1,7 @@
 import os
 import threading
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import torch
@@ -8,8 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
-from tests.autodp.world import FAST, joined
-from tests.support.ranks import run_ranks
+from tests.autodp.world import FAST, joined, run_scenarios
 
 
 def _wrap(model, group):
@@ -83,99 +84,103 @@ def test_collectives_of_a_failed_run_raise_at_once():
     plane.close()
 
 
-def _members_only(rank):
-    with joined() as plane:
-        if rank == 1:
-            with pytest.raises(ValueError, match="this rank 1 among them"):
-                build_group(plane, name="g/0", members=[2, 0])
-            return None
-        group = build_group(plane, name="g/0", members=[2, 0])
-        _collectives(group)
-        group.retire()
-        with pytest.raises(RuntimeError, match="got one that was retired"):
-            group.barrier()
-        return group.rank
+def _members_only(plane):
+    if plane.rank == 1:
+        with pytest.raises(ValueError, match="this rank 1 among them"):
+            build_group(plane, name="g/0", members=[2, 0])
+        return None
+    group = build_group(plane, name="g/0", members=[2, 0])
+    _collectives(group)
+    group.retire()
+    with pytest.raises(RuntimeError, match="got one that was retired"):
+        group.barrier()
+    return group.rank
 
 
-@pytest.mark.distributed
-def test_group_is_built_by_its_members_only():
-    assert run_ranks(_members_only, 3) == [1, None, 0]
+def _ddp_step(plane):
+    group = build_group(plane, name="g/0", members=range(plane.world_size))
+    _collectives(group)
+    wrapped = _wrap(_model().double().eval(), group)
+    x = torch.randn(9, 4, dtype=torch.float64)
+    gradients = []
+    for _ in range(3):
+        wrapped.zero_grad()
+        wrapped(x[3 * plane.rank : 3 * plane.rank + 3]).mean().backward()
+        gradients = [p.grad.clone() for p in wrapped.parameters()]
+    plain = _model().double().eval()
+    plain(x).mean().backward()
+    for ours, theirs in zip(gradients, plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs.grad)
+    group.retire()
 
 
-def _ddp_step(rank):
-    with joined() as plane:
-        group = build_group(plane, name="g/0", members=range(plane.world_size))
-        wrapped = _wrap(_model().double().eval(), group)
-        x = torch.randn(8, 4, dtype=torch.float64)
-        gradients = []
-        for _ in range(3):
-            wrapped.zero_grad()
-            wrapped(x[4 * rank : 4 * rank + 4]).mean().backward()
-            gradients = [p.grad.clone() for p in wrapped.parameters()]
-        plain = _model().double().eval()
-        plain(x).mean().backward()
-        for ours, theirs in zip(gradients, plain.parameters(), strict=True):
-            torch.testing.assert_close(ours, theirs.grad)
-        group.retire()
-
-
-@pytest.mark.distributed
-def test_ddp_over_a_group_averages_like_one_process():
-    run_ranks(_ddp_step, 2)
-
-
-def _resources():
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-
-
-def _build_and_retire(rank):
+def _build_and_retire(plane):
     def round_(number):
         group = build_group(plane, name=f"g/{number}", members=[0, 1])
         wrapped = _wrap(nn.Linear(2, 1), group)
         wrapped(torch.ones(1, 2)).sum().backward()
         group.retire()
 
-    with joined() as plane:
-        for number in range(5):
+    before = None
+    for number in range(50):
+        if plane.rank < 2:
             round_(number)
-        plane.gather("warm", b"", phase="test")
-        before = _settled()
-        for number in range(5, 50):
-            round_(number)
-        plane.gather("done", b"", phase="test")
-        return before, _settled()
+        if number == 4:
+            plane.gather("warm", b"", phase="test")
+            before = _settled()
+    plane.gather("done", b"", phase="test")
+    keys = plane.store.list_keys() if hasattr(plane.store, "list_keys") else []
+    keys = [key for key in keys if key.startswith("g/")]
+    return before, _settled(), keys
+
+
+def _resources():
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
 def _settled():
     """Resources once the background thread has caught up."""
-    best = _resources()
-    for _ in range(100):
+    seen = []
+    for _ in range(50):
         threading.Event().wait(0.02)
-        best = min(best, _resources())
-    return best
+        seen.append(_resources())
+    return tuple(map(min, zip(*seen, strict=True)))
+
+
+def _absent_member(plane):
+    if plane.rank == 0:
+        hurried = replace(FAST, protocol_timeout=timedelta(seconds=1))
+        with pytest.raises(
+            RuntimeError, match=r"expected ranks \[0, 1\] to connect within 1.0 s"
+        ):
+            build_group(plane, name="g/0", members=[0, 1], config=hurried)
+    assert plane.failure is None
+
+
+@pytest.fixture(scope="module")
+def results_of():
+    scenarios = [_members_only, _ddp_step, _build_and_retire, _absent_member]
+    return run_scenarios(scenarios, 3)
 
 
 @pytest.mark.distributed
-def test_groups_built_and_retired_leave_nothing_behind():
-    for before, after in run_ranks(_build_and_retire, 2, timeout_s=110):
+def test_group_is_built_by_its_members_only(results_of):
+    assert results_of(_members_only) == [1, None, 0]
+
+
+@pytest.mark.distributed
+def test_ddp_over_a_group_averages_like_one_process(results_of):
+    results_of(_ddp_step)
+
+
+@pytest.mark.distributed
+def test_groups_built_and_retired_leave_nothing_behind(results_of):
+    for before, after, keys in results_of(_build_and_retire):
+        assert keys == []
         assert after[0] <= before[0] + 2, "descriptors grew"
         assert after[1] <= before[1] + 1, "threads grew"
 
 
-def _absent_member(rank):
-    from dataclasses import replace
-    from datetime import timedelta
-
-    with joined() as plane:
-        if rank == 0:
-            hurried = replace(FAST, protocol_timeout=timedelta(seconds=1))
-            with pytest.raises(
-                RuntimeError, match=r"expected ranks \[0, 1\] to connect within 1.0 s"
-            ):
-                build_group(plane, name="g/0", members=[0, 1], config=hurried)
-        assert plane.failure is None
-
-
 @pytest.mark.distributed
-def test_group_that_never_meets_is_an_error_and_no_failure():
-    run_ranks(_absent_member, 2)
+def test_group_that_never_meets_is_an_error_and_no_failure(results_of):
+    results_of(_absent_member)

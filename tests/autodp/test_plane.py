@@ -5,9 +5,10 @@ import time
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from pipetransformer.autodp import AutoDPConfig, MessagePlane, PeerFailure, connect
-from tests.autodp.world import FAST, joined
+from tests.autodp.world import FAST, joined, run_scenarios
 from tests.support.ranks import run_ranks
 
 
@@ -102,10 +103,13 @@ def test_sigterm_wakes_a_blocked_wait():
 
 def test_sigterm_of_a_forked_worker_is_not_the_parents():
     with joined() as plane, plane.termination():
+        ready, set_ready = os.pipe()
         child = os.fork()
         if child == 0:
+            os.write(set_ready, b"1")
             time.sleep(30)
             os._exit(0)
+        os.read(ready, 1)
         os.kill(child, signal.SIGTERM)
         _, status = os.waitpid(child, 0)
         assert os.WTERMSIG(status) == signal.SIGTERM
@@ -140,35 +144,39 @@ def test_config_names_the_bad_setting(settings, text):
         AutoDPConfig(**settings)
 
 
-def _talk(rank):
+def _talk(plane):
+    values = plane.gather("hello", str(plane.rank).encode(), phase="test")
+    if plane.rank == 0:
+        time.sleep(0.3)
+        plane.publish("late", b"news")
+    assert plane.wait("late", phase="test") == b"news"
+    return values, plane.info.run_id
+
+
+def _talk_again(plane):
+    return _talk(plane)
+
+
+def _talk_over_users_store(rank):
+    dist.init_process_group("gloo")
     with joined() as plane:
-        assert plane.rank == rank
-        values = plane.gather("hello", str(rank).encode(), phase="test")
-        if rank == 0:
-            time.sleep(0.3)
-            plane.publish("late", b"news")
-        assert plane.wait("late", phase="test") == b"news"
-        return values, plane.info.run_id
+        result = plane.info.store_rank, plane.gather("hello", b"", phase="test")
+    dist.barrier()  # the user's group is left alone
+    dist.destroy_process_group()
+    return result
 
 
 @pytest.mark.distributed
-def test_ranks_exchange_values_and_agree_on_the_run():
-    results = run_ranks(_talk, 3)
-    assert [values for values, _ in results] == [[b"0", b"1", b"2"]] * 3
-    assert len({run_id for _, run_id in results}) == 1
-
-
-def _talk_repeatedly(rank):
-    run_ids = []
-    for _ in range(4):
-        with joined() as plane:
-            plane.gather("hello", b"", phase="test")
-            run_ids.append(plane.info.run_id)
-    return run_ids
+def test_plane_uses_the_store_of_the_users_group():
+    assert run_ranks(_talk_over_users_store, 2) == [(None, [b"", b""])] * 2
 
 
 @pytest.mark.distributed
-def test_engines_of_one_process_get_runs_of_their_own():
-    first, second = run_ranks(_talk_repeatedly, 2)
-    assert first == second
-    assert len(set(first)) == 4
+def test_runs_of_one_process_exchange_values_and_have_names_of_their_own():
+    results_of = run_scenarios([_talk, _talk_again], 3)
+    run_ids = set()
+    for scenario in (_talk, _talk_again):
+        results = results_of(scenario)
+        assert [values for values, _ in results] == [[b"0", b"1", b"2"]] * 3
+        run_ids |= {run_id for _, run_id in results}
+    assert len(run_ids) == 2

@@ -4,8 +4,7 @@ from datetime import timedelta
 import pytest
 
 from pipetransformer.autodp import Transition
-from tests.autodp.world import joined
-from tests.support.ranks import run_ranks
+from tests.autodp.world import joined, run_scenarios
 
 
 def test_transition_alone_commits():
@@ -57,20 +56,40 @@ def _transition(plane, epoch, error=None, timeout=None, silent=()):
     return transition.decide(), transition.reason
 
 
-def _change_plans(rank):
-    with joined() as plane:
-        committed = _transition(plane, 1)
-        error = "out of memory" if rank == 2 else None
-        refused = _transition(plane, 2, error)
-        timeout = timedelta(seconds=0.5)
-        missed = _transition(plane, 3, timeout=timeout, silent=[0])
-        again = _transition(plane, 4)
-        return committed, refused, missed, again
+def _change_plans(plane):
+    rank = plane.rank
+    committed = _transition(plane, 1)
+    error = "out of memory" if rank == 2 else None
+    refused = _transition(plane, 2, error)
+    timeout = timedelta(seconds=0.5)
+    missed = _transition(plane, 3, timeout=timeout, silent=[0])
+    again = _transition(plane, 4)
+    return committed, refused, missed, again
+
+
+def _writer_without_a_word(plane):
+    rank = plane.rank
+    timeout = timedelta(seconds=0.5)
+    transition = Transition(
+        plane, 1, writer=rank == 0, participants=[0, 1, 2], timeout=timeout
+    )
+    if rank == 0:
+        transition.announce(b"plan")
+    transition.receive()
+    transition.acknowledge()
+    if rank == 0:
+        time.sleep(1.5)
+    return transition.decide()
+
+
+@pytest.fixture(scope="module")
+def results_of():
+    return run_scenarios([_change_plans, _writer_without_a_word], 3)
 
 
 @pytest.mark.distributed
-def test_transition_decides_alike_on_all_ranks():
-    results = run_ranks(_change_plans, 3)
+def test_transition_decides_alike_on_all_ranks(results_of):
+    results = results_of(_change_plans)
     assert results[0] == results[1] == results[2]
     committed, refused, missed, again = results[0]
     assert committed == again == (True, "")
@@ -78,21 +97,6 @@ def test_transition_decides_alike_on_all_ranks():
     assert missed == (False, "ranks [0] did not acknowledge within 0.5 s")
 
 
-def _writer_without_a_word(rank):
-    with joined() as plane:
-        timeout = timedelta(seconds=0.5)
-        transition = Transition(
-            plane, 1, writer=rank == 0, participants=[0, 1, 2], timeout=timeout
-        )
-        if rank == 0:
-            transition.announce(b"plan")
-        transition.receive()
-        transition.acknowledge()
-        if rank == 0:
-            time.sleep(1.5)
-        return transition.decide()
-
-
 @pytest.mark.distributed
-def test_transition_aborts_without_its_slow_writer():
-    assert run_ranks(_writer_without_a_word, 3) == [False] * 3
+def test_transition_aborts_without_its_slow_writer(results_of):
+    assert results_of(_writer_without_a_word) == [False] * 3

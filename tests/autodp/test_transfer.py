@@ -8,8 +8,7 @@ from pipetransformer.autodp import (
     compare_hashes,
     hash_tensors,
 )
-from tests.autodp.world import joined
-from tests.support.ranks import run_ranks
+from tests.autodp.world import joined, run_scenarios
 
 
 def _trained(seed, steps):
@@ -51,57 +50,64 @@ def _odd_tensors(seed):
     ]
 
 
-def _move(rank):
-    with joined() as plane:
-        group = build_group(plane, name="g/0", members=[0, 1, 2])
-        model, optimizer = _trained(seed=rank, steps=1 + rank)
-        named = _state(model, optimizer)
-        parameter = named[0][1]
-        before = hash_tensors(named)
-        moved = broadcast_tensors(group, [t for _, t in named], source=1)
-        assert moved == sum(t.nbytes for _, t in named)
-        assert parameter is model.state_dict(keep_vars=True)["0.weight"]
-        assert parameter.requires_grad
-        after = hash_tensors(_state(model, optimizer))
-        compare_hashes(group, after)
-        for bucket_bytes in (1, 100, 1 << 20):
-            tensors = _odd_tensors(rank)
-            broadcast_tensors(group, tensors, source=2, bucket_bytes=bucket_bytes)
-            for ours, theirs in zip(tensors, _odd_tensors(2), strict=True):
-                assert ours.dtype == theirs.dtype
-                assert hash_tensors([("t", ours)]) == hash_tensors([("t", theirs)])
-        group.retire()
-        return before, after
+def _move(plane):
+    group = build_group(plane, name="g/0", members=[0, 1, 2])
+    rank = plane.rank
+    model, optimizer = _trained(seed=rank, steps=1 + rank)
+    named = _state(model, optimizer)
+    parameter = named[0][1]
+    before = hash_tensors(named)
+    moved = broadcast_tensors(group, [t for _, t in named], source=1)
+    assert moved == sum(t.nbytes for _, t in named)
+    assert parameter is model.state_dict(keep_vars=True)["0.weight"]
+    assert parameter.requires_grad
+    after = hash_tensors(_state(model, optimizer))
+    compare_hashes(group, after)
+    for bucket_bytes in (1, 100, 1 << 20):
+        tensors = _odd_tensors(rank)
+        broadcast_tensors(group, tensors, source=2, bucket_bytes=bucket_bytes)
+        for ours, theirs in zip(tensors, _odd_tensors(2), strict=True):
+            assert ours.dtype == theirs.dtype
+            assert hash_tensors([("t", ours)]) == hash_tensors([("t", theirs)])
+    group.retire()
+    return before, after
+
+
+def _differ(plane):
+    rank = plane.rank
+    if rank == 2:
+        return
+    group = build_group(plane, name="g/0", members=[0, 1])
+    named = [("a", torch.zeros(2)), ("b", torch.full((2,), float(rank)))]
+    with pytest.raises(RuntimeError, match=r"got a different 'b' on rank \d"):
+        compare_hashes(group, hash_tensors(named))
+    with pytest.raises(RuntimeError, match=r"expected \d tensors on all replicas"):
+        compare_hashes(group, dict.fromkeys("ab"[: 1 + rank], 0))
+    if rank == 1:
+        with pytest.raises(ValueError, match="expected the dtypes and shapes of"):
+            broadcast_tensors(group, [torch.zeros(3)], source=0)
+    else:
+        broadcast_tensors(group, [torch.zeros(0, 3)], source=0)
+    group.retire()
+
+
+@pytest.fixture(scope="module")
+def results_of():
+    return run_scenarios([_move, _differ], 3)
 
 
 @pytest.mark.distributed
-def test_broadcast_moves_weights_buffers_and_moments_bitwise():
-    results = run_ranks(_move, 3)
+def test_broadcast_moves_weights_buffers_and_moments_bitwise(results_of):
+    results = results_of(_move)
     source_before, source_after = results[1]
     assert source_before == source_after
     assert all(after == source_before for _, after in results)
     assert results[0][0] != source_before
 
 
-def _differ(rank):
-    with joined() as plane:
-        group = build_group(plane, name="g/0", members=[0, 1])
-        named = [("a", torch.zeros(2)), ("b", torch.full((2,), float(rank)))]
-        with pytest.raises(RuntimeError, match=r"got a different 'b' on rank \d"):
-            compare_hashes(group, hash_tensors(named))
-        with pytest.raises(RuntimeError, match=r"expected \d tensors on all replicas"):
-            compare_hashes(group, dict.fromkeys("ab"[: 1 + rank], 0))
-        if rank == 1:
-            with pytest.raises(ValueError, match="expected the dtypes and shapes of"):
-                broadcast_tensors(group, [torch.zeros(3)], source=0)
-        else:
-            broadcast_tensors(group, [torch.zeros(0, 3)], source=0)
-        group.retire()
-
-
 @pytest.mark.distributed
-def test_replicas_that_differ_are_named():
-    run_ranks(_differ, 2)
+def test_replicas_that_differ_are_named(results_of):
+    results_of(_differ)
 
 
 def test_broadcast_of_one_member_keeps_its_tensors():

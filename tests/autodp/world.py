@@ -1,10 +1,16 @@
-"""What the tests of this room share: a plane per process, with short deadlines."""
+"""What the tests of this room share: planes with short deadlines, and scenarios.
+
+Starting a process costs more than most scenarios, so the scenarios of a file run
+one after the other in one set of processes, each on a plane of its own.
+"""
 
 import contextlib
 import os
+import traceback
 from datetime import timedelta
 
 from pipetransformer.autodp import AutoDPConfig, MessagePlane, connect
+from tests.support.ranks import run_ranks
 
 # The store's server looks up the names of its clients; where no name server
 # answers, each look-up would stall it for five seconds. Spawned ranks inherit this.
@@ -31,3 +37,31 @@ def joined(config=FAST):
         raise
     finally:
         plane.close()
+
+
+def _run_all(rank, scenarios):
+    results = {}
+    for scenario in scenarios:
+        try:
+            with joined() as plane:
+                results[scenario.__name__] = True, scenario(plane)
+        except BaseException:
+            results[scenario.__name__] = False, traceback.format_exc()
+    return results
+
+
+def run_scenarios(scenarios, world_size, timeout_s=100.0):
+    """Run each ``scenario(plane)`` on all ranks.
+
+    Returns a function from a scenario to its results by rank, which raises with the
+    traceback of a rank that failed.
+    """
+    by_rank = run_ranks(_run_all, world_size, scenarios, timeout_s=timeout_s)
+
+    def results_of(scenario):
+        outcomes = [results[scenario.__name__] for results in by_rank]
+        for rank, (ok, value) in enumerate(outcomes):
+            assert ok, f"rank {rank} failed:\n{value}"
+        return [value for _, value in outcomes]
+
+    return results_of

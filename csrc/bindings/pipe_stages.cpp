@@ -68,6 +68,11 @@ void PythonStages::poll() {
   check_signals();
 }
 
+void PythonStages::forget_failure() noexcept {
+  const py::gil_scoped_acquire gil;
+  PyErr_Clear();
+}
+
 std::vector<Tree> PythonStages::take_output_trees() {
   const auto last = static_cast<int32_t>(functions_->plain.size()) - 1;
   std::vector<Tree> result;

@@ -37,6 +37,7 @@ class PythonStages final : public pipe::StageCalls {
       bool record,
       const pipe::Tensors& inputs) override;
   void poll() override;
+  void forget_failure() noexcept override;
 
   // Structures of the last stage's outputs, by micro-batch. Needs the GIL.
   std::vector<Tree> take_output_trees();

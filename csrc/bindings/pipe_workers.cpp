@@ -105,6 +105,9 @@ PoolPtr make_pool(int num_workers, int intra_op_threads) {
   pipe::WorkerPool::ThreadHooks hooks;
   hooks.start = [intra_op_threads] {
     at::set_num_threads(intra_op_threads);
+    // A thread takes the process-wide number when it first asks: ask now,
+    // before the caller's is put back.
+    static_cast<void>(at::get_num_threads());
     // One Python thread state for the thread's life: cells do not pay for it,
     // and Python's thread-local data survives between them.
     static_cast<void>(PyGILState_Ensure());

@@ -90,6 +90,25 @@ void BackwardRun::run(int32_t stage, const Op& op) {
   }
 }
 
+Tensors BackwardRun::run_autograd(
+    const torch::autograd::edge_list& roots,
+    const Tensors& root_grads,
+    bool keep_graph,
+    const torch::autograd::edge_list& wanted) {
+  try {
+    return torch::autograd::Engine::get_default_engine().execute(
+        roots,
+        root_grads,
+        keep_graph,
+        /*create_graph=*/false,
+        /*accumulate_grad=*/false,
+        wanted);
+  } catch (...) {
+    call_->stages().forget_failure();
+    throw;
+  }
+}
+
 void BackwardRun::backward_cell(CellId id) {
   const CallSettings& settings = call_->settings();
   const bool checkpointed = id.microbatch < settings.num_checkpointed;
@@ -108,7 +127,9 @@ void BackwardRun::backward_cell(CellId id) {
   torch::autograd::edge_list roots;
   Tensors root_grads;
   for (std::size_t p = 0; p < cell.output_edges.size(); ++p) {
-    if (cell.output_edges[p].is_valid() && output_grads[p].defined()) {
+    // A stage above that detaches everything hands down no gradient at all.
+    const bool arrives = p < output_grads.size() && output_grads[p].defined();
+    if (arrives && cell.output_edges[p].is_valid()) {
       roots.push_back(cell.output_edges[p]);
       root_grads.push_back(output_grads[p]);
     }
@@ -122,13 +143,8 @@ void BackwardRun::backward_cell(CellId id) {
   }
   Tensors found(wanted.size());
   if (!roots.empty() && !wanted.empty()) {
-    found = torch::autograd::Engine::get_default_engine().execute(
-        roots,
-        root_grads,
-        /*keep_graph=*/keep_graph_ && !checkpointed,
-        /*create_graph=*/false,
-        /*accumulate_grad=*/false,
-        wanted);
+    found =
+        run_autograd(roots, root_grads, keep_graph_ && !checkpointed, wanted);
   }
   Tensors input_grads(cell.input_edges.size());
   std::size_t next = num_parameters;

@@ -47,6 +47,11 @@ class BackwardRun : public std::enable_shared_from_this<BackwardRun> {
  private:
   void run(int32_t stage, const Op& op);
   void backward_cell(CellId id);
+  Tensors run_autograd(
+      const torch::autograd::edge_list& roots,
+      const Tensors& root_grads,
+      bool keep_graph,
+      const torch::autograd::edge_list& wanted);
   void add_parameter_grads(int32_t stage, const Tensors& grads);
 
   const std::shared_ptr<PipeCall> call_;

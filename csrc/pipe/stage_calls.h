@@ -34,6 +34,10 @@ class StageCalls {
 
   // Gives the outside world a chance to interrupt a wait, by throwing.
   virtual void poll() = 0;
+
+  // Called on a worker whose backward has thrown: torch's engine leaves the
+  // failure pending in the thread as well, where the next call would find it.
+  virtual void forget_failure() noexcept = 0;
 };
 
 }  // namespace pipetransformer::pipe

@@ -1,0 +1,116 @@
+"""Workers.map: order, context, failures, threads."""
+
+import threading
+
+import pytest
+import torch
+
+from pipetransformer.pipe import Workers
+
+DEADLINE_S = 20
+
+
+def test_map_keeps_order_and_spreads_over_workers():
+    with Workers(3) as workers:
+        idents = workers.map(lambda k: (k, threading.get_ident()), range(9))
+        assert [k for k, _ in idents] == list(range(9))
+        for k in range(9):
+            assert idents[k][1] == idents[k % 3][1]
+        assert len({ident for _, ident in idents}) == 3
+        assert workers.map(str, []) == []
+
+
+def test_map_calls_run_at_the_same_time():
+    barrier = threading.Barrier(2)
+    with Workers(2) as workers:
+        workers.map(lambda _: barrier.wait(DEADLINE_S), range(2))
+
+
+def test_map_with_one_worker_runs_in_the_caller():
+    with Workers(1) as workers:
+        assert workers.map(lambda _: threading.get_ident(), [0]) == [
+            threading.get_ident()
+        ]
+
+
+def test_map_carries_the_callers_context():
+    def state(_):
+        return (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+        )
+
+    with Workers(2) as workers:
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                assert workers.map(state, [0, 1]) == [state(0)] * 2
+        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert workers.map(state, [0, 1]) == [state(0)] * 2
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()], ids=repr)
+def test_map_raises_the_failure_with_the_lowest_index(error):
+    meet = threading.Barrier(2)
+
+    def fail(k):
+        if k in (2, 3):
+            meet.wait(DEADLINE_S)
+            raise error if k == 2 else OSError("later")
+        return k
+
+    with Workers(2) as workers:
+        for _ in range(5):
+            with pytest.raises(type(error)) as caught:
+                workers.map(fail, range(8))
+            assert caught.value is error
+            assert any(entry.name == "fail" for entry in caught.traceback)
+        assert workers.map(abs, [-1, -2]) == [1, 2]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_workers_compute_with_their_own_number_of_threads(threads):
+    before = torch.get_num_threads()
+    with Workers(2, intra_op_threads=threads) as workers:
+        assert workers.map(lambda _: torch.get_num_threads(), [0, 1]) == [threads] * 2
+    assert torch.get_num_threads() == before
+
+
+def test_python_thread_data_survives_between_calls():
+    local = threading.local()
+
+    def count(_):
+        local.value = getattr(local, "value", 0) + 1
+        return local.value
+
+    with Workers(2) as workers:
+        assert workers.map(count, range(4)) == [1, 1, 2, 2]
+        assert workers.map(count, range(2)) == [3, 3]
+
+
+def test_call_on_a_worker_is_refused():
+    with (
+        Workers(2) as workers,
+        pytest.raises(RuntimeError, match="expected a call from outside"),
+    ):
+        workers.map(lambda _: workers.map(abs, [1, 2]), [0, 1])
+
+
+def test_closed_workers_are_refused():
+    workers = Workers(2)
+    workers.close()
+    workers.close()
+    with pytest.raises(RuntimeError, match="expected open workers, got closed ones"):
+        workers.map(abs, [1, 2])
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_number_of_workers_must_be_positive(count):
+    with pytest.raises(ValueError, match="num_workers: expected at least 1, got"):
+        Workers(count)
+
+
+def test_number_of_threads_must_be_positive():
+    with pytest.raises(ValueError, match="intra_op_threads: expected at least 1"):
+        Workers(1, intra_op_threads=0)

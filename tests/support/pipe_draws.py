@@ -1,0 +1,14 @@
+"""Private names of the pipe room's random draws, for its tests."""
+
+from pipetransformer.pipe import draw_scope
+from pipetransformer.pipe._binding import DrawScope, keyed_draws_work
+
+
+class FallbackScope(draw_scope):
+    """A draw scope that does not use the dispatch-key mechanism."""
+
+    def __init__(self, seed, step, *, microbatch, layer=0):
+        self._scope = DrawScope(seed, step, microbatch, layer, False)
+
+
+__all__ = ["FallbackScope", "keyed_draws_work"]

@@ -10,6 +10,16 @@ namespace pipetransformer::autodp {
 
 namespace {
 
+// The first line of a future's error, without the source position that gloo
+// puts before it in brackets.
+std::string shorten(const c10::ivalue::Future& future) {
+  auto text = future.tryRetrieveErrorMessage();
+  text = text.substr(0, text.find('\n'));
+  const auto end = text.find("] ");
+  const bool has_position = text.starts_with('[') && end != std::string::npos;
+  return has_position ? text.substr(end + 2) : text;
+}
+
 // Two may complete the work, the real collective's thread and the thread that
 // latches a failure; the first one does. Until then the latch and the real
 // future each hold a reference, so a Work that nobody keeps stays alive.
@@ -54,8 +64,7 @@ class GuardedWork : public c10d::Work {
     if (inner.hasError()) {
       Failure failure;
       failure.phase = operation_;
-      const auto text = inner.tryRetrieveErrorMessage();
-      failure.reason = "a peer is gone: " + text.substr(0, text.find('\n'));
+      failure.reason = "a peer is gone: " + shorten(inner);
       latch_->fail(std::move(failure));  // fails this work too
       return;
     }

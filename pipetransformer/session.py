@@ -119,6 +119,7 @@ class Session:
     def _end_together(self, director: Director) -> None:
         with self.run.guarded():
             director.finish()
+            director.close()  # takes the group apart while the plane is open
             self._plane.finish()
 
     def _end_badly(self, director: Director, error: BaseException) -> None:

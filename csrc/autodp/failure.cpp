@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <cstdio>
 #include <utility>
 
@@ -37,6 +38,11 @@ std::string one_line(std::string text) {
 }
 
 }  // namespace
+
+double steady_now_s() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
 
 std::string describe(const Failure& failure) {
   std::string text = "peer failure: ";
@@ -101,6 +107,26 @@ bool FailureLatch::fail(Failure failure) {
     callback(latched);
   }
   return true;
+}
+
+void FailureLatch::suspect(Failure failure, double now_s) {
+  const std::lock_guard lock(mutex_);
+  if (!symptom_.has_value()) {
+    symptom_ = std::move(failure);
+    symptom_s_ = now_s;
+  }
+}
+
+void FailureLatch::confirm(double now_s, double grace_s) {
+  std::optional<Failure> due;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!symptom_.has_value() || now_s - symptom_s_ < grace_s) {
+      return;
+    }
+    due = symptom_;
+  }
+  fail(std::move(*due));
 }
 
 bool FailureLatch::failed() const {

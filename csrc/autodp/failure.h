@@ -24,6 +24,9 @@ struct Failure {
   std::string reason;      // one sentence for people
 };
 
+// Seconds of the steady clock, for `suspect` and `confirm`.
+double steady_now_s();
+
 // "peer failure: rank 2, phase 'heartbeat', plan epoch 3, deadline 10.0 s: ..."
 std::string describe(const Failure& failure);
 
@@ -54,6 +57,15 @@ class FailureLatch {
   // thread, outside the lock. Returns false when one was latched before.
   bool fail(Failure failure);
 
+  // Notes a symptom whose cause may still become known: a peer that fails tells
+  // everybody why and then closes its connections, and the broken connection
+  // may be noticed first. The first symptom stays. `now_s` is a steady clock.
+  void suspect(Failure failure, double now_s);
+
+  // Latches the symptom as the failure once it is `grace_s` old and nothing
+  // else was latched. Called regularly by the watcher.
+  void confirm(double now_s, double grace_s);
+
   bool failed() const;
   std::optional<Failure> failure() const;
 
@@ -69,6 +81,8 @@ class FailureLatch {
  private:
   mutable std::mutex mutex_;
   std::optional<Failure> failure_;
+  std::optional<Failure> symptom_;
+  double symptom_s_ = 0;
   int64_t epoch_ = -1;
   std::map<uint64_t, Callback> callbacks_;
   uint64_t next_subscription_ = 1;

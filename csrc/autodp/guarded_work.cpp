@@ -65,7 +65,9 @@ class GuardedWork : public c10d::Work {
       Failure failure;
       failure.phase = operation_;
       failure.reason = "a peer is gone: " + shorten(inner);
-      latch_->fail(std::move(failure));  // fails this work too
+      // Latched by the watcher unless the peer's own account comes first; that
+      // fails this work too.
+      latch_->suspect(std::move(failure), steady_now_s());
       return;
     }
     latch_->unsubscribe(subscription_);

@@ -24,11 +24,8 @@ constexpr std::chrono::milliseconds kPoll{50};
 constexpr char kAbortKey[] = "abort";
 // How long the rank that serves the store waits for others to read the failure.
 constexpr double kLingerS = 1.0;
-
-double now_s() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
+// How long a broken connection waits for the account of the peer that broke it.
+constexpr double kGraceS = 0.25;
 
 std::string heartbeat_key(int rank) {
   return "hb/" + std::to_string(rank);
@@ -73,7 +70,8 @@ struct Watcher::State {
   }
 
   LivenessTracker make_tracker() const {
-    return {options.heartbeat_timeout_s, options.start_timeout_s, now_s()};
+    return {
+        options.heartbeat_timeout_s, options.start_timeout_s, steady_now_s()};
   }
 
   std::vector<std::string> heartbeat_keys() const {
@@ -124,15 +122,15 @@ void Watcher::State::run_store_thread() noexcept {
 void Watcher::State::watch_store() {
   auto successor = make_tracker();
   int64_t counter = 0;
-  double next_beat_s = now_s();
+  double next_beat_s = steady_now_s();
   bool everyone_started = false;
   do {
     if (const auto abort = read_key(*store, kAbortKey)) {
       latch->fail(decode(*abort));
       break;
     }
-    if (now_s() >= next_beat_s) {
-      next_beat_s = now_s() + options.heartbeat_interval_s;
+    if (steady_now_s() >= next_beat_s) {
+      next_beat_s = steady_now_s() + options.heartbeat_interval_s;
       beat(counter++, successor);
     }
     everyone_started = everyone_started || store->check(heartbeat_keys());
@@ -157,8 +155,8 @@ void Watcher::State::spread(const Failure& failure) {
   for (int rank = 0; rank < options.world_size; ++rank) {
     keys.push_back(seen_key(rank));
   }
-  const double end_s = now_s() + kLingerS;
-  while (!store->check(keys) && now_s() < end_s) {
+  const double end_s = steady_now_s() + kLingerS;
+  while (!store->check(keys) && steady_now_s() < end_s) {
     std::this_thread::sleep_for(kPoll / 5);
   }
 }
@@ -173,7 +171,7 @@ void Watcher::State::beat(int64_t counter, LivenessTracker& successor) {
   if (const auto value = read_key(*store, heartbeat_key(next))) {
     seen = std::stoll(*value);
   }
-  if (!successor.observe(seen, now_s())) {
+  if (!successor.observe(seen, steady_now_s())) {
     fail(next, "heartbeat", options.heartbeat_timeout_s, "no heartbeat");
   }
 }
@@ -184,9 +182,10 @@ void Watcher::State::run_monitor_thread() noexcept {
   auto store_thread = make_tracker();
   do {
     drain_signals();
+    latch->confirm(steady_now_s(), kGraceS);
     const auto rounds = answers.load();
     const auto seen = rounds > 0 ? std::optional(rounds) : std::nullopt;
-    if (!store_thread.observe(seen, now_s())) {
+    if (!store_thread.observe(seen, steady_now_s())) {
       fail(
           options.store_rank,
           "store",

@@ -184,7 +184,7 @@ void bind_group(py::module_& m) {
       py::arg("source"),
       py::arg("bucket_bytes"),
       NoGil());
-  m.def("hash_tensor", &hash_tensor, NoGil());
+  m.def("hash_replica_tensor", &hash_tensor, NoGil());
 }
 
 void bind_decision(py::module_& m) {

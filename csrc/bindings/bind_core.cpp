@@ -17,4 +17,4 @@ void bind_core(pybind11::module_& m) {
       pybind11::arg("seed") = core::kHashSeed);
 }
 
-} // namespace pipetransformer::bindings
+}  // namespace pipetransformer::bindings

@@ -14,4 +14,4 @@ void bind_pipe(pybind11::module_& m);
 void bind_autodp(pybind11::module_& m);
 void bind_autocache(pybind11::module_& m);
 
-} // namespace pipetransformer::bindings
+}  // namespace pipetransformer::bindings

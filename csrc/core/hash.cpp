@@ -31,12 +31,10 @@ uint64_t step(uint64_t lane, uint64_t word) noexcept {
   return lane ^ (lane >> 29);
 }
 
-} // namespace
+}  // namespace
 
-uint64_t hash_bytes(
-    const void* data,
-    std::size_t size,
-    uint64_t seed) noexcept {
+uint64_t
+hash_bytes(const void* data, std::size_t size, uint64_t seed) noexcept {
   const auto* p = static_cast<const unsigned char*>(data);
   std::size_t left = size;
   // Four independent lanes hide the latency of the multiplication.
@@ -62,4 +60,4 @@ uint64_t hash_bytes(
   return mix(hash);
 }
 
-} // namespace pipetransformer::core
+}  // namespace pipetransformer::core

@@ -1,6 +1,7 @@
 // 64-bit content hash of the project: four multiply-xorshift lanes over 8-byte
-// words, mixed at the end. Not cryptographic: it detects differences between honest peers and torn
-// or foreign records. Torch-free, thread-safe (no state), little-endian hosts.
+// words, mixed at the end. Not cryptographic: it detects differences between
+// honest peers and torn or foreign records. Torch-free, thread-safe (no state),
+// little-endian hosts.
 //
 // One definition serves plan hashes, model signatures, input hashes and
 // fingerprints, so that equal bytes give equal hashes on every rank.
@@ -21,10 +22,9 @@ uint64_t hash_bytes(
     std::size_t size,
     uint64_t seed = kHashSeed) noexcept;
 
-inline uint64_t hash_string(
-    std::string_view text,
-    uint64_t seed = kHashSeed) noexcept {
+inline uint64_t
+hash_string(std::string_view text, uint64_t seed = kHashSeed) noexcept {
   return hash_bytes(text.data(), text.size(), seed);
 }
 
-} // namespace pipetransformer::core
+}  // namespace pipetransformer::core

@@ -5,7 +5,7 @@ from pipetransformer._C import (
     DecisionMachine,
     MessagePlane,
     broadcast_tensors,
-    hash_tensor,
+    hash_replica_tensor,
     wait_done,
 )
 
@@ -14,6 +14,6 @@ __all__ = [
     "DecisionMachine",
     "MessagePlane",
     "broadcast_tensors",
-    "hash_tensor",
+    "hash_replica_tensor",
     "wait_done",
 ]

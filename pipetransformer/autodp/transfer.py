@@ -46,7 +46,7 @@ def broadcast_tensors(
 
 def hash_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
     """Hash dtype, shape and bits of each tensor, whatever its strides and device."""
-    return {name: _binding.hash_tensor(tensor) for name, tensor in named}
+    return {name: _binding.hash_replica_tensor(tensor) for name, tensor in named}
 
 
 def compare_hashes(group: ActiveGroup, hashes: Mapping[str, int]) -> None:

@@ -123,9 +123,7 @@ def _flatten(child: nn.Module) -> list[nn.Module]:
     return [child]
 
 
-def _check_shared(
-    stages: Sequence[nn.Module], devices: Sequence[torch.device]
-) -> None:
+def _check_shared(stages: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:
     owner: dict[int, torch.device] = {}
     for stage, device in zip(stages, devices, strict=True):
         for parameter in stage.parameters():

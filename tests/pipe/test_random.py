@@ -121,9 +121,7 @@ def test_draws_follow_step_microbatch_and_first_layer(workers):
     x = torch.ones(2, 6)
 
     def out(step=0, first_microbatch=0, first_layer=0):
-        pipe = make_pipe(
-            layers, 2, 2, workers=workers, seed=1, first_layer=first_layer
-        )
+        pipe = make_pipe(layers, 2, 2, workers=workers, seed=1, first_layer=first_layer)
         pipe.set_draw_position(step=step, first_microbatch=first_microbatch)
         return pipe(x).detach()
 
@@ -168,9 +166,7 @@ def test_all_draws_of_a_cell_repeat_when_recomputed(workers):
         return x * 1
 
     x = torch.ones(4, 2, requires_grad=True)
-    pipe = make_pipe(
-        nn.Sequential(Functional(record)), 1, 4, "always", workers=workers
-    )
+    pipe = make_pipe(nn.Sequential(Functional(record)), 1, 4, "always", workers=workers)
     pipe(x).sum().backward()
     assert torch.equal(torch.stack(draws[False]), torch.stack(draws[True][::-1]))
     assert even_cuts(1, 1) == [0, 1]

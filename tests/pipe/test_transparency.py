@@ -50,9 +50,7 @@ def test_any_number_of_rows_works_without_warning(workers, recwarn, rows, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_stages", [2, 4])
-def test_parameter_shared_by_stages_gets_one_summed_gradient(
-    workers, mode, num_stages
-):
+def test_parameter_shared_by_stages_gets_one_summed_gradient(workers, mode, num_stages):
     layers = dense()
     layers[3][0].weight = layers[0][0].weight
     x = torch.randn(6, 5, dtype=torch.double)
@@ -92,9 +90,7 @@ def test_frozen_front_keeps_nothing_and_gets_no_gradient(workers, mode, num_froz
         lambda *_: recomputed.append(torch.is_grad_enabled())
     )
     x = torch.randn(6, 5, dtype=torch.double)
-    assert_same_training(
-        layers, lambda m: make_pipe(m, 4, 3, mode, workers=workers), x
-    )
+    assert_same_training(layers, lambda m: make_pipe(m, 4, 3, mode, workers=workers), x)
     assert len(recomputed) == 3 + 1  # the pipe's forward and the plain model's
     assert all(p.grad is None for p in layers[:num_frozen].parameters())
 
@@ -154,7 +150,9 @@ def test_in_place_change_of_an_input_without_gradient_is_refused(workers, num_st
     layers.insert(0, Functional(lambda t: t.mul_(2)))
     pipe = make_pipe(layers, num_stages, 2, "always", workers=workers)
     loss = pipe(torch.randn(4, 5, dtype=torch.double)).sum()
-    with pytest.raises(RuntimeError, match="expected to be unchanged since its forward"):
+    with pytest.raises(
+        RuntimeError, match="expected to be unchanged since its forward"
+    ):
         loss.backward()
 
 
@@ -207,9 +205,7 @@ def test_custom_python_function_works_in_stages(workers, mode):
     layers.insert(1, Functional(Square.apply))
     layers.insert(4, Functional(Square.apply))
     x = torch.randn(6, 5, dtype=torch.double, requires_grad=True)
-    assert_same_training(
-        layers, lambda m: make_pipe(m, 3, 3, mode, workers=workers), x
-    )
+    assert_same_training(layers, lambda m: make_pipe(m, 3, 3, mode, workers=workers), x)
 
 
 def test_sparse_embedding_gradients_add_up(workers):

@@ -47,6 +47,7 @@ BackwardRun::BackwardRun(
       plan_(std::move(plan)),
       keep_graph_(keep_graph),
       context_(CallerContext::with_streams_of(call_->context())),
+      held_hooks_(plan_->parameters),
       grads_(std::move(output_grads)),
       recomputed_(call_->settings().num_stages),
       parameter_grads_(call_->settings().num_stages) {}
@@ -174,6 +175,7 @@ void BackwardRun::add_parameter_grads(int32_t stage, const Tensors& grads) {
 }
 
 Tensors BackwardRun::take_parameter_grads(int32_t stage) {
+  held_hooks_.restore(stage);
   Tensors grads = std::move(parameter_grads_[stage]);
   grads.resize(plan_->parameters[stage].size());
   return grads;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pipe/execution.h"
+#include "pipe/held_hooks.h"
 #include "pipe/pipe_call.h"
 
 namespace pipetransformer::pipe {
@@ -39,7 +40,8 @@ class BackwardRun : public std::enable_shared_from_this<BackwardRun> {
   void wait_stage(int32_t stage);
   void wait_all();
 
-  // Summed over micro-batches, in the order of BackwardPlan::parameters.
+  // Puts the hooks of the stage's parameters back. Summed over micro-batches,
+  // in the order of BackwardPlan::parameters.
   Tensors take_parameter_grads(int32_t stage);
   // Gradients of the first stage's inputs, by micro-batch and position.
   std::vector<Tensors> take_input_grads();
@@ -58,6 +60,7 @@ class BackwardRun : public std::enable_shared_from_this<BackwardRun> {
   const std::shared_ptr<const BackwardPlan> plan_;
   const bool keep_graph_;
   const CallerContext context_;
+  HeldHooks held_hooks_;
   std::shared_ptr<Execution> execution_;
   // Gradient at the border above the stage that runs next, by micro-batch.
   std::vector<Tensors> grads_;

@@ -75,11 +75,21 @@ void BackwardRun::start(WorkerPool& pool) {
 }
 
 void BackwardRun::wait_stage(int32_t stage) {
-  execution_->wait_stage(stage, [this] { call_->stages().poll(); });
+  try {
+    execution_->wait_stage(stage, [this] { call_->stages().poll(); });
+  } catch (...) {  // every running call has ended
+    held_hooks_.restore_all();
+    throw;
+  }
 }
 
 void BackwardRun::wait_all() {
-  execution_->wait_all([this] { call_->stages().poll(); });
+  try {
+    execution_->wait_all([this] { call_->stages().poll(); });
+  } catch (...) {
+    held_hooks_.restore_all();
+    throw;
+  }
 }
 
 void BackwardRun::run(int32_t stage, const Op& op) {
@@ -88,6 +98,9 @@ void BackwardRun::run(int32_t stage, const Op& op) {
     call_->recompute_cell(id, recomputed_[stage]);
   } else {
     backward_cell(id);
+    if (id.microbatch == 0) {
+      held_hooks_.restore(stage);  // GPipe ends every stage with micro-batch 0
+    }
   }
 }
 
@@ -175,7 +188,6 @@ void BackwardRun::add_parameter_grads(int32_t stage, const Tensors& grads) {
 }
 
 Tensors BackwardRun::take_parameter_grads(int32_t stage) {
-  held_hooks_.restore(stage);
   Tensors grads = std::move(parameter_grads_[stage]);
   grads.resize(plan_->parameters[stage].size());
   return grads;

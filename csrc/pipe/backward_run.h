@@ -40,8 +40,7 @@ class BackwardRun : public std::enable_shared_from_this<BackwardRun> {
   void wait_stage(int32_t stage);
   void wait_all();
 
-  // Puts the hooks of the stage's parameters back. Summed over micro-batches,
-  // in the order of BackwardPlan::parameters.
+  // Summed over micro-batches, in the order of BackwardPlan::parameters.
   Tensors take_parameter_grads(int32_t stage);
   // Gradients of the first stage's inputs, by micro-batch and position.
   std::vector<Tensors> take_input_grads();

@@ -19,6 +19,10 @@ HeldHooks::HeldHooks(
 }
 
 HeldHooks::~HeldHooks() {
+  restore_all();
+}
+
+void HeldHooks::restore_all() {
   for (Held& held : held_) {
     put_back(held);
   }

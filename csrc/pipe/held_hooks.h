@@ -2,8 +2,10 @@
 //
 // Autograd calls them wherever a gradient of the parameter is asked for, so in
 // every cell; but they are meant for the whole gradient, which the stage's node
-// delivers once. They are put back before it does, and in any case by the
-// destructor. Not thread-safe; cells only read while hooks are set aside.
+// delivers once. A stage's worker puts its hooks back after its last cell, so
+// also when nobody waits for the rest of a backward that has failed elsewhere.
+// Thread safety: stages are restored by different threads; restore_all() needs
+// that no cell runs any more.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -27,6 +29,7 @@ class HeldHooks {
   HeldHooks& operator=(const HeldHooks&) = delete;
 
   void restore(int32_t stage);
+  void restore_all();
 
  private:
   struct Held {

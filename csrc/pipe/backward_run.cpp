@@ -47,6 +47,7 @@ BackwardRun::BackwardRun(
       plan_(std::move(plan)),
       keep_graph_(keep_graph),
       context_(CallerContext::with_streams_of(call_->context())),
+      held_hooks_(plan_->parameters),
       grads_(std::move(output_grads)),
       recomputed_(call_->settings().num_stages),
       parameter_grads_(call_->settings().num_stages) {}
@@ -74,11 +75,21 @@ void BackwardRun::start(WorkerPool& pool) {
 }
 
 void BackwardRun::wait_stage(int32_t stage) {
-  execution_->wait_stage(stage, [this] { call_->stages().poll(); });
+  try {
+    execution_->wait_stage(stage, [this] { call_->stages().poll(); });
+  } catch (...) {  // every running call has ended
+    held_hooks_.restore_all();
+    throw;
+  }
 }
 
 void BackwardRun::wait_all() {
-  execution_->wait_all([this] { call_->stages().poll(); });
+  try {
+    execution_->wait_all([this] { call_->stages().poll(); });
+  } catch (...) {
+    held_hooks_.restore_all();
+    throw;
+  }
 }
 
 void BackwardRun::run(int32_t stage, const Op& op) {
@@ -87,6 +98,9 @@ void BackwardRun::run(int32_t stage, const Op& op) {
     call_->recompute_cell(id, recomputed_[stage]);
   } else {
     backward_cell(id);
+    if (id.microbatch == 0) {
+      held_hooks_.restore(stage);  // GPipe ends every stage with micro-batch 0
+    }
   }
 }
 

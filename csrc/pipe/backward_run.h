@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pipe/execution.h"
+#include "pipe/held_hooks.h"
 #include "pipe/pipe_call.h"
 
 namespace pipetransformer::pipe {
@@ -58,6 +59,7 @@ class BackwardRun : public std::enable_shared_from_this<BackwardRun> {
   const std::shared_ptr<const BackwardPlan> plan_;
   const bool keep_graph_;
   const CallerContext context_;
+  HeldHooks held_hooks_;
   std::shared_ptr<Execution> execution_;
   // Gradient at the border above the stage that runs next, by micro-batch.
   std::vector<Tensors> grads_;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -226,6 +227,9 @@ class Pipe(nn.Module):
             self._own_workers.close()
             self._own_workers = None
 
+    def _stages(self) -> list[PipeSequential]:
+        return cast("list[PipeSequential]", list(self.partitions))
+
     def _is_plain_module(self, mode: str) -> bool:
         # One stage, one micro-batch: autograd's own graph of the layers, without
         # node or worker, so DDP overlaps its all-reduce bucket by bucket.
@@ -234,7 +238,7 @@ class Pipe(nn.Module):
 
     def _call_plain(self, *inputs: object, **kwargs: object) -> object:
         step, microbatch = self._position or (0, 0)
-        first_layer = self.partitions[0].first_layer
+        first_layer = self._stages()[0].first_layer
         with draw_scope(
             self._call_seed(), step, microbatch=microbatch, layer=first_layer
         ):
@@ -255,7 +259,7 @@ class Pipe(nn.Module):
             if workers is None:
                 workers = self._own_workers = Workers(self.num_stages)
             plain, checkpointed, recomputed = zip(
-                *(stage_functions(stage) for stage in self.partitions), strict=True
+                *(stage_functions(stage) for stage in self._stages()), strict=True
             )
             self._engine = _binding.PipeEngine(
                 workers.pool,
@@ -263,7 +267,7 @@ class Pipe(nn.Module):
                 checkpointed,
                 recomputed,
                 self.devices,
-                [stage.first_layer for stage in self.partitions],
+                [stage.first_layer for stage in self._stages()],
             )
         return self._engine
 

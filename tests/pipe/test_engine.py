@@ -1,5 +1,6 @@
 """Order, overlap, exceptions, threads and lifetime of the executor."""
 
+import _thread
 import gc
 import os
 import subprocess
@@ -236,6 +237,30 @@ def test_exception_in_recomputation_surfaces_from_backward(stage):
     loss = pipe(torch.randn(6, 5, dtype=torch.double)).sum()
     with pytest.raises(ValueError, match="recomputing"):
         loss.backward()
+    pipe.close()
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_signal_reaches_a_waiting_caller(in_backward):
+    gone = threading.Event()
+
+    class Interrupt(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            if not in_backward:
+                _thread.interrupt_main()
+                gone.wait(0.5)  # longer than the caller's look-up interval
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            _thread.interrupt_main()
+            gone.wait(0.5)
+            return grad
+
+    pipe = make_pipe(nn.Sequential(*linears(1), Functional(Interrupt.apply)), 2, 2)
+    with pytest.raises(KeyboardInterrupt):
+        pipe(torch.randn(4, 5, dtype=torch.double)).sum().backward()
     pipe.close()
 
 

@@ -81,6 +81,61 @@ def test_post_accumulate_hooks_fire_once_per_backward(workers, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_tensor_hooks_of_parameters_see_the_whole_gradient_once(
+    workers, mode, retain_graph
+):
+    # Cause of the test: autograd runs such a hook in every cell that asks for the
+    # parameter's gradient, so a clamp was applied to parts and then to the sum.
+    layers = dense()
+    layers[3][0].weight = layers[0][0].weight
+    x = torch.randn(6, 5, dtype=torch.double)
+    seen = []
+
+    def clamp(grad):
+        seen.append(grad)
+        return grad.clamp(-0.1, 0.1) * 2
+
+    for parameter in layers.parameters():
+        parameter.register_hook(clamp)
+    (layers(x) ** 2).sum().backward()
+    expected = grads(layers)
+    layers.zero_grad()
+    count = len(seen)
+    seen.clear()
+    loss = (make_pipe(layers, 4, 3, mode, workers=workers)(x) ** 2).sum()
+    loss.backward(retain_graph=retain_graph)
+    assert len(seen) == count
+    torch.testing.assert_close(grads(layers), expected)
+    layers.zero_grad()
+    if retain_graph:
+        loss.backward()
+        torch.testing.assert_close(grads(layers), expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tensor_hook_that_fails_leaves_the_hooks_in_place(workers, mode):
+    layers = dense()
+    armed = [True]
+
+    def fail(grad):
+        if armed[0]:
+            raise ValueError("hook")
+
+    layers[2][0].weight.register_hook(fail)
+    calls = []
+    layers[0][0].weight.register_hook(calls.append)
+    pipe = make_pipe(layers, 4, 2, mode, workers=workers)
+    x = torch.randn(4, 5, dtype=torch.double)
+    loss = pipe(x).sum()
+    with pytest.raises(ValueError, match="hook"):
+        loss.backward()
+    armed[0] = False
+    pipe(x).sum().backward()  # the failed graph is still alive
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_frozen", [1, 2, 3])
 def test_frozen_front_keeps_nothing_and_gets_no_gradient(workers, mode, num_frozen):
     layers = dense()

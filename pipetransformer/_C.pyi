@@ -217,7 +217,9 @@ class PipeEngine:
         draws: DrawSettings,
     ) -> object: ...
     def run(
-        self, microbatches: Sequence[tuple[object, ...]], draws: DrawSettings
+        self,
+        microbatches: Sequence[tuple[tuple[object, ...], dict[str, object]]],
+        draws: DrawSettings,
     ) -> list[object]: ...
 
 def keyed_draws_work() -> bool: ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +24,11 @@ from pipetransformer.transformation import Replica
 Metric = Callable[[Any, Any], Tensor]
 
 
-def arguments_of(value: Any) -> tuple[Any, ...]:
-    """Return positional arguments for a stage call."""
-    if isinstance(value, (tuple, list)):
-        return tuple(value)
-    return (value,)
+def arguments_of(value: Any) -> tuple[Any, ...] | Mapping[str, Any]:
+    """Return the arguments of the first layer: a mapping holds keywords."""
+    if isinstance(value, Mapping):
+        return value
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def join(pieces: Sequence[Any]) -> Any:
@@ -38,6 +39,10 @@ def join(pieces: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: join([piece[key] for piece in pieces]) for key in first}
     return tuple(join(list(column)) for column in zip(*pieces, strict=True))
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def forward_share(
@@ -62,7 +67,7 @@ def forward_share(
             ids = torch.arange(start, min(start + rows, total))
             inputs, targets = collate([dataset[int(i)] for i in ids])
             if replica.prefix is not None:
-                inputs = replica.prefix(lambda x=inputs: x, ids, cache, whole=True)
+                inputs = replica.prefix(partial(_same, inputs), ids, cache, whole=True)
             ready.append(inputs)
             wanted.append(targets)
         outputs = replica.pipe.run([arguments_of(value) for value in ready])

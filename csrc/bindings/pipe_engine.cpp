@@ -79,14 +79,14 @@ py::object PipeEngine::forward(
 }
 
 py::list PipeEngine::run(
-    const std::vector<py::tuple>& microbatches,
+    const std::vector<std::pair<py::tuple, py::dict>>& microbatches,
     const DrawSettings& draws) {
   std::vector<Tree> input_trees;
   std::vector<pipe::Activations> inputs;
-  for (const py::tuple& args : microbatches) {
+  for (const auto& [args, kwargs] : microbatches) {
     pipe::Tensors tensors;
     input_trees.push_back(
-        Tree::take_apart(py::make_tuple(args, py::dict()), tensors));
+        Tree::take_apart(py::make_tuple(args, kwargs), tensors));
     inputs.emplace_back();
     for (at::Tensor& tensor : tensors) {
       inputs.back().push_back({std::move(tensor), false});

@@ -44,9 +44,11 @@ class PipeEngine {
       const std::string& checkpoint,
       const DrawSettings& draws);
 
-  // Forward of given micro-batches without gradients; one output each.
+  // Forward of given micro-batches, each positional and keyword arguments of
+  // the first layer, without gradients; one output each.
   pybind11::list
-  run(const std::vector<pybind11::tuple>& microbatches,
+  run(const std::vector<std::pair<pybind11::tuple, pybind11::dict>>&
+          microbatches,
       const DrawSettings& draws);
 
  private:

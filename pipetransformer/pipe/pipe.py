@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -189,12 +189,15 @@ class Pipe(nn.Module):
             inputs, kwargs, parameters, self.chunks, self._even, mode, self._draws()
         )
 
-    def run(self, microbatches: Sequence[tuple[object, ...]]) -> list[object]:
+    def run(
+        self, microbatches: Sequence[tuple[object, ...] | Mapping[str, object]]
+    ) -> list[object]:
         """Run given micro-batches forward, pipelined over the stages.
 
         Args:
-            microbatches: For each micro-batch the arguments of the first layer;
-                any number, of any sizes.
+            microbatches: For each micro-batch the arguments of the first layer: a
+                tuple of positional ones or a mapping of keywords; any number, of any
+                sizes.
 
         Returns:
             The last stage's output for each micro-batch.
@@ -206,16 +209,21 @@ class Pipe(nn.Module):
             raise RuntimeError(
                 "Pipe.run: expected gradients to be off (torch.no_grad()), got on"
             )
-        for arguments in microbatches:
-            if not isinstance(arguments, tuple):
+        calls: list[tuple[tuple[object, ...], dict[str, object]]] = []
+        for given in microbatches:
+            if not isinstance(given, (tuple, Mapping)):
                 raise TypeError(
-                    "micro-batch: expected a tuple of arguments, got "
-                    f"{type(arguments).__name__}"
+                    "micro-batch: expected a tuple or mapping of arguments, got "
+                    f"{type(given).__name__}"
                 )
-            self._check_inputs(arguments)
-        if not microbatches or self.num_stages == 0:
-            return [m[0] if len(m) == 1 else m for m in microbatches]
-        return self._get_engine().run(list(microbatches), self._draws())
+            if isinstance(given, Mapping):
+                calls.append(((), dict(given)))
+            else:
+                calls.append((given, {}))
+            self._check_inputs((*calls[-1][0], *calls[-1][1].values()))
+        if self.num_stages == 0:
+            return [args[0] if len(args) == 1 else args for args, _ in calls]
+        return self._get_engine().run(calls, self._draws()) if calls else []
 
     def close(self) -> None:
         """End the worker threads that belong to this pipeline; idempotent.

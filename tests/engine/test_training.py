@@ -212,3 +212,40 @@ def test_alpha_cap_with_gradient_term_freezes_within_the_cap():
     frozen = [e.shape.num_frozen_layers for e in engine.history.epochs]
     assert frozen[0] == 0 and frozen == sorted(frozen)
     assert all(n <= cap for n, cap in zip(frozen, (0, 2, 4, 5), strict=True))
+
+
+class NamedInputs(ToySet):
+    """Inputs as keywords of the first layer."""
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return {"left": x[:2], "right": x[2:]}, y
+
+
+class Join(nn.Module):
+    def forward(self, left, right):
+        return torch.cat([left, right], 1)
+
+
+def test_dict_inputs_are_keywords_of_the_first_layer():
+    def run(model, data):
+        engine = pt.PipeTransformer(
+            model,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+            loss=nn.CrossEntropyLoss(),
+            freeze=schedule(0, 2),
+            config=config(
+                plan=pt.PlanConfig(num_stages=2, num_microbatches=2),
+                pipe=pt.PipeConfig(num_slots=2),
+            ),
+        )
+        with engine:
+            for _ in engine.epochs(3):
+                for batch in engine.batches(data, 12):
+                    engine.step(batch)
+                metrics = engine.evaluate(data, {"accuracy": accuracy})
+        return metrics["loss"]
+
+    named = run(nn.Sequential(Join(), *toy_model()), NamedInputs(24))
+    plain = run(nn.Sequential(nn.Identity(), *toy_model()), ToySet(24))
+    assert named == pytest.approx(plain, rel=1e-6)

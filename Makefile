@@ -37,6 +37,8 @@ lint: build
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	PYTHONPATH=. $(PY) -m mypy.stubtest pipetransformer._C --concise \
+	  --allowlist tools/stubtest_allowlist.txt
 	$(PY) tools/check_layers.py
 	tools/check_torch_free.sh
 	"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/clang-format" \

@@ -50,13 +50,16 @@ build/.built: setup.py $(SOURCES) $(ENVIRONMENT)
 	$(PY) setup.py --quiet build_ext --inplace
 	mkdir -p build && touch $@
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: $(wildcard requirements/*.txt)
 	@python3 -c 'import sys; v = sys.version_info; \
 	  sys.exit(0 if v >= (3, 10) else f"python3: expected >= 3.10, got {v.major}.{v.minor}")'
 	python3 -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet '$(TORCH)'
-	$(VENV)/bin/python -m pip install --quiet ninja setuptools wheel
-	$(VENV)/bin/python -m pip install --quiet --no-build-isolation -e '.[examples,dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(PY) -m pip install --quiet --disable-pip-version-check \
+	  -r requirements/examples.txt -r requirements/dev.txt
+	# The checkout itself is on the path; building it once in place is enough.
+	echo '$(CURDIR)' > "$$($(PY) -c \
+	  'import sysconfig; print(sysconfig.get_path("purelib"))')/pipetransformer.pth"
 	touch $@
 
 clean:

@@ -47,8 +47,11 @@ lint: build
 build: build/.built
 
 build/.built: setup.py $(SOURCES) $(ENVIRONMENT)
-	$(PY) setup.py --quiet build_ext --inplace
-	mkdir -p build && touch $@
+	@mkdir -p build
+	@echo "building the extension (a few minutes the first time; build/build.log)"
+	@$(PY) setup.py build_ext --inplace > build/build.log 2>&1 || \
+	  { grep -E "error|Error" build/build.log | head -n 30; tail -n 5 build/build.log; exit 1; }
+	@touch $@
 
 $(VENV)/.installed: $(wildcard requirements/*.txt)
 	@python3 -c 'import sys; v = sys.version_info; \

@@ -10,6 +10,7 @@ import os
 import pathlib
 import pickle
 import re
+import secrets
 import zipfile
 from typing import Any
 
@@ -49,11 +50,14 @@ def save(
         "progress": state.progress(),
         "extra": extra,
     }
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            torch.save(content, file)
+            try:
+                torch.save(content, file)
+            except RuntimeError as error:  # torch's writer hides the OSError
+                raise OSError(f"checkpoint {target}: {error}") from error
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
@@ -134,12 +138,13 @@ def path_of_step(directory: str | os.PathLike[str], step: int) -> pathlib.Path:
     return pathlib.Path(directory) / f"step-{step:010d}.pt"
 
 
-def _by_step(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
+def _newest_first(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
     folder = pathlib.Path(directory)
     if not folder.is_dir():
         return []
     named = (p for p in folder.iterdir() if _NAME.fullmatch(p.name))
-    return sorted(named, key=lambda p: p.name, reverse=True)
+    # By time, not by step: an older run in the same folder may have gone further.
+    return sorted(named, key=lambda p: (p.stat().st_mtime_ns, p.name), reverse=True)
 
 
 def newest_valid(
@@ -149,7 +154,7 @@ def newest_valid(
 
     A torn file is skipped with a warning.
     """
-    for path in _by_step(directory):
+    for path in _newest_first(directory):
         try:
             return path, read(path)
         except ValueError as error:
@@ -159,5 +164,5 @@ def newest_valid(
 
 def prune(directory: str | os.PathLike[str], keep: int) -> None:
     """Delete all but the newest `keep` automatic checkpoints."""
-    for path in _by_step(directory)[keep:]:
+    for path in _newest_first(directory)[keep:]:
         path.unlink(missing_ok=True)

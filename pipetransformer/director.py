@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipetransformer import checkpoint, evaluation
-from pipetransformer.autodp import PeerFailure
+from pipetransformer import checkpoint, evaluation, persistence
+from pipetransformer.autodp import PeerFailure, broadcast_tensors
 from pipetransformer.data import ElasticSampler
-from pipetransformer.layout import ranks_of_plan
-from pipetransformer.planning import agree_on_profile, decide, make_plan
+from pipetransformer.planning import agree_on_profile, propose, take_decision
 from pipetransformer.proposal import Proposal
 from pipetransformer.report.console import epoch_line, transformation_line
 from pipetransformer.report.history import PlanShape, TransformationRecord
@@ -36,6 +34,8 @@ class Director:
         self.run = run
         self.replica: Replica | None = None
         self._pass: Pass | None = None
+        self._left = True
+        self._last_pass_epoch = -1
 
     @property
     def is_lead(self) -> bool:
@@ -87,59 +87,105 @@ class Director:
                 self._tell("epoch", epoch=None, plan_epoch=None)
                 return None
             start = time.perf_counter()
-            proposal = self._propose() if self.has_plan else None
+            proposal = propose(run, self.replica) if self.has_plan else None
             plan_epoch = proposal.plan_epoch if proposal is not None else None
             self._tell("epoch", epoch=run.state.epoch, plan_epoch=plan_epoch)
             if proposal is not None:
                 self._take_part(proposal.plan_epoch, proposal, start)
             return run.state.epoch
 
+    def end_epoch(self, epoch: int) -> None:
+        """Close the epoch: decide about the next one, then save."""
+        self.finish_pass()
+        run, wanted = self.run, self.run.config.checkpoint
+        run.state.epoch, run.state.batch = epoch + 1, 0
+        if self.replica is not None:
+            take_decision(run)
+        if wanted.directory is None or not self.is_lead:
+            return
+        if run.state.epoch % wanted.every_epochs == 0 and run.is_finite():
+            path = checkpoint.path_of_step(wanted.directory, run.state.step)
+            persistence.save(run, self.replica, path)
+            checkpoint.prune(wanted.directory, wanted.keep)
+
     def first_plan(self, workload: Workload) -> None:
         """Profile on the lead and put the first plan in force, on all ranks."""
         run = self.run
         run.workload = workload
+        run.state.num_batches = workload.num_batches
         with run.guarded():
+            if self.is_lead:
+                persistence.check_resumed_pass(run)
             agree_on_profile(run, lead=self.is_lead)
+            # The protocol's deadline begins when every rank has come here.
+            run.plane.gather("first plan", b"", phase="before the first plan")
             start = time.perf_counter()
-            proposal = self._propose() if self.is_lead else None
-            self._take_part(run.plan_epoch + 1, proposal, start)
+            proposal = propose(run, self.replica) if self.is_lead else None
+            outcome = self._take_part(run.plan_epoch + 1, proposal, start)
         if not self.has_plan:
             raise PeerFailure(
                 None,
                 "PREPARE",
                 epoch=run.plan_epoch,
-                reason="a rank refused the first plan",
+                reason=f"the first plan was refused: {outcome.reason}",
             )
 
     def begin_pass(
         self, num_samples: int, batch_size: int, drop_last: bool
     ) -> ElasticSampler | None:
-        """Return the sampler of this replica; on a standby wait for the pass's end."""
+        """Return the sampler of this replica; on a standby wait for the pass's end.
+
+        Raises:
+            ValueError: a second pass in one epoch, or one over other batches than
+                those that the plan was made for.
+        """
         run = self.run
         if self._stands_by:
             with run.guarded():
                 run.script.follow("pass_end")
             return None
-        layout = run.layout
-        if layout is None:
+        layout, workload = run.layout, run.workload
+        if layout is None or workload is None:
             raise RuntimeError("pass without a plan; please report")
+        if self._last_pass_epoch == run.state.epoch:
+            raise ValueError(
+                f"batches: expected one pass per epoch, got a second in epoch "
+                f"{run.state.epoch}; loop over engine.epochs(n)"
+            )
+        given = (num_samples, batch_size, drop_last)
+        planned = tuple(workload.describe().values())
+        if given != planned:
+            raise ValueError(
+                "batches: expected the samples, batch size and drop_last of the first "
+                f"pass, {planned}, got {given}"
+            )
+        self._last_pass_epoch = run.state.epoch
         share, index = layout.node_share(run.info.rank)
+        # Nodes without a replica own no samples; R never falls below the others.
+        nodes = sorted(set(layout.nodes))
         sampler = ElasticSampler(
             num_samples,
             batch_size,
             seed=run.config.seed,
-            num_nodes=run.info.num_nodes,
-            node=run.info.node,
+            num_nodes=len(nodes),
+            node=nodes.index(run.info.node),
             replicas_on_node=share,
             replica_on_node=index,
             drop_last=drop_last,
         )
         sampler.set_epoch(run.state.epoch)
         sampler.set_position(run.state.batch)
+        replica = self.active()
+        if replica.prefix is not None:
+            replica.prefix.refresh()
         run.freezer.train(True)
-        self._pass = Pass(run, self._shape(self.active()))
-        run.current_pass = self._pass
+        self._left = False
+        self._pass = run.current_pass = Pass(run, self._shape(replica))
         return sampler
+
+    def leave_pass(self) -> None:
+        """Note that the loop over the pass has ended, in whatever way."""
+        self._left = True
 
     def finish_pass(self) -> None:
         """Reduce and record the pass that was left open, if any.
@@ -153,10 +199,22 @@ class Director:
         self._pass = run.current_pass = None
         with run.guarded():
             record = counted.close(run, self.active())
+            self._settle_buffers()
             run.history.epochs.append(record)
             self._tell("pass_end")
         if self.is_lead:
             _LOG.info("%s", epoch_line(record))
+
+    def _settle_buffers(self) -> None:
+        """Give every replica the buffers of replica 0.
+
+        DDP sends them before each forward only, so after the last step of a pass
+        running statistics differ; frozen or evaluated so, replicas would be different
+        models.
+        """
+        group, buffers = self.active().group, list(self.run.recipe.model.buffers())
+        if group.size > 1 and buffers:
+            broadcast_tensors(group, buffers, source=0)
 
     def evaluate(
         self,
@@ -165,16 +223,27 @@ class Director:
         name: str,
         collate: Callable[[list[Any]], Any] | None,
     ) -> dict[str, float]:
-        """Evaluate on the active ranks; a standby waits for the result."""
+        """Evaluate on the active ranks; a standby waits for the result.
+
+        In the middle of a pass only the active ranks come here, and the result is
+        theirs alone.
+        """
         run = self.run
+        within = self._pass is not None and not self._left
+        if not within:
+            self.finish_pass()
         result: dict[str, float]
         with run.guarded():
             if self._stands_by:
                 result = run.script.follow("evaluate")["metrics"]
             else:
+                if within:
+                    self._settle_buffers()
                 result = evaluation.evaluate(
                     run, self.active(), dataset, metrics, name=name, collate=collate
                 )
+                if within:
+                    return result
                 self._tell("evaluate", metrics=result)
         run.metrics = dict(result)
         if run.history.epochs:
@@ -201,64 +270,25 @@ class Director:
 
     # -- plans -----------------------------------------------------------------
 
-    def _propose(self) -> Proposal | None:
-        """Decide and plan on every active rank; None when nothing changes."""
-        run = self.run
-        decision = decide(run)
-        current = self.replica.plan if self.replica is not None else None
-        plan = make_plan(run, decision.boundary, current)
-        if self.replica is not None:
-            self._compare_plans(plan.plan_hash)
-        same = current is not None and (
-            plan.boundary == current.boundary
-            and plan.cuts == current.cuts
-            and plan.num_microbatches == current.num_microbatches
-            and plan.num_replicas == current.num_replicas
-        )
-        if same:
-            return None
-        return Proposal(
-            plan_epoch=run.plan_epoch + 1,
-            parent=current.plan_hash if current is not None else 0,
-            plan=plan,
-            layout=ranks_of_plan(plan, run.info),
-            progress=run.state.progress(),
-            policy=run.policy.state_dict(),
-            frozen_units=decision.units,
-            seed=run.config.seed,
-            reason="; ".join([decision.reason, *plan.reasons[:1]]),
-        )
-
-    def _compare_plans(self, plan_hash: int) -> None:
-        mine = f"{plan_hash:016x}"
-        hashes = [
-            part.decode()
-            for part in self.active().group.all_gather_bytes(mine.encode())
-        ]
-        if len(set(hashes)) != 1:
-            raise RuntimeError(
-                f"plan hashes: expected the same on every active rank, got {hashes}; "
-                "nothing was changed"
-            )
-
     def _take_part(
         self, plan_epoch: int, proposal: Proposal | None, start: float
-    ) -> None:
+    ) -> Outcome:
         """Go through one transformation and record it."""
         run = self.run
         before = self._shape(self.replica) if self.replica is not None else None
         writer = self.is_lead
         outcome = perform(run, self.replica, plan_epoch, proposal if writer else None)
         self.replica = outcome.replica
-        if not outcome.committed:
-            if writer:
-                _LOG.warning(
-                    "plan epoch %d was aborted; the old plan goes on", plan_epoch
-                )
-            return
-        if writer:
+        if writer and outcome.committed:
             run.script.trim()
             self._record(outcome, before, time.perf_counter() - start)
+        elif writer:
+            _LOG.warning(
+                "plan epoch %d was aborted, the old plan goes on: %s",
+                plan_epoch,
+                outcome.reason,
+            )
+        return outcome
 
     def _record(
         self, outcome: Outcome, before: PlanShape | None, seconds: float
@@ -283,26 +313,3 @@ class Director:
             num_replicas=plan.num_replicas,
             num_microbatches=plan.num_microbatches,
         )
-
-    # -- checkpoints -----------------------------------------------------------
-
-    def extra(self) -> dict[str, Any]:
-        """Return what a checkpoint holds beside the training state."""
-        run = self.run
-        return {
-            "policy": run.policy.state_dict(),
-            "seed": run.config.seed,
-            "run_id": run.info.run_id,
-            "plan": self.replica.plan.to_json() if self.replica is not None else None,
-            "profile": run.profile.to_json() if run.profile is not None else None,
-        }
-
-    def restore(self, path: str | os.PathLike[str], content: dict[str, Any]) -> None:
-        """Load a checkpoint's weights now, its optimizer state with the first plan."""
-        run = self.run
-        checkpoint.check_model(content, run.state, path)
-        if not self.is_lead:
-            return  # takes everything over from the lead with the first plan
-        checkpoint.load_model(content, run.state)
-        run.policy.load_state_dict(content["extra"]["policy"])
-        run.loaded = content

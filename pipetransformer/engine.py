@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipetransformer import checkpoint, evaluation, training
+from pipetransformer import checkpoint, evaluation, persistence, training
 from pipetransformer.autofreeze import Manual, Policy
 from pipetransformer.config import Config
 from pipetransformer.data import Batch, ElasticSampler, batches, check_dataset
@@ -122,7 +122,6 @@ class PipeTransformer:
         if count < 1:
             raise ValueError(f"epochs: expected at least 1, got {count}")
         director = self._open()
-        state = director.run.state
         director.run.total_epochs = count
         while True:
             director.finish_pass()
@@ -131,9 +130,7 @@ class PipeTransformer:
                 return
             yield epoch
             director = self._open()
-            director.finish_pass()
-            state.epoch, state.batch = epoch + 1, 0
-            self._save_periodically(director)
+            director.end_epoch(epoch)
 
     def prepare(
         self,
@@ -170,7 +167,9 @@ class PipeTransformer:
             return inputs
 
         probe = ElasticSampler(len(dataset), batch_size, seed=0, drop_last=drop_last)
-        director.first_plan(Workload(len(dataset), batch_size, len(probe), sample))
+        director.first_plan(
+            Workload(len(dataset), batch_size, len(probe), drop_last, sample)
+        )
 
     def batches(
         self,
@@ -208,13 +207,16 @@ class PipeTransformer:
         sampler = director.begin_pass(len(dataset), batch_size, drop_last)
         if sampler is None:
             return
-        yield from batches(
-            dataset,
-            sampler,
-            collate_fn=collate_fn,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-        )
+        try:
+            yield from batches(
+                dataset,
+                sampler,
+                collate_fn=collate_fn,
+                num_workers=num_workers,
+                pin_memory=pin_memory,
+            )
+        finally:
+            director.leave_pass()
         director.finish_pass()
 
     def step(self, inputs: Batch | Any, targets: Any = None) -> Tensor:
@@ -234,16 +236,27 @@ class PipeTransformer:
         director = self._open()
         return training.step(director.run, director.active(), inputs, targets)
 
+    def loss(self, batch: Batch) -> Tensor:
+        """Run the model and the loss on a batch, for a loop of your own.
+
+        Returns:
+            The mean loss over this replica's rows, ``()``; zero, with a graph, on a
+            replica that has no rows of a short last batch.
+        """
+        director = self._open()
+        return training.forward_loss(director.run, director.active(), batch)
+
     def backward(self, loss: Tensor) -> None:
-        """Run backward of a loss computed from ``engine.model(batch)``.
+        """Run backward of a loss of ``engine.model(batch)`` or ``engine.loss(batch)``.
 
         Weights the loss by this replica's rows, which a bare ``loss.backward()`` does
-        not.
+        not, and counts the batch.
         """
         director = self._open()
         replica = director.active()
         batch = replica.active_model.last_batch
-        training.backward(director.run, replica, loss, batch)
+        rows = batch.rows if batch is not None else 0
+        training.backward(director.run, replica, loss, batch, rows)
 
     def evaluate(
         self,
@@ -266,7 +279,6 @@ class PipeTransformer:
         """
         director = self._open()
         check_dataset(dataset)
-        director.finish_pass()
         return director.evaluate(dataset, metrics or {}, name, collate_fn)
 
     def freeze(self, units: int) -> None:
@@ -290,7 +302,7 @@ class PipeTransformer:
         """Write a checkpoint; replica 0 alone writes, no other rank is needed."""
         director = self._open()
         if director.is_lead:
-            checkpoint.save(path, director.run.state, director.extra())
+            persistence.save(director.run, director.replica, path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore a checkpoint, before the first pass; under any K and R.
@@ -302,16 +314,8 @@ class PipeTransformer:
         director = self._open()
         if director.has_plan:
             raise ValueError("load: expected a call before the first pass, got a later")
-        director.restore(path, checkpoint.read(path))
-
-    def _save_periodically(self, director: Director) -> None:
-        wanted = director.run.config.checkpoint
-        if wanted.directory is None or not director.is_lead:
-            return
-        if director.run.state.epoch % wanted.every_epochs == 0:
-            step = director.run.state.step
-            self.save(checkpoint.path_of_step(wanted.directory, step))
-            checkpoint.prune(wanted.directory, wanted.keep)
+        content = checkpoint.read(path)
+        persistence.restore(director.run, path, content, lead=director.is_lead)
 
     # -- what is there to see --------------------------------------------------
 
@@ -330,6 +334,11 @@ class PipeTransformer:
         if optimizer is None:
             raise ValueError("optimizer: expected an active rank, got a standby")
         return optimizer
+
+    @property
+    def scheduler(self) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """The scheduler, for a loop of your own; `step` steps it otherwise."""
+        return self._open().run.state.scheduler
 
     @property
     def plan(self) -> Plan | None:

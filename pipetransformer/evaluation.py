@@ -8,8 +8,7 @@ Hence loss and metrics are bitwise equal under every plan of the same weights.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,32 +16,11 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from pipetransformer.autocache import ActivationCache
-from pipetransformer.prefix import tensors_of
+from pipetransformer.rows import arguments_of, join_rows, rows_of
 from pipetransformer.run import Run
 from pipetransformer.transformation import Replica
 
 Metric = Callable[[Any, Any], Tensor]
-
-
-def arguments_of(value: Any) -> tuple[Any, ...] | Mapping[str, Any]:
-    """Return the arguments of the first layer: a mapping holds keywords."""
-    if isinstance(value, Mapping):
-        return value
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def join(pieces: Sequence[Any]) -> Any:
-    """Concatenate equal structures of tensors on dim 0."""
-    first = pieces[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(pieces))
-    if isinstance(first, Mapping):
-        return {key: join([piece[key] for piece in pieces]) for key in first}
-    return tuple(join(list(column)) for column in zip(*pieces, strict=True))
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def forward_share(
@@ -58,20 +36,27 @@ def forward_share(
     starts = list(range(0, total, rows))
     size, index = replica.group.size, replica.group.rank
     share = starts[len(starts) * index // size : len(starts) * (index + 1) // size]
+    prefix = replica.prefix
+
+    def load(start: int) -> tuple[Any, Tensor]:
+        ids = torch.arange(start, min(start + rows, total))
+        return collate([dataset[int(i)] for i in ids]), ids
+
+    def through_prefix(loaded: tuple[Any, Tensor]) -> Any:
+        (inputs, _), ids = loaded
+        if prefix is None:
+            return inputs
+        return prefix(lambda: inputs, ids, cache, whole=True)
+
     window = 2 * replica.plan.num_stages
     results: list[tuple[Any, Any]] = []
     for at in range(0, len(share), window):
         run.plane.check()
-        ready, wanted = [], []
-        for start in share[at : at + window]:
-            ids = torch.arange(start, min(start + rows, total))
-            inputs, targets = collate([dataset[int(i)] for i in ids])
-            if replica.prefix is not None:
-                inputs = replica.prefix(partial(_same, inputs), ids, cache, whole=True)
-            ready.append(inputs)
-            wanted.append(targets)
+        loaded = [load(start) for start in share[at : at + window]]
+        ready = replica.workers.map(through_prefix, loaded)
         outputs = replica.pipe.run([arguments_of(value) for value in ready])
-        results.extend(zip(outputs, wanted, strict=True))
+        targets = [pair[1] for pair, _ in loaded]
+        results.extend(zip(outputs, targets, strict=True))
     return results
 
 
@@ -91,8 +76,12 @@ def evaluate(
     """
     if len(dataset) == 0:
         raise ValueError("evaluation set: expected at least one sample, got none")
-    if replica.prefix is not None and replica.prefix.refusal is None:
-        run.open_cache(name, len(dataset))
+    if name == "train":
+        raise ValueError("name: expected another one than the training set's 'train'")
+    if replica.prefix is not None:
+        replica.prefix.refresh()
+        if replica.prefix.refusal is None:
+            run.open_cache(name, len(dataset))
     run.freezer.train(False)
     try:
         with run.guarded(), torch.no_grad():
@@ -100,12 +89,12 @@ def evaluate(
                 run,
                 replica,
                 dataset,
-                cache=run.cache(name),
+                cache=run.cache(name, len(dataset)),
                 collate=collate or default_collate,
             )
             gathered = _gather(replica, share)
-            outputs = join([pair[0] for pair in gathered])
-            targets = join([pair[1] for pair in gathered])
+            outputs = join_rows([pair[0] for pair in gathered])
+            targets = join_rows([pair[1] for pair in gathered])
             result = {"loss": float(run.recipe.loss(outputs, targets))}
             for key, metric in metrics.items():
                 result[key] = _mean(key, metric(outputs, targets), outputs)
@@ -128,7 +117,7 @@ def _gather(replica: Replica, share: list[tuple[Any, Any]]) -> list[tuple[Any, A
 
 
 def _mean(key: str, values: Tensor, outputs: Any) -> float:
-    rows = len(tensors_of(outputs)[0])
+    rows = rows_of(outputs)
     if not isinstance(values, Tensor) or values.shape != (rows,):
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values)
         raise ValueError(

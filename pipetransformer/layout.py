@@ -21,15 +21,6 @@ class Layout:
     active: tuple[int, ...]
     nodes: tuple[int, ...]
 
-    @property
-    def lead(self) -> int:
-        """The rank of replica 0."""
-        return self.active[0]
-
-    def replica(self, rank: int) -> int | None:
-        """Return the replica that `rank` drives, or None when it stands by."""
-        return self.active.index(rank) if rank in self.active else None
-
     def node_share(self, rank: int) -> tuple[int, int]:
         """Return (replicas on the node of `rank`, index of `rank` among them)."""
         node = self.nodes[self.active.index(rank)]

@@ -7,15 +7,19 @@ import json
 
 from torch import nn
 
+from pipetransformer.autodp import ActiveGroup
 from pipetransformer.autofreeze import (
     FreezeStatistics,
     Progress,
     boundary_of,
     movable_boundary,
 )
+from pipetransformer.layout import ranks_of_plan
 from pipetransformer.memory import host_bytes
 from pipetransformer.planner import Cluster, Plan, Profile, measure_profile, search
+from pipetransformer.proposal import Proposal
 from pipetransformer.run import Run
+from pipetransformer.transformation import Replica
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,22 +37,33 @@ class Decision:
     reason: str
 
 
-def decide(run: Run) -> Decision:
-    """Ask the freeze policy, once per epoch, and keep to the structure rules.
+def take_decision(run: Run) -> None:
+    """Ask the freeze policy for the epoch that comes, once.
+
+    It is taken when the epoch before ends, so that a checkpoint written there holds
+    its result and not the statistics behind it.
 
     Source: paper section 3.1 (freeze algorithm).
     """
+    state = run.state
+    if state.decided_epoch >= state.epoch:
+        return
+    if run.gradients is not None and state.epoch > 0:
+        norms = run.gradients.norms()
+        run.policy.observe(FreezeStatistics(gradient_norms=norms))
+        run.gradients.reset()
+    state.wanted_units = run.policy.decide(_progress(run))
+    state.decided_epoch = state.epoch
+
+
+def decide(run: Run) -> Decision:
+    """Return the decision for this epoch within the structure rules."""
+    take_decision(run)
     state, recipe = run.state, run.recipe
-    if state.decided_epoch < state.epoch:
-        if run.gradients is not None and state.epoch > 0:
-            norms = run.gradients.norms()
-            run.policy.observe(FreezeStatistics(gradient_norms=norms))
-            run.gradients.reset()
-        wanted = run.policy.decide(_progress(run))
-        state.decided_epoch = state.epoch
-    else:
-        wanted = state.frozen_units
-    units, held = movable_boundary(recipe.model, recipe.unit_ends, wanted)
+    units, held = movable_boundary(recipe.model, recipe.unit_ends, state.wanted_units)
+    while units > 0 and not _trainable_from(run, boundary_of(recipe.unit_ends, units)):
+        units -= 1
+        held = "behind it nothing would be left to train"
     boundary = boundary_of(recipe.unit_ends, units)
     before = state.frozen_units
     if units == before:
@@ -57,6 +72,12 @@ def decide(run: Run) -> Decision:
         verb = "freezes" if units > before else "unfreezes"
         reason = f"{type(run.policy).__name__} {verb} units: {before} to {units}"
     return Decision(units, boundary, f"{reason} ({held})" if held else reason)
+
+
+def _trainable_from(run: Run, boundary: int) -> bool:
+    wanted = {id(p) for p in run.recipe.parameters}
+    layers = list(run.recipe.model)[boundary:]
+    return any(id(p) in wanted for layer in layers for p in layer.parameters())
 
 
 def _progress(run: Run) -> Progress:
@@ -82,11 +103,8 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
     if run.profile is not None or run.workload is None:
         return
     if lead:
-        sizes = [
-            size
-            for size in run.config.plan.microbatch_samples
-            if size <= run.workload.global_batch
-        ]
+        most = run.workload.global_batch
+        sizes = [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
         profile = measure_profile(
             run.recipe.model, run.workload.sample(max(sizes)), microbatch_samples=sizes
         )
@@ -155,3 +173,55 @@ def _forced_stages(run: Run, boundary: int) -> int | None:
 def _has_batch_norm(model: nn.Module) -> bool:
     norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     return any(isinstance(m, norms) and m.training for m in model.modules())
+
+
+def propose(run: Run, replica: Replica | None) -> Proposal | None:
+    """Decide and plan, on every active rank alike.
+
+    Args:
+        run: The run.
+        replica: What this rank drives; None before the first plan.
+
+    Returns:
+        The new plan's message, or None when the plan in force stays.
+
+    Raises:
+        RuntimeError: the active ranks planned differently; nothing was changed.
+        InfeasiblePlan: nothing fits.
+    """
+    decision = decide(run)
+    current = replica.plan if replica is not None else None
+    plan = make_plan(run, decision.boundary, current)
+    if replica is not None:
+        _compare_plans(replica.group, plan.plan_hash)
+    if current is not None and _runs_alike(plan, current):
+        return None
+    return Proposal(
+        plan_epoch=run.plan_epoch + 1,
+        plan=plan,
+        layout=ranks_of_plan(plan, run.info),
+        progress=run.state.progress(),
+        policy=run.policy.state_dict(),
+        frozen_units=decision.units,
+        seed=run.config.seed,
+        reason="; ".join([decision.reason, *plan.reasons[:1]]),
+    )
+
+
+def _runs_alike(plan: Plan, other: Plan) -> bool:
+    """Tell whether two plans differ in nothing that runs."""
+    return (plan.boundary, plan.cuts, plan.shape) == (
+        other.boundary,
+        other.cuts,
+        other.shape,
+    )
+
+
+def _compare_plans(group: ActiveGroup, plan_hash: int) -> None:
+    mine = f"{plan_hash:016x}"
+    hashes = [part.decode() for part in group.all_gather_bytes(mine.encode())]
+    if len(set(hashes)) != 1:
+        raise RuntimeError(
+            f"plan hashes: expected the same on every active rank, got {hashes}; "
+            "nothing was changed"
+        )

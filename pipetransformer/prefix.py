@@ -8,7 +8,7 @@ advanced: only the layers behind that boundary run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,52 +22,16 @@ from pipetransformer.autocache import (
     hash_rows,
 )
 from pipetransformer.pipe import Workers
+from pipetransformer.rows import (
+    call_layers,
+    flat_tensors,
+    join_rows,
+    rows_of,
+    slice_rows,
+    tensors_of,
+)
 
 _LOG = logging.getLogger(__name__)
-Activations = tuple[Tensor, ...]
-
-
-def call_layers(layers: Sequence[nn.Module], inputs: Any) -> Any:
-    """Run layers in order, spreading inputs as the pipeline does.
-
-    Args:
-        layers: Layers of the user's Sequential.
-        inputs: A tensor is one argument, a tuple or list positional ones, a dict
-            keywords of the first layer.
-    """
-    value = inputs
-    for layer in layers:
-        if isinstance(value, Mapping):
-            value = layer(**value)
-        elif isinstance(value, (tuple, list)):
-            value = layer(*value)
-        else:
-            value = layer(value)
-    return value
-
-
-def slice_rows(inputs: Any, rows: slice | Tensor) -> Any:
-    """Take rows of every tensor of an input structure."""
-    if isinstance(inputs, Tensor):
-        return inputs[rows]
-    if isinstance(inputs, Mapping):
-        return {key: slice_rows(value, rows) for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return tuple(slice_rows(value, rows) for value in inputs)
-    return inputs
-
-
-def tensors_of(inputs: Any) -> list[Tensor]:
-    """List the tensors of an input structure in a fixed order."""
-    if isinstance(inputs, Tensor):
-        return [inputs]
-    if isinstance(inputs, Mapping):
-        values: list[Any] = [inputs[key] for key in sorted(inputs)]
-    elif isinstance(inputs, (tuple, list)):
-        values = list(inputs)
-    else:
-        return []
-    return [tensor for value in values for tensor in tensors_of(value)]
 
 
 class FrozenPrefix:
@@ -85,10 +49,18 @@ class FrozenPrefix:
         self.boundary = boundary
         self._layers = list(layers)[:boundary]
         self._workers = workers
-        self.chain = fingerprint_chain(self._layers, boundary)
+        self._chain: list[int] = []
         self.refusal = cacheable(self._layers)
         if self.refusal is not None:
             _LOG.warning("frozen prefix is not cached: %s", self.refusal)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Fingerprint the frozen weights again; call it before each pass.
+
+        Records of weights that something has changed since then become misses.
+        """
+        self._chain = fingerprint_chain(self._layers, self.boundary)
 
     def __call__(
         self,
@@ -120,29 +92,33 @@ class FrozenPrefix:
         if cache is None or ids is None or self.refusal is not None:
             return self._run(inputs(), 0, whole)
         hashes = keys if keys is not None else hash_rows(*tensors_of(inputs()))
-        found = cache.fetch(ids, chain=self.chain, input_hashes=hashes)
-        if whole and not (len(found) == 1 and len(found[0].rows) == len(ids)):
+        found = cache.fetch(ids, chain=self._chain, input_hashes=hashes)
+        complete = len(found) == 1 and len(found[0].rows) == len(ids)
+        if whole and not complete:
             found = []
-        if len(found) == 1 and len(found[0].rows) == len(ids):
-            result = self._advance(found[0], whole)
-            done = found[0].boundary == self.boundary
-        else:
-            result = self._assemble(inputs, found, len(ids), whole)
-            done = False
-        tensors = tensors_of(result)
-        fits = tensors and all(t.dim() > 0 and len(t) == len(ids) for t in tensors)
-        if write and not done and fits:
-            self._store(cache, ids, tuple(tensors), hashes, found)
+        if complete and found[0].boundary == self.boundary:
+            return self._advance(found[0], whole)
+        result = self._assemble(inputs, found, len(ids), whole)
+        if write:
+            self._store(cache, ids, result, hashes, found)
         return result
 
     def _store(
         self,
         cache: ActivationCache,
         ids: Tensor,
-        tensors: Activations,
+        result: Any,
         hashes: Tensor,
         found: Sequence[Records],
     ) -> None:
+        tensors = flat_tensors(result, len(ids))
+        if tensors is None:
+            self.refusal = (
+                f"layer {self.boundary - 1} returns more than tensors with one row per "
+                "sample"
+            )
+            _LOG.warning("frozen prefix is not cached: %s", self.refusal)
+            return
         fresh = torch.ones(len(ids), dtype=torch.bool)
         for records in found:
             if records.boundary == self.boundary:
@@ -155,7 +131,7 @@ class FrozenPrefix:
             ids,
             tensors,
             boundary=self.boundary,
-            fingerprint=self.chain[self.boundary],
+            fingerprint=self._chain[self.boundary],
             input_hashes=hashes,
         )
 
@@ -188,7 +164,7 @@ class FrozenPrefix:
         layers = self._layers[start:]
         if not layers:
             return inputs
-        rows = len(tensors_of(inputs)[0])
+        rows = rows_of(inputs)
         pieces = 1 if whole else max(1, min(self._workers.num_workers, rows))
 
         def forward(piece: Any) -> Any:
@@ -203,18 +179,11 @@ class FrozenPrefix:
                 for a, b in zip(ends, ends[1:], strict=False)
             ]
             outputs = self._workers.map(forward, cut)
-        if isinstance(outputs[0], Tensor):
-            return torch.cat(outputs)
-        return tuple(torch.cat(column) for column in zip(*outputs, strict=True))
+        return join_rows(outputs)
 
 
 def _merge(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Any:
     order = torch.cat([where for where, _ in parts])
-    columns = zip(*(tensors_of(value) for _, value in parts), strict=True)
-    merged = []
-    for column in columns:
-        joined = torch.cat(list(column))
-        target = joined.new_empty((rows, *joined.shape[1:]))
-        target[order] = joined
-        merged.append(target)
-    return merged[0] if isinstance(parts[0][1], Tensor) else tuple(merged)
+    place = torch.empty(rows, dtype=torch.int64)
+    place[order] = torch.arange(rows)
+    return slice_rows(join_rows([value for _, value in parts]), place)

@@ -20,7 +20,6 @@ class Proposal:
 
     Attributes:
         plan_epoch: Counter of plans, never the training epoch.
-        parent: Hash of the plan in force, 0 before the first.
         plan: The new plan.
         layout: Which ranks are active under it.
         progress: Counters of the training state at the agreed step boundary.
@@ -31,7 +30,6 @@ class Proposal:
     """
 
     plan_epoch: int
-    parent: int
     plan: Plan
     layout: Layout
     progress: Mapping[str, int]
@@ -45,7 +43,6 @@ class Proposal:
         content = {
             "version": _VERSION,
             "plan_epoch": self.plan_epoch,
-            "parent": self.parent,
             "plan": self.plan.to_json(),
             "active": list(self.layout.active),
             "nodes": list(self.layout.nodes),
@@ -75,7 +72,6 @@ class Proposal:
             )
         return cls(
             plan_epoch=content["plan_epoch"],
-            parent=content["parent"],
             plan=Plan.from_json(content["plan"]),
             layout=Layout(
                 active=tuple(content["active"]), nodes=tuple(content["nodes"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from pipetransformer.autocache import ActivationCache
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.data import Batch
 from pipetransformer.pipe import Pipe
-from pipetransformer.prefix import FrozenPrefix, tensors_of
+from pipetransformer.prefix import FrozenPrefix
+from pipetransformer.rows import call_with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,8 @@ class ActiveModel(nn.Module):
 
         Returns:
             What the last layer returns. A batch without rows returns zero times the
-            parameters, so that the replica still takes part in the all-reduce.
+            parameters, ``()``, so that the replica still takes part in the
+            all-reduce; it is its own loss.
 
         Raises:
             RuntimeError: the plan has changed since this handle was taken.
@@ -94,23 +96,19 @@ class ActiveModel(nn.Module):
         self.pipe.set_draw_position(
             step=position.step, first_microbatch=position.first_microbatch
         )
-        value = batch.inputs if batch is not None and not self._prefix[0] else inputs
-        if self._prefix[0] is not None:
-            if batch is not None:
-                value = self._prefix[0](
-                    lambda: batch.inputs,
-                    batch.ids,
-                    self._cache(),
-                    keys=batch.input_keys,
-                    write=self._write(),
-                )
-            else:
-                value = self._prefix[0](lambda: inputs, None, None)
-        if isinstance(value, Mapping):
-            return self.pipe(**value)
-        if isinstance(value, (tuple, list)):
-            return self.pipe(*value)
-        return self.pipe(value)
+        prefix = self._prefix[0]
+        if prefix is None:
+            return call_with(self.pipe, batch.inputs if batch is not None else inputs)
+        if batch is None:
+            return call_with(self.pipe, prefix(lambda: inputs, None, None))
+        value = prefix(
+            lambda: batch.inputs,
+            batch.ids,
+            self._cache(),
+            keys=batch.input_keys,
+            write=self._write(),
+        )
+        return call_with(self.pipe, value)
 
     def _nothing(self) -> Tensor:
         used = [p for p in self.pipe.parameters() if p.requires_grad]
@@ -140,9 +138,3 @@ def warm_up(group: ActiveGroup) -> None:
         nn.Linear(1, 1), process_group=group.process_group, init_sync=False
     )
     model(torch.zeros(1, 1)).sum().backward()
-
-
-def rows_of(value: Any) -> int:
-    """Return the number of rows of an input structure."""
-    tensors = tensors_of(value)
-    return len(tensors[0]) if tensors else 0

@@ -63,13 +63,23 @@ class Workload:
         num_samples: Samples of the training set.
         global_batch: Samples of a batch over all replicas.
         num_batches: Batches of a pass.
+        drop_last: Whether a short last batch is left out.
         sample: Gives collated inputs of the first n samples.
     """
 
     num_samples: int
     global_batch: int
     num_batches: int
+    drop_last: bool
     sample: Callable[[int], Any]
+
+    def describe(self) -> dict[str, int | bool]:
+        """Return what decides which samples form a batch."""
+        return {
+            "num_samples": self.num_samples,
+            "batch_size": self.global_batch,
+            "drop_last": self.drop_last,
+        }
 
 
 class PassCounter(Protocol):
@@ -115,6 +125,7 @@ class Run:
         self.consistent = True
         self.current_pass: PassCounter | None = None
         self._caches: dict[str, ActivationCache | None] = {}
+        self._warned: set[str] = set()
 
     @property
     def num_slots(self) -> int:
@@ -127,6 +138,31 @@ class Run:
         """Intra-op threads of each CPU slot."""
         wanted = self.config.pipe.threads_per_stage
         return wanted or max(1, (os.cpu_count() or 1) // self.num_slots)
+
+    def build_optimizer(self) -> None:
+        """Build optimizer and scheduler when the rank first becomes active.
+
+        The step is counted by the optimizer itself, so a user's own loop counts too.
+        """
+        recipe = self.recipe
+        if self.state.optimizer is not None:
+            return
+        self.state.build_optimizer(
+            list(recipe.parameters), recipe.optimizer, recipe.lr_scheduler
+        )
+        optimizer = self.state.optimizer
+        if optimizer is not None:
+            optimizer.register_step_pre_hook(self._before_step)
+            optimizer.register_step_post_hook(self._after_step)
+
+    def _before_step(self, *_: object) -> None:
+        # A checkpoint must not catch weights in the middle of a step.
+        self.consistent = False
+
+    def _after_step(self, *_: object) -> None:
+        self.state.step += 1
+        self.state.batch += 1
+        self.consistent = True
 
     def restore_optimizer(self) -> None:
         """Load the optimizer state of a checkpoint, once the optimizer is built."""
@@ -145,9 +181,26 @@ class Run:
         with self.plane.guard():
             yield
 
-    def cache(self, space: str) -> ActivationCache | None:
-        """Return the slab of an id space if it is open."""
-        return self._caches.get(space)
+    def cache(self, space: str, num_samples: int) -> ActivationCache | None:
+        """Return the slab of an id space if it is open and of that many samples."""
+        cache = self._caches.get(space)
+        if cache is None or cache.num_samples == num_samples:
+            return cache
+        if space not in self._warned:
+            self._warned.add(space)
+            _LOG.warning(
+                "set %r has %d samples, its cache %d: not cached; give each set its "
+                "own name",
+                space,
+                num_samples,
+                cache.num_samples,
+            )
+        return None
+
+    def training_cache(self) -> ActivationCache | None:
+        """Return the slab of the training set if it is open."""
+        workload = self.workload
+        return self.cache("train", workload.num_samples) if workload else None
 
     def open_cache(self, space: str, num_samples: int) -> None:
         """Make or attach the node's slab of an id space, once.
@@ -200,6 +253,10 @@ class Run:
             # Another pid namespace or user: an own slab is slower, never wrong.
             _LOG.warning("own cache instead of the node's: %s", error)
             return self._create(num_samples)
+
+    def is_finite(self) -> bool:
+        """Tell whether no weight is NaN or Inf: only such weights are worth saving."""
+        return all(bool(p.isfinite().all()) for p in self.recipe.model.parameters())
 
     def close(self) -> None:
         """Release the slabs and give the model back as the user built it."""

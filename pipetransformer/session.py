@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from pipetransformer import checkpoint
+from pipetransformer import checkpoint, persistence
 from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
 from pipetransformer.director import Director
 from pipetransformer.replica import warm_up
@@ -81,7 +81,7 @@ class Session:
     def _resume(self, director: Director, directory: str) -> None:
         found = checkpoint.newest_valid(directory)
         if found is not None:
-            director.restore(*found)
+            persistence.restore(director.run, *found, lead=True)
             _LOG.info("resumed from %s", found[0])
 
     def close(self, error: BaseException | None) -> None:
@@ -113,7 +113,7 @@ class Session:
             self.run.history.total_seconds = time.perf_counter() - self._started
         failure = self._plane.failure
         bare = isinstance(error, RuntimeError) and not isinstance(error, PeerFailure)
-        if failure is not None and bare:
+        if failure is not None and bare and failure.rank != self.run.info.rank:
             raise failure from error
 
     def _end_together(self, director: Director) -> None:
@@ -127,13 +127,11 @@ class Session:
         if self._plane.failure is None:
             self._plane.fail("user code", f"{type(error).__name__}: {error}")
         directory = run.config.checkpoint.directory
-        # A loss of NaN may come from weights that are already lost.
-        harmless = not isinstance(error, FloatingPointError)
-        if directory and director.replica and run.consistent and harmless:
+        if directory and director.replica and run.consistent and run.is_finite():
             path = checkpoint.path_of_step(directory, run.state.step)
             try:
-                checkpoint.save(path, run.state, director.extra())
-            except OSError as problem:
+                persistence.save(run, director.replica, path)
+            except Exception as problem:  # the error that brought us here matters more
                 _LOG.error("emergency checkpoint %s: %s", path, problem)
             else:
                 _LOG.warning("emergency checkpoint: %s", path)

@@ -33,9 +33,10 @@ class TrainingState:
         step: Optimizer steps done.
         epoch: The epoch that runs, or the next one between epochs.
         batch: Batches of the epoch that are done.
+        num_batches: Batches of a whole pass; 0 before the first plan.
         decided_epoch: The last epoch whose freeze decision was taken.
-        frozen_units: Units frozen from the front.
-        policy: State of the freeze policy.
+        wanted_units: That decision.
+        frozen_units: Units frozen from the front under the plan in force.
     """
 
     model: nn.Sequential
@@ -44,7 +45,9 @@ class TrainingState:
     step: int = 0
     epoch: int = 0
     batch: int = 0
+    num_batches: int = 0
     decided_epoch: int = -1
+    wanted_units: int = 0
     frozen_units: int = 0
 
     def build_optimizer(
@@ -70,12 +73,17 @@ class TrainingState:
         self.scheduler = scheduler(built) if scheduler is not None else None
 
     def progress(self) -> dict[str, int]:
-        """Return the counters, for the plan message and the checkpoint."""
+        """Return the counters, for the plan message and the checkpoint.
+
+        A finished pass is the beginning of the next epoch.
+        """
+        finished = 0 < self.num_batches <= self.batch
         return {
             "step": self.step,
-            "epoch": self.epoch,
-            "batch": self.batch,
+            "epoch": self.epoch + 1 if finished else self.epoch,
+            "batch": 0 if finished else self.batch,
             "decided_epoch": self.decided_epoch,
+            "wanted_units": self.wanted_units,
             "frozen_units": self.frozen_units,
         }
 
@@ -93,36 +101,29 @@ class TrainingState:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Placeholder:
-    index: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def plain(self) -> dict[str, Any]:
-        name = str(self.dtype).removeprefix("torch.")
-        return {"__tensor__": self.index, "shape": list(self.shape), "dtype": name}
-
-
 def _split(tree: Any, tensors: list[Tensor]) -> Any:
     """Replace each tensor of a state dict by a placeholder, in a fixed order."""
     if isinstance(tree, Tensor):
         tensors.append(tree)
-        shape = tuple(tree.shape)
-        return _Placeholder(len(tensors) - 1, shape, tree.dtype).plain()
-    if isinstance(tree, dict) and type(tree) is dict:
+        return {
+            "__tensor__": len(tensors) - 1,
+            "shape": list(tree.shape),
+            "dtype": str(tree.dtype).removeprefix("torch."),
+        }
+    # Exact types: a Counter or OrderedDict is a value, and loads as it is.
+    if type(tree) is dict:
         return {key: _split(value, tensors) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)) and type(tree) in (list, tuple):
+    if type(tree) in (list, tuple):
         return type(tree)(_split(value, tensors) for value in tree)
     return tree
 
 
 def _join(tree: Any, take: Callable[[dict[str, Any]], Tensor]) -> Any:
-    if isinstance(tree, dict) and type(tree) is dict:
+    if type(tree) is dict:
         if "__tensor__" in tree:
             return take(tree)
         return {key: _join(value, take) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)) and type(tree) in (list, tuple):
+    if type(tree) in (list, tuple):
         return type(tree)(_join(value, take) for value in tree)
     return tree
 

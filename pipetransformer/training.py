@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.data import Batch
-from pipetransformer.replica import rows_of
 from pipetransformer.report.history import EpochRecord, PlanShape
+from pipetransformer.rows import rows_of
 from pipetransformer.run import Run
 from pipetransformer.transformation import Replica
 
@@ -32,11 +31,10 @@ class Pass:
 
     @staticmethod
     def _cache_counts(run: Run) -> tuple[int, int]:
-        cache = run.cache("train")
+        cache = run.training_cache()
         if cache is None:
             return 0, 0
-        counters = cache.counters
-        return counters.hits, counters.misses
+        return cache.counters.hits, cache.counters.misses
 
     def count(self, loss: float, rows: int, ids: Tensor | None) -> None:
         """Add one step of this replica."""
@@ -55,11 +53,11 @@ class Pass:
             "hits": hits - self._before[0],
             "misses": misses - self._before[1],
             "steps": run.state.step - self._first_step,
-            "ids": torch.cat(self._ids).tolist() if self._ids else [],
         }
+        group = replica.group
         parts = [
             json.loads(part)
-            for part in replica.group.all_gather_bytes(json.dumps(mine).encode())
+            for part in group.all_gather_bytes(json.dumps(mine).encode())
         ]
         steps = {part["steps"] for part in parts}
         if len(steps) != 1:
@@ -68,13 +66,14 @@ class Pass:
                 f"replica, got {[part['steps'] for part in parts]}; leave a pass on "
                 "every active rank at the same batch"
             )
+        ids = torch.cat([torch.empty(0, dtype=torch.int64), *self._ids])
+        seen = torch.cat(group.all_gather_rows(ids))
         rows = sum(part["rows"] for part in parts)
-        seen = [sample for part in parts for sample in part["ids"]]
         return EpochRecord(
             epoch=run.state.epoch,
             shape=self._shape,
             samples=rows,
-            unique_samples=len(set(seen)),
+            unique_samples=len(set(seen.tolist())),
             optimizer_steps=steps.pop(),
             seconds=time.perf_counter() - self._start,
             train_loss=sum(p["loss_sum"] for p in parts) / rows if rows else math.nan,
@@ -83,20 +82,54 @@ class Pass:
         )
 
 
-def backward(run: Run, replica: Replica, loss: Tensor, batch: Batch | None) -> None:
-    """Run backward with the loss weighted by rows.
+def forward_loss(
+    run: Run, replica: Replica, batch: Batch | Any, targets: Any = None
+) -> Tensor:
+    """Run the model and the loss on a batch.
+
+    Returns:
+        The mean loss over this replica's rows, ``()``; zero when it has none.
+
+    Raises:
+        ValueError: the loss is no scalar.
+        FloatingPointError: the loss is NaN or Inf.
+        PeerFailure: a peer died.
+    """
+    bundle = batch if isinstance(batch, Batch) else None
+    if replica.ddp is None:
+        raise RuntimeError("forward of a replica that was retired; please report")
+    with run.guarded():
+        outputs = replica.ddp(batch)
+    if bundle is not None and bundle.rows == 0:
+        loss: Tensor = outputs
+    else:
+        wanted = bundle.targets if bundle is not None else targets
+        loss = run.recipe.loss(outputs, wanted)
+    _finite(run, loss)
+    return loss
+
+
+def backward(
+    run: Run, replica: Replica, loss: Tensor, batch: Batch | None, rows: int
+) -> None:
+    """Run backward with the loss weighted by rows, and count the batch.
 
     DDP averages over the replicas; the mean over all rows of the batch is that average
     of ``loss * R * rows / global_rows``.
+
+    Raises:
+        FloatingPointError: the loss is NaN or Inf; no gradient was changed.
     """
-    if batch is not None and batch.rows > 0:
-        size = replica.group.size
-        if batch.rows * size != batch.global_rows:
-            loss = loss * (size * batch.rows / batch.global_rows)
+    value = _finite(run, loss)
+    size = replica.group.size
+    if batch is not None and rows > 0 and rows * size != batch.global_rows:
+        loss = loss * (size * rows / batch.global_rows)
     with run.guarded():
         loss.backward()  # type: ignore[no-untyped-call]
     if run.gradients is not None:
         run.gradients.accumulate(replica.plan.boundary)
+    if run.current_pass is not None:
+        run.current_pass.count(value, rows, batch.ids if batch is not None else None)
 
 
 def step(run: Run, replica: Replica, batch: Batch | Any, targets: Any = None) -> Tensor:
@@ -110,25 +143,14 @@ def step(run: Run, replica: Replica, batch: Batch | Any, targets: Any = None) ->
         PeerFailure: a peer died.
     """
     bundle = batch if isinstance(batch, Batch) else None
-    ddp = replica.ddp
-    if not isinstance(ddp, DistributedDataParallel):
-        raise RuntimeError("step on a replica that was retired; please report")
-    with run.guarded():
-        outputs = ddp(batch)
-    empty = bundle is not None and bundle.rows == 0
-    wanted = bundle.targets if bundle is not None else targets
-    loss = outputs if empty else run.recipe.loss(outputs, wanted)
-    value = _checked(run, loss)
-    backward(run, replica, loss, bundle)
-    update(run, replica)
+    loss = forward_loss(run, replica, batch, targets)
     rows = bundle.rows if bundle is not None else rows_of(batch)
-    if run.current_pass is not None:
-        ids = bundle.ids if bundle is not None else None
-        run.current_pass.count(value, rows, ids)
+    backward(run, replica, loss, bundle, rows)
+    update(run, replica)
     return loss.detach()
 
 
-def _checked(run: Run, loss: Tensor) -> float:
+def _finite(run: Run, loss: Tensor) -> float:
     if loss.dim() != 0:
         raise ValueError(
             f"loss: expected a scalar mean over rows, got shape {tuple(loss.shape)}"
@@ -143,19 +165,16 @@ def _checked(run: Run, loss: Tensor) -> float:
 
 
 def update(run: Run, replica: Replica) -> None:
-    """Clip, step optimizer and scheduler, clear gradients, count the step."""
+    """Clip, step optimizer and scheduler, clear gradients."""
     state = run.state
     if state.optimizer is None:
         raise RuntimeError("step without an optimizer; please report")
     if run.config.clip_grad_norm is not None:
         active = [p for p in replica.active_model.parameters() if p.requires_grad]
         nn.utils.clip_grad_norm_(active, run.config.clip_grad_norm)
-    # A checkpoint must not catch weights between two optimizer steps.
-    run.consistent = False
     state.optimizer.step()
     if state.scheduler is not None:
+        run.consistent = False
         state.scheduler.step()
-    state.step += 1
-    state.batch += 1
-    run.consistent = True
+        run.consistent = True
     state.optimizer.zero_grad(set_to_none=True)

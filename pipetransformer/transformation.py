@@ -48,7 +48,6 @@ class Replica:
 
     Attributes:
         plan: The plan in force.
-        index: This rank's replica, 0 for the lead.
         group: The active group.
         workers: Worker threads, one per stage's device.
         prefix: The frozen layers, or None.
@@ -58,7 +57,6 @@ class Replica:
     """
 
     plan: Plan
-    index: int
     group: ActiveGroup
     workers: Workers
     prefix: FrozenPrefix | None
@@ -101,12 +99,14 @@ class Outcome:
         proposal: What was proposed.
         replica: What this rank now drives; None on a standby.
         phases: Seconds per phase on this rank.
+        reason: Why it was aborted; empty when it was not.
     """
 
     committed: bool
     proposal: Proposal
     replica: Replica | None
     phases: dict[str, float]
+    reason: str = ""
 
 
 def perform(
@@ -147,7 +147,7 @@ def perform(
     if not committed:
         if group is not None and (current is None or group is not current.group):
             group.retire()
-        return Outcome(False, proposal, current, phases.seconds)
+        return Outcome(False, proposal, current, phases.seconds, transition.reason)
     if current is not None:
         current.retire(keep_group=group is current.group)
         run.recipe.model.zero_grad(set_to_none=True)
@@ -199,10 +199,8 @@ def _move(
     Everything goes over the new group, in place, in the order of names; nothing
     passes through a file.
     """
-    state, recipe = run.state, run.recipe
-    state.build_optimizer(
-        list(recipe.parameters), recipe.optimizer, recipe.lr_scheduler
-    )
+    state = run.state
+    run.build_optimizer()
     run.restore_optimizer()
     new = joiners(layout, proposal.layout)
     if group.size == 1 or not new:
@@ -249,7 +247,7 @@ def _rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
     model = ActiveModel(
         pipe,
         prefix,
-        cache=lambda: run.cache("train"),
+        cache=run.training_cache,
         position=lambda: DrawPosition(run.state.step, first),
         write=run.will_read_again,
     )
@@ -257,7 +255,6 @@ def _rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
     run.freezer.assert_consistent()
     return Replica(
         plan=plan,
-        index=group.rank,
         group=group,
         workers=workers,
         prefix=prefix,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from pipetransformer.autofreeze import Policy, resolve_units
+from pipetransformer.autofreeze import Never, Policy, resolve_units
 from pipetransformer.config import Config
 from pipetransformer.run import Loss, Recipe
 from pipetransformer.state import OptimizerFactory, SchedulerFactory
@@ -80,6 +80,8 @@ def make_recipe(
         ValueError: a value out of range.
     """
     checked = on_host(check_model(model))
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError("optimizer: expected a factory, got a built optimizer")
     for name, value in (("optimizer", optimizer), ("loss", loss)):
         if not callable(value):
             kind = type(value).__name__
@@ -87,12 +89,16 @@ def make_recipe(
     if lr_scheduler is not None and not callable(lr_scheduler):
         kind = type(lr_scheduler).__name__
         raise TypeError(f"lr_scheduler: expected a factory or None, got {kind}")
-    if isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError("optimizer: expected a factory, got a built optimizer")
     if not isinstance(freeze, Policy):
         raise TypeError(
             "freeze: expected a policy such as pt.freeze.AlphaCap(alpha=1/3) or "
             f"pt.freeze.Never(), got {type(freeze).__name__}"
+        )
+    settings = config or Config()
+    if settings.plan.cuts is not None and not isinstance(freeze, Never):
+        raise ValueError(
+            "PlanConfig.cuts: expected None with a policy that freezes, got "
+            f"{tuple(settings.plan.cuts)}; forced cuts begin at layer 0"
         )
     unit_ends = resolve_units(len(checked), units)
     freeze.bind(len(unit_ends))
@@ -104,5 +110,5 @@ def make_recipe(
         policy=freeze,
         unit_ends=unit_ends,
         parameters=[p for p in checked.parameters() if p.requires_grad],
-        config=config or Config(),
+        config=settings,
     )

@@ -64,7 +64,7 @@ def test_freeze_policy_is_required():
 
 def test_optimizer_must_be_a_factory():
     model = toy_model(2)
-    with pytest.raises(TypeError, match="optimizer: expected a callable, got SGD"):
+    with pytest.raises(TypeError, match="optimizer: expected a factory, got a built"):
         build(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
 

@@ -1,0 +1,66 @@
+"""What a run puts into a checkpoint, and how it takes it back."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pipetransformer import checkpoint
+from pipetransformer.run import Run
+from pipetransformer.transformation import Replica
+
+
+def save(run: Run, replica: Replica | None, path: str | os.PathLike[str]) -> None:
+    """Write a checkpoint of this rank's state.
+
+    Raises:
+        ValueError: no plan has been in force yet.
+        OSError: the file could not be written; an older one is intact.
+    """
+    batches = run.workload.describe() if run.workload is not None else {}
+    extra = {
+        "policy": run.policy.state_dict(),
+        "pass": {**batches, "seed": run.config.seed},
+        "run_id": run.info.run_id,
+        "plan": replica.plan.to_json() if replica is not None else None,
+        "profile": run.profile.to_json() if run.profile is not None else None,
+    }
+    checkpoint.save(path, run.state, extra)
+
+
+def restore(
+    run: Run, path: str | os.PathLike[str], content: dict[str, Any], *, lead: bool
+) -> None:
+    """Load weights and counters now, optimizer state with the first plan.
+
+    Args:
+        run: The run, before its first plan.
+        path: Where the content comes from, for error texts.
+        content: From ``checkpoint.read``.
+        lead: The other ranks only check: they take everything over from the lead.
+
+    Raises:
+        ValueError: a checkpoint of another model.
+    """
+    checkpoint.check_model(content, run.state, path)
+    if lead:
+        checkpoint.load_model(content, run.state)
+        run.policy.load_state_dict(content["extra"]["policy"])
+        run.loaded = content
+
+
+def check_resumed_pass(run: Run) -> None:
+    """Refuse to go on in the middle of an epoch whose batches would be others.
+
+    Raises:
+        ValueError: naming what the batches were made from, then and now.
+    """
+    if run.loaded is None or run.workload is None or run.state.batch == 0:
+        return
+    now = {**run.workload.describe(), "seed": run.config.seed}
+    saved = {name: run.loaded["extra"]["pass"].get(name) for name in now}
+    if saved != now:
+        raise ValueError(
+            "checkpoint from the middle of an epoch: expected the batches of "
+            f"{saved}, got {now}"
+        )

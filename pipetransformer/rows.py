@@ -1,0 +1,103 @@
+"""Structures of tensors that share their rows: call, list, slice, join.
+
+A layer's inputs and outputs are a tensor, a tuple or list, or a mapping of such. A
+tensor is one argument, a tuple or list positional ones, a mapping keywords of the
+first layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def arguments_of(value: Any) -> tuple[Any, ...] | Mapping[str, Any]:
+    """Return the arguments of the first layer: a mapping holds keywords."""
+    if isinstance(value, Mapping):
+        return value
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def call_with(function: nn.Module, value: Any) -> Any:
+    """Call a module with the arguments that a structure stands for."""
+    arguments = arguments_of(value)
+    if isinstance(arguments, Mapping):
+        return function(**arguments)
+    return function(*arguments)
+
+
+def call_layers(layers: Sequence[nn.Module], inputs: Any) -> Any:
+    """Run layers in order, spreading tuples between them as the pipeline does.
+
+    Args:
+        layers: Consecutive layers of the user's Sequential.
+        inputs: What the first one takes; a mapping holds its keywords.
+    """
+    value = inputs
+    for index, layer in enumerate(layers):
+        spread = index == 0 or isinstance(value, (tuple, list))
+        value = call_with(layer, value) if spread else layer(value)
+    return value
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """List the tensors of a structure in a fixed order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [t for key in sorted(value) for t in tensors_of(value[key])]
+    if isinstance(value, (tuple, list)):
+        return [t for part in value for t in tensors_of(part)]
+    return []
+
+
+def rows_of(value: Any) -> int:
+    """Return the rows of the first tensor of a structure, 0 without one."""
+    tensors = tensors_of(value)
+    return len(tensors[0]) if tensors and tensors[0].dim() > 0 else 0
+
+
+def flat_tensors(value: Any, rows: int) -> tuple[Tensor, ...] | None:
+    """Return a tensor or flat tuple of tensors with `rows` rows, else None."""
+    parts = (value,) if isinstance(value, Tensor) else value
+    if not isinstance(parts, (tuple, list)) or not parts:
+        return None
+    for part in parts:
+        if not isinstance(part, Tensor) or part.dim() == 0 or len(part) != rows:
+            return None
+    return tuple(parts)
+
+
+def slice_rows(value: Any, rows: slice | Tensor) -> Any:
+    """Take rows of every tensor of a structure; other values stay as they are."""
+    if isinstance(value, Tensor):
+        return value[rows]
+    if isinstance(value, Mapping):
+        return {key: slice_rows(part, rows) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return tuple(slice_rows(part, rows) for part in value)
+    return value
+
+
+def join_rows(pieces: Sequence[Any]) -> Any:
+    """Concatenate equal structures along their rows.
+
+    Raises:
+        TypeError: the pieces differ in what is not a tensor.
+    """
+    first = pieces[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(pieces))
+    if isinstance(first, Mapping):
+        return {key: join_rows([piece[key] for piece in pieces]) for key in first}
+    if isinstance(first, (tuple, list)):
+        return tuple(join_rows(list(column)) for column in zip(*pieces, strict=True))
+    if any(piece != first for piece in pieces):
+        raise TypeError(
+            "outputs of micro-batches: expected equal values where they are no "
+            f"tensors, got {list(pieces)}"
+        )
+    return first

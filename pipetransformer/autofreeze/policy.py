@@ -132,13 +132,13 @@ class Policy(abc.ABC):
 
         Raises:
             ValueError: if the policy's settings do not fit that number, or if it is
-                bound to another one.
+                bound already: it remembers the run it decided for.
         """
         check_count("num_units", num_units)
-        if self._num_units not in (None, num_units):
+        if self._num_units is not None:
             raise ValueError(
-                f"num_units: expected {self._num_units}, which this policy is bound "
-                f"to, got {num_units}"
+                "policy: expected a new one for each engine, got one that is bound to "
+                f"{self._num_units} units"
             )
         self._check_units(num_units)
         self._num_units = num_units

@@ -164,6 +164,7 @@ def test_random_augmentation_never_hits():
             for batch in engine.batches(Noisy(24), 12):
                 engine.step(batch)
     assert [e.cache_hits for e in engine.history.epochs] == [0, 0, 0]
+    assert [e.cache_misses for e in engine.history.epochs] == [24, 24, 24]
 
 
 def test_cache_on_and_off_give_equal_losses():
@@ -212,6 +213,7 @@ def test_alpha_cap_with_gradient_term_freezes_within_the_cap():
     frozen = [e.shape.num_frozen_layers for e in engine.history.epochs]
     assert frozen[0] == 0 and frozen == sorted(frozen)
     assert all(n <= cap for n, cap in zip(frozen, (0, 2, 4, 5), strict=True))
+    assert frozen[-1] > 0
 
 
 class NamedInputs(ToySet):

@@ -76,10 +76,9 @@ def test_every_sample_is_seen_exactly_once_in_each_epoch(elastic):
 
 def test_frozen_activations_come_from_the_cache(elastic):
     epochs = _lead(elastic)["history"]["epochs"]
-    # Lazy: an epoch whose boundary moved computes or advances what it meets, and
-    # every sample is a hit once it has been stored at the boundary in force.
-    assert epochs[0]["cache_hits"] == epochs[0]["cache_misses"] == 0
-    assert all(e["cache_hits"] + e["cache_misses"] == 50 for e in epochs[1:])
+    # A record at an earlier boundary is a hit too: only the layers behind it run.
+    hits = [(e["cache_hits"], e["cache_misses"]) for e in epochs]
+    assert hits == [(0, 0), (0, 50), (50, 0), (50, 0)]
 
 
 def test_a_steady_boundary_hits_for_the_whole_training_set():

@@ -96,6 +96,12 @@ void bind_plane(py::module_& m) {
           },
           NoGil())
       .def(
+          "remove_later",
+          [](MessagePlane& self, std::vector<std::string> keys) {
+            self.store().remove_later(std::move(keys));
+          },
+          NoGil())
+      .def(
           "wait_any",
           [](MessagePlane& self,
              const std::vector<std::vector<std::string>>& groups,

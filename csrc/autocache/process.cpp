@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <string_view>
 
@@ -18,16 +19,20 @@ bool process_runs(uint32_t pid) noexcept {
   std::snprintf(path.data(), path.size(), "/proc/%u/stat", pid);
   const int fd = ::open(path.data(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
-    return false;
+    return errno != ENOENT && errno != ESRCH;
   }
   // "pid (name) state ...": the name may hold anything, so look from the end.
   std::array<char, 512> text{};
   const ssize_t size = ::read(fd, text.data(), text.size());
+  const int error = errno;
   ::close(fd);
-  const std::string_view stat(text.data(), size > 0 ? size : 0);
+  if (size < 0) {
+    return error != ESRCH;  // it may have been reaped since open()
+  }
+  const std::string_view stat(text.data(), static_cast<std::size_t>(size));
   const std::size_t name_end = stat.rfind(')');
   if (name_end == std::string_view::npos || name_end + 2 >= stat.size()) {
-    return false;
+    return true;
   }
   const char state = stat[name_end + 2];
   return state != 'Z' && state != 'X';

@@ -123,7 +123,8 @@ Slab Slab::attach(const std::string& path, const std::string& run_id) {
   SharedMemory memory = SharedMemory::open(path);
   Superblock head{};
   if (memory.size() >= kSuperblockBytes) {
-    std::memcpy(&head, memory.data(), sizeof(head));
+    // Not next_slot: other processes take slots meanwhile.
+    std::memcpy(&head, memory.data(), offsetof(Superblock, next_slot));
   }
   if (head.magic != kMagic || head.format != kFormat ||
       head.header_bytes != Slot::kOverheadBytes ||
@@ -210,13 +211,13 @@ WriteResult Slab::write(
   Slot slot(assignment.words);
   const SlotVersion seen = slot.version();
   const bool writing = seen.state() == SlotState::kWriting;
+  const uint32_t self = current_process();
   if ((writing && process_runs(seen.writer())) ||
-      !slot.begin_write(seen, current_process())) {
+      !slot.begin_write(seen, self)) {
     return WriteResult::kBusy;
   }
   slot.write(header, segments);
-  slot.publish(seen);
-  return WriteResult::kWritten;
+  return slot.publish(seen, self) ? WriteResult::kWritten : WriteResult::kBusy;
 }
 
 // A process claims the sample's index word before it takes a slot, so that two

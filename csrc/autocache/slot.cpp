@@ -12,7 +12,7 @@ namespace pipetransformer::autocache {
 //   w1 CAS version -> WRITING (acquire)    r1 load version (acquire), READY?
 //   w2 release fence                       r2 relaxed loads of the words
 //   w3 relaxed stores of the words         r3 acquire fence
-//   w4 store version READY (release)       r4 load version (relaxed), same?
+//   w4 CAS version -> READY (release)      r4 load version (relaxed), same?
 //
 // * A reader that finds the READY of w4 at r1 sees all of that write's words
 //   (release w4, acquire r1).
@@ -24,6 +24,10 @@ namespace pipetransformer::autocache {
 // * Two writers: one CAS at w1 wins. Acquire at w1 orders the new words after
 //   those of the earlier write, or of the dead writer that is taken over: that
 //   one stores nothing any more, and its half-written words were never READY.
+// * w4 expects the WRITING of this very write. A writer that was held dead and
+//   is not (another pid namespace) thus loses the slot, and cannot make READY
+//   what its successor is still writing. Words it stored late among those of
+//   the successor are what the payload's checksum finds.
 // * Every shared word is accessed atomically (relaxed costs the same as a plain
 //   move), so there is no data race in the sense of the language, and a thread
 //   sanitizer can check it. Words are lock-free, hence valid between processes.
@@ -120,9 +124,16 @@ void Slot::write(
       sizeof(RecordHeader));
 }
 
-void Slot::publish(SlotVersion seen_at_begin) noexcept {
-  const SlotVersion ready(SlotState::kReady, 0, seen_at_begin.generation() + 1);
-  Word(words_[0]).store(ready.word(), std::memory_order_release);
+bool Slot::publish(SlotVersion seen_at_begin, uint32_t writer) noexcept {
+  const uint32_t generation = seen_at_begin.generation() + 1;
+  uint64_t expected =
+      SlotVersion(SlotState::kWriting, writer, generation).word();
+  const SlotVersion ready(SlotState::kReady, 0, generation);
+  return Word(words_[0]).compare_exchange_strong(
+      expected,
+      ready.word(),
+      std::memory_order_release,
+      std::memory_order_relaxed);
 }
 
 void Slot::discard(SlotVersion seen) noexcept {

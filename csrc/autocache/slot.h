@@ -65,11 +65,13 @@ class Slot {
       const noexcept;
 
   // Takes the slot for this process; false: somebody else changed it first.
-  // After true call write(), then publish() with the result of begin_write.
+  // After true call write(), then publish() with the same two arguments.
   bool begin_write(SlotVersion seen, uint32_t writer) noexcept;
   void
   write(const RecordHeader& header, std::span<const Segment> segments) noexcept;
-  void publish(SlotVersion seen_at_begin) noexcept;
+  // False: another process took the slot over, which counts as not stored.
+  [[nodiscard]] bool
+  publish(SlotVersion seen_at_begin, uint32_t writer) noexcept;
 
   // READY -> EMPTY, unless the slot changed since `seen`.
   void discard(SlotVersion seen) noexcept;

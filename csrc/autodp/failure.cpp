@@ -110,11 +110,17 @@ bool FailureLatch::fail(Failure failure) {
 }
 
 void FailureLatch::suspect(Failure failure, double now_s) {
-  const std::lock_guard lock(mutex_);
-  if (!symptom_.has_value()) {
-    symptom_ = std::move(failure);
-    symptom_s_ = now_s;
+  {
+    const std::lock_guard lock(mutex_);
+    if (confirms_) {
+      if (!symptom_.has_value()) {
+        symptom_ = std::move(failure);
+        symptom_s_ = now_s;
+      }
+      return;
+    }
   }
+  fail(std::move(failure));
 }
 
 void FailureLatch::confirm(double now_s, double grace_s) {
@@ -127,6 +133,18 @@ void FailureLatch::confirm(double now_s, double grace_s) {
     due = symptom_;
   }
   fail(std::move(*due));
+}
+
+void FailureLatch::confirm_directly() {
+  std::optional<Failure> due;
+  {
+    const std::lock_guard lock(mutex_);
+    confirms_ = false;
+    due = symptom_;
+  }
+  if (due.has_value()) {
+    fail(std::move(*due));
+  }
 }
 
 bool FailureLatch::failed() const {

@@ -66,6 +66,10 @@ class FailureLatch {
   // else was latched. Called regularly by the watcher.
   void confirm(double now_s, double grace_s);
 
+  // The watcher has ended, so nobody calls confirm() any more: latches the
+  // symptom there is, and from now on each symptom as soon as it is noted.
+  void confirm_directly();
+
   bool failed() const;
   std::optional<Failure> failure() const;
 
@@ -83,6 +87,7 @@ class FailureLatch {
   std::optional<Failure> failure_;
   std::optional<Failure> symptom_;
   double symptom_s_ = 0;
+  bool confirms_ = true;  // somebody calls confirm()
   int64_t epoch_ = -1;
   std::map<uint64_t, Callback> callbacks_;
   uint64_t next_subscription_ = 1;

@@ -51,6 +51,7 @@ template <typename AnyOptions>
 AnyOptions GuardedBackend::with_timeout(const AnyOptions& options) const {
   auto changed = options;
   if (changed.timeout == c10d::kUnsetTimeout) {
+    const std::lock_guard lock(mutex_);
     changed.timeout = timeout_;
   }
   return changed;

@@ -77,7 +77,7 @@ class GuardedBackend : public c10d::Backend {
   template <typename AnyOptions>
   AnyOptions with_timeout(const AnyOptions& options) const;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   c10::intrusive_ptr<c10d::Backend> inner_;
   std::shared_ptr<FailureLatch> latch_;
   std::chrono::milliseconds timeout_;

@@ -65,8 +65,8 @@ class GuardedWork : public c10d::Work {
       Failure failure;
       failure.phase = operation_;
       failure.reason = "a peer is gone: " + shorten(inner);
-      // Latched by the watcher unless the peer's own account comes first; that
-      // fails this work too.
+      // Latched by the watcher unless the peer's own account comes first, or at
+      // once where no watcher runs any more; that fails this work too.
       latch_->suspect(std::move(failure), steady_now_s());
       return;
     }

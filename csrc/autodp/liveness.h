@@ -4,6 +4,7 @@
 // any steady clock.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -17,32 +18,31 @@ class LivenessTracker {
   LivenessTracker(double timeout_s, double start_timeout_s, double now_s)
       : timeout_s_(timeout_s),
         start_timeout_s_(start_timeout_s),
-        changed_s_(now_s),
         seen_s_(now_s) {}
 
   // Reports what the peer's counter holds now (nullopt: not written yet).
   // Returns false once the peer must be considered dead.
   //
-  // A gap between two observations means that *we* did not run (stopped,
-  // suspended); the peer gets a fresh timeout then, or every rank of a job that
-  // was paused as a whole would call its neighbour dead.
+  // A long gap between two observations means that *we* did not run (stopped,
+  // suspended): a third of the timeout of it counts as silence, or every rank
+  // of a job that was paused as a whole would call its neighbour dead. It never
+  // counts as nothing, or an observer that is always late would be blind.
   bool observe(std::optional<int64_t> counter, double now_s) {
-    const bool we_were_away = now_s - seen_s_ > timeout_s_ / 2;
-    if (counter != counter_ || we_were_away) {
-      changed_s_ = now_s;
+    silence_s_ += std::min(now_s - seen_s_, timeout_s_ / 3);
+    if (counter != counter_) {
+      silence_s_ = 0;
     }
     counter_ = counter;
     seen_s_ = now_s;
-    const double allowed_s = counter ? timeout_s_ : start_timeout_s_;
-    return now_s - changed_s_ <= allowed_s;
+    return silence_s_ <= (counter ? timeout_s_ : start_timeout_s_);
   }
 
  private:
   double timeout_s_;
   double start_timeout_s_;
   std::optional<int64_t> counter_;
-  double changed_s_;
   double seen_s_;
+  double silence_s_ = 0;
 };
 
 }  // namespace pipetransformer::autodp

@@ -52,15 +52,16 @@ bool MessagePlane::owned_by_this_process() const noexcept {
   return ::getpid() == owner_pid_;
 }
 
-void MessagePlane::stop_watching() {
+void MessagePlane::stop_watching() noexcept {
   parts_->watcher.stop(kStoreDeadline);
+  parts_->latch->confirm_directly();
 }
 
 void MessagePlane::close() noexcept {
   if (!owned_by_this_process() || closed_.exchange(true)) {
     return;
   }
-  parts_->watcher.stop(kStoreDeadline);
+  stop_watching();
   parts_->client.stop(kStoreDeadline);
   parts_->retire_thread.stop(kRetireDeadline);
 }

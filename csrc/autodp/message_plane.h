@@ -58,8 +58,9 @@ class MessagePlane {
   bool owned_by_this_process() const noexcept;
 
   // Stops the threads that look for failures: after the last meeting a rank
-  // that goes is not a dead one.
-  void stop_watching();
+  // that goes is not a dead one. A collective that then loses its peer still
+  // latches a failure, at once.
+  void stop_watching() noexcept;
 
   // Ends all threads; idempotent. A latched failure is written to the store
   // first. At most about five seconds, also with a dead store and stuck groups.

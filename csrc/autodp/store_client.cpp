@@ -102,6 +102,25 @@ void StoreClient::remove(const std::vector<std::string>& keys) {
   });
 }
 
+void StoreClient::remove_later(std::vector<std::string> keys) {
+  // False after stop(): the keys stay until the run's store goes.
+  static_cast<void>(thread_.post([store = store_,
+                                  latch = latch_,
+                                  rank = store_rank_,
+                                  keys = std::move(keys)] {
+    if (latch->failed()) {
+      return;
+    }
+    try {
+      for (const auto& key : keys) {
+        store->deleteKey(key);
+      }
+    } catch (const std::exception& error) {
+      latch->fail(store_failure(rank, error));
+    }
+  }));
+}
+
 int StoreClient::wait_any(
     const std::vector<std::vector<std::string>>& groups,
     std::chrono::milliseconds slice) {

@@ -3,7 +3,8 @@
 //
 // A TCPStore client serialises its operations, and an operation on a stopped
 // server never returns. Callers therefore wait for the thread, not for the
-// store: until the result is there, or a failure is latched.
+// store: until the result is there, or a failure is latched. They do not look
+// for signals meanwhile: with a stopped server that is the heartbeat timeout.
 //
 // Thread-safe. Every method throws PeerFailureError once a failure is latched,
 // and latches one of phase "store" when the store reports an error.
@@ -43,6 +44,9 @@ class StoreClient {
       const std::string& expected,
       const std::string& desired);
   void remove(const std::vector<std::string>& keys);
+  // Same without waiting for the store; nothing once the run failed or stop()
+  // was called. Never throws; an error of the store is latched.
+  void remove_later(std::vector<std::string> keys);
 
   // Waits until all keys of one group exist; returns that group's index (the
   // first of several), or -1 after `slice`.

@@ -4,13 +4,17 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <chrono>
 #include <string_view>
 
+#include "autodp/active_group.h"
 #include "core/hash.h"
 
 namespace pipetransformer::autodp {
 
 namespace {
+
+constexpr std::chrono::milliseconds kSlice{100};
 
 uint64_t hash_layout(const at::Tensor& tensor, uint64_t seed) {
   seed = core::hash_string(c10::toString(tensor.scalar_type()), seed);
@@ -23,17 +27,26 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
   return tensor.detach().contiguous().reshape({-1}).view(at::kByte);
 }
 
-void broadcast(c10d::ProcessGroup& group, at::Tensor& tensor, int64_t source) {
+void broadcast(
+    c10d::ProcessGroup& group,
+    at::Tensor& tensor,
+    int64_t source,
+    const std::function<void()>& poll) {
   c10d::BroadcastOptions options;
   options.rootRank = source;
   std::vector<at::Tensor> tensors{tensor};
-  group.broadcast(tensors, options)->wait();
+  const auto work = group.broadcast(tensors, options);
+  while (!wait_done(*work, kSlice)) {
+    poll();
+  }
+  work->wait();
 }
 
 void check_layout(
     c10d::ProcessGroup& group,
     const std::vector<at::Tensor>& tensors,
-    int64_t source) {
+    int64_t source,
+    const std::function<void()>& poll) {
   uint64_t hash = core::kHashSeed;
   for (const auto& tensor : tensors) {
     TORCH_CHECK_VALUE(
@@ -46,7 +59,7 @@ void check_layout(
   const auto device =
       tensors.empty() ? at::Device(at::kCPU) : tensors.front().device();
   agreed = agreed.to(device);
-  broadcast(group, agreed, source);
+  broadcast(group, agreed, source, poll);
   TORCH_CHECK_VALUE(
       agreed.item<int64_t>() == own,
       "broadcast_tensors: expected the dtypes and shapes of member ",
@@ -61,14 +74,15 @@ void check_layout(
 void broadcast_bucket(
     c10d::ProcessGroup& group,
     const std::vector<at::Tensor>& tensors,
-    int64_t source) {
+    int64_t source,
+    const std::function<void()>& poll) {
   std::vector<at::Tensor> pieces;
   pieces.reserve(tensors.size());
   for (const auto& tensor : tensors) {
     pieces.push_back(as_bytes(tensor));
   }
   auto buffer = pieces.size() == 1 ? pieces.front() : at::cat(pieces);
-  broadcast(group, buffer, source);
+  broadcast(group, buffer, source, poll);
   if (group.getRank() == source) {
     return;
   }
@@ -89,7 +103,8 @@ int64_t broadcast_tensors(
     c10d::ProcessGroup& group,
     const std::vector<at::Tensor>& tensors,
     int64_t source,
-    int64_t bucket_bytes) {
+    int64_t bucket_bytes,
+    const std::function<void()>& poll) {
   TORCH_CHECK_VALUE(
       source >= 0 && source < group.getSize(),
       "source: expected a member's index below ",
@@ -101,13 +116,13 @@ int64_t broadcast_tensors(
       "bucket_bytes: expected a positive number, got ",
       bucket_bytes);
   const c10::AutoGradMode no_grad(false);
-  check_layout(group, tensors, source);
+  check_layout(group, tensors, source, poll);
   int64_t total_bytes = 0;
   int64_t held_bytes = 0;
   std::vector<at::Tensor> bucket;
   const auto flush = [&] {
     if (!bucket.empty()) {
-      broadcast_bucket(group, bucket, source);
+      broadcast_bucket(group, bucket, source, poll);
       bucket.clear();
       held_bytes = 0;
     }

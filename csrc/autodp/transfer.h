@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace pipetransformer::autodp {
@@ -19,13 +20,17 @@ namespace pipetransformer::autodp {
 // travels alone. Requires-grad leaves are written in place without a graph.
 // Returns the bytes of the tensors.
 //
+// Calls `poll` every 100 ms while it waits for a member; what that throws (a
+// signal handler, say) leaves the tensors half moved and the group in use.
+//
 // Throws c10::ValueError when the layouts differ or a tensor has no dense
 // storage, PeerFailureError when the run fails.
 int64_t broadcast_tensors(
     c10d::ProcessGroup& group,
     const std::vector<at::Tensor>& tensors,
     int64_t source,
-    int64_t bucket_bytes);
+    int64_t bucket_bytes,
+    const std::function<void()>& poll);
 
 // 64-bit hash of dtype, shape and bits. Equal tensors have equal hashes on
 // every rank, whatever their strides and device; 0.0 and -0.0 differ.

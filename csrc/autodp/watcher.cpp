@@ -56,7 +56,8 @@ struct Watcher::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool closing = false;
-  std::atomic<int> running{2};
+  std::atomic<bool> store_thread_runs{true};
+  std::atomic<bool> monitor_thread_runs{true};
 
   std::mutex signal_mutex;
   int read_fd = -1;
@@ -116,7 +117,7 @@ void Watcher::State::run_store_thread() noexcept {
     latch->fail(store_failure(options.store_rank, error));
   }
   store.reset();  // closes the connection here, also when nobody joins us
-  running.fetch_sub(1);
+  store_thread_runs = false;
 }
 
 void Watcher::State::watch_store() {
@@ -194,7 +195,7 @@ void Watcher::State::run_monitor_thread() noexcept {
       break;
     }
   } while (pause());
-  running.fetch_sub(1);
+  monitor_thread_runs = false;
 }
 
 void Watcher::State::drain_signals() {
@@ -251,9 +252,12 @@ void Watcher::stop(std::chrono::milliseconds deadline) noexcept {
     state_->closing = true;
   }
   state_->changed.notify_all();
-  const auto finished = [this] { return state_->running.load() == 0; };
-  join_or_abandon(store_thread_, finished, deadline);
-  join_or_abandon(monitor_thread_, finished, deadline);
+  join_or_abandon(
+      store_thread_, [this] { return !state_->store_thread_runs; }, deadline);
+  join_or_abandon(
+      monitor_thread_,
+      [this] { return !state_->monitor_thread_runs; },
+      deadline);
 }
 
 }  // namespace pipetransformer::autodp

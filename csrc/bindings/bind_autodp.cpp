@@ -22,6 +22,27 @@ using NoGil = py::call_guard<py::gil_scoped_release>;
 using Milliseconds = std::chrono::milliseconds;
 using FailureTuple = std::tuple<int, std::string, int64_t, double, std::string>;
 
+// Runs Python's signal handlers; throws what they raise. Call without the GIL.
+void handle_signals() {
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) {
+    throw py::error_already_set();
+  }
+}
+
+// Destroying a plane or a group may wait for its threads: the deleter releases
+// the GIL. The last owner may be C++ as well, where it is not held.
+template <typename T>
+std::shared_ptr<T> free_without_gil(std::unique_ptr<T> object) {
+  return std::shared_ptr<T>(object.release(), [](T* raw) {
+    std::unique_ptr<T> last(raw);
+    if (PyGILState_Check() != 0) {
+      const py::gil_scoped_release no_gil;
+      last.reset();
+    }
+  });
+}
+
 py::object to_bytes(const std::optional<std::string>& value) {
   if (!value.has_value()) {
     return py::none();
@@ -40,7 +61,7 @@ void bind_plane(py::module_& m) {
                       double heartbeat_timeout_s,
                       double start_timeout_s) {
             const py::gil_scoped_release no_gil;
-            return std::make_shared<MessagePlane>(
+            return free_without_gil(std::make_unique<MessagePlane>(
                 store,
                 WatcherOptions{
                     rank,
@@ -48,7 +69,7 @@ void bind_plane(py::module_& m) {
                     store_rank,
                     heartbeat_interval_s,
                     heartbeat_timeout_s,
-                    start_timeout_s});
+                    start_timeout_s}));
           }),
           py::arg("store"),
           py::kw_only(),
@@ -93,6 +114,12 @@ void bind_plane(py::module_& m) {
           "remove",
           [](MessagePlane& self, const std::vector<std::string>& keys) {
             self.store().remove(keys);
+          },
+          NoGil())
+      .def(
+          "remove_later",
+          [](MessagePlane& self, std::vector<std::string> keys) {
+            self.store().remove_later(std::move(keys));
           },
           NoGil())
       .def(
@@ -152,9 +179,10 @@ void bind_group(py::module_& m) {
                       const std::string& device_type,
                       Milliseconds timeout) {
             const auto type = c10::Device(device_type).type();
-            return inner ? std::make_shared<ActiveGroup>(
-                               plane, store, inner, type, timeout)
-                         : std::make_shared<ActiveGroup>(plane, store, type);
+            return free_without_gil(
+                inner ? std::make_unique<ActiveGroup>(
+                            plane, store, inner, type, timeout)
+                      : std::make_unique<ActiveGroup>(plane, store, type));
           }),
           py::arg("plane"),
           py::arg("store"),
@@ -176,7 +204,8 @@ void bind_group(py::module_& m) {
          const std::vector<at::Tensor>& tensors,
          int64_t source,
          int64_t bucket_bytes) {
-        return broadcast_tensors(*group, tensors, source, bucket_bytes);
+        return broadcast_tensors(
+            *group, tensors, source, bucket_bytes, handle_signals);
       },
       py::arg("group"),
       py::arg("tensors"),

@@ -15,7 +15,6 @@ from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer.autodp import _binding
 from pipetransformer.autodp.config import AutoDPConfig
-from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.plane import SLICE, MessagePlane
 
 logger = logging.getLogger(__name__)
@@ -102,16 +101,16 @@ class ActiveGroup:
         self._run(lambda: self.process_group.barrier())
 
     def retire(self) -> None:
-        """Take the group apart in the background; never blocks.
+        """Take the group apart in the background, without waiting for peers or store.
 
-        Call it on every member once none uses the group any more. Collectives
-        raise RuntimeError afterwards.
+        Call it on every member once none uses the group any more; may be called
+        again, after a failure, and after the plane was closed (it then takes up to
+        a second if a collective is stuck). Collectives raise RuntimeError afterwards.
         """
         logger.debug("retiring the active group '%s'", self._name)
         self._core.retire()
-        with contextlib.suppress(PeerFailure):
-            # Where gloo left this member's address; other backends clean up.
-            self._plane.delete(f"{self._name}/0/{self.rank}")
+        # Where gloo left this member's address; other backends clean up.
+        self._plane.delete_later(f"{self._name}/0/{self.rank}")
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
         """Same as `MessagePlane.guard`."""

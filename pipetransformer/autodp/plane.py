@@ -123,6 +123,10 @@ class MessagePlane:
         with self.guard():
             self.core.remove(list(keys))
 
+    def delete_later(self, *keys: str) -> None:
+        """Remove `keys` in the background; does nothing after the end of the run."""
+        self.core.remove_later(list(keys))
+
     def wait(self, key: str, *, phase: str, timeout: timedelta | None = None) -> bytes:
         """Wait until some rank has published `key`, and return its value.
 

@@ -185,6 +185,28 @@ def test_launcher_variable_that_makes_no_sense_is_named(
         connect(FAST)
 
 
+def _reduces_after_the_end(rank):
+    info, store = connect(FAST)
+    plane = MessagePlane(store, info, FAST)
+    group = build_group(plane, name="g/0", members=[0, 1])
+    group.barrier()
+    plane.finish()
+    if rank == 1:
+        os._exit(0)  # its connections break; nobody watches any more
+    try:
+        group.all_reduce_(torch.ones(3))
+    except PeerFailure as failure:
+        outcome = failure.phase
+    group.retire()
+    group.retire()
+    return outcome
+
+
+def test_collective_after_the_end_raises_when_its_peer_goes():
+    ranks = Ranks(_reduces_after_the_end, 2, timeout_s=90)
+    assert _survivors(ranks, 1) == {0: "all_reduce"}
+
+
 SCRIPT = """
 import os, pathlib, signal, sys
 from tests.autodp.test_failures import _outcome_of

@@ -84,6 +84,20 @@ def test_collectives_of_a_failed_run_raise_at_once():
     plane.close()
 
 
+@pytest.mark.parametrize("end", ["finish", "close", "fail"])
+def test_group_is_retired_at_any_time(end):
+    info, store = connect(FAST)
+    plane = MessagePlane(store, info, FAST)
+    group = build_group(plane, name="g/0", members=[0])
+    if end == "fail":
+        plane.fail("user code", "no more")
+    else:
+        getattr(plane, end)()
+    group.retire()
+    group.retire()
+    plane.close()
+
+
 def _members_only(plane):
     if plane.rank == 1:
         with pytest.raises(ValueError, match="this rank 1 among them"):

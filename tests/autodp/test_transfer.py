@@ -1,3 +1,6 @@
+import signal
+from datetime import timedelta
+
 import pytest
 import torch
 from torch import nn
@@ -91,9 +94,39 @@ def _differ(plane):
     group.retire()
 
 
+class _Interrupted(Exception):
+    pass
+
+
+def _wait_for_a_late_source(plane):
+    def interrupt(number, frame):
+        raise _Interrupted
+
+    if plane.rank == 2:
+        return
+    group = build_group(plane, name="g/0", members=[0, 1])
+    if plane.rank == 0:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(_Interrupted):
+            broadcast_tensors(group, [], source=1)
+        signal.signal(signal.SIGALRM, before)
+        plane.publish("interrupted", b"")
+    else:
+        plane.wait("interrupted", phase="test", timeout=timedelta(seconds=30))
+        broadcast_tensors(group, [], source=1)
+    group.barrier()  # behind the broadcast that rank 0 left to itself
+    group.retire()
+
+
 @pytest.fixture(scope="module")
 def results_of():
-    return run_scenarios([_move, _differ], 3)
+    return run_scenarios([_move, _differ, _wait_for_a_late_source], 3)
+
+
+@pytest.mark.distributed
+def test_signal_reaches_a_rank_that_waits_for_the_source(results_of):
+    results_of(_wait_for_a_late_source)
 
 
 @pytest.mark.distributed

@@ -1,6 +1,7 @@
 // Tests of the slab without torch, so that a sanitizer can watch them: torn
 // records under concurrent writers, and a writer that dies in the middle.
 // Prints what failed and returns 1, or returns 0.
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -168,12 +169,44 @@ void test_slot_in_use_is_left_alone() {
   check(late == ReadResult::kChanged, "an earlier look-up notices");
 }
 
+// A process that has no descriptor left cannot look, and must not guess "dead".
+void test_writer_that_cannot_be_looked_up_counts_as_running() {
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  ::setrlimit(RLIMIT_NOFILE, &none);
+  const bool runs = process_runs(current_process());
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  check(runs, "a process that cannot be looked up counts as running");
+  check(!process_runs(0x3fffff), "a process that never was does not run");
+}
+
+// Two writers of one slot: the first was held dead by mistake.
+void test_writer_that_lost_its_slot_publishes_nothing() {
+  Slab slab = make_slab(1, 1);
+  write(slab, 0, 5);
+  Slab::Found found;
+  slab.find(0, found);
+  Slot slot = found.slot;
+  check(slot.begin_write(found.version, 1), "the first begins");
+  const SlotVersion taken = slot.version();
+  check(slot.begin_write(taken, 2), "the second takes over");
+  check(!slot.publish(found.version, 1), "the first has lost the slot");
+  check(slot.version().state() == SlotState::kWriting, "nothing is READY yet");
+  check(slot.publish(taken, 2), "the second publishes");
+  check(!slot.publish(found.version, 1), "the first comes too late");
+  check(slot.version().generation() == taken.generation() + 1, "the second's");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const uint64_t rounds = argc > 1 ? std::stoul(argv[1]) : 1000;
   test_writer_killed_midway_is_replaced();
   test_slot_in_use_is_left_alone();
+  test_writer_that_cannot_be_looked_up_counts_as_running();
+  test_writer_that_lost_its_slot_publishes_nothing();
   test_concurrent_use_tears_nothing(rounds);
   return failures == 0 ? 0 : 1;
 }

@@ -3,6 +3,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -10,14 +11,16 @@ namespace pipetransformer::autodp {
 
 namespace {
 
-// The first line of a future's error, without the source position that gloo
-// puts before it in brackets.
+// The first sentence of a future's error, without the source position that gloo
+// puts before it in brackets and the advice that it puts behind.
 std::string shorten(const c10::ivalue::Future& future) {
   auto text = future.tryRetrieveErrorMessage();
-  text = text.substr(0, text.find('\n'));
-  const auto end = text.find("] ");
-  const bool has_position = text.starts_with('[') && end != std::string::npos;
-  return has_position ? text.substr(end + 2) : text;
+  const auto begin = text.find("] ");
+  if (text.starts_with('[') && begin != std::string::npos) {
+    text.erase(0, begin + 2);
+  }
+  text.erase(std::min({text.find('\n'), text.find(". "), text.size()}));
+  return text;
 }
 
 // Two may complete the work, the real collective's thread and the thread that

@@ -153,12 +153,12 @@ def test_policy_refuses_to_decide_unbound():
         Never().decide(Progress(0, 0))
 
 
-def test_policy_refuses_another_model():
+@pytest.mark.parametrize("units", [6, 12])
+def test_policy_refuses_a_second_model(units):
     policy = Never()
     policy.bind(12)
-    policy.bind(12)
-    with pytest.raises(ValueError, match="num_units: expected 12, .*, got 6"):
-        policy.bind(6)
+    with pytest.raises(ValueError, match="policy: expected a new one .* to 12 units"):
+        policy.bind(units)
 
 
 def test_policy_refuses_statistics_of_another_model():

@@ -165,8 +165,9 @@ void BackwardRun::backward_cell(CellId id) {
   for (std::size_t p = 0; p < input_grads.size(); ++p) {
     if (cell.input_edges[p].is_valid()) {
       at::Tensor& grad = found[next++];
-      if (grad.defined() && grad.device() != cell.input_devices[p]) {
-        grad = grad.to(cell.input_devices[p], /*non_blocking=*/true);
+      const c10::Device device = cell.input_devices[p];
+      if (grad.defined() && grad.device() != device) {
+        grad = grad.to(device, /*non_blocking=*/!device.is_cpu());
       }
       input_grads[p] = std::move(grad);
     }

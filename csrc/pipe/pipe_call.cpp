@@ -83,9 +83,10 @@ PipeCall::attach_inputs(CellId id, const Activations& inputs, Cell& cell) {
   for (std::size_t p = 0; p < inputs.size(); ++p) {
     const auto& [value, requires_grad] = inputs[p];
     cell.input_devices.push_back(value.device());
-    at::Tensor tensor = value.device() == device
-                            ? value
-                            : value.to(device, /*non_blocking=*/true);
+    at::Tensor tensor =
+        value.device() == device
+            ? value
+            : value.to(device, /*non_blocking=*/!device.is_cpu());
     if (requires_grad) {
       if (!border) {
         border = make_node<BorderNode>();

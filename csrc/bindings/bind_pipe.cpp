@@ -45,10 +45,15 @@ void bind_workers(py::module_& m) {
           py::arg("intra_op_threads"))
       .def_property_readonly("num_workers", &pipe::WorkerPool::num_workers)
       .def("map", &map_on_pool, py::arg("fn"), py::arg("items"))
+      .def("drain", &drain_pool, py::arg("timeout_s"))
       .def(
           "shutdown",
           &pipe::WorkerPool::shutdown,
           py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "shutdown_all_pools",
+      &shutdown_all_pools,
+      py::call_guard<py::gil_scoped_release>());
 }
 
 void bind_draws(py::module_& m) {

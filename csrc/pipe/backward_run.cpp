@@ -60,6 +60,9 @@ BackwardRun::~BackwardRun() {
 
 void BackwardRun::start(WorkerPool& pool) {
   const CallSettings& settings = call_->settings();
+  if (settings.num_checkpointed > 0) {
+    check_workers_can_draw(settings.keyed_draws);
+  }
   execution_ = Execution::start(
       pool,
       gpipe_backward(

@@ -58,7 +58,9 @@ PipeCall::PipeCall(
       cells_(
           static_cast<std::size_t>(settings_.num_stages) *
           settings_.num_microbatches),
-      in_flight_(std::move(inputs)) {}
+      in_flight_(std::move(inputs)) {
+  check_workers_can_draw(settings_.keyed_draws);
+}
 
 // Enters the caller's context and the draws of this cell around the call.
 Tensors PipeCall::call_stage(CellId id, Phase phase, const Tensors& inputs) {

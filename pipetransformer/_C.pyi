@@ -203,14 +203,12 @@ class PipeEngine:
     def __init__(
         self,
         pool: WorkerPool,
-        plain: Sequence[object],
-        checkpointed: Sequence[object],
-        recomputed: Sequence[object],
         devices: Sequence[torch.device],
         first_layers: Sequence[int],
     ) -> None: ...
     def forward(
         self,
+        stages: Sequence[tuple[object, object, object]],
         args: tuple[object, ...],
         kwargs: dict[str, object],
         parameters: Sequence[Sequence[torch.Tensor]],
@@ -221,6 +219,7 @@ class PipeEngine:
     ) -> object: ...
     def run(
         self,
+        stages: Sequence[tuple[object, object, object]],
         microbatches: Sequence[tuple[tuple[object, ...], dict[str, object]]],
         draws: DrawSettings,
     ) -> list[object]: ...

@@ -182,7 +182,10 @@ class WorkerPool:
     @property
     def num_workers(self) -> int: ...
     def map(self, fn: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]: ...
+    def drain(self, timeout_s: float) -> bool: ...
     def shutdown(self) -> None: ...
+
+def shutdown_all_pools() -> None: ...
 
 class DrawScope:
     def __init__(
@@ -200,14 +203,12 @@ class PipeEngine:
     def __init__(
         self,
         pool: WorkerPool,
-        plain: Sequence[object],
-        checkpointed: Sequence[object],
-        recomputed: Sequence[object],
         devices: Sequence[torch.device],
         first_layers: Sequence[int],
     ) -> None: ...
     def forward(
         self,
+        stages: Sequence[tuple[object, object, object]],
         args: tuple[object, ...],
         kwargs: dict[str, object],
         parameters: Sequence[Sequence[torch.Tensor]],
@@ -218,6 +219,7 @@ class PipeEngine:
     ) -> object: ...
     def run(
         self,
+        stages: Sequence[tuple[object, object, object]],
         microbatches: Sequence[tuple[tuple[object, ...], dict[str, object]]],
         draws: DrawSettings,
     ) -> list[object]: ...

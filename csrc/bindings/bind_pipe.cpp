@@ -45,10 +45,15 @@ void bind_workers(py::module_& m) {
           py::arg("intra_op_threads"))
       .def_property_readonly("num_workers", &pipe::WorkerPool::num_workers)
       .def("map", &map_on_pool, py::arg("fn"), py::arg("items"))
+      .def("drain", &drain_pool, py::arg("timeout_s"))
       .def(
           "shutdown",
           &pipe::WorkerPool::shutdown,
           py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "shutdown_all_pools",
+      &shutdown_all_pools,
+      py::call_guard<py::gil_scoped_release>());
 }
 
 void bind_draws(py::module_& m) {
@@ -88,29 +93,14 @@ void bind_engine(py::module_& m) {
           py::arg("first_microbatch"));
   py::class_<PipeEngine>(m, "PipeEngine")
       .def(
-          py::init([](PoolPtr pool,
-                      std::vector<py::object> plain,
-                      std::vector<py::object> checkpointed,
-                      std::vector<py::object> recomputed,
-                      std::vector<c10::Device> devices,
-                      std::vector<int64_t> first_layers) {
-            return PipeEngine(
-                std::move(pool),
-                {std::move(plain),
-                 std::move(checkpointed),
-                 std::move(recomputed)},
-                std::move(devices),
-                std::move(first_layers));
-          }),
+          py::init<PoolPtr, std::vector<c10::Device>, std::vector<int64_t>>(),
           py::arg("pool"),
-          py::arg("plain"),
-          py::arg("checkpointed"),
-          py::arg("recomputed"),
           py::arg("devices"),
           py::arg("first_layers"))
       .def(
           "forward",
           &PipeEngine::forward,
+          py::arg("stages"),
           py::arg("args"),
           py::arg("kwargs"),
           py::arg("parameters"),
@@ -118,7 +108,12 @@ void bind_engine(py::module_& m) {
           py::arg("even"),
           py::arg("checkpoint"),
           py::arg("draws"))
-      .def("run", &PipeEngine::run, py::arg("microbatches"), py::arg("draws"));
+      .def(
+          "run",
+          &PipeEngine::run,
+          py::arg("stages"),
+          py::arg("microbatches"),
+          py::arg("draws"));
 }
 
 }  // namespace

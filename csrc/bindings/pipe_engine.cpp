@@ -24,15 +24,14 @@ int32_t count_checkpointed(const std::string& mode, std::size_t count) {
 
 PipeEngine::PipeEngine(
     PoolPtr pool,
-    StageFunctions functions,
     std::vector<c10::Device> devices,
     std::vector<int64_t> first_layers)
     : pool_(std::move(pool)),
-      functions_(std::make_shared<const StageFunctions>(std::move(functions))),
       devices_(std::move(devices)),
       first_layers_(std::move(first_layers)) {}
 
 py::object PipeEngine::forward(
+    const std::vector<StageFunctions>& functions,
     const py::tuple& args,
     const py::dict& kwargs,
     std::vector<pipe::Tensors> parameters,
@@ -55,8 +54,7 @@ py::object PipeEngine::forward(
   pipe::CallSettings settings = make_settings(draws, count);
   settings.num_checkpointed = count_checkpointed(checkpoint, count);
   settings.record = c10::GradMode::is_enabled();
-  const auto stages = std::make_shared<PythonStages>(
-      functions_, std::move(input_trees), static_cast<int32_t>(count));
+  const auto stages = make_stages(functions, std::move(input_trees), count);
   auto call = std::make_shared<pipe::PipeCall>(
       std::move(settings), stages, std::move(scattered.microbatches));
   run_forward(call);
@@ -79,6 +77,7 @@ py::object PipeEngine::forward(
 }
 
 py::list PipeEngine::run(
+    const std::vector<StageFunctions>& functions,
     const std::vector<std::pair<py::tuple, py::dict>>& microbatches,
     const DrawSettings& draws) {
   std::vector<Tree> input_trees;
@@ -93,8 +92,7 @@ py::list PipeEngine::run(
     }
   }
   const std::size_t count = microbatches.size();
-  const auto stages = std::make_shared<PythonStages>(
-      functions_, std::move(input_trees), static_cast<int32_t>(count));
+  const auto stages = make_stages(functions, std::move(input_trees), count);
   const auto call = std::make_shared<pipe::PipeCall>(
       make_settings(draws, count), stages, std::move(inputs));
   run_forward(call);
@@ -111,6 +109,20 @@ py::list PipeEngine::run(
     results.append(output_trees[i].put_together(tensors, next));
   }
   return results;
+}
+
+std::shared_ptr<PythonStages> PipeEngine::make_stages(
+    const std::vector<StageFunctions>& functions,
+    std::vector<Tree> inputs,
+    std::size_t num_microbatches) const {
+  if (functions.size() != devices_.size()) {
+    throw py::value_error(
+        "partitions: expected " + std::to_string(devices_.size()) +
+        " stages as when the pipe was first called, got " +
+        std::to_string(functions.size()));
+  }
+  return std::make_shared<PythonStages>(
+      functions, std::move(inputs), static_cast<int32_t>(num_microbatches));
 }
 
 pipe::CallSettings PipeEngine::make_settings(

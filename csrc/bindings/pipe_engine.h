@@ -1,5 +1,7 @@
-// A pipeline as Python holds it: the user's stages, their devices, the workers.
-// Its calls live on their own, in the autograd graph, and keep what they need.
+// A pipeline as Python holds it: its workers, and where its stages are. Calls
+// live on their own, in the autograd graph, and keep what they need. The user's
+// stages belong to Python's side, where its garbage collector sees them: they
+// come with every call.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -28,14 +30,15 @@ class PipeEngine {
   // Vectors by stage; one worker per stage at least.
   PipeEngine(
       PoolPtr pool,
-      StageFunctions functions,
       std::vector<c10::Device> devices,
       std::vector<int64_t> first_layers);
 
-  // Scatter, forward, gather. `parameters`: by stage, those that require grad.
-  // `even`: micro-batch sizes at most one row apart, else as Tensor.chunk.
-  // `checkpoint`: "never", "except_last" (existing micro-batch) or "always".
+  // Scatter, forward, gather. `stages`: one per device. `parameters`: by stage,
+  // those that require grad. `even`: micro-batch sizes at most one row apart,
+  // else as Tensor.chunk. `checkpoint`: "never", "except_last" (existing
+  // micro-batch) or "always".
   pybind11::object forward(
+      const std::vector<StageFunctions>& stages,
       const pybind11::tuple& args,
       const pybind11::dict& kwargs,
       std::vector<pipe::Tensors> parameters,
@@ -47,17 +50,22 @@ class PipeEngine {
   // Forward of given micro-batches, each positional and keyword arguments of
   // the first layer, without gradients; one output each.
   pybind11::list
-  run(const std::vector<std::pair<pybind11::tuple, pybind11::dict>>&
+  run(const std::vector<StageFunctions>& stages,
+      const std::vector<std::pair<pybind11::tuple, pybind11::dict>>&
           microbatches,
       const DrawSettings& draws);
 
  private:
+  // Throws py::value_error unless there is one stage per device.
+  std::shared_ptr<PythonStages> make_stages(
+      const std::vector<StageFunctions>& functions,
+      std::vector<Tree> inputs,
+      std::size_t num_microbatches) const;
   pipe::CallSettings
   make_settings(const DrawSettings& draws, std::size_t num_microbatches) const;
   void run_forward(const std::shared_ptr<pipe::PipeCall>& call);
 
   PoolPtr pool_;
-  std::shared_ptr<const StageFunctions> functions_;
   std::vector<c10::Device> devices_;
   std::vector<int64_t> first_layers_;
 };

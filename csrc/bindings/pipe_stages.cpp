@@ -17,19 +17,19 @@ py::object call_spread(const py::object& function, const py::object& value) {
 }  // namespace
 
 PythonStages::PythonStages(
-    std::shared_ptr<const StageFunctions> functions,
+    std::vector<StageFunctions> functions,
     std::vector<Tree> inputs,
     int32_t num_microbatches)
     : functions_(std::move(functions)),
       num_microbatches_(num_microbatches),
       inputs_(std::move(inputs)),
-      trees_(functions_->plain.size() * num_microbatches) {}
+      trees_(functions_.size() * num_microbatches) {}
 
 PythonStages::~PythonStages() {
   const py::gil_scoped_acquire gil;
   inputs_.clear();
   trees_.clear();
-  functions_.reset();
+  functions_.clear();
 }
 
 pipe::Tensors PythonStages::call(
@@ -38,12 +38,12 @@ pipe::Tensors PythonStages::call(
     bool record,
     const pipe::Tensors& inputs) {
   const py::gil_scoped_acquire gil;
-  const auto& functions = phase == pipe::Phase::kRecomputing
-                              ? functions_->recomputed
-                              : (phase == pipe::Phase::kCheckpointing && record
-                                     ? functions_->checkpointed
-                                     : functions_->plain);
-  const py::object& function = functions[cell.stage];
+  const auto& [plain, checkpointed, recomputed] = functions_[cell.stage];
+  const py::object& function =
+      phase == pipe::Phase::kRecomputing
+          ? recomputed
+          : (phase == pipe::Phase::kCheckpointing && record ? checkpointed
+                                                            : plain);
   std::size_t next = 0;
   py::object output;
   if (cell.stage == 0) {
@@ -74,7 +74,7 @@ void PythonStages::forget_failure() noexcept {
 }
 
 std::vector<Tree> PythonStages::take_output_trees() {
-  const auto last = static_cast<int32_t>(functions_->plain.size()) - 1;
+  const auto last = static_cast<int32_t>(functions_.size()) - 1;
   std::vector<Tree> result;
   for (int32_t i = 0; i < num_microbatches_; ++i) {
     result.push_back(std::move(tree(last, i)));

@@ -3,7 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include <memory>
+#include <tuple>
 #include <vector>
 
 #include "bindings/pipe_values.h"
@@ -11,22 +11,18 @@
 
 namespace pipetransformer::bindings {
 
-// The Python side of a pipeline, made once and shared by its calls.
-// Made and destroyed with the GIL held, or not (the destructor takes it).
-struct StageFunctions {
-  // By stage: forward(*args, **kwargs), forward that keeps nothing for
-  // backward, and forward again from the kept inputs.
-  std::vector<pybind11::object> plain;
-  std::vector<pybind11::object> checkpointed;
-  std::vector<pybind11::object> recomputed;
-};
+// A stage's forward(*args, **kwargs), a forward that keeps nothing for
+// backward, and a forward again from the kept inputs.
+using StageFunctions =
+    std::tuple<pybind11::object, pybind11::object, pybind11::object>;
 
+// Made with the GIL held, destroyed with it or not (the destructor takes it).
 class PythonStages final : public pipe::StageCalls {
  public:
   // `inputs`: (args, kwargs) of the first stage, taken apart, by micro-batch;
   // a single entry serves all micro-batches.
   PythonStages(
-      std::shared_ptr<const StageFunctions> functions,
+      std::vector<StageFunctions> functions,
       std::vector<Tree> inputs,
       int32_t num_microbatches);
   ~PythonStages() override;
@@ -48,7 +44,7 @@ class PythonStages final : public pipe::StageCalls {
     return trees_[border * num_microbatches_ + microbatch];
   }
 
-  std::shared_ptr<const StageFunctions> functions_;
+  std::vector<StageFunctions> functions_;  // by stage
   const int32_t num_microbatches_;
   std::vector<Tree> inputs_;
   std::vector<Tree> trees_;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <future>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -18,6 +19,8 @@ namespace py = pybind11;
 
 namespace {
 
+constexpr std::chrono::milliseconds kPollInterval{100};
+
 // Threads need the GIL to end, so a pool is never joined with it held.
 void destroy_pool(std::unique_ptr<pipe::WorkerPool> pool) {
   if (PyGILState_Check() != 0) {
@@ -25,6 +28,39 @@ void destroy_pool(std::unique_ptr<pipe::WorkerPool> pool) {
     pool.reset();
   }
 }
+
+// Note [Threads end before the interpreter]
+// A thread that still has Python state when the interpreter goes would abort
+// the process, so all threads end at exit. A pool may outlive every Python
+// object: a graph owns it as well. So pools are listed where they are made.
+class PoolRegistry {
+ public:
+  static PoolRegistry& instance() {
+    static PoolRegistry registry;
+    return registry;
+  }
+
+  void add(const PoolPtr& pool) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(pools_, [](const auto& known) { return known.expired(); });
+    pools_.push_back(pool);
+  }
+
+  std::vector<PoolPtr> alive() {
+    const std::lock_guard lock(mutex_);
+    std::vector<PoolPtr> pools;
+    for (const auto& known : pools_) {
+      if (PoolPtr pool = known.lock()) {
+        pools.push_back(std::move(pool));
+      }
+    }
+    return pools;
+  }
+
+ private:
+  std::mutex mutex_;  // held for moments, and never while a pool is destroyed
+  std::vector<std::weak_ptr<pipe::WorkerPool>> pools_;
+};
 
 // The calls of one map() and what became of them.
 struct MapRun {
@@ -68,9 +104,8 @@ struct MapRun {
   void wait() {
     std::exception_ptr interrupt;
     std::unique_lock lock(mutex);
-    while (!changed.wait_for(lock, std::chrono::milliseconds(100), [this] {
-      return num_running == 0;
-    })) {
+    while (!changed.wait_for(
+        lock, kPollInterval, [this] { return num_running == 0; })) {
       lock.unlock();
       try {
         check_signals();
@@ -119,9 +154,32 @@ PoolPtr make_pool(int num_workers, int intra_op_threads) {
   };
   auto pool = std::make_unique<pipe::WorkerPool>(num_workers, std::move(hooks));
   at::set_num_threads(callers_threads);
-  return PoolPtr(pool.release(), [](pipe::WorkerPool* raw) {
+  PoolPtr shared(pool.release(), [](pipe::WorkerPool* raw) {
     destroy_pool(std::unique_ptr<pipe::WorkerPool>(raw));
   });
+  PoolRegistry::instance().add(shared);
+  return shared;
+}
+
+void shutdown_all_pools() {
+  for (const PoolPtr& pool : PoolRegistry::instance().alive()) {
+    pool->shutdown();
+  }
+}
+
+bool drain_pool(const PoolPtr& pool, double timeout_s) {
+  using Clock = std::chrono::steady_clock;
+  const py::gil_scoped_release no_gil;
+  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
+  for (const std::future<void>& done : pool->when_done()) {
+    while (done.wait_for(kPollInterval) != std::future_status::ready) {
+      check_signals();
+      if (Clock::now() >= deadline) {
+        return false;
+      }
+    }
+  }
+  return true;
 }
 
 std::vector<py::object> map_on_pool(

@@ -60,16 +60,18 @@ class OutputNode : public torch::autograd::Node {
       by_position[positions_[k]] = std::move(grads[k]);
     }
     const bool keep = torch::autograd::get_current_graph_task_keep_graph();
-    shared_->run = std::make_shared<BackwardRun>(
+    const auto run = std::make_shared<BackwardRun>(
         shared_->call,
         shared_->plan,
         scatter_grads(
             by_position, rows_, shared_->call->settings().num_microbatches),
         keep);
+    run->start(
+        *shared_->pool);  // refused: nothing has happened, hooks are back
+    shared_->run = run;
     if (!keep) {
       shared_->call.reset();
     }
-    shared_->run->start(*shared_->pool);
     return {make_token()};
   }
   std::string name() const override {

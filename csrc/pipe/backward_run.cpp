@@ -60,6 +60,9 @@ BackwardRun::~BackwardRun() {
 
 void BackwardRun::start(WorkerPool& pool) {
   const CallSettings& settings = call_->settings();
+  if (settings.num_checkpointed > 0) {
+    check_workers_can_draw(settings.keyed_draws);
+  }
   execution_ = Execution::start(
       pool,
       gpipe_backward(
@@ -165,8 +168,9 @@ void BackwardRun::backward_cell(CellId id) {
   for (std::size_t p = 0; p < input_grads.size(); ++p) {
     if (cell.input_edges[p].is_valid()) {
       at::Tensor& grad = found[next++];
-      if (grad.defined() && grad.device() != cell.input_devices[p]) {
-        grad = grad.to(cell.input_devices[p], /*non_blocking=*/true);
+      const c10::Device device = cell.input_devices[p];
+      if (grad.defined() && grad.device() != device) {
+        grad = grad.to(device, /*non_blocking=*/!device.is_cpu());
       }
       input_grads[p] = std::move(grad);
     }

@@ -128,6 +128,7 @@ void Execution::fail(
 }
 
 void Execution::cancel() noexcept {
+  const std::lock_guard lock(mutex_);  // fail() must not raise it again
   last_clock_.store(kNone, std::memory_order_release);
 }
 

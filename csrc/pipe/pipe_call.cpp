@@ -58,7 +58,9 @@ PipeCall::PipeCall(
       cells_(
           static_cast<std::size_t>(settings_.num_stages) *
           settings_.num_microbatches),
-      in_flight_(std::move(inputs)) {}
+      in_flight_(std::move(inputs)) {
+  check_workers_can_draw(settings_.keyed_draws);
+}
 
 // Enters the caller's context and the draws of this cell around the call.
 Tensors PipeCall::call_stage(CellId id, Phase phase, const Tensors& inputs) {
@@ -83,9 +85,10 @@ PipeCall::attach_inputs(CellId id, const Activations& inputs, Cell& cell) {
   for (std::size_t p = 0; p < inputs.size(); ++p) {
     const auto& [value, requires_grad] = inputs[p];
     cell.input_devices.push_back(value.device());
-    at::Tensor tensor = value.device() == device
-                            ? value
-                            : value.to(device, /*non_blocking=*/true);
+    at::Tensor tensor =
+        value.device() == device
+            ? value
+            : value.to(device, /*non_blocking=*/!device.is_cpu());
     if (requires_grad) {
       if (!border) {
         border = make_node<BorderNode>();

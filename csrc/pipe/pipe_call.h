@@ -54,7 +54,8 @@ struct Cell {
 
 class PipeCall {
  public:
-  // `inputs`: the first stage's, by micro-batch.
+  // `inputs`: the first stage's, by micro-batch. Throws std::runtime_error
+  // inside a draw scope that its workers would wait for.
   PipeCall(
       CallSettings settings,
       std::shared_ptr<StageCalls> stages,

@@ -12,6 +12,7 @@
 #include <array>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <unordered_map>
 #include <utility>
 
@@ -223,6 +224,16 @@ DrawScope::~DrawScope() {
     at::Generator shared = at::detail::getDefaultCPUGenerator();
     const std::lock_guard lock(shared.mutex());
     shared.set_state(state_->default_state);
+  }
+}
+
+void check_workers_can_draw(bool keyed) {
+  const bool in_fallback =
+      state_of_thread != nullptr && state_of_thread->alone.owns_lock();
+  if (!keyed && in_fallback) {
+    throw std::runtime_error(
+        "pipe: expected a call outside any draw_scope, got one inside (keyed "
+        "draws do not work with this torch, so one scope at a time may draw)");
   }
 }
 

@@ -39,6 +39,11 @@ class DrawScope {
   State* previous_;
 };
 
+// Call it before work of a pipe is queued. Throws std::runtime_error where that
+// could only wait for ever: this thread is in a fallback scope, and the workers
+// would need one each (`keyed` false).
+void check_workers_can_draw(bool keyed);
+
 // Draws from here on belong to `layer`; nothing happens outside a scope.
 void set_draw_layer(int64_t layer);
 

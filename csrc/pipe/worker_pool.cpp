@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace pipetransformer::pipe {
 
@@ -136,15 +137,12 @@ int WorkerPool::num_workers() const noexcept {
 }
 
 void WorkerPool::submit(std::vector<Task> tasks) {
-  const char* refusal = nullptr;
   if (state_->owner != getpid()) {
-    refusal = "a call in the process that made them, got one in a forked child";
-  } else if (on_worker_thread()) {
-    refusal = "a call from outside, got one on a worker thread";
+    throw std::runtime_error(
+        "workers: expected a call in the process that made them, got one in a "
+        "forked child");
   }
-  if (refusal != nullptr) {
-    throw std::runtime_error(std::string("workers: expected ") + refusal);
-  }
+  refuse_own_threads();
   const std::lock_guard lock(state_->submitting);
   if (state_->closed) {
     throw std::runtime_error("workers: expected open workers, got closed ones");
@@ -154,6 +152,25 @@ void WorkerPool::submit(std::vector<Task> tasks) {
       state_->workers.at(w)->push(std::move(tasks[w]));
     }
   }
+}
+
+std::vector<std::future<void>> WorkerPool::when_done() {
+  std::vector<std::future<void>> futures;
+  if (state_->owner != getpid()) {
+    return futures;
+  }
+  refuse_own_threads();
+  const std::lock_guard lock(state_->submitting);
+  if (state_->closed) {
+    return futures;
+  }
+  for (const auto& worker : state_->workers) {
+    // A task is copyable, a promise is not.
+    const auto done = std::make_shared<std::promise<void>>();
+    futures.push_back(done->get_future());
+    worker->push([done] { done->set_value(); });
+  }
+  return futures;
 }
 
 void WorkerPool::shutdown() {
@@ -167,6 +184,13 @@ void WorkerPool::shutdown() {
   state_->closed = true;
   for (const auto& worker : state_->workers) {
     worker->stop_and_join();
+  }
+}
+
+void WorkerPool::refuse_own_threads() const {
+  if (on_worker_thread()) {
+    throw std::runtime_error(
+        "workers: expected a call from outside, got one on a worker thread");
   }
 }
 

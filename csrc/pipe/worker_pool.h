@@ -9,6 +9,7 @@
 #pragma once
 
 #include <functional>
+#include <future>
 #include <memory>
 #include <vector>
 
@@ -39,12 +40,19 @@ class WorkerPool {
   // shutdown, in a forked child, and on one of the pool's own threads.
   void submit(std::vector<Task> tasks);
 
+  // One future per worker, ready once all that is queued on it so far is over;
+  // none after shutdown and in a forked child, where nothing runs. Throws
+  // std::runtime_error on one of the pool's own threads.
+  std::vector<std::future<void>> when_done();
+
   // Runs what is queued, then joins; idempotent.
   void shutdown();
 
   bool on_worker_thread() const noexcept;
 
  private:
+  void refuse_own_threads() const;
+
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -13,6 +13,7 @@ is_checkpointing = _C.is_checkpointing
 is_recomputing = _C.is_recomputing
 keyed_draws_work = _C.keyed_draws_work
 set_draw_layer = _C.set_draw_layer
+shutdown_all_pools = _C.shutdown_all_pools
 split_rows = _C.split_rows
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "is_recomputing",
     "keyed_draws_work",
     "set_draw_layer",
+    "shutdown_all_pools",
     "split_rows",
 ]

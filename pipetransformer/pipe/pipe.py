@@ -16,7 +16,7 @@ from pipetransformer.pipe.build import (
     stages_by_device,
 )
 from pipetransformer.pipe.draws import draw_scope
-from pipetransformer.pipe.stage import PipeSequential, stage_functions
+from pipetransformer.pipe.stage import PipeSequential, StageFunctions, stage_functions
 from pipetransformer.pipe.workers import Workers
 
 
@@ -186,7 +186,14 @@ class Pipe(nn.Module):
                 for stage in self.partitions
             ]
         return self._get_engine().forward(
-            inputs, kwargs, parameters, self.chunks, self._even, mode, self._draws()
+            self._stage_functions(),
+            inputs,
+            kwargs,
+            parameters,
+            self.chunks,
+            self._even,
+            mode,
+            self._draws(),
         )
 
     def run(
@@ -223,7 +230,9 @@ class Pipe(nn.Module):
             self._check_inputs((*calls[-1][0], *calls[-1][1].values()))
         if self.num_stages == 0:
             return [args[0] if len(args) == 1 else args for args, _ in calls]
-        return self._get_engine().run(calls, self._draws()) if calls else []
+        if not calls:
+            return []
+        return self._get_engine().run(self._stage_functions(), calls, self._draws())
 
     def close(self) -> None:
         """End the worker threads that belong to this pipeline; idempotent.
@@ -237,6 +246,11 @@ class Pipe(nn.Module):
 
     def _stages(self) -> list[PipeSequential]:
         return cast("list[PipeSequential]", list(self.partitions))
+
+    def _stage_functions(self) -> list[StageFunctions]:
+        # Given to every call, not kept in C++: there the garbage collector would not
+        # see a hook of a layer that refers to this pipe.
+        return [stage_functions(stage) for stage in self._stages()]
 
     def _is_plain_module(self, mode: str) -> bool:
         # One stage, one micro-batch: autograd's own graph of the layers, without
@@ -266,14 +280,8 @@ class Pipe(nn.Module):
             workers = self._workers
             if workers is None:
                 workers = self._own_workers = Workers(self.num_stages)
-            plain, checkpointed, recomputed = zip(
-                *(stage_functions(stage) for stage in self._stages()), strict=True
-            )
             self._engine = _binding.PipeEngine(
                 workers.pool,
-                plain,
-                checkpointed,
-                recomputed,
                 self.devices,
                 [stage.first_layer for stage in self._stages()],
             )

@@ -43,20 +43,15 @@ class PipeSequential(nn.Sequential):
 
 
 StageFunction = Callable[..., object]
+StageFunctions = tuple[StageFunction, StageFunction, StageFunction]
 
 
-def stage_functions(
-    stage: PipeSequential,
-) -> tuple[StageFunction, StageFunction, StageFunction]:
+def stage_functions(stage: PipeSequential) -> StageFunctions:
     """The three ways to call a stage: plain, checkpointed, recomputing."""
-    norms = [
-        m for m in stage.modules() if isinstance(m, _NormBase) and m.track_running_stats
-    ]
-    recompute = functools.partial(_call_keeping_statistics, stage, norms)
     return (
         stage,
         functools.partial(_call_saving_nothing, stage),
-        recompute if norms else stage,
+        functools.partial(_call_keeping_statistics, stage),
     )
 
 
@@ -81,14 +76,15 @@ def _call_saving_nothing(
 
 
 def _call_keeping_statistics(
-    stage: PipeSequential, norms: list[_NormBase], *inputs: object, **kwargs: object
+    stage: PipeSequential, *inputs: object, **kwargs: object
 ) -> object:
     # Running statistics count a micro-batch once, in its forward. Through `.data`,
-    # since autograd must not take the restored buffer for a changed one.
+    # since autograd must not take the restored buffer for a changed one. Layers may
+    # have changed since the pipe was built, so norms are looked for here.
     kept = [
         (buffer, buffer.clone())
-        for norm in norms
-        if norm.training
+        for norm in stage.modules()
+        if isinstance(norm, _NormBase) and norm.track_running_stats and norm.training
         for buffer in norm.buffers(recurse=False)
     ]
     try:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import atexit
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from pipetransformer.pipe._binding import WorkerPool
+from pipetransformer.pipe._binding import WorkerPool, shutdown_all_pools
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_open_workers: weakref.WeakSet[Workers] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    # A thread that still runs Python when the interpreter goes would hang in it.
-    for workers in list(_open_workers):
-        workers.close()
+# A thread that still has Python state when the interpreter goes would abort it.
+atexit.register(shutdown_all_pools)
 
 
 class Workers:
@@ -43,7 +36,6 @@ class Workers:
         self._pool = WorkerPool(num_workers, intra_op_threads)
         self.num_workers = num_workers
         self.intra_op_threads = intra_op_threads
-        _open_workers.add(self)
 
     @property
     def pool(self) -> WorkerPool:
@@ -72,10 +64,31 @@ class Workers:
             return [fn(item) for item in items]
         return self._pool.map(fn, list(items))
 
+    def drain(self, *, timeout_s: float = 30.0) -> None:
+        """Wait until every cell and call that was submitted before is over.
+
+        A backward that raises elsewhere, as in a hook, leaves its cells running: drain
+        before touching what they use. Closed workers have nothing left to wait for.
+
+        Args:
+            timeout_s: Longest wait in seconds; positive.
+
+        Raises:
+            ValueError: if ``timeout_s`` is not positive.
+            TimeoutError: if something still runs after ``timeout_s`` seconds.
+            RuntimeError: when called on a worker.
+        """
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s: expected a positive time, got {timeout_s}")
+        if not self._pool.drain(timeout_s):
+            raise TimeoutError(
+                f"workers: expected to be done within {timeout_s} s, got cells or "
+                "calls still running"
+            )
+
     def close(self) -> None:
         """Run what is queued, then end the threads; may be called again."""
         self._pool.shutdown()
-        _open_workers.discard(self)
 
     def __enter__(self) -> Workers:
         return self

@@ -30,6 +30,10 @@ def dense(num_layers=4, width=5, dtype=torch.double):
     return nn.Sequential(*layers).to(dtype)
 
 
+def linears(count):
+    return [nn.Linear(5, 5, dtype=torch.double) for _ in range(count)]
+
+
 def even_cuts(num_layers, num_stages):
     return [num_layers * k // num_stages for k in range(num_stages + 1)]
 

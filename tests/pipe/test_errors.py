@@ -85,6 +85,15 @@ def test_devices_and_workers_must_fit_the_stages():
         make_pipe(dense(), 2, 2, workers=workers)
 
 
+def test_number_of_stages_must_not_change_after_the_first_call():
+    pipe = make_pipe(dense(), 2, 2)
+    pipe(X)
+    pipe.partitions.pop(1)
+    with pytest.raises(ValueError, match="partitions: expected 2 stages as when the"):
+        pipe(X)
+    pipe.close()
+
+
 X = torch.zeros(2, 5, dtype=torch.double)
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pipetransformer.pipe import Workers, draw_scope, is_recomputing
-from tests.support.pipe_draws import FallbackScope, keyed_draws_work
+from tests.support.pipe_draws import FallbackScope, force_fallback, keyed_draws_work
 
 from .models import MODES, Functional, even_cuts, make_pipe
 
@@ -170,3 +170,29 @@ def test_all_draws_of_a_cell_repeat_when_recomputed(workers):
     pipe(x).sum().backward()
     assert torch.equal(torch.stack(draws[False]), torch.stack(draws[True][::-1]))
     assert even_cuts(1, 1) == [0, 1]
+
+
+def test_fallback_gives_the_same_draws(workers, monkeypatch):
+    x = torch.ones(8, 6)
+    pipe = make_pipe(noisy(), 4, 4, "always", workers=workers, seed=9)
+    pipe.set_draw_position(step=5, first_microbatch=0)
+    keyed = pipe(x)
+    force_fallback(monkeypatch)
+    before = torch.get_rng_state()
+    fallback = pipe(x)
+    assert torch.equal(fallback, keyed)
+    fallback.sum().backward()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_pipe_inside_a_fallback_scope_is_refused(workers, monkeypatch):
+    force_fallback(monkeypatch)
+    pipe = make_pipe(noisy(), 4, 4, "always", workers=workers)
+    x = torch.ones(8, 6)
+    loss = pipe(x).sum()
+    with draw_scope(1, 2, microbatch=3):
+        with pytest.raises(RuntimeError, match="expected a call outside any draw_sco"):
+            pipe(x)
+        with pytest.raises(RuntimeError, match="expected a call outside any draw_sco"):
+            loss.backward()
+    loss.backward()

@@ -183,7 +183,7 @@ def test_run_gives_each_microbatchs_output(workers, num_stages):
         assert torch.equal(a, e)
     with pytest.raises(RuntimeError, match="expected gradients to be off"):
         pipe.run(batches)
-    with torch.no_grad(), pytest.raises(TypeError, match="expected a tuple of argum"):
+    with torch.no_grad(), pytest.raises(TypeError, match="expected a tuple or map"):
         pipe.run([torch.ones(2, 5)])
 
 
@@ -310,6 +310,10 @@ def test_batch_norm_counts_a_microbatch_once(workers, mode):
     pipe = make_pipe(layers, 2, 4, mode, workers=workers)
     pipe(torch.randn(8, 3)).sum().backward()
     assert layers[1].num_batches_tracked == 4
+    # A norm that came after the first call counts once as well.
+    pipe.partitions[0][0] = nn.BatchNorm1d(3)
+    pipe(torch.randn(8, 3)).sum().backward()
+    assert pipe.partitions[0][0].num_batches_tracked == 4
 
 
 def test_deepcopy_and_pickle_train_on_their_own():

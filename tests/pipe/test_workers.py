@@ -4,8 +4,11 @@ import threading
 
 import pytest
 import torch
+from torch import nn
 
 from pipetransformer.pipe import Workers
+
+from .models import Functional, make_pipe
 
 DEADLINE_S = 20
 
@@ -87,6 +90,90 @@ def test_python_thread_data_survives_between_calls():
     with Workers(2) as workers:
         assert workers.map(count, range(4)) == [1, 1, 2, 2]
         assert workers.map(count, range(2)) == [3, 3]
+
+
+def test_drain_waits_for_cells_that_a_failed_backward_left_behind():
+    num_cells = 4
+    released = threading.Event()
+    ended = []
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            if len(ended) == num_cells - 1:
+                assert released.wait(DEADLINE_S)
+            ended.append(1)
+            return grad
+
+    def fail(grad):
+        raise ValueError("hook")
+
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    layers[0] = nn.Sequential(layers[0], Functional(Slow.apply))
+    layers[1].weight.register_hook(fail)
+    with Workers(2) as workers:
+        loss = make_pipe(layers, 2, num_cells, workers=workers)(torch.randn(8, 3)).sum()
+        with pytest.raises(ValueError, match="hook"):
+            loss.backward()
+        with pytest.raises(TimeoutError, match="workers: expected to be done within"):
+            workers.drain(timeout_s=0.01)
+        assert len(ended) < num_cells
+        released.set()
+        workers.drain(timeout_s=DEADLINE_S)
+        assert len(ended) == num_cells
+
+
+def test_drain_waits_for_the_calls_of_a_single_worker():
+    started, released = threading.Event(), threading.Event()
+    ended = []
+
+    def hold(x):
+        started.set()
+        assert released.wait(DEADLINE_S)
+        ended.append(1)
+        return x
+
+    with Workers(1) as workers:
+        pipe = make_pipe(nn.Sequential(Functional(hold)), 1, 2, workers=workers)
+        caller = threading.Thread(target=pipe, args=(torch.zeros(2, 1),))
+        caller.start()
+        assert started.wait(DEADLINE_S)
+        with pytest.raises(TimeoutError, match="calls still running"):
+            workers.drain(timeout_s=0.01)
+        released.set()
+        workers.drain(timeout_s=DEADLINE_S)
+        assert len(ended) == 2
+        caller.join(DEADLINE_S)
+
+
+def test_drain_needs_no_wait_when_nothing_runs():
+    workers = Workers(2)
+    workers.drain()
+    workers.map(abs, [1, 2])
+    workers.drain()
+    workers.close()
+    workers.drain()
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
+def test_drain_needs_a_positive_time(timeout_s):
+    with (
+        Workers(1) as workers,
+        pytest.raises(ValueError, match="timeout_s: expected a positive time, got"),
+    ):
+        workers.drain(timeout_s=timeout_s)
+
+
+def test_drain_on_a_worker_is_refused():
+    with (
+        Workers(2) as workers,
+        pytest.raises(RuntimeError, match="expected a call from outside"),
+    ):
+        workers.map(lambda _: workers.drain(), [0, 1])
 
 
 def test_call_on_a_worker_is_refused():

@@ -1,6 +1,6 @@
 """Private names of the pipe room's random draws, for its tests."""
 
-from pipetransformer.pipe import draw_scope
+from pipetransformer.pipe import _binding, draw_scope
 from pipetransformer.pipe._binding import DrawScope, keyed_draws_work
 
 
@@ -11,4 +11,9 @@ class FallbackScope(draw_scope):
         self._scope = DrawScope(seed, step, microbatch, layer, False)
 
 
-__all__ = ["FallbackScope", "keyed_draws_work"]
+def force_fallback(monkeypatch):
+    """Let pipes and draw scopes work as where the mechanism is not available."""
+    monkeypatch.setattr(_binding, "keyed_draws_work", lambda: False)
+
+
+__all__ = ["FallbackScope", "force_fallback", "keyed_draws_work"]

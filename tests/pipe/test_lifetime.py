@@ -1,0 +1,179 @@
+"""Threads and lifetime: what keeps a pipe, its threads and its graphs alive."""
+
+import gc
+import os
+import subprocess
+import sys
+import time
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from pipetransformer.pipe import Pipe, Workers
+
+from .models import MODES, Functional, dense, grads, linears, make_pipe
+
+DEADLINE_S = 20
+
+
+def num_threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def wait_for_threads(expected):
+    # A joined thread leaves /proc a moment later.
+    deadline = time.monotonic() + DEADLINE_S
+    while num_threads() > expected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return num_threads()
+
+
+def test_threads_end_with_close_and_with_deletion():
+    pipe = make_pipe(dense(), 4, 2)
+    before = num_threads()
+    pipe(torch.randn(4, 5, dtype=torch.double)).sum().backward()
+    assert num_threads() == before + 4
+    pipe.close()
+    pipe.close()
+    assert wait_for_threads(before) == before
+    pipe(torch.randn(4, 5, dtype=torch.double)).sum().backward()
+    assert num_threads() == before + 4
+    del pipe
+    assert wait_for_threads(before) == before
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_hook_that_refers_to_the_pipe_does_not_keep_it(mode):
+    gc.collect()
+    before = num_threads()
+    pipe = make_pipe(nn.Sequential(*linears(2)), 2, 2, mode)
+    pipe.partitions[0].register_forward_hook(lambda *_, pipe=pipe: None)
+    pipe(torch.randn(4, 5, dtype=torch.double)).sum().backward()
+    assert num_threads() == before + 2
+    alive = weakref.ref(pipe)
+    del pipe
+    gc.collect()
+    assert alive() is None
+    assert wait_for_threads(before) == before
+
+
+def test_refused_backward_leaves_the_hooks_of_parameters():
+    layers = nn.Sequential(*linears(2))
+    calls = []
+    layers[0].weight.register_hook(lambda grad: calls.append(1))
+    x = torch.randn(4, 5, dtype=torch.double)
+    with Workers(2) as closed:
+        refused = make_pipe(layers, 2, 2, workers=closed)(x).sum()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="expected open workers, got closed"):
+            refused.backward()
+    pipe = make_pipe(layers, 2, 2)
+    for _ in range(2):  # with the refused graph alive, then without
+        calls.clear()
+        pipe(x).sum().backward()
+        assert calls == [1]
+        refused = None
+    pipe.close()
+
+
+def test_backward_works_after_the_pipe_is_gone():
+    layers = dense()
+    pipe = make_pipe(layers, 4, 2)
+    loss = pipe(torch.randn(4, 5, dtype=torch.double)).sum()
+    del pipe
+    loss.backward()
+    assert all(g is not None for g in grads(layers))
+
+
+def test_two_pipes_in_turn_share_workers():
+    with Workers(2) as workers:
+        pipes = [make_pipe(dense(), 2, 3, workers=workers) for _ in range(2)]
+        for _ in range(3):
+            losses = [p(torch.randn(6, 5, dtype=torch.double)).sum() for p in pipes]
+            for loss in losses:
+                loss.backward()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dropping_the_result_frees_activations(mode):
+    seen = []
+
+    def remember(x):
+        y = x * 2
+        seen.append(weakref.ref(y))
+        return y.sin()
+
+    layers = nn.Sequential(
+        nn.Sequential(linears(1)[0], Functional(remember)),
+        nn.Sequential(linears(1)[0], Functional(remember)),
+    )
+    pipe = make_pipe(layers, 2, 3, mode)
+    y = pipe(torch.randn(6, 5, dtype=torch.double))
+    out = weakref.ref(y)
+    gc.disable()
+    try:
+        del y
+        assert out() is None
+        assert all(ref() is None for ref in seen)
+    finally:
+        gc.enable()
+    pipe.close()
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "",
+        "del pipe",
+        "keep = [pending]; keep.append(keep); gc.disable(); del pipe, pending, keep",
+    ],
+    ids=["pipe alive", "graph alive", "graph in a garbage cycle"],
+)
+def test_interpreter_exits_with_threads_alive(ending):
+    code = f"""
+import gc
+import torch
+from torch import nn
+from pipetransformer.pipe import Pipe
+pipe = Pipe(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), chunks=2)
+loss = pipe(torch.randn(4, 4)).sum()
+loss.backward()
+pending = pipe(torch.randn(4, 4)).sum()
+{ending}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_child_neither_joins_nor_breaks_the_parent():
+    pipe = make_pipe(dense(), 2, 2)
+    x = torch.randn(4, 5, dtype=torch.double)
+    pipe(x)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            pipe._own_workers.close()
+            del pipe
+            gc.collect()
+            code = 0
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + DEADLINE_S
+    done, status = os.waitpid(pid, os.WNOHANG)
+    while done == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+        done, status = os.waitpid(pid, os.WNOHANG)
+    assert done == pid and status == 0
+    pipe(x).sum().backward()
+    pipe.close()
+
+
+def test_closed_workers_are_refused():
+    workers = Workers(2)
+    pipe = Pipe.from_plan(dense(), cuts=[0, 2, 4], num_microbatches=2, workers=workers)
+    workers.close()
+    with pytest.raises(RuntimeError, match="expected open workers, got closed ones"):
+        pipe(torch.randn(4, 5, dtype=torch.double))

@@ -127,11 +127,16 @@ class Session:
         if self._plane.failure is None:
             self._plane.fail("user code", f"{type(error).__name__}: {error}")
         directory = run.config.checkpoint.directory
-        if directory and director.replica and run.consistent and run.is_finite():
-            path = checkpoint.path_of_step(directory, run.state.step)
-            try:
-                persistence.save(run, director.replica, path)
-            except Exception as problem:  # the error that brought us here matters more
-                _LOG.error("emergency checkpoint %s: %s", path, problem)
-            else:
-                _LOG.warning("emergency checkpoint: %s", path)
+        if not directory or director.replica is None or not run.consistent:
+            return
+        path = checkpoint.path_of_step(directory, run.state.step)
+        try:
+            # Cells of a backward that broke off may still be running.
+            director.replica.workers.drain()
+            if not run.is_finite():
+                return
+            persistence.save(run, director.replica, path)
+        except Exception as problem:  # the error that brought us here matters more
+            _LOG.error("emergency checkpoint %s: %s", path, problem)
+        else:
+            _LOG.warning("emergency checkpoint: %s", path)

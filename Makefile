@@ -31,7 +31,7 @@ test: build
 	$(PY) -m pytest
 
 seeds: build
-	$(PY) benchmarks/demo_seeds.py
+	$(PY) benchmarks/demo_seeds.py --json benchmarks/results/demo_seeds.json
 
 lint: build
 	$(PY) -m ruff check .

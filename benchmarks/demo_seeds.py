@@ -9,7 +9,11 @@ one line per seed and the mean; ends with status 1 if the mean differs by more t
 """
 
 import argparse
+import datetime
+import importlib.metadata
 import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -28,6 +32,7 @@ def parse_args() -> argparse.Namespace:
     add("--tolerance", type=float, default=1.0, help="points of accuracy")
     add("--timeout", type=float, default=600.0, help="seconds per run")
     add("--out", type=Path, default=Path("runs/seeds"), metavar="DIR")
+    add("--json", type=Path, metavar="PATH", help="write the figures here too")
     return parser.parse_args()
 
 
@@ -57,21 +62,43 @@ def final_accuracy(args: argparse.Namespace, seed: int, flags: list[str]) -> flo
     return 100.0 * float(summary["final_accuracy"])
 
 
+def write_json(path: Path, rows: list[dict[str, float]], mean: float) -> None:
+    """Write test accuracies in percent and differences in points."""
+    content = {
+        "name": "demo_seeds",
+        "date": datetime.date.today().isoformat(),
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "gpu": None,
+            "torch": importlib.metadata.version("torch"),
+        },
+        "unit": "percent of test accuracy; difference in points",
+        "rows": rows,
+        "mean_difference": mean,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def main() -> int:
     args = parse_args()
     static_flags = ["--no-freeze", f"--static={args.processes}"]
-    differences = []
+    rows = []
     print("seed  elastic  static  difference (points)")
     for seed in args.seeds:
         elastic = final_accuracy(args, seed, [])
         static = final_accuracy(args, seed, static_flags)
-        differences.append(elastic - static)
+        row = {"seed": seed, "elastic": elastic, "static": static}
+        rows.append({**row, "difference": elastic - static})
         print(
-            f"{seed:4}  {elastic:7.2f}  {static:6.2f}  {differences[-1]:+.2f}",
+            f"{seed:4}  {elastic:7.2f}  {static:6.2f}  {elastic - static:+.2f}",
             flush=True,
         )
-    mean = statistics.fmean(differences)
-    print(f"mean difference {mean:+.2f} points over {len(differences)} seeds")
+    mean = statistics.fmean(row["difference"] for row in rows)
+    print(f"mean difference {mean:+.2f} points over {len(rows)} seeds")
+    if args.json is not None:
+        write_json(args.json, rows, mean)
     return int(abs(mean) > args.tolerance)
 
 

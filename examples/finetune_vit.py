@@ -126,6 +126,11 @@ def main() -> None:
         config=make_config(args),
     )
     with engine:
+        if engine.is_main:
+            print(
+                f"a slot may hold {args.slot_memory} MiB; on CPU this limit is the "
+                "planner's account, not a physical one"
+            )
         for epoch in engine.epochs(args.epochs):
             for batch in engine.batches(train_set, batch_size=args.batch_size):
                 engine.step(batch)

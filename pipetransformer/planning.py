@@ -204,8 +204,19 @@ def propose(run: Run, replica: Replica | None) -> Proposal | None:
         policy=run.policy.state_dict(),
         frozen_units=decision.units,
         seed=run.config.seed,
-        reason="; ".join([decision.reason, *plan.reasons[:1]]),
+        reason="; ".join([decision.reason, *_why(plan)]),
     )
+
+
+def _why(plan: Plan) -> list[str]:
+    """Return why the plan was chosen, and in short what did not fit."""
+    unfit = [
+        reason.partition(" does not fit")[0]
+        for reason in plan.reasons
+        if " does not fit" in reason
+    ]
+    short = [f"{', '.join(unfit)} would not fit"] if unfit else []
+    return [*plan.reasons[:1], *short]
 
 
 def _runs_alike(plan: Plan, other: Plan) -> bool:

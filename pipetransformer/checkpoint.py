@@ -89,7 +89,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         pickle.UnpicklingError,
         zipfile.BadZipFile,
     ) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        first = str(error).partition(". ")[0].partition("\n")[0] or type(error).__name__
         raise ValueError(f"{what}: expected a complete file, got: {first}") from error
     found = content.get("format") if isinstance(content, dict) else None
     if found != _FORMAT:

@@ -355,3 +355,43 @@ def test_a_policy_serves_one_engine():
     make_engine(freeze=policy)
     with pytest.raises(ValueError, match="policy: expected a new one"):
         make_engine(freeze=policy)
+
+
+def one_replica_on_two_nodes(rank):
+    os.environ.update(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0", GROUP_RANK=str(rank))
+    settings = config(plan=pt.PlanConfig(max_replicas=1))
+    engine = make_engine(freeze=schedule(0), config=settings)
+    with engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(48), 12):
+                engine.step(batch)
+        nodes = engine._session.run.info.num_nodes
+    return nodes, [e.unique_samples for e in engine.history.epochs]
+
+
+@pytest.mark.distributed
+def test_nodes_without_a_replica_own_no_samples():
+    first, _ = run_ranks(one_replica_on_two_nodes, 2, timeout_s=60)
+    assert first == (2, [48])
+
+
+def frozen_counts(folder, *, stop=None, resume=False):
+    settings = config(
+        plan=pt.PlanConfig(num_microbatches=1),
+        checkpoint=pt.CheckpointConfig(directory=str(folder), resume=resume),
+    )
+    policy = pt.freeze.AlphaCap(1 / 3, gradient_term=True)
+    engine = make_engine(freeze=policy, config=settings)
+    with engine:
+        for epoch in engine.epochs(5):
+            if epoch == stop:
+                break
+            for batch in engine.batches(ToySet(24), 12):
+                engine.step(batch)
+    return [e.shape.num_frozen_layers for e in engine.history.epochs]
+
+
+def test_resume_takes_the_freeze_decision_that_the_statistics_gave(tmp_path):
+    whole = frozen_counts(tmp_path / "whole")
+    assert frozen_counts(tmp_path / "part", stop=1) == whole[:1]
+    assert frozen_counts(tmp_path / "part", resume=True) == whole[1:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
@@ -115,7 +115,7 @@ def batches(
     num_workers: int = 0,
     pin_memory: bool = False,
     lazy: bool | None = None,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Load the batches of the sampler's next pass.
 
     Args:
@@ -240,7 +240,7 @@ def _load(
     *,
     num_workers: int,
     pin_memory: bool,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     loader: DataLoader[_Share] = DataLoader(
         shares,
         batch_sampler=lists,

@@ -73,7 +73,7 @@ class Director:
             The epoch that begins, or None when all are done.
         """
         run = self.run
-        with run.guarded():
+        with run.guarded(), run.clock.phase("transformation"):
             if self._stands_by:
                 message = run.script.follow("epoch", or_finish=True)
                 epoch = message.get("epoch")
@@ -104,9 +104,10 @@ class Director:
         if wanted.directory is None or not self.is_lead:
             return
         if run.state.epoch % wanted.every_epochs == 0 and run.is_finite():
-            path = checkpoint.path_of_step(wanted.directory, run.state.step)
-            persistence.save(run, self.replica, path)
-            checkpoint.prune(wanted.directory, wanted.keep)
+            with run.clock.phase("checkpoint"):
+                path = checkpoint.path_of_step(wanted.directory, run.state.step)
+                persistence.save(run, self.replica, path)
+                checkpoint.prune(wanted.directory, wanted.keep)
 
     def first_plan(self, workload: Workload) -> None:
         """Profile on the lead and put the first plan in force, on all ranks."""
@@ -116,12 +117,14 @@ class Director:
         with run.guarded():
             if self.is_lead:
                 persistence.check_resumed_pass(run)
-            agree_on_profile(run, lead=self.is_lead)
+            with run.clock.phase("profile"):
+                agree_on_profile(run, lead=self.is_lead)
             # The protocol's deadline begins when every rank has come here.
             run.plane.gather("first plan", b"", phase="before the first plan")
             start = time.perf_counter()
-            proposal = propose(run, self.replica) if self.is_lead else None
-            outcome = self._take_part(run.plan_epoch + 1, proposal, start)
+            with run.clock.phase("transformation"):
+                proposal = propose(run, self.replica) if self.is_lead else None
+                outcome = self._take_part(run.plan_epoch + 1, proposal, start)
         if not self.has_plan:
             raise PeerFailure(
                 None,
@@ -180,7 +183,7 @@ class Director:
             replica.prefix.refresh()
         run.freezer.train(True)
         self._left = False
-        self._pass = run.current_pass = Pass(run, self._shape(replica))
+        self._pass = run.current_pass = Pass(run, replica, self._shape(replica))
         return sampler
 
     def leave_pass(self) -> None:
@@ -197,7 +200,7 @@ class Director:
         if counted is None:
             return
         self._pass = run.current_pass = None
-        with run.guarded():
+        with run.guarded(), run.clock.phase("pass_end"):
             record = counted.close(run, self.active())
             self._settle_buffers()
             run.history.epochs.append(record)
@@ -233,7 +236,7 @@ class Director:
         if not within:
             self.finish_pass()
         result: dict[str, float]
-        with run.guarded():
+        with run.guarded(), run.clock.phase("evaluate"):
             if self._stands_by:
                 result = run.script.follow("evaluate")["metrics"]
             else:

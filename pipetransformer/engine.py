@@ -207,14 +207,15 @@ class PipeTransformer:
         sampler = director.begin_pass(len(dataset), batch_size, drop_last)
         if sampler is None:
             return
+        loaded = batches(
+            dataset,
+            sampler,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+        )
         try:
-            yield from batches(
-                dataset,
-                sampler,
-                collate_fn=collate_fn,
-                num_workers=num_workers,
-                pin_memory=pin_memory,
-            )
+            yield from director.run.clock.each("data", loaded)
         finally:
             director.leave_pass()
         director.finish_pass()

@@ -22,6 +22,7 @@ from pipetransformer.autocache import (
     hash_rows,
 )
 from pipetransformer.pipe import Workers
+from pipetransformer.report.clock import Clock
 from pipetransformer.rows import (
     call_layers,
     flat_tensors,
@@ -41,14 +42,20 @@ class FrozenPrefix:
         layers: All layers of the user's Sequential.
         boundary: Number of frozen layers, >= 1; they must be in eval mode.
         workers: The pipeline's workers; misses are spread over them.
+        clock: Is told what goes into reading, computing and writing.
     """
 
     def __init__(
-        self, layers: Sequence[nn.Module], boundary: int, workers: Workers
+        self,
+        layers: Sequence[nn.Module],
+        boundary: int,
+        workers: Workers,
+        clock: Clock,
     ) -> None:
         self.boundary = boundary
         self._layers = list(layers)[:boundary]
         self._workers = workers
+        self._clock = clock
         self._chain: list[int] = []
         self.refusal = cacheable(self._layers)
         if self.refusal is not None:
@@ -91,8 +98,9 @@ class FrozenPrefix:
         """
         if cache is None or ids is None or self.refusal is not None:
             return self._run(inputs(), 0, whole)
-        hashes = keys if keys is not None else hash_rows(*tensors_of(inputs()))
-        found = cache.fetch(ids, chain=self._chain, input_hashes=hashes)
+        with self._clock.phase("cache_read"):
+            hashes = keys if keys is not None else hash_rows(*tensors_of(inputs()))
+            found = cache.fetch(ids, chain=self._chain, input_hashes=hashes)
         complete = len(found) == 1 and len(found[0].rows) == len(ids)
         if whole and not complete:
             found = []
@@ -100,7 +108,8 @@ class FrozenPrefix:
             return self._advance(found[0], whole)
         result = self._assemble(inputs, found, len(ids), whole)
         if write:
-            self._store(cache, ids, result, hashes, found)
+            with self._clock.phase("cache_write"):
+                self._store(cache, ids, result, hashes, found)
         return result
 
     def _store(
@@ -170,7 +179,7 @@ class FrozenPrefix:
         def forward(piece: Any) -> Any:
             return call_layers(layers, piece)
 
-        with torch.no_grad():
+        with self._clock.phase("prefix"), torch.no_grad():
             if pieces == 1:
                 return forward(inputs)
             ends = [rows * i // pieces for i in range(pieces + 1)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -113,6 +114,34 @@ class ActiveModel(nn.Module):
     def _nothing(self) -> Tensor:
         used = [p for p in self.pipe.parameters() if p.requires_grad]
         return torch.stack([p.reshape(-1)[:0].sum() for p in used]).sum()
+
+
+class LastGradient:
+    """Notes when backward has accumulated the last gradient of a replica.
+
+    Backward reaches the first trainable layer last; what it waits for after that is
+    the other replicas and the rest of the all-reduce.
+
+    Args:
+        layers: The active layers in order.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        self.at = 0.0
+        trainable = ([p for p in x.parameters() if p.requires_grad] for x in layers)
+        first = next((found for found in trainable if found), [])
+        self._handles = [
+            p.register_post_accumulate_grad_hook(self._note) for p in first  # type: ignore[no-untyped-call]
+        ]
+
+    def _note(self, _: Tensor) -> None:
+        self.at = time.perf_counter()
+
+    def forget(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
 
 def wrap(model: ActiveModel, group: ActiveGroup) -> DistributedDataParallel:

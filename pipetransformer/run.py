@@ -20,6 +20,7 @@ from pipetransformer.config import Config
 from pipetransformer.layout import Layout
 from pipetransformer.memory import available_bytes
 from pipetransformer.planner import Cluster, Profile
+from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.script import ScriptLog
 from pipetransformer.state import OptimizerFactory, SchedulerFactory, TrainingState
@@ -101,6 +102,7 @@ class Run:
         self.recipe = recipe
         self.config = recipe.config
         self.plane = plane
+        self.clock = Clock()
         self.info: LaunchInfo = plane.info
         self.script = ScriptLog(plane)
         self.state = TrainingState(recipe.model)

@@ -10,6 +10,7 @@ import torch
 
 from pipetransformer import checkpoint, persistence
 from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
+from pipetransformer.config import CheckpointConfig
 from pipetransformer.director import Director
 from pipetransformer.replica import warm_up
 from pipetransformer.run import Recipe, Run
@@ -41,6 +42,10 @@ class Session:
             PeerFailure: a rank died meanwhile.
         """
         run, wanted = self.run, self.run.config.checkpoint
+        with run.clock.phase("open"):
+            return self._open(run, wanted)
+
+    def _open(self, run: Run, wanted: CheckpointConfig) -> Director:
         try:
             self._exits.callback(self._plane.close)
             self._exits.enter_context(self._plane.termination())
@@ -98,23 +103,30 @@ class Session:
         if director is None:
             return
         try:
-            if error is None:
-                try:
-                    self._end_together(director)
-                except BaseException as late:
-                    self._end_badly(director, late)
-                    raise
-            else:
-                self._end_badly(director, error)
+            with self.run.clock.phase("close"):
+                self._end(director, error)
         finally:
-            director.close()
-            self.run.close()
-            self._exits.close()
             self.run.history.total_seconds = time.perf_counter() - self._started
+            self.run.history.phase_seconds = self.run.clock.seconds()
         failure = self._plane.failure
         bare = isinstance(error, RuntimeError) and not isinstance(error, PeerFailure)
         if failure is not None and bare and failure.rank != self.run.info.rank:
             raise failure from error
+
+    def _end(self, director: Director, error: BaseException | None) -> None:
+        try:
+            if error is not None:
+                self._end_badly(director, error)
+                return
+            try:
+                self._end_together(director)
+            except BaseException as late:
+                self._end_badly(director, late)
+                raise
+        finally:
+            director.close()
+            self.run.close()
+            self._exits.close()
 
     def _end_together(self, director: Director) -> None:
         with self.run.guarded():

@@ -20,9 +20,11 @@ from pipetransformer.transformation import Replica
 class Pass:
     """Counts what one pass over the training set really did, over all replicas."""
 
-    def __init__(self, run: Run, shape: PlanShape) -> None:
+    def __init__(self, run: Run, replica: Replica, shape: PlanShape) -> None:
         self._shape = shape
         self._start = time.perf_counter()
+        self._spent = run.clock.seconds()
+        self._busy = replica.workers.cpu_seconds()
         self._first_step = run.state.step
         self._loss_sum = 0.0
         self._rows = 0
@@ -79,6 +81,13 @@ class Pass:
             train_loss=sum(p["loss_sum"] for p in parts) / rows if rows else math.nan,
             cache_hits=sum(part["hits"] for part in parts),
             cache_misses=sum(part["misses"] for part in parts),
+            phase_seconds=run.clock.since(self._spent),
+            worker_seconds=[
+                now - before
+                for now, before in zip(
+                    replica.workers.cpu_seconds(), self._busy, strict=True
+                )
+            ],
         )
 
 
@@ -98,14 +107,15 @@ def forward_loss(
     bundle = batch if isinstance(batch, Batch) else None
     if replica.ddp is None:
         raise RuntimeError("forward of a replica that was retired; please report")
-    with run.guarded():
-        outputs = replica.ddp(batch)
-    if bundle is not None and bundle.rows == 0:
-        loss: Tensor = outputs
-    else:
-        wanted = bundle.targets if bundle is not None else targets
-        loss = run.recipe.loss(outputs, wanted)
-    _finite(run, loss)
+    with run.clock.phase("forward"):
+        with run.guarded():
+            outputs = replica.ddp(batch)
+        if bundle is not None and bundle.rows == 0:
+            loss: Tensor = outputs
+        else:
+            wanted = bundle.targets if bundle is not None else targets
+            loss = run.recipe.loss(outputs, wanted)
+        _finite(run, loss)
     return loss
 
 
@@ -124,8 +134,11 @@ def backward(
     size = replica.group.size
     if batch is not None and rows > 0 and rows * size != batch.global_rows:
         loss = loss * (size * rows / batch.global_rows)
-    with run.guarded():
-        loss.backward()  # type: ignore[no-untyped-call]
+    with run.clock.phase("backward"):
+        with run.guarded():
+            loss.backward()  # type: ignore[no-untyped-call]
+        if size > 1:
+            run.clock.split("all_reduce", replica.last_gradient.at)
     if run.gradients is not None:
         run.gradients.accumulate(replica.plan.boundary)
     if run.current_pass is not None:
@@ -169,12 +182,13 @@ def update(run: Run, replica: Replica) -> None:
     state = run.state
     if state.optimizer is None:
         raise RuntimeError("step without an optimizer; please report")
-    if run.config.clip_grad_norm is not None:
-        active = [p for p in replica.active_model.parameters() if p.requires_grad]
-        nn.utils.clip_grad_norm_(active, run.config.clip_grad_norm)
-    state.optimizer.step()
-    if state.scheduler is not None:
-        run.consistent = False
-        state.scheduler.step()
-        run.consistent = True
-    state.optimizer.zero_grad(set_to_none=True)
+    with run.clock.phase("optimizer"):
+        if run.config.clip_grad_norm is not None:
+            active = [p for p in replica.active_model.parameters() if p.requires_grad]
+            nn.utils.clip_grad_norm_(active, run.config.clip_grad_norm)
+        state.optimizer.step()
+        if state.scheduler is not None:
+            run.consistent = False
+            state.scheduler.step()
+            run.consistent = True
+        state.optimizer.zero_grad(set_to_none=True)

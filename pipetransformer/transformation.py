@@ -35,7 +35,7 @@ from pipetransformer.pipe import Pipe, Workers
 from pipetransformer.planner import Plan
 from pipetransformer.prefix import FrozenPrefix
 from pipetransformer.proposal import Proposal
-from pipetransformer.replica import ActiveModel, DrawPosition, wrap
+from pipetransformer.replica import ActiveModel, DrawPosition, LastGradient, wrap
 from pipetransformer.run import Run
 from pipetransformer.state import allocate, load_optimizer, pack_optimizer
 
@@ -54,6 +54,7 @@ class Replica:
         pipe: The pipeline of the active layers.
         active_model: What DDP wraps.
         ddp: What the user sees as ``engine.model``.
+        last_gradient: When backward has made this replica's last gradient.
     """
 
     plan: Plan
@@ -63,10 +64,12 @@ class Replica:
     pipe: Pipe
     active_model: ActiveModel
     ddp: DistributedDataParallel | None
+    last_gradient: LastGradient
 
     def retire(self, *, keep_group: bool) -> None:
         """Drop DDP, pipeline and workers; the group too unless it is kept."""
         self.active_model.retire()
+        self.last_gradient.forget()
         self.ddp = None
         self.pipe.close()
         self.workers.close()
@@ -231,7 +234,7 @@ def _rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
     workers = Workers(plan.num_stages, intra_op_threads=run.threads_per_stage)
     prefix = None
     if plan.boundary > 0:
-        prefix = FrozenPrefix(layers, plan.boundary, workers)
+        prefix = FrozenPrefix(layers, plan.boundary, workers, run.clock)
         if run.workload is not None and prefix.refusal is None:
             run.open_cache("train", run.workload.num_samples)
     pipe = Pipe.from_plan(
@@ -261,4 +264,5 @@ def _rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         pipe=pipe,
         active_model=model,
         ddp=ddp,
+        last_gradient=LastGradient(layers[plan.boundary :]),
     )

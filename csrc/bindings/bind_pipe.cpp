@@ -47,6 +47,10 @@ void bind_workers(py::module_& m) {
       .def("map", &map_on_pool, py::arg("fn"), py::arg("items"))
       .def("drain", &drain_pool, py::arg("timeout_s"))
       .def(
+          "cpu_seconds",
+          &pipe::WorkerPool::cpu_seconds,
+          py::call_guard<py::gil_scoped_release>())
+      .def(
           "shutdown",
           &pipe::WorkerPool::shutdown,
           py::call_guard<py::gil_scoped_release>());

@@ -1,13 +1,17 @@
 #include "pipe/worker_pool.h"
 
+#include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -47,6 +51,20 @@ class Worker {
     if (thread_.joinable()) {
       thread_.join();
     }
+  }
+
+  double cpu_seconds() {
+    clockid_t clock{};
+    const int status = pthread_getcpuclockid(thread_.native_handle(), &clock);
+    timespec used{};
+    if (status != 0 || clock_gettime(clock, &used) != 0) {
+      throw std::system_error(
+          status != 0 ? status : errno,
+          std::generic_category(),
+          "processor time of a worker");
+    }
+    return static_cast<double>(used.tv_sec) +
+        1e-9 * static_cast<double>(used.tv_nsec);
   }
 
   bool is_current() const noexcept {
@@ -171,6 +189,21 @@ std::vector<std::future<void>> WorkerPool::when_done() {
     worker->push([done] { done->set_value(); });
   }
   return futures;
+}
+
+std::vector<double> WorkerPool::cpu_seconds() const {
+  std::vector<double> seconds;
+  if (state_->owner != getpid()) {
+    return seconds;
+  }
+  const std::lock_guard lock(state_->submitting);  // no join meanwhile
+  if (state_->closed) {
+    return seconds;
+  }
+  for (const auto& worker : state_->workers) {
+    seconds.push_back(worker->cpu_seconds());
+  }
+  return seconds;
 }
 
 void WorkerPool::shutdown() {

@@ -86,6 +86,14 @@ class Workers:
                 "calls still running"
             )
 
+    def cpu_seconds(self) -> list[float]:
+        """Return the processor seconds that each worker has used so far.
+
+        What a worker waits is not in it, nor what other intra-op threads compute for
+        it. Empty once the workers are closed.
+        """
+        return self._pool.cpu_seconds()
+
     def close(self) -> None:
         """Run what is queued, then end the threads; may be called again."""
         self._pool.shutdown()

@@ -1,5 +1,6 @@
 """Room ``report``: what a run did, for people and for programs."""
 
+from pipetransformer.report.clock import Clock
 from pipetransformer.report.console import (
     closing_table,
     epoch_line,
@@ -14,6 +15,7 @@ from pipetransformer.report.history import (
 )
 
 __all__ = [
+    "Clock",
     "EpochRecord",
     "History",
     "PlanShape",

@@ -52,6 +52,9 @@ class EpochRecord:
         cache_hits: Samples whose frozen activations came from the cache.
         cache_misses: Samples of a frozen prefix that had to be computed.
         metrics: What the last evaluation after the pass returned.
+        phase_seconds: The lead's wall time of the pass by phase, see `Clock`; what the
+            pass's end itself takes is in the run's.
+        worker_seconds: Processor seconds of each of the lead's stages in the pass.
     """
 
     epoch: int
@@ -64,6 +67,8 @@ class EpochRecord:
     cache_hits: int
     cache_misses: int
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    worker_seconds: list[float] = dataclasses.field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record in the summary's format."""
@@ -80,6 +85,8 @@ class EpochRecord:
             "metrics": self.metrics,
             "cache_hits": self.cache_hits,
             "cache_misses": self.cache_misses,
+            "phase_seconds": self.phase_seconds,
+            "worker_seconds": self.worker_seconds,
         }
 
 
@@ -127,6 +134,8 @@ class History:
         first_plan: How the run began.
         transformations: Changes of plan after the first.
         total_seconds: Wall time from opening to closing the engine.
+        phase_seconds: The lead's wall time by phase, see `Clock`; it adds up to the
+            total but for the connection to the store, which comes before.
     """
 
     world_size: int
@@ -137,6 +146,7 @@ class History:
         default_factory=list
     )
     total_seconds: float = 0.0
+    phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def add(self, record: TransformationRecord) -> None:
         """Append a transformation; one without a plan before it is the first plan."""
@@ -163,6 +173,7 @@ class History:
             "transformations": [record.to_json() for record in self.transformations],
             "final_accuracy": self.final_accuracy,
             "total_seconds": self.total_seconds,
+            "phase_seconds": self.phase_seconds,
         }
 
 

@@ -1,0 +1,182 @@
+"""Rivals without the engine: plain DistributedDataParallel, and a given pipeline.
+
+They train on the batches of the same sampler, so the only difference is the system.
+Nothing of ``pipetransformer`` computes here; its clock and its records do the
+book-keeping.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import _workload
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from vit_digits import Digits, accuracy, load_split
+
+import pipetransformer as pt
+from pipetransformer.data import ElasticSampler
+
+DEADLINE = datetime.timedelta(seconds=120)
+EVAL_ROWS = 64
+
+
+class PlainLoop:
+    """An ordinary training loop over one replica's part of each global batch.
+
+    Args:
+        call: Gives outputs for inputs; its backward averages over replicas.
+        model: Holds the parameters.
+        args: Of the worker: ``seed`` and ``epochs``.
+        shape: K, R and M, for the records.
+        rank: Of this replica.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Tensor], Any],
+        model: nn.Sequential,
+        args: argparse.Namespace,
+        shape: pt.report.PlanShape,
+        rank: int,
+    ) -> None:
+        self._call = call
+        self._model = model
+        self._shape = shape
+        self._rank = rank
+        self._train_set, self._test_set = load_split()
+        self._sampler = ElasticSampler(
+            len(self._train_set),
+            _workload.BATCH_SIZE,
+            seed=args.seed,
+            replicas_on_node=shape.num_replicas,
+            replica_on_node=rank,
+        )
+        steps = args.epochs * self._sampler.num_batches
+        self._optimizer = _workload.make_optimizer(model, model.parameters())
+        self._scheduler = _workload.make_scheduler(steps, self._optimizer)
+        self._clock = pt.report.Clock()
+        self.history = pt.report.History(world_size=shape.num_replicas, seed=args.seed)
+
+    def run(self, epochs: int) -> None:
+        """Train and evaluate each epoch, and record them."""
+        for epoch in range(epochs):
+            record = self._train(epoch)
+            with self._clock.phase("evaluate"):
+                record.metrics.update(self._evaluate(self._test_set))
+            self.history.epochs.append(record)
+        self.history.phase_seconds = self._clock.seconds()
+
+    def _train(self, epoch: int) -> pt.report.EpochRecord:
+        start, before = time.perf_counter(), self._clock.seconds()
+        self._sampler.set_epoch(epoch)
+        loader = DataLoader(self._train_set, batch_sampler=self._sampler)
+        self._model.train()
+        loss_sum, batches = 0.0, iter(loader)
+        for batch in range(len(loader)):
+            with self._clock.phase("data"):
+                inputs, targets = next(batches)
+            loss_sum += self._step(inputs, targets, self._sampler.global_rows(batch))
+        samples = len(self._train_set)
+        return pt.report.EpochRecord(
+            epoch=epoch,
+            shape=self._shape,
+            samples=samples,
+            unique_samples=samples,
+            optimizer_steps=len(loader),
+            seconds=time.perf_counter() - start,
+            train_loss=loss_sum / len(loader),  # of this replica
+            cache_hits=0,
+            cache_misses=0,
+            phase_seconds=self._clock.since(before),
+        )
+
+    def _step(self, inputs: Tensor, targets: Tensor, global_rows: int) -> float:
+        with self._clock.phase("forward"):
+            loss = nn.functional.cross_entropy(_tensor(self._call(inputs)), targets)
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise FloatingPointError(f"loss: expected a finite one, got {value}")
+        with self._clock.phase("backward"):
+            share = self._shape.num_replicas * len(targets) / global_rows
+            (loss * share).backward()
+        with self._clock.phase("optimizer"):
+            self._optimizer.step()
+            self._scheduler.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        return value
+
+    def _evaluate(self, test_set: Digits) -> dict[str, float]:
+        inputs, targets = test_set.tensors()
+        size = self._shape.num_replicas
+        share = slice(
+            len(targets) * self._rank // size, len(targets) * (self._rank + 1) // size
+        )
+        self._model.eval()
+        with torch.no_grad():
+            outputs = [
+                _tensor(self._call(rows)) for rows in inputs[share].split(EVAL_ROWS)
+            ]
+        right = accuracy(torch.cat(outputs), targets[share]).double().sum()
+        if size > 1:
+            dist.all_reduce(right)
+        return {"accuracy": float(right) / len(targets)}
+
+
+def _tensor(outputs: Any) -> Tensor:
+    """Return a pipeline's outputs; old ones hand out a remote reference to them."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    value: Tensor = outputs.local_value()
+    return value
+
+
+def run_ddp(model: nn.Sequential, args: argparse.Namespace) -> pt.report.History:
+    """Train with torch's DDP, one replica per process."""
+    start = time.perf_counter()
+    dist.init_process_group("gloo", timeout=DEADLINE)
+    with contextlib.ExitStack() as exits:
+        exits.callback(dist.destroy_process_group)
+        shape = pt.report.PlanShape(0, 0, 1, dist.get_world_size(), 1)
+        ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        loop = PlainLoop(ddp, model, args, shape, dist.get_rank())
+        loop.run(args.epochs)
+    loop.history.total_seconds = time.perf_counter() - start
+    return loop.history
+
+
+def run_pipe(
+    model: nn.Sequential, args: argparse.Namespace, slots: int
+) -> pt.report.History:
+    """Train with the pipeline that ``--baseline-pipe`` names.
+
+    It is called as ``attr(model, num_stages=K, chunks=M)`` and returns the module to
+    call; that module must train the parameters of `model` itself.
+
+    Raises:
+        ValueError: the name has no colon, or more than one rank was started.
+    """
+    module, colon, attribute = str(args.baseline_pipe).partition(":")
+    if not colon:
+        raise ValueError(
+            f"--baseline-pipe: expected MODULE:ATTR, got {args.baseline_pipe!r}"
+        )
+    chunks = args.microbatches or 4 * slots
+    start = time.perf_counter()
+    factory = getattr(importlib.import_module(module), attribute)
+    pipe = factory(model, num_stages=slots, chunks=chunks)
+    shape = pt.report.PlanShape(0, 0, slots, 1, chunks)
+    loop = PlainLoop(pipe, model, args, shape, 0)
+    loop.run(args.epochs)
+    loop.history.total_seconds = time.perf_counter() - start
+    return loop.history

@@ -1,0 +1,101 @@
+"""One rank of one system of `table1_speedup`; started by torchrun, not by hand."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+
+import _plain_loops
+import _workload
+from _systems import SYSTEMS, System
+from _work import LayerCounter
+from vit_digits import accuracy, load_split
+
+import pipetransformer as pt
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--system", choices=list(SYSTEMS), required=True)
+    add("--alpha", type=float, default=1 / 3)
+    add("--seed", type=int, default=0)
+    add("--epochs", type=int, default=_workload.EPOCHS)
+    add("--microbatches", type=int, help="forces M")
+    add("--slot-memory", type=int, help="bytes per slot; default: no cap")
+    add("--baseline-pipe", metavar="MODULE:ATTR")
+    add("--pretrained", type=Path, default=Path("runs"))
+    add("--out", type=Path, required=True, metavar="DIR")
+    return parser.parse_args()
+
+
+def run_engine(
+    system: System, model: nn.Sequential, args: argparse.Namespace, slots: int
+) -> pt.report.History:
+    """Train with the engine under the system's switches."""
+    train_set, test_set = load_split()
+    steps = args.epochs * -(-len(train_set) // _workload.BATCH_SIZE)
+    engine = pt.PipeTransformer(
+        model,
+        optimizer=partial(_workload.make_optimizer, model),
+        lr_scheduler=partial(_workload.make_scheduler, steps),
+        loss=nn.CrossEntropyLoss(),
+        freeze=(
+            pt.freeze.AlphaCap(alpha=args.alpha)
+            if system.freezes
+            else pt.freeze.Never()
+        ),
+        units=_workload.UNITS,
+        config=pt.Config(
+            seed=args.seed,
+            plan=system.plan_config(slots, args.microbatches, args.slot_memory),
+            pipe=pt.PipeConfig(num_slots=slots),
+            cache=pt.CacheConfig(enabled=system.caches),
+        ),
+    )
+    with engine:
+        for _ in engine.epochs(args.epochs):
+            for batch in engine.batches(train_set, batch_size=_workload.BATCH_SIZE):
+                engine.step(batch)
+            engine.evaluate(test_set, {"accuracy": accuracy})
+    return engine.history
+
+
+def main() -> None:
+    args = parse_args()
+    rank = int(os.environ["RANK"])
+    logging.basicConfig(format="%(message)s")
+    if rank == 0:
+        logging.getLogger("pipetransformer").setLevel(logging.INFO)
+    torch.set_num_threads(1)  # one slot, one core
+    system = SYSTEMS[args.system]
+    if rank == 0:
+        print(system.describe(), flush=True)
+    model = _workload.pretrained(args.pretrained, seed=args.seed)
+    counter = LayerCounter(list(model)[1:-1])  # the blocks
+    slots = int(os.environ["WORLD_SIZE"])
+    if args.baseline_pipe is not None:
+        history = _plain_loops.run_pipe(model, args, slots)
+    elif system.engine:
+        history = run_engine(system, model, args, slots)
+    else:
+        history = _plain_loops.run_ddp(model, args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if rank == 0:
+        pt.report.write_summary(history, args.out / "summary.json")
+        print(pt.report.closing_table(history))
+    (args.out / f"work-{rank}.json").write_text(json.dumps(counter.rows()))
+
+
+if __name__ == "__main__":
+    main()

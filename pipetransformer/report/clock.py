@@ -1,0 +1,91 @@
+"""Where a run's wall-clock time goes: every second in exactly one phase."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+OTHER = "other"
+
+
+class Clock:
+    """Charges each second since its making to the innermost phase that is open.
+
+    A phase inside another one is named after both, ``"forward/cache_read"``, and its
+    time is not in ``"forward"``: the seconds of all phases add up to the wall time.
+    Outside every phase time goes to ``"other"``, the user's own code between calls.
+
+    Only the thread that made the clock is followed; a phase on another thread runs
+    beside this one's and charges nothing.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._seconds: dict[str, float] = {}
+        self._open: list[str] = []
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Charge the time inside the ``with`` block to `name`."""
+        if threading.get_ident() != self._thread:
+            yield
+            return
+        self._settle(time.perf_counter())
+        self._open.append(self._inner(name))
+        try:
+            yield
+        finally:
+            self._settle(time.perf_counter())
+            self._open.pop()
+
+    def each(self, name: str, items: Generator[T, None, None]) -> Iterator[T]:
+        """Yield `items`, charging what making them takes to `name`."""
+        with closing(items):
+            while True:
+                with self.phase(name):
+                    try:
+                        item = next(items)
+                    except StopIteration:
+                        return
+                yield item
+
+    def split(self, name: str, at: float) -> None:
+        """Charge what the open phase has used since `at` to the phase `name` in it.
+
+        Args:
+            name: Of the inner phase.
+            at: A ``time.perf_counter()``; a time before the last change of phase
+                counts as that change.
+        """
+        if threading.get_ident() != self._thread:
+            return
+        now = time.perf_counter()
+        self._settle(min(max(at, self._since), now))
+        self._open.append(self._inner(name))
+        self._settle(now)
+        self._open.pop()
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each phase so far."""
+        self._settle(time.perf_counter())
+        return dict(self._seconds)
+
+    def since(self, before: Mapping[str, float]) -> dict[str, float]:
+        """Return the seconds of each phase since `before`, an earlier `seconds`."""
+        now = self.seconds()
+        spent = {name: now[name] - before.get(name, 0.0) for name in now}
+        return {name: seconds for name, seconds in spent.items() if seconds > 0}
+
+    def _inner(self, name: str) -> str:
+        return f"{self._open[-1]}/{name}" if self._open else name
+
+    def _settle(self, now: float) -> None:
+        name = self._open[-1] if self._open else OTHER
+        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
+        self._since = now

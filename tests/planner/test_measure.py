@@ -203,3 +203,77 @@ def test_measuring_works_where_gradients_are_off():
 def test_measuring_refuses_malformed_input(model, inputs, options, error, text):
     with pytest.raises(error, match=text):
         measure(model, inputs, **options)
+
+
+class Power(nn.Module):
+    """Multiplies by its weight `rounds` times."""
+
+    def __init__(self, rounds, width=4, note=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.rounds = rounds
+        self.note = note
+
+    def forward(self, x):
+        for _ in range(self.rounds):
+            x = x * self.weight
+        return x
+
+
+def calls_per_layer(layers, inputs):
+    """Measure with one size and two repeats; count each layer's calls."""
+    calls = [0] * len(layers)
+
+    def count(index):
+        def hook(*_):
+            calls[index] += 1
+
+        return hook
+
+    for index, layer in enumerate(layers):
+        layer.register_forward_hook(count(index))
+    sizes = (len(inputs),)
+    measured = measure(
+        nn.Sequential(*layers), inputs, microbatch_samples=sizes, repeats=2
+    )
+    return calls, measured.layers
+
+
+# One run warms up, two are timed, three forwards each; one more counts the bytes.
+TIMED, KNOWN = 3 * 3 + 1, 1 + 1
+
+
+def test_layers_that_do_the_same_work_are_timed_once_and_cost_the_same():
+    layers = [Power(3), Power(3), Power(9), Power(3)]
+    calls, measured = calls_per_layer(layers, torch.randn(4, 4))
+    assert calls == [TIMED, KNOWN, TIMED, KNOWN]
+    first, second, third, fourth = measured
+    for same in (second, fourth):
+        assert same.forward_ns == first.forward_ns
+        assert same.input_grad_ns == first.input_grad_ns
+        assert same.weight_grad_ns == first.weight_grad_ns
+        assert same.forward_only_ns == first.forward_only_ns
+    assert third.name == "2.Power"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Power(3, note=["a list"]),
+        Power(3, note=True),
+        Power(3).requires_grad_(False),
+        Power(3).eval(),
+        Power(3).double(),
+        nn.Sequential(Power(3)),
+    ],
+    ids=["object", "setting", "frozen", "eval", "dtype", "class"],
+)
+def test_layers_that_may_differ_are_timed_apart(other):
+    calls, _ = calls_per_layer([Power(3), other], torch.randn(4, 4))
+    assert calls == [TIMED, TIMED]
+
+
+def test_layers_called_with_another_shape_are_timed_apart():
+    layers = [nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.ReLU()]
+    calls, _ = calls_per_layer(layers, torch.randn(4, 4))
+    assert calls == [TIMED, TIMED, TIMED, KNOWN]

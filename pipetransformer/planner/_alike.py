@@ -1,0 +1,61 @@
+"""Tells which layers cost the same, so that a stack of blocks is measured once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.planner import _values
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+# What every module has (hooks, submodules, parameters, training): not a setting.
+_MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}
+
+
+def cost_key(layer: nn.Module, value: object) -> Hashable:
+    """Return what a layer's time depends on; equal keys mean equal work.
+
+    The key holds classes, settings, and the shapes of parameters, buffers and inputs,
+    never their values. A setting that is no plain value counts by identity: two
+    layers that hold different objects are told apart.
+
+    Args:
+        layer: the layer.
+        value: what it is called with.
+
+    Returns:
+        A key that is valid while the layer lives.
+    """
+    modules = tuple(
+        (name, type(module), module.extra_repr(), tuple(_settings(module)))
+        for name, module in layer.named_modules()
+    )
+    named = [*layer.named_parameters(), *layer.named_buffers()]
+    state = tuple((name, *_shape(tensor)) for name, tensor in named)
+    return modules, state, tuple(_shape(t) for t in _values.tensors(value))
+
+
+def _settings(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
+    for name, value in sorted(vars(module).items()):
+        if name in _MODULE_STATE:
+            continue
+        if isinstance(value, Tensor):
+            yield name, _shape(value)
+        elif isinstance(value, _PLAIN):
+            yield name, (type(value), value)
+        elif isinstance(value, tuple) and all(isinstance(v, _PLAIN) for v in value):
+            yield name, tuple((type(v), v) for v in value)
+        else:
+            yield name, id(value)
+
+
+def _shape(tensor: Tensor) -> tuple[Hashable, ...]:
+    return (
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.requires_grad,
+    )

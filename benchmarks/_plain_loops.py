@@ -155,9 +155,7 @@ def run_ddp(model: nn.Sequential, args: argparse.Namespace) -> pt.report.History
     return loop.history
 
 
-def run_pipe(
-    model: nn.Sequential, args: argparse.Namespace, slots: int
-) -> pt.report.History:
+def run_pipe(model: nn.Sequential, args: argparse.Namespace) -> pt.report.History:
     """Train with the pipeline that ``--baseline-pipe`` names.
 
     It is called as ``attr(model, num_stages=K, chunks=M)`` and returns the module to
@@ -171,11 +169,11 @@ def run_pipe(
         raise ValueError(
             f"--baseline-pipe: expected MODULE:ATTR, got {args.baseline_pipe!r}"
         )
-    chunks = args.microbatches or 4 * slots
+    chunks = args.microbatches or 4 * args.slots
     start = time.perf_counter()
     factory = getattr(importlib.import_module(module), attribute)
-    pipe = factory(model, num_stages=slots, chunks=chunks)
-    shape = pt.report.PlanShape(0, 0, slots, 1, chunks)
+    pipe = factory(model, num_stages=args.slots, chunks=chunks)
+    shape = pt.report.PlanShape(0, 0, args.slots, 1, chunks)
     loop = PlainLoop(pipe, model, args, shape, 0)
     loop.run(args.epochs)
     loop.history.total_seconds = time.perf_counter() - start

@@ -29,6 +29,7 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--system", choices=list(SYSTEMS), required=True)
     add("--alpha", type=float, default=1 / 3)
+    add("--slots", type=int, required=True)
     add("--seed", type=int, default=0)
     add("--epochs", type=int, default=_workload.EPOCHS)
     add("--microbatches", type=int, help="forces M")
@@ -40,7 +41,10 @@ def parse_args() -> argparse.Namespace:
 
 
 def run_engine(
-    system: System, model: nn.Sequential, args: argparse.Namespace, slots: int
+    system: System,
+    model: nn.Sequential,
+    args: argparse.Namespace,
+    counter: LayerCounter,
 ) -> pt.report.History:
     """Train with the engine under the system's switches."""
     train_set, test_set = load_split()
@@ -58,12 +62,14 @@ def run_engine(
         units=_workload.UNITS,
         config=pt.Config(
             seed=args.seed,
-            plan=system.plan_config(slots, args.microbatches, args.slot_memory),
-            pipe=pt.PipeConfig(num_slots=slots),
+            plan=system.plan_config(args.slots, args.microbatches, args.slot_memory),
+            pipe=pt.PipeConfig(num_slots=args.slots),
             cache=pt.CacheConfig(enabled=system.caches),
         ),
     )
     with engine:
+        engine.prepare(train_set, _workload.BATCH_SIZE)
+        counter.reset()  # profiling is no work of the run; its time is in the run's
         for _ in engine.epochs(args.epochs):
             for batch in engine.batches(train_set, batch_size=_workload.BATCH_SIZE):
                 engine.step(batch)
@@ -83,11 +89,10 @@ def main() -> None:
         print(system.describe(), flush=True)
     model = _workload.pretrained(args.pretrained, seed=args.seed)
     counter = LayerCounter(list(model)[1:-1])  # the blocks
-    slots = int(os.environ["WORLD_SIZE"])
     if args.baseline_pipe is not None:
-        history = _plain_loops.run_pipe(model, args, slots)
+        history = _plain_loops.run_pipe(model, args)
     elif system.engine:
-        history = run_engine(system, model, args, slots)
+        history = run_engine(system, model, args, counter)
     else:
         history = _plain_loops.run_ddp(model, args)
     args.out.mkdir(parents=True, exist_ok=True)

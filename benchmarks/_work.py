@@ -30,6 +30,10 @@ class LayerCounter:
         trained = torch.is_grad_enabled() and out.requires_grad
         self._seen.append((trained, len(inputs[0])))
 
+    def reset(self) -> None:
+        """Count from here."""
+        self._seen.clear()
+
     def rows(self) -> dict[str, int]:
         """Return rows times layers: ``{"trained": ..., "forward": ...}``."""
         trained = sum(rows for is_trained, rows in self._seen if is_trained)

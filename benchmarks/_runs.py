@@ -1,0 +1,87 @@
+"""Runs one system of Table 1 as its own job and reads back what it did."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _harness import Repeat, run_child
+from _work import work_of
+
+WALL_TIME = "wall time"  # s
+ACCURACY = "final accuracy"  # %
+WORKER = Path(__file__).with_name("_table1_worker.py")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run.
+
+    Attributes:
+        system: Name of the system.
+        slots: CPU slots, one process each.
+        seed: Of the fresh head and of the sample order.
+        flags: Further flags of the worker.
+        timeout_s: Longest time the run may take.
+    """
+
+    system: str
+    slots: int
+    seed: int = 0
+    flags: tuple[str, ...] = ()
+    timeout_s: float = 900.0
+
+
+@dataclass(frozen=True)
+class Result(Repeat):
+    """What one run took and did.
+
+    Its `sample` times the whole job, its start included; its metrics are
+    ``wall time`` in s, from opening to closing the engine, and ``final accuracy`` in %.
+
+    Attributes:
+        seed: Of the job.
+        summary: The engine's summary (`pipetransformer.report.write_summary`).
+        work: Work of all ranks, in forwards of one block for one row.
+    """
+
+    seed: int
+    summary: dict[str, Any] = field(repr=False)
+    work: int
+
+    @property
+    def wall_s(self) -> float:
+        """Wall seconds from opening to closing the engine, every pause included."""
+        return self.metrics[WALL_TIME]
+
+
+def run_job(job: Job, folder: Path, name: str) -> Result:
+    """Run a job to its end.
+
+    Raises:
+        RunFailed: it failed or took too long; names the log.
+    """
+    out = folder / name
+    out.mkdir(parents=True, exist_ok=True)
+    # A lone pipeline of another package has no use for a second process.
+    processes = 1 if "--baseline-pipe" in job.flags else job.slots
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={processes}", str(WORKER)]
+    command += [f"--system={job.system}", f"--seed={job.seed}", f"--out={out}"]
+    command += [f"--slots={job.slots}", *job.flags]
+    # Slots are cores: a process that computes with more threads takes another's.
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    sample = run_child(command, timeout_s=job.timeout_s, env=env, log=out / "run.log")
+    summary = json.loads((out / "summary.json").read_text())
+    rows = [
+        json.loads((out / f"work-{rank}.json").read_text()) for rank in range(processes)
+    ]
+    metrics = {
+        WALL_TIME: float(summary["total_seconds"]),
+        ACCURACY: 100.0 * float(summary["final_accuracy"]),
+    }
+    return Result(sample, metrics, job.seed, summary, work_of(rows))

@@ -78,7 +78,8 @@ def foreign_cpu_s(
     """CPU seconds of the machine that went to others during a run of ours.
 
     None where the machine does not count them, where the run is too short for its
-    ticks, and where the count misses our own time.
+    ticks, and where the count misses our own time. In a container that sees only
+    itself in /proc/stat the others look idle.
     """
     if busy_before is None or busy_after is None or wall_s < MIN_TICKED_S:
         return None

@@ -78,8 +78,11 @@ def select_clean(samples: Sequence[Sample], *, tolerance: float = 0.1) -> Select
     clock rate; memory bandwidth, caches or a hyper-thread shared with others; time
     stolen without the kernel's knowledge; a system that spins while it waits; a
     disturbance that all samples share (``foreign_s`` shows that one). Interleaving
-    the systems is the remedy for these. A system that mostly waits, with a reference
-    under ``MIN_BUSY_CORES``, has no CPU time to judge by; all its samples are kept.
+    the systems is the remedy for these, and a row of ``cpu_s`` makes them visible:
+    equal work on an equal machine costs equal CPU time.
+
+    A system that mostly waits, with a reference under ``MIN_BUSY_CORES``, has no CPU
+    time to judge by; all its samples are kept.
 
     Args:
         samples: Samples of one system doing the same work.

@@ -37,9 +37,11 @@ lint: build
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) -m mypy benchmarks tools
 	PYTHONPATH=. $(PY) -m mypy.stubtest pipetransformer._C --concise \
 	  --allowlist tools/stubtest_allowlist.txt
 	$(PY) tools/check_layers.py
+	$(PY) tools/readme_tables.py --check
 	tools/check_torch_free.sh
 	"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/clang-format" \
 	  --dry-run -Werror $(SOURCES)

@@ -1,0 +1,173 @@
+"""What all benchmarks share; scripts import the parts from here.
+
+A script runs its systems with ``interleave``, turns the repeats into ``Row``s and the
+rows into ``Ratio``s, and writes both with ``write_json``. Speeds are compared as
+ratios of one interleaved run only, because machines are shared and noisy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from _child import RunFailed, run_child
+from _machine import machine
+from _results import MIN_REPEATS, Ratio, RatioRefused, Row, ratio, write_json
+from _timing import Sample, Selection, measured, select_clean
+
+__all__ = [
+    "MIN_REPEATS",
+    "Ratio",
+    "RatioRefused",
+    "Repeat",
+    "Row",
+    "RunFailed",
+    "Sample",
+    "Selection",
+    "Series",
+    "add_common_arguments",
+    "interleave",
+    "machine",
+    "measured",
+    "ratio",
+    "run_child",
+    "select_clean",
+    "write_json",
+]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One run of one system: how it was timed and what it measured."""
+
+    sample: Sample
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """All repeats of one system.
+
+    Attributes:
+        system: Its name.
+        clean: The undisturbed repeats, in the order of the runs.
+        dropped: Number of disturbed repeats.
+        failures: What each failed run said; a failed warm-up counts.
+    """
+
+    system: str
+    clean: tuple[Repeat, ...]
+    dropped: int
+    failures: tuple[str, ...]
+
+    def row(self, metric: str, unit: str) -> Row:
+        """One metric of all clean repeats."""
+        values = tuple(repeat.metrics[metric] for repeat in self.clean)
+        return Row(
+            self.system,
+            metric,
+            unit,
+            values,
+            dropped=self.dropped,
+            failed=len(self.failures),
+            foreign_share=self._foreign_share(),
+        )
+
+    def _foreign_share(self) -> float | None:
+        cores = os.cpu_count() or 1
+        shares = [
+            sample.foreign_s / (cores * sample.wall_s)
+            for sample in (repeat.sample for repeat in self.clean)
+            if sample.foreign_s is not None
+        ]
+        return statistics.median(shares) if shares else None
+
+
+def interleave(
+    systems: Sequence[str],
+    run: Callable[[str], Repeat],
+    *,
+    repeats: int,
+    warmup: int = 1,
+    extra: int = 2,
+    tolerance: float = 0.1,
+) -> dict[str, Series]:
+    """Run the systems in turn (A B A B ...), so that all meet the same machine.
+
+    After the planned rounds ``select_clean`` looks for disturbed repeats. Systems
+    that lack clean ones run again, in turn, each at most ``extra`` times. A run that
+    raises ``RunFailed`` is kept as a failure and never made up for.
+
+    Args:
+        systems: Distinct names, in the order of the runs.
+        run: Runs one system once, all in the same way.
+        repeats: Clean repeats wanted per system, >= 1.
+        warmup: Rounds before these; their results are not used.
+        extra: Runs per system to make up for disturbed ones.
+        tolerance: See ``select_clean``.
+    """
+    if repeats < 1 or len(set(systems)) != len(systems):
+        raise ValueError(
+            "interleave: expected repeats >= 1 and distinct systems, "
+            f"got {repeats} and {list(systems)}"
+        )
+    runs = _Runs(systems, run, tolerance)
+    for _ in range(warmup):
+        runs.one_round(systems, keep=False)
+    for _ in range(repeats):
+        runs.one_round(systems, keep=True)
+    for _ in range(extra):
+        runs.one_round([s for s in systems if runs.lacks(s, repeats)], keep=True)
+    return {system: runs.series(system) for system in systems}
+
+
+class _Runs:
+    """What ``interleave`` has run so far."""
+
+    def __init__(
+        self, systems: Sequence[str], run: Callable[[str], Repeat], tolerance: float
+    ) -> None:
+        self._run = run
+        self._tolerance = tolerance
+        self._done: dict[str, list[Repeat]] = {system: [] for system in systems}
+        self._failures: dict[str, list[str]] = {system: [] for system in systems}
+
+    def one_round(self, systems: Sequence[str], *, keep: bool) -> None:
+        """Run each system once; failures are kept in any case."""
+        for system in systems:
+            try:
+                repeat = self._run(system)
+            except RunFailed as failure:
+                self._failures[system].append(str(failure))
+                continue
+            if keep:
+                self._done[system].append(repeat)
+
+    def lacks(self, system: str, repeats: int) -> bool:
+        """Whether disturbed repeats are to be made up for; failed ones are not."""
+        series = self.series(system)
+        return len(series.clean) + len(series.failures) < repeats
+
+    def series(self, system: str) -> Series:
+        """The repeats so far, judged together."""
+        done = self._done[system]
+        samples = [repeat.sample for repeat in done]
+        selection = select_clean(samples, tolerance=self._tolerance)
+        clean = tuple(done[i] for i in selection.kept)
+        failures = tuple(self._failures[system])
+        return Series(system, clean, selection.dropped, failures)
+
+
+def add_common_arguments(
+    parser: argparse.ArgumentParser, *, repeats: int = MIN_REPEATS
+) -> None:
+    """Add ``--json``, ``--quick``, ``--repeats`` and ``--seed``."""
+    add = parser.add_argument
+    add("--json", type=Path, metavar="PATH", help="write the figures here")
+    add("--quick", action="store_true", help="<= 45 s; not for publication")
+    add("--repeats", type=int, default=repeats, help="clean repeats per system")
+    add("--seed", type=int, default=0)

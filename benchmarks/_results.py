@@ -1,0 +1,168 @@
+"""Rows of figures, the ratios between them, and the JSON that holds both."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from _machine import machine
+
+MIN_REPEATS = 3
+
+
+class RatioRefused(ValueError):
+    """Two rows that must not be compared: a failed repeat, or too few clean ones."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric of one system.
+
+    Attributes:
+        system: Its name.
+        metric: What was measured.
+        unit: Its unit.
+        values: One per clean repeat, in the order of the runs.
+        dropped: Number of repeats left out because other programs disturbed them.
+        failed: Number of repeats that failed.
+        foreign_share: Share of the machine's CPU time that went to others, median
+            over the clean repeats; None where unknown.
+    """
+
+    system: str
+    metric: str
+    unit: str
+    values: tuple[float, ...]
+    dropped: int = 0
+    failed: int = 0
+    foreign_share: float | None = None
+
+    @property
+    def median(self) -> float:
+        """Median of the values; StatisticsError if there is none."""
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> float:
+        """(max - min) / median."""
+        return (max(self.values) - min(self.values)) / self.median
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Median and range of the ratios of paired repeats.
+
+    Attributes:
+        name: What is compared.
+        value: Median over the pairs.
+        min: Smallest pair.
+        max: Largest pair.
+        repeats: Number of pairs.
+        better_than: The system that serves as the measure.
+    """
+
+    name: str
+    value: float
+    min: float
+    max: float
+    repeats: int
+    better_than: str
+
+
+def ratio(
+    name: str, over: Row, under: Row, *, better_than: str, quick: bool = False
+) -> Ratio:
+    """Compare two rows of one ``interleave``, repeat by repeat.
+
+    The k-th clean repeat of one is paired with the k-th of the other. A speed-up from
+    times has the slower system above the line.
+
+    Args:
+        name: What is compared.
+        over: Above the line.
+        under: Below the line; same unit.
+        better_than: The system that serves as the measure.
+        quick: One clean repeat is enough; such a result is not for publication.
+
+    Raises:
+        RatioRefused: failed repeats, too few clean ones, or a value that is not > 0.
+        ValueError: the units differ.
+    """
+    if over.unit != under.unit:
+        raise ValueError(
+            f"ratio {name}: expected equal units, got {over.unit} and {under.unit}"
+        )
+    needed = 1 if quick else MIN_REPEATS
+    for row in (over, under):
+        what = f"ratio {name}: {row.system}, {row.metric}: expected"
+        if row.failed:
+            raise RatioRefused(f"{what} no failed repeat, got {row.failed}")
+        if len(row.values) < needed:
+            raise RatioRefused(
+                f"{what} >= {needed} clean repeats, got {len(row.values)} "
+                f"and {row.dropped} disturbed"
+            )
+        if not min(row.values) > 0:
+            raise RatioRefused(f"{what} values > 0, got {min(row.values)}")
+    pairs = [a / b for a, b in zip(over.values, under.values, strict=False)]
+    middle = statistics.median(pairs)
+    return Ratio(name, middle, min(pairs), max(pairs), len(pairs), better_than)
+
+
+def write_json(
+    path: Path,
+    name: str,
+    rows: Sequence[Row],
+    ratios: Sequence[Ratio],
+    *,
+    quick: bool,
+    **extra: object,
+) -> None:
+    """Write a result file, whole or not at all.
+
+    Args:
+        path: Where to; its folder is created.
+        name: The benchmark, by which tables name it.
+        rows: Medians; a row without values gets null ones.
+        ratios: Paired ratios.
+        quick: Marks figures that are not for publication; so do too few repeats
+            behind a ratio.
+        extra: Further sections, by name.
+    """
+    content: dict[str, object] = {
+        "name": name,
+        "date": datetime.date.today().isoformat(),
+        "quick": quick or any(ratio.repeats < MIN_REPEATS for ratio in ratios),
+        "machine": machine(),
+        "rows": [_row_content(row) for row in rows],
+        "ratios": [asdict(ratio) for ratio in ratios],
+    }
+    if taken := sorted(content.keys() & extra.keys()):
+        raise ValueError(f"extra sections: expected new names, got {taken}")
+    text = json.dumps({**content, **extra}, indent=1, allow_nan=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def _row_content(row: Row) -> dict[str, object]:
+    values = list(row.values)
+    return {
+        "system": row.system,
+        "metric": row.metric,
+        "unit": row.unit,
+        "median": row.median if values else None,
+        "min": min(values, default=None),
+        "max": max(values, default=None),
+        "repeats": len(values),
+        "values": values,
+        "dropped": row.dropped,
+        "failed": row.failed,
+        "foreign_share": row.foreign_share,
+    }

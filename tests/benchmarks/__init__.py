@@ -1,0 +1,6 @@
+"""Tests of what the benchmarks share; the scripts import it by its plain name."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

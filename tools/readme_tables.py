@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Renders the README's tables from the benchmarks' result files.
+
+Usage: ``python tools/readme_tables.py`` rewrites README.md; with ``--check`` nothing is
+written and the status is 1 if the README and the files differ. A table stands between
+two lines of its own::
+
+    <!-- results: NAME TABLE -->
+    <!-- end results -->
+
+NAME is a file of benchmarks/results without ``.json``, TABLE a key of ``TABLES``.
+Quick results and results with failed repeats are refused. Needs nothing but the
+standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+START = re.compile(r"<!-- results: (\S+) (\S+) -->")
+END = "<!-- end results -->"
+
+# A result file as benchmarks/_results.py writes it.
+Content = dict[str, Any]
+
+
+class TableError(ValueError):
+    """A table that cannot be rendered, or must not be."""
+
+
+def ratios(content: Content) -> list[str]:
+    """Each ratio with its range over the paired repeats."""
+    return markdown(
+        ["ratio", "value", "min to max", "repeats"],
+        [
+            [
+                each["name"],
+                f"{each['value']:.2f}",
+                f"{each['min']:.2f} to {each['max']:.2f}",
+                str(each["repeats"]),
+            ]
+            for each in content["ratios"]
+        ],
+    )
+
+
+def rows(content: Content) -> list[str]:
+    """Systems by metrics: median, and the range in brackets."""
+    cells = {(row["system"], row["metric"]): row for row in content["rows"]}
+    systems = list(dict.fromkeys(system for system, _ in cells))
+    units = {row["metric"]: row["unit"] for row in content["rows"]}
+    return markdown(
+        ["system", *(f"{metric} ({unit})" for metric, unit in units.items())],
+        [
+            [system, *(median_and_range(cells.get((system, m))) for m in units)]
+            for system in systems
+        ],
+    )
+
+
+# Table name -> lines of Markdown.
+TABLES: dict[str, Callable[[Content], list[str]]] = {"ratios": ratios, "rows": rows}
+
+
+def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table; the first column to the left, the others to the right."""
+    rule = ["---", *["---:"] * (len(headers) - 1)]
+    return [f"| {' | '.join(line)} |" for line in (headers, rule, *lines)]
+
+
+def median_and_range(row: Content | None) -> str:
+    """A row's cell; a dash for a combination that was not measured."""
+    if row is None:
+        return "-"
+    middle, low, high = (number(row[key]) for key in ("median", "min", "max"))
+    return f"{middle} ({low} to {high})"
+
+
+def number(value: float) -> str:
+    """Four digits, without an exponent for large values."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def load(path: Path) -> Content:
+    """Read a result file that may be published.
+
+    Raises:
+        TableError: no such file, or a quick, failed or foreign one.
+    """
+    try:
+        content: Content = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise TableError(f"{path}: expected a result file, got none") from error
+    except json.JSONDecodeError as error:
+        raise TableError(f"{path}: expected JSON, got {error}") from error
+    name, quick = content.get("name"), content.get("quick")
+    if name != path.stem:
+        raise TableError(f"{path}: expected name {path.stem}, got {name}")
+    if quick is not False:
+        raise TableError(f"{path}: expected quick false, got {quick}")
+    for row in content["rows"]:
+        if row["failed"] or not row["values"]:
+            raise TableError(
+                f"{path}: {row['system']}, {row['metric']}: expected repeats without "
+                f"failure, got {row['failed']} failed, {len(row['values'])} clean"
+            )
+    return content
+
+
+def render(text: str, results: Path) -> tuple[str, int]:
+    """The document with all its tables rendered anew, and their number.
+
+    Raises:
+        TableError: a table cannot be rendered, or a marker has no partner.
+    """
+    lines = iter(text.splitlines(keepends=True))
+    out, count = [], 0
+    for line in lines:
+        out.append(line)
+        found = START.fullmatch(line.strip())
+        if line.strip() == END:
+            raise TableError(f"{END}: expected a start marker before it, got none")
+        if found is None:
+            continue
+        skip_old_table(lines, found.group())
+        body = table(found.group(1), found.group(2), results)
+        out += [f"{each}\n" for each in (*body, END)]
+        count += 1
+    return "".join(out), count
+
+
+def skip_old_table(lines: Iterator[str], marker: str) -> None:
+    """Consume the lines up to the end marker."""
+    for line in lines:
+        if line.strip() == END:
+            return
+        if START.fullmatch(line.strip()):
+            break
+    raise TableError(f"{marker}: expected {END} after it, got none")
+
+
+def table(name: str, kind: str, results: Path) -> list[str]:
+    """The lines of one table, and where its figures come from."""
+    if kind not in TABLES:
+        known = ", ".join(sorted(TABLES))
+        raise TableError(f"{name} {kind}: expected a table of {known}, got {kind}")
+    content = load(results / f"{name}.json")
+    machine = content["machine"]
+    where = machine["gpu"] or machine["cpu"]
+    source = (
+        f"`{name}.json`: {content['date']}, {where}, {machine['cores']} cores, "
+        f"torch {machine['torch']}."
+    )
+    return ["", *TABLES[kind](content), "", source, ""]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rewrite or check the README; 1 if the check fails or a table is refused."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--check", action="store_true", help="write nothing; show differences")
+    add("--readme", type=Path, default=ROOT / "README.md", metavar="PATH")
+    add("--results", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR")
+    args = parser.parse_args(arguments)
+    old = args.readme.read_text()
+    try:
+        new, count = render(old, args.results)
+    except TableError as error:
+        print(f"readme_tables: {error}")
+        return 1
+    if args.check and new != old:
+        before, after = old.splitlines(), new.splitlines()
+        names = (str(args.readme), "rendered from the results")
+        print(*difflib.unified_diff(before, after, *names, lineterm=""), sep="\n")
+        return 1
+    if not args.check:
+        args.readme.write_text(new)
+    print(f"readme_tables: {count} tables")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,6 @@
+"""Tests of the benchmarks, which import each other by their plain names."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

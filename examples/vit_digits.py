@@ -11,7 +11,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -177,8 +177,7 @@ class Pretraining:
 
     def file_name(self) -> str:
         """Return the checkpoint's name, which depends on every setting."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return f"pretrained-{hashlib.sha256(text.encode()).hexdigest()[:12]}.pt"
+        return f"pretrained-{digest(asdict(self))}.pt"
 
 
 def pretrained_vit(
@@ -198,17 +197,43 @@ def pretrained_vit(
     """
     recipe = recipe or Pretraining()
     path = folder / recipe.file_name()
+    state = load_or_make(path, lambda: pretrain(recipe), deadline_s)
+    with torch.random.fork_rng(devices=[]):
+        model = recipe.build()
+    model.load_state_dict(state)
+    model[-1] = fresh_head(recipe.width, seed)
+    return model
+
+
+def fresh_head(width: int, seed: int) -> Head:
+    """Return a new head that depends on `seed` alone; the global RNG is untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Head(width)
+
+
+def digest(settings: dict[str, object]) -> str:
+    """Return 12 hexadecimal digits that change with any of the settings."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def load_or_make(
+    path: Path, make: Callable[[], nn.Module], deadline_s: float
+) -> dict[str, Tensor]:
+    """Return the state saved at `path`; if there is none, that of `make()`, saved.
+
+    Of several processes one calls `make`, the others wait for its file.
+
+    Raises:
+        TimeoutError: the file was not there within `deadline_s` seconds.
+    """
     if not path.exists():
         with _lock(path.with_suffix(".lock"), deadline_s):
             if not path.exists():
-                _save_atomically(pretrain(recipe).state_dict(), path)
-    state = torch.load(path, weights_only=True)
-    with torch.random.fork_rng(devices=[]):
-        model = recipe.build()
-        model.load_state_dict(state)
-        torch.manual_seed(seed)
-        model[-1] = Head(recipe.width)
-    return model
+                _save_atomically(make().state_dict(), path)
+    state: dict[str, Tensor] = torch.load(path, weights_only=True)
+    return state
 
 
 def pretrain(recipe: Pretraining) -> nn.Sequential:

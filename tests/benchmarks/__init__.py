@@ -1,4 +1,4 @@
-"""Tests of what the benchmarks share; the scripts import it by its plain name."""
+"""Tests of the benchmarks, which import each other by their plain names."""
 
 import sys
 from pathlib import Path

@@ -99,6 +99,7 @@ class PlainLoop:
             cache_hits=0,
             cache_misses=0,
             phase_seconds=self._clock.since(before),
+            elapsed_seconds=self._clock.elapsed(),
         )
 
     def _step(self, inputs: Tensor, targets: Tensor, global_rows: int) -> float:
@@ -109,7 +110,7 @@ class PlainLoop:
                 raise FloatingPointError(f"loss: expected a finite one, got {value}")
         with self._clock.phase("backward"):
             share = self._shape.num_replicas * len(targets) / global_rows
-            (loss * share).backward()
+            (loss * share).backward()  # type: ignore[no-untyped-call]
         with self._clock.phase("optimizer"):
             self._optimizer.step()
             self._scheduler.step()
@@ -125,7 +126,8 @@ class PlainLoop:
         self._model.eval()
         with torch.no_grad():
             outputs = [
-                _tensor(self._call(rows)) for rows in inputs[share].split(EVAL_ROWS)
+                _tensor(self._call(rows))
+                for rows in torch.split(inputs[share], EVAL_ROWS)
             ]
         right = accuracy(torch.cat(outputs), targets[share]).double().sum()
         if size > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from _harness import Ratio, RatioRefused, Row, Series, ratio
@@ -41,12 +41,11 @@ class Table:
     def rows(self) -> list[Row]:
         """Return wall time, accuracy and work of every system."""
         rows = []
-        for name, series in self.series.items():
+        for series in self.series.values():
             for metric, unit in ((WALL_TIME, "s"), (ACCURACY, "%")):
                 row = series.row(metric, unit)
                 told = f"{self.setting} {metric}"
-                values = (row.values, row.dropped, row.failed)
-                rows.append(Row(name, told, unit, *values))
+                rows.append(replace(row, metric=told))
         return rows
 
     def ratios(self) -> list[Ratio]:

@@ -130,9 +130,10 @@ class LastGradient:
         self.at = 0.0
         trainable = ([p for p in x.parameters() if p.requires_grad] for x in layers)
         first = next((found for found in trainable if found), [])
-        self._handles = [
-            p.register_post_accumulate_grad_hook(self._note) for p in first  # type: ignore[no-untyped-call]
-        ]
+        self._handles = []
+        for parameter in first:
+            handle = parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+            self._handles.append(handle)
 
     def _note(self, _: Tensor) -> None:
         self.at = time.perf_counter()

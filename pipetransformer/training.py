@@ -82,6 +82,7 @@ class Pass:
             cache_hits=sum(part["hits"] for part in parts),
             cache_misses=sum(part["misses"] for part in parts),
             phase_seconds=run.clock.since(self._spent),
+            elapsed_seconds=run.clock.elapsed(),
             worker_seconds=[
                 now - before
                 for now, before in zip(

@@ -33,8 +33,9 @@ def measure_profile(
     Each layer runs ``repeats`` times per micro-batch size, forward and backward,
     with the calling thread's intra-op threads; the fastest run counts, since what
     disturbs a run only adds to it. Layers that do the same work, as the blocks of a
-    transformer, are measured once and share their times. Measure before anything is frozen: a layer none
-    of whose parameters requires a gradient counts as frozen by the user.
+    transformer, are measured once and share their times. Measure before anything is
+    frozen: a layer none of whose parameters requires a gradient counts as frozen by
+    the user.
 
     No ``.grad`` is written; buffers, modes and random states are put back.
 

@@ -76,6 +76,10 @@ class Clock:
         self._settle(time.perf_counter())
         return dict(self._seconds)
 
+    def elapsed(self) -> float:
+        """Return the seconds since the clock was made."""
+        return sum(self.seconds().values())
+
     def since(self, before: Mapping[str, float]) -> dict[str, float]:
         """Return the seconds of each phase since `before`, an earlier `seconds`."""
         now = self.seconds()

@@ -55,6 +55,7 @@ class EpochRecord:
         phase_seconds: The lead's wall time of the pass by phase, see `Clock`; what the
             pass's end itself takes is in the run's.
         worker_seconds: Processor seconds of each of the lead's stages in the pass.
+        elapsed_seconds: From the run's opening to the end of the pass, on the lead.
     """
 
     epoch: int
@@ -69,6 +70,7 @@ class EpochRecord:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     worker_seconds: list[float] = dataclasses.field(default_factory=list)
+    elapsed_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the record in the summary's format."""
@@ -87,6 +89,7 @@ class EpochRecord:
             "cache_misses": self.cache_misses,
             "phase_seconds": self.phase_seconds,
             "worker_seconds": self.worker_seconds,
+            "elapsed_seconds": self.elapsed_seconds,
         }
 
 

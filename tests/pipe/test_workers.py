@@ -1,6 +1,7 @@
 """Workers.map: order, context, failures, threads."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -201,3 +202,17 @@ def test_number_of_workers_must_be_positive(count):
 def test_number_of_threads_must_be_positive():
     with pytest.raises(ValueError, match="intra_op_threads: expected at least 1"):
         Workers(1, intra_op_threads=0)
+
+
+def test_processor_time_counts_work_and_not_waiting():
+    def burn(seconds):
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+
+    with Workers(2) as workers:
+        before = workers.cpu_seconds()
+        workers.map(lambda work: burn(0.2) if work else time.sleep(0.2), [True, False])
+        used = [b - a for a, b in zip(before, workers.cpu_seconds(), strict=True)]
+        assert used[0] >= 0.2 and used[1] < 0.1
+    assert workers.cpu_seconds() == []

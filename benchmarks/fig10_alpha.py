@@ -1,0 +1,177 @@
+"""Fig. 10: what the freezing pace alpha gives and costs, paired over seeds.
+
+python benchmarks/fig10_alpha.py --json benchmarks/results/fig10_alpha.json
+
+The whole system trains once per seed and alpha, and once per seed unfrozen under the
+planner's best static plan: same head, same batches, same number of steps. Prints each
+seed's accuracy, the paired non-inferiority test and the speed-up; METRICS.md derives
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import _workload
+from _harness import (
+    Ratio,
+    Series,
+    add_common_arguments,
+    interleave,
+    ratio,
+    write_json,
+)
+from _paired import NonInferiority, non_inferiority
+from _runs import ACCURACY, WALL_TIME, Job, Result, run_job
+from _text import text_table
+
+UNFROZEN = "unfrozen"
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_common_arguments(parser)
+    add = parser.add_argument
+    add("--slots", type=int, default=2, help="CPU slots, one process each")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="one per repeat")
+    add("--alphas", nargs="+", default=["1/5", "1/3", "1/2"], help="fractions")
+    add("--out", type=Path, default=Path("runs/fig10"), metavar="DIR")
+    args = parser.parse_args()
+    args.epochs = _workload.EPOCHS
+    if args.quick:
+        args.seeds, args.alphas, args.epochs = args.seeds[:2], ["1/2"], 1
+    return args
+
+
+class Curves:
+    """Accuracy of every finished run: by system, seed and epoch.
+
+    A run that other programs disturbed is dropped from the times; its accuracy is as
+    good as any.
+    """
+
+    def __init__(self) -> None:
+        self.curves: dict[str, dict[int, list[dict[str, float]]]] = {}
+
+    def add(self, system: str, result: Result) -> None:
+        """Keep a run's accuracy by epoch and by time."""
+        self.curves.setdefault(system, {})[result.seed] = [
+            {
+                "elapsed_s": epoch["elapsed_seconds"],
+                ACCURACY: 100.0 * epoch["accuracy"],
+            }
+            for epoch in result.summary["epochs"]
+        ]
+
+    def final(self, system: str, seed: int) -> float:
+        """Return the accuracy after the last epoch in percent."""
+        return self.curves[system][seed][-1][ACCURACY]
+
+    def test(self, system: str, seeds: list[int]) -> NonInferiority:
+        """Compare a system with the unfrozen one over the seeds."""
+        return non_inferiority(
+            [self.final(system, seed) for seed in seeds],
+            [self.final(UNFROZEN, seed) for seed in seeds],
+        )
+
+
+def runner(args: argparse.Namespace, curves: Curves) -> Callable[[str], Result]:
+    """Return what runs a system once; its k-th run has the k-th seed."""
+    turns: dict[str, Any] = {}
+
+    def run(name: str) -> Result:
+        turn = next(turns.setdefault(name, itertools.count()))
+        flags = [f"--epochs={args.epochs}"]
+        if name != UNFROZEN:
+            alpha = Fraction(name.removeprefix("alpha "))
+            flags.append(f"--alpha={float(alpha)}")
+        system = "best-static" if name == UNFROZEN else "full"
+        seed = args.seeds[turn % len(args.seeds)]
+        job = Job(system, args.slots, seed, tuple(flags))
+        where = f"{name.replace(' ', '-').replace('/', '-')}-{turn}"
+        result = run_job(job, args.out, where)
+        curves.add(name, result)
+        told = ", ".join(f"{key} {value:.2f}" for key, value in result.metrics.items())
+        print(f"{where} (seed {seed}): {told}", flush=True)
+        return result
+
+    return run
+
+
+def speedups(series: Mapping[str, Series], *, quick: bool) -> list[Ratio]:
+    """Return each alpha's speed-up over the unfrozen run."""
+    unfrozen = series[UNFROZEN].row(WALL_TIME, "s")
+    return [
+        ratio(
+            f"{name} / {UNFROZEN}",
+            unfrozen,
+            each.row(WALL_TIME, "s"),
+            better_than=UNFROZEN,
+            quick=quick,
+        )
+        for name, each in series.items()
+        if name != UNFROZEN
+    ]
+
+
+def print_tables(
+    args: argparse.Namespace, curves: Curves, tests: dict[str, NonInferiority]
+) -> None:
+    """Print accuracy by seed, and the tests."""
+    names = [UNFROZEN, *tests]
+    lines = [
+        [str(seed), *(f"{curves.final(name, seed):.2f}" for name in names)]
+        for seed in args.seeds
+    ]
+    print(text_table(["seed", *names], lines))
+    for name, test in tests.items():
+        print(
+            f"{name} - {UNFROZEN}: mean {test.mean:+.2f} points, one-sided 95 % lower "
+            f"limit {test.lower_limit:+.2f}, margin -{test.margin}: "
+            f"{'passes' if test.passes else 'fails'}"
+        )
+
+
+def main() -> int:
+    args = parse_args()
+    _workload.pretrained(Path("runs"), args.seeds[0])  # before any run is timed
+    names = [UNFROZEN, *(f"alpha {alpha}" for alpha in args.alphas)]
+    curves = Curves()
+    series = interleave(names, runner(args, curves), repeats=len(args.seeds), warmup=0)
+    for name, each in series.items():
+        for failure in each.failures:
+            print(f"{name} failed: {failure}", file=sys.stderr)
+    if any(each.failures for each in series.values()):
+        return 1
+    tests = {name: curves.test(name, args.seeds) for name in names[1:]}
+    print_tables(args, curves, tests)
+    ratios = speedups(series, quick=args.quick)
+    for told in ratios:
+        print(f"{told.name}: {told.value:.2f} ({told.min:.2f} to {told.max:.2f})")
+    if args.json is not None:
+        metrics = ((WALL_TIME, "s"), (ACCURACY, "%"))
+        write_json(
+            args.json,
+            "fig10_alpha",
+            [each.row(*metric) for each in series.values() for metric in metrics],
+            ratios,
+            quick=args.quick,
+            seeds=args.seeds,
+            accuracy={name: test.to_json() for name, test in tests.items()},
+            curves=curves.curves,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

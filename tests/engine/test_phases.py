@@ -1,0 +1,66 @@
+"""Where the engine says its time went."""
+
+import pytest
+
+import pipetransformer as pt
+from tests.engine.scenario import config, make_engine, schedule
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet, accuracy
+
+
+def phases(rank, stages, cache):
+    engine = make_engine(
+        freeze=schedule(0, 3),
+        config=config(
+            plan=pt.PlanConfig(num_stages=stages, num_microbatches=2),
+            cache=pt.CacheConfig(enabled=cache),
+        ),
+    )
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(ToySet(50, vouch=True), batch_size=12):
+                engine.step(batch)
+            engine.evaluate(ToySet(21, seed=2, vouch=True), {"accuracy": accuracy})
+    return engine.history.to_json()
+
+
+def check_sums(history):
+    spent = history["phase_seconds"]
+    assert all(seconds >= 0 for seconds in spent.values())
+    # Only the connection to the store comes before the clock, and the report after.
+    assert sum(spent.values()) == pytest.approx(history["total_seconds"], abs=0.25)
+    for epoch in history["epochs"]:
+        inside = sum(epoch["phase_seconds"].values())
+        assert inside == pytest.approx(epoch["seconds"], rel=0.05, abs=0.01)
+        assert {"forward", "backward", "optimizer", "data"} <= set(
+            epoch["phase_seconds"]
+        )
+    elapsed = [epoch["elapsed_seconds"] for epoch in history["epochs"]]
+    assert elapsed == sorted(elapsed) and elapsed[-1] < history["total_seconds"]
+
+
+@pytest.mark.distributed
+def test_phases_add_up_and_name_what_replicas_wait_for():
+    lead, _ = run_ranks(phases, 2, 1, True, timeout_s=90)
+    check_sums(lead)
+    for epoch in lead["epochs"]:
+        assert epoch["phase_seconds"]["backward/all_reduce"] > 0
+        assert len(epoch["worker_seconds"]) == 1
+    first, second, third = (epoch["phase_seconds"] for epoch in lead["epochs"])
+    assert "forward/prefix" not in first and "forward/cache_read" not in first
+    assert second["forward/prefix"] > 0 and second["forward/cache_write"] > 0
+    assert third["forward/cache_read"] > 0 and "forward/prefix" not in third
+    assert {"open", "profile", "transformation", "evaluate", "pass_end"} <= set(
+        lead["phase_seconds"]
+    )
+
+
+@pytest.mark.distributed
+def test_each_stage_reports_its_processor_time():
+    lead, _ = run_ranks(phases, 2, 2, False, timeout_s=90)
+    check_sums(lead)
+    for epoch in lead["epochs"]:
+        assert len(epoch["worker_seconds"]) == 2
+        assert all(seconds > 0 for seconds in epoch["worker_seconds"])
+        assert "backward/all_reduce" not in epoch["phase_seconds"]
+    assert lead["epochs"][2]["phase_seconds"]["forward/prefix"] > 0  # no cache

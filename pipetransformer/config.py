@@ -159,8 +159,9 @@ class Config:
 
     Attributes:
         seed: Seeds the sampler and every random draw inside the model.
-        eval_microbatch_rows: Rows per evaluation micro-batch, whatever the plan: a
-            row's bits may depend on the shape it is computed in.
+        eval_microbatch_rows: Most rows of an evaluation micro-batch. A set is cut
+            evenly, whatever the plan: a row's bits may depend on the shape it is
+            computed in.
         clip_grad_norm: Clips the norm over all active parameters, after the
             all-reduce; None: no clipping.
         plan: See `PlanConfig`.

@@ -1,8 +1,8 @@
 """Exact evaluation: every sample once, in micro-batches that no plan changes.
 
 A row's bits may depend on the shape it is computed in, so the dataset is cut into
-micro-batches of a fixed number of rows; the loss is one call on the gathered outputs.
-Hence loss and metrics are bitwise equal under every plan of the same weights.
+micro-batches that depend on its length alone; the loss is one call on the gathered
+outputs. Hence loss and metrics are bitwise equal under every plan of the same weights.
 """
 
 from __future__ import annotations
@@ -23,6 +23,17 @@ from pipetransformer.transformation import Replica
 Metric = Callable[[Any, Any], Tensor]
 
 
+def microbatches(total: int, most_rows: int) -> list[range]:
+    """Cut sample ids into the fewest micro-batches of at most `most_rows` rows.
+
+    They are at most one row apart, so that replicas with equally many have equally
+    much to do.
+    """
+    count = -(-total // most_rows)
+    ends = [total * i // count for i in range(count + 1)]
+    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+
 def forward_share(
     run: Run,
     replica: Replica,
@@ -32,15 +43,13 @@ def forward_share(
     collate: Callable[[list[Any]], Any],
 ) -> list[tuple[Any, Any]]:
     """Run this replica's micro-batches; return (outputs, targets) of each."""
-    rows, total = run.config.eval_microbatch_rows, len(dataset)
-    starts = list(range(0, total, rows))
+    cut = microbatches(len(dataset), run.config.eval_microbatch_rows)
     size, index = replica.group.size, replica.group.rank
-    share = starts[len(starts) * index // size : len(starts) * (index + 1) // size]
+    share = cut[len(cut) * index // size : len(cut) * (index + 1) // size]
     prefix = replica.prefix
 
-    def load(start: int) -> tuple[Any, Tensor]:
-        ids = torch.arange(start, min(start + rows, total))
-        return collate([dataset[int(i)] for i in ids]), ids
+    def load(rows: range) -> tuple[Any, Tensor]:
+        return collate([dataset[i] for i in rows]), torch.tensor(rows)
 
     def through_prefix(loaded: tuple[Any, Tensor]) -> Any:
         (inputs, _), ids = loaded
@@ -52,7 +61,7 @@ def forward_share(
     results: list[tuple[Any, Any]] = []
     for at in range(0, len(share), window):
         run.plane.check()
-        loaded = [load(start) for start in share[at : at + window]]
+        loaded = [load(rows) for rows in share[at : at + window]]
         ready = replica.workers.map(through_prefix, loaded)
         outputs = replica.pipe.run([arguments_of(value) for value in ready])
         targets = [pair[1] for pair, _ in loaded]

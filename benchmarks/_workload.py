@@ -47,10 +47,10 @@ __all__ = [
 SIDE = 8  # pixels
 EPOCHS = 10
 BATCH_SIZE = 64  # 17 steps per epoch of 1078 samples
-BLOCK_LR = 1e-4  # pre-trained layers move gently
+BLOCK_LR = 3e-5  # pre-trained layers move gently
 HEAD_LR = 5e-3  # the head starts fresh
 WEIGHT_DECAY = 0.05
-WARMUP_SHARE = 1 / EPOCHS  # of the steps
+WARMUP_SHARE = 1 / EPOCHS  # of the steps: one epoch
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class PixelEmbedding(nn.Module):
     """Turns digits ``(rows, 8, 8)`` into a token per pixel, ``(rows, 64, width)``.
 
     A token starts from the pixel's neighbourhood. From the pixel alone the model
-    learns very slowly.
+    learns very slowly (docs/recipe.md).
     """
 
     def __init__(self, width: int, window: int, position_std: float) -> None:

@@ -55,6 +55,7 @@ def parse_args() -> argparse.Namespace:
     add("--slots", type=int, default=2, help="CPU slots, one process each")
     add("--seeds", type=int, nargs="+", help="one per repeat, default: 0, 1, ...")
     add("--alpha", type=float, default=1 / 3, help="freezing pace, in [0, 1)")
+    add("--epochs", type=int, default=_workload.EPOCHS)
     add("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     add("--settings", nargs="+", choices=[NO_CAP, CAP], default=[NO_CAP, CAP])
     add("--baseline-pipe", metavar="MODULE:ATTR", help="another static-pipe")
@@ -62,7 +63,7 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.seeds is None:
         args.seeds = list(range(args.seed, args.seed + args.repeats))
-    args.repeats, args.epochs = len(args.seeds), _workload.EPOCHS
+    args.repeats = len(args.seeds)
     if args.quick:
         args.repeats, args.epochs, args.settings = 1, 2, [NO_CAP]
         args.systems = ["static-pipe", "best-static", "full"]
@@ -165,6 +166,7 @@ def main() -> int:
             seeds=args.seeds,
             alpha=args.alpha,
             slots=args.slots,
+            epochs=args.epochs,
             baseline_pipe=args.baseline_pipe,
             calibration={f"M={m}": seconds for m, seconds in tried.items()},
             slot_memory={s.name: s.slot_memory for s in settings},

@@ -19,7 +19,7 @@ TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node=4
 # The cores are shared with other programs: one intra-op thread per process.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint build seeds clean
+.PHONY: demo test lint build bench seeds clean
 
 demo: build
 	$(TORCHRUN) examples/finetune_vit.py --epochs $(EPOCHS) --seed $(SEED)
@@ -29,6 +29,11 @@ demo: build
 
 test: build
 	$(PY) -m pytest
+
+bench: build
+	$(PY) benchmarks/table1_speedup.py --json benchmarks/results/table1_speedup.json
+	$(PY) benchmarks/fig10_alpha.py --json benchmarks/results/fig10_alpha.json
+	$(PY) tools/readme_tables.py
 
 seeds: build
 	$(PY) benchmarks/demo_seeds.py --json benchmarks/results/demo_seeds.json

@@ -57,12 +57,14 @@ class Series:
         clean: The undisturbed repeats, in the order of the runs.
         dropped: Number of disturbed repeats.
         failures: What each failed run said; a failed warm-up counts.
+        turns: The number of each clean repeat; empty for 0, 1, 2, ...
     """
 
     system: str
     clean: tuple[Repeat, ...]
     dropped: int
     failures: tuple[str, ...]
+    turns: tuple[int, ...] = ()
 
     def row(self, metric: str, unit: str) -> Row:
         """One metric of all clean repeats."""
@@ -72,6 +74,7 @@ class Series:
             metric,
             unit,
             values,
+            turns=self.turns,
             dropped=self.dropped,
             failed=len(self.failures),
             foreign_share=self._foreign_share(),
@@ -89,7 +92,7 @@ class Series:
 
 def interleave(
     systems: Sequence[str],
-    run: Callable[[str], Repeat],
+    run: Callable[[str, int], Repeat],
     *,
     repeats: int,
     warmup: int = 1,
@@ -99,12 +102,14 @@ def interleave(
     """Run the systems in turn (A B A B ...), so that all meet the same machine.
 
     After the planned rounds ``select_clean`` looks for disturbed repeats. Systems
-    that lack clean ones run again, in turn, each at most ``extra`` times. A run that
+    that lack clean ones run again, in turn, each at most ``extra`` times; a make-up
+    has the number of the repeat that it replaces, so the pairs stay pairs. A run that
     raises ``RunFailed`` is kept as a failure and never made up for.
 
     Args:
         systems: Distinct names, in the order of the runs.
-        run: Runs one system once, all in the same way.
+        run: Runs one system once, given its name and the number of the repeat, from
+            0 (which may decide a seed); a warm-up has number 0.
         repeats: Clean repeats wanted per system, >= 1.
         warmup: Rounds before these; their results are not used.
         extra: Runs per system to make up for disturbed ones.
@@ -117,11 +122,11 @@ def interleave(
         )
     runs = _Runs(systems, run, tolerance)
     for _ in range(warmup):
-        runs.one_round(systems, keep=False)
-    for _ in range(repeats):
-        runs.one_round(systems, keep=True)
+        runs.one_round(dict.fromkeys(systems, 0), keep=False)
+    for turn in range(repeats):
+        runs.one_round(dict.fromkeys(systems, turn), keep=True)
     for _ in range(extra):
-        runs.one_round([s for s in systems if runs.lacks(s, repeats)], keep=True)
+        runs.one_round(runs.missing(repeats), keep=True)
     return {system: runs.series(system) for system in systems}
 
 
@@ -129,37 +134,54 @@ class _Runs:
     """What ``interleave`` has run so far."""
 
     def __init__(
-        self, systems: Sequence[str], run: Callable[[str], Repeat], tolerance: float
+        self,
+        systems: Sequence[str],
+        run: Callable[[str, int], Repeat],
+        tolerance: float,
     ) -> None:
         self._run = run
         self._tolerance = tolerance
-        self._done: dict[str, list[Repeat]] = {system: [] for system in systems}
+        self._done: dict[str, list[tuple[int, Repeat]]] = {s: [] for s in systems}
         self._failures: dict[str, list[str]] = {system: [] for system in systems}
+        self._failed: dict[str, set[int]] = {system: set() for system in systems}
 
-    def one_round(self, systems: Sequence[str], *, keep: bool) -> None:
-        """Run each system once; failures are kept in any case."""
-        for system in systems:
+    def one_round(self, turns: Mapping[str, int], *, keep: bool) -> None:
+        """Run each system's repeat; failures are kept in any case."""
+        for system, turn in turns.items():
             try:
-                repeat = self._run(system)
+                repeat = self._run(system, turn)
             except RunFailed as failure:
                 self._failures[system].append(str(failure))
+                self._failed[system].add(turn)
                 continue
             if keep:
-                self._done[system].append(repeat)
+                self._done[system].append((turn, repeat))
 
-    def lacks(self, system: str, repeats: int) -> bool:
-        """Whether disturbed repeats are to be made up for; failed ones are not."""
-        series = self.series(system)
-        return len(series.clean) + len(series.failures) < repeats
+    def missing(self, repeats: int) -> dict[str, int]:
+        """Each system's first disturbed repeat; failed ones are not made up for."""
+        found = {}
+        for system in self._done:
+            settled = self._failed[system].union(self.series(system).turns)
+            absent = [turn for turn in range(repeats) if turn not in settled]
+            if absent:
+                found[system] = absent[0]
+        return found
 
     def series(self, system: str) -> Series:
         """The repeats so far, judged together."""
         done = self._done[system]
-        samples = [repeat.sample for repeat in done]
+        samples = [repeat.sample for _, repeat in done]
         selection = select_clean(samples, tolerance=self._tolerance)
-        clean = tuple(done[i] for i in selection.kept)
-        failures = tuple(self._failures[system])
-        return Series(system, clean, selection.dropped, failures)
+        clean: dict[int, Repeat] = {}
+        for turn, repeat in (done[i] for i in selection.kept):
+            clean.setdefault(turn, repeat)  # a make-up may have been superfluous
+        return Series(
+            system,
+            tuple(clean[turn] for turn in sorted(clean)),
+            selection.dropped,
+            tuple(self._failures[system]),
+            tuple(sorted(clean)),
+        )
 
 
 def add_common_arguments(

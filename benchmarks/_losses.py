@@ -15,6 +15,7 @@ _INNER = {
     "all_reduce": "all-reduce",
     "cache_read": "cache reads",
     "cache_write": "cache writes",
+    "data": "data",
 }
 _OUTER = {
     "forward": "compute",
@@ -24,7 +25,7 @@ _OUTER = {
     "data": "data",
     "profile": "profiling",
     "transformation": "transformations",
-    "pass_end": "pass ends",
+    "pass": "passes",
     "checkpoint": "checkpoints",
 }
 CATEGORIES = (
@@ -39,7 +40,7 @@ CATEGORIES = (
     "data",
     "profiling",
     "transformations",
-    "pass ends",
+    "passes",
     "checkpoints",
     "rest",
 )

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipetransformer.planner import Cluster, Profile, measure_profile, search
+from pipetransformer.planner import (
+    Cluster,
+    InfeasiblePlan,
+    Profile,
+    measure_profile,
+    search,
+)
 
 
 def memory_cap(
@@ -30,8 +36,11 @@ def memory_cap(
         frozen_boundary: Layers frozen after the first freeze.
 
     Raises:
-        ValueError: no such cap exists: what must fit is not below what must not.
+        ValueError: no such cap exists: what must fit is not below what must not, or
+            there is one slot only.
     """
+    if slots < 2:
+        raise ValueError(f"slots: expected at least 2 for a memory cap, got {slots}")
     profile = measure_profile(
         model, inputs, microbatch_samples=(len(inputs),), repeats=1
     )
@@ -47,6 +56,27 @@ def memory_cap(
             f"need less than fewer stages, got {fits} and {too_large} bytes"
         )
     return (fits + too_large) // 2
+
+
+def fits(
+    model: nn.Sequential,
+    inputs: torch.Tensor,
+    *,
+    slots: int,
+    batch_size: int,
+    cap: int,
+    num_stages: int,
+) -> bool:
+    """Ask the planner whether the unfrozen model fits so many stages under a cap."""
+    profile = measure_profile(
+        model, inputs, microbatch_samples=(len(inputs),), repeats=1
+    )
+    cluster = Cluster(devices_per_node=slots, device_memory_bytes=cap)
+    try:
+        search(profile, cluster, global_batch=batch_size, num_stages=num_stages)
+    except InfeasiblePlan:
+        return False
+    return True
 
 
 def _largest_stage(

@@ -12,6 +12,8 @@ import contextlib
 import datetime
 import importlib
 import math
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +30,7 @@ import pipetransformer as pt
 from pipetransformer.data import ElasticSampler
 
 DEADLINE = datetime.timedelta(seconds=120)
-EVAL_ROWS = 64
+EVAL_ROWS = 64  # of a micro-batch
 
 
 class PlainLoop:
@@ -40,6 +42,7 @@ class PlainLoop:
         args: Of the worker: ``seed`` and ``epochs``.
         shape: K, R and M, for the records.
         rank: Of this replica.
+        data: Training and test set.
     """
 
     def __init__(
@@ -49,12 +52,13 @@ class PlainLoop:
         args: argparse.Namespace,
         shape: pt.report.PlanShape,
         rank: int,
+        data: tuple[Digits, Digits],
     ) -> None:
         self._call = call
         self._model = model
         self._shape = shape
         self._rank = rank
-        self._train_set, self._test_set = load_split()
+        self._train_set, self._test_set = data
         self._sampler = ElasticSampler(
             len(self._train_set),
             _workload.BATCH_SIZE,
@@ -81,7 +85,7 @@ class PlainLoop:
         start, before = time.perf_counter(), self._clock.seconds()
         self._sampler.set_epoch(epoch)
         loader = DataLoader(self._train_set, batch_sampler=self._sampler)
-        self._model.train()
+        self._train_mode(True)
         loss_sum, batches = 0.0, iter(loader)
         for batch in range(len(loader)):
             with self._clock.phase("data"):
@@ -101,6 +105,11 @@ class PlainLoop:
             phase_seconds=self._clock.since(before),
             elapsed_seconds=self._clock.elapsed(),
         )
+
+    def _train_mode(self, on: bool) -> None:
+        self._model.train(on)
+        if isinstance(self._call, nn.Module):
+            self._call.train(on)  # a pipeline's stages are modules of their own
 
     def _step(self, inputs: Tensor, targets: Tensor, global_rows: int) -> float:
         with self._clock.phase("forward"):
@@ -123,11 +132,13 @@ class PlainLoop:
         share = slice(
             len(targets) * self._rank // size, len(targets) * (self._rank + 1) // size
         )
-        self._model.eval()
+        self._train_mode(False)
         with torch.no_grad():
             outputs = [
                 _tensor(self._call(rows))
-                for rows in torch.split(inputs[share], EVAL_ROWS)
+                for rows in torch.split(
+                    inputs[share], EVAL_ROWS * self._shape.num_microbatches
+                )
             ]
         right = accuracy(torch.cat(outputs), targets[share]).double().sum()
         if size > 1:
@@ -146,13 +157,14 @@ def _tensor(outputs: Any) -> Tensor:
 def run_ddp(model: nn.Sequential, args: argparse.Namespace) -> pt.report.History:
     """Train with torch's DDP, one replica per process."""
     importlib.import_module("torch._dynamo")  # DDP's own; imports are in no figure
+    data = load_split()
     start = time.perf_counter()
     dist.init_process_group("gloo", timeout=DEADLINE)
     with contextlib.ExitStack() as exits:
         exits.callback(dist.destroy_process_group)
         shape = pt.report.PlanShape(0, 0, 1, dist.get_world_size(), 1)
         ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        loop = PlainLoop(ddp, model, args, shape, dist.get_rank())
+        loop = PlainLoop(ddp, model, args, shape, dist.get_rank(), data)
         loop.run(args.epochs)
     loop.history.total_seconds = time.perf_counter() - start
     return loop.history
@@ -172,12 +184,19 @@ def run_pipe(model: nn.Sequential, args: argparse.Namespace) -> pt.report.Histor
         raise ValueError(
             f"--baseline-pipe: expected MODULE:ATTR, got {args.baseline_pipe!r}"
         )
+    if int(os.environ.get("WORLD_SIZE", "1")) != 1:
+        raise ValueError(
+            "--baseline-pipe: expected one process, got "
+            f"{os.environ['WORLD_SIZE']}: every one would train the whole pipeline"
+        )
     chunks = args.microbatches or 4 * args.slots
-    start = time.perf_counter()
+    sys.path.append(os.getcwd())  # the module may lie where the command was given
     factory = getattr(importlib.import_module(module), attribute)
+    data = load_split()
+    start = time.perf_counter()
     pipe = factory(model, num_stages=args.slots, chunks=chunks)
     shape = pt.report.PlanShape(0, 0, args.slots, 1, chunks)
-    loop = PlainLoop(pipe, model, args, shape, 0)
+    loop = PlainLoop(pipe, model, args, shape, 0, data)
     loop.run(args.epochs)
     loop.history.total_seconds = time.perf_counter() - start
     return loop.history

@@ -83,7 +83,7 @@ def pretrain(
     for epoch in range(recipe.epochs):
         whole = epoch >= recipe.epochs - recipe.whole_epochs
         order = torch.randperm(len(targets), generator=generator)
-        for rows in order.split(recipe.batch_size):
+        for rows in torch.split(order, recipe.batch_size):
             tokens = model[0](augment(inputs[rows], recipe, generator))
             if not whole:
                 kept = torch.randperm(tokens.shape[1], generator=generator)

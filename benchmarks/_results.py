@@ -27,7 +27,8 @@ class Row:
         system: Its name.
         metric: What was measured.
         unit: Its unit.
-        values: One per clean repeat, in the order of the runs.
+        values: One per clean repeat, in the order of the repeats.
+        turns: The number of each value's repeat; empty for 0, 1, 2, ...
         dropped: Number of repeats left out because other programs disturbed them.
         failed: Number of repeats that failed.
         foreign_share: Share of the machine's CPU time that went to others, median
@@ -38,9 +39,15 @@ class Row:
     metric: str
     unit: str
     values: tuple[float, ...]
+    turns: tuple[int, ...] = ()
     dropped: int = 0
     failed: int = 0
     foreign_share: float | None = None
+
+    def by_turn(self) -> dict[int, float]:
+        """Return the value of each repeat by its number."""
+        turns = self.turns or range(len(self.values))
+        return dict(zip(turns, self.values, strict=True))
 
     @property
     def median(self) -> float:
@@ -79,7 +86,7 @@ def ratio(
 ) -> Ratio:
     """Compare two rows of one ``interleave``, repeat by repeat.
 
-    The k-th clean repeat of one is paired with the k-th of the other. A speed-up from
+    Repeats of the same number are pairs. A speed-up from
     times has the slower system above the line.
 
     Args:
@@ -90,7 +97,8 @@ def ratio(
         quick: One clean repeat is enough; such a result is not for publication.
 
     Raises:
-        RatioRefused: failed repeats, too few clean ones, or a value that is not > 0.
+        RatioRefused: failed repeats, too few clean ones or pairs of them, or a value
+            that is not > 0.
         ValueError: the units differ.
     """
     if over.unit != under.unit:
@@ -109,7 +117,13 @@ def ratio(
             )
         if not min(row.values) > 0:
             raise RatioRefused(f"{what} values > 0, got {min(row.values)}")
-    pairs = [a / b for a, b in zip(over.values, under.values, strict=False)]
+    upper, lower = over.by_turn(), under.by_turn()
+    pairs = [upper[turn] / lower[turn] for turn in sorted(upper.keys() & lower.keys())]
+    if len(pairs) < needed:
+        raise RatioRefused(
+            f"ratio {name}: expected >= {needed} pairs of clean repeats, got "
+            f"{len(pairs)}"
+        )
     middle = statistics.median(pairs)
     return Ratio(name, middle, min(pairs), max(pairs), len(pairs), better_than)
 

@@ -26,6 +26,7 @@ class Job:
         slots: CPU slots, one process each.
         seed: Of the fresh head and of the sample order.
         flags: Further flags of the worker.
+        baseline_pipe: ``MODULE:ATTR`` of a pipeline to run in the system's place.
         timeout_s: Longest time the run may take.
     """
 
@@ -33,7 +34,23 @@ class Job:
     slots: int
     seed: int = 0
     flags: tuple[str, ...] = ()
+    baseline_pipe: str | None = None
     timeout_s: float = 900.0
+
+    @property
+    def processes(self) -> int:
+        """One per slot; a lone pipeline of another package needs just its own."""
+        return 1 if self.baseline_pipe is not None else self.slots
+
+    def command(self, out: Path) -> list[str]:
+        """Return the launcher's command line; the run writes into `out`."""
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={self.processes}", str(WORKER)]
+        command += [f"--system={self.system}", f"--slots={self.slots}"]
+        command += [f"--seed={self.seed}", f"--out={out}", *self.flags]
+        if self.baseline_pipe is not None:
+            command.append(f"--baseline-pipe={self.baseline_pipe}")
+        return command
 
 
 @dataclass(frozen=True)
@@ -67,18 +84,14 @@ def run_job(job: Job, folder: Path, name: str) -> Result:
     """
     out = folder / name
     out.mkdir(parents=True, exist_ok=True)
-    # A lone pipeline of another package has no use for a second process.
-    processes = 1 if "--baseline-pipe" in job.flags else job.slots
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={processes}", str(WORKER)]
-    command += [f"--system={job.system}", f"--seed={job.seed}", f"--out={out}"]
-    command += [f"--slots={job.slots}", *job.flags]
     # Slots are cores: a process that computes with more threads takes another's.
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    sample = run_child(command, timeout_s=job.timeout_s, env=env, log=out / "run.log")
+    log = out / "run.log"
+    sample = run_child(job.command(out), timeout_s=job.timeout_s, env=env, log=log)
     summary = json.loads((out / "summary.json").read_text())
     rows = [
-        json.loads((out / f"work-{rank}.json").read_text()) for rank in range(processes)
+        json.loads((out / f"work-{rank}.json").read_text())
+        for rank in range(job.processes)
     ]
     metrics = {
         WALL_TIME: float(summary["total_seconds"]),

@@ -64,15 +64,18 @@ class System:
         )
 
 
+STATIC_PIPE, DDP, REFERENCE, FULL = "static-pipe", "ddp", "best-static", "full"
+RIVALS = (STATIC_PIPE, DDP, REFERENCE)
+
 SYSTEMS = {
     system.name: system
     for system in (
-        System("static-pipe", False, False, False, False),
-        System("ddp", False, False, True, False, engine=False),
-        System("best-static", False, True, True, False),
+        System(STATIC_PIPE, False, False, False, False),
+        System(DDP, False, False, True, False, engine=False),
+        System(REFERENCE, False, True, True, False),
         System("freeze-only", True, False, False, False),
         System("freeze+pipe+cache", True, True, False, True),
         System("freeze+pipe+dp", True, True, True, False),
-        System("full", True, True, True, True),
+        System(FULL, True, True, True, True),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +12,12 @@ from _harness import Ratio, RatioRefused, Row, Series, ratio
 from _losses import breakdown, losses, seconds_per_work
 from _paired import NonInferiority, non_inferiority
 from _runs import ACCURACY, WALL_TIME, Result
+from _systems import DDP, FULL, REFERENCE, RIVALS, STATIC_PIPE
 from _text import bar_chart, text_table
 
-NO_CAP = "no-cap"
-REFERENCE = "best-static"
-RIVALS = ("static-pipe", "ddp", REFERENCE)
 PRINTED_LOSSES = 3
+# Table 1 of the paper, ViT-B/16 on ImageNet, 16 GPUs; it has no other rival.
+PAPER = {STATIC_PIPE: "2.83"}
 
 
 @dataclass(frozen=True)
@@ -26,68 +27,64 @@ class Table:
     Attributes:
         setting: Its name.
         series: The repeats of each system.
+        accuracies: Final accuracy in percent of every finished run, by system and
+            seed.
+        does_not_fit: Systems that the cap rules out.
         quick: One repeat is enough; not for publication.
     """
 
     setting: str
     series: Mapping[str, Series]
-    quick: bool
+    accuracies: Mapping[str, Mapping[int, float]]
+    does_not_fit: tuple[str, ...] = ()
+    quick: bool = False
 
     def results(self, system: str) -> list[Result]:
-        """Return the clean runs of a system."""
+        """Return the clean runs of a system, in the order of the repeats."""
         clean = self.series[system].clean if system in self.series else ()
         return [cast(Result, repeat) for repeat in clean]
 
     def rows(self) -> list[Row]:
-        """Return wall time, accuracy and work of every system."""
-        rows = []
-        for series in self.series.values():
-            for metric, unit in ((WALL_TIME, "s"), (ACCURACY, "%")):
-                row = series.row(metric, unit)
-                told = f"{self.setting} {metric}"
-                rows.append(replace(row, metric=told))
-        return rows
-
-    def ratios(self) -> list[Ratio]:
-        """Return the speed-up of each system over static-pipe, and over the best."""
-        found = [
-            self._speedup(name, RIVALS[0]) for name in self.series if name != RIVALS[0]
+        """Return wall time and accuracy of every system."""
+        return [
+            replace(series.row(metric, unit), metric=f"{self.setting} {metric}")
+            for series in self.series.values()
+            for metric, unit in ((WALL_TIME, "s"), (ACCURACY, "%"))
         ]
-        if "full" in self.series:
-            best = self.best_static()
-            if best != RIVALS[0]:
-                found.append(self._speedup("full", best))
-        return [ratio for ratio in found if ratio is not None]
 
-    def best_static(self) -> str:
-        """Return the faster of ddp and best-static, those that ran."""
-        ran = [name for name in RIVALS[1:] if self.results(name)]
-        if not ran:
-            return RIVALS[0]
-        return min(ran, key=lambda n: self.series[n].row(WALL_TIME, "s").median)
+    @functools.cached_property
+    def ratios(self) -> list[Ratio]:
+        """Each system's speed-up over static-pipe, and full's over each rival."""
+        pairs = [(name, STATIC_PIPE) for name in self.series]
+        pairs += [(FULL, rival) for rival in (DDP, REFERENCE)]
+        found = []
+        for system, rival in pairs:
+            if system == rival or not {system, rival} <= self.series.keys():
+                continue
+            try:
+                found.append(self._speedup(system, rival))
+            except RatioRefused as refusal:
+                print(f"refused: {refusal}")
+        return found
 
-    def _speedup(self, system: str, rival: str) -> Ratio | None:
-        try:
-            return ratio(
-                f"{self.setting} {system} / {rival}",
-                self.series[rival].row(WALL_TIME, "s"),
-                self.series[system].row(WALL_TIME, "s"),
-                better_than=rival,
-                quick=self.quick,
-            )
-        except RatioRefused as refusal:
-            print(f"no ratio {system} / {rival}: {refusal}")
-            return None
+    def _speedup(self, system: str, rival: str) -> Ratio:
+        return ratio(
+            f"{self.setting} {system} / {rival}",
+            self.series[rival].row(WALL_TIME, "s"),
+            self.series[system].row(WALL_TIME, "s"),
+            better_than=rival,
+            quick=self.quick,
+        )
 
     def bounds(self) -> dict[str, float]:
         """Return the work bound of ``full`` against each rival that ran."""
-        if not self.results("full"):
+        if not self.results(FULL):
             return {}
         return {rival: self._bound(rival) for rival in RIVALS if self.results(rival)}
 
     def _bound(self, rival: str) -> float:
-        bound = _median_work(self.results(rival)) / _median_work(self.results("full"))
-        if rival == RIVALS[0]:
+        bound = _median_work(self.results(rival)) / _median_work(self.results(FULL))
+        if rival == STATIC_PIPE:
             epoch = self.results(rival)[0].summary["epochs"][0]
             stages, cells = epoch["num_stages"], epoch["num_microbatches"]
             bound *= (cells + stages - 1) / cells
@@ -99,34 +96,50 @@ class Table:
         Repeats are paired with the reference's; the largest loss comes first.
         """
         lost: list[dict[str, float]] = []
-        pairs = zip(self.results(system), self.results(REFERENCE), strict=False)
-        for result, reference in pairs:
+        references = self._by_turn(REFERENCE)
+        for turn, result in self._by_turn(system).items():
+            if turn not in references:
+                continue
+            reference = references[turn]
             rate = seconds_per_work(breakdown(reference.summary), reference.work)
             found = losses(breakdown(result.summary), result.work, rate)
             lost.append({name: 100 * s / result.wall_s for name, s in found.items()})
         medians = _medians(lost)
         return dict(sorted(medians.items(), key=lambda item: -item[1]))
 
+    def _by_turn(self, system: str) -> dict[int, Result]:
+        results = self.results(system)
+        turns = self.series[system].turns or range(len(results))
+        return dict(zip(turns, results, strict=True))
+
     def sections(self) -> dict[str, Any]:
         """Return what the JSON holds beside rows and ratios."""
         names = [name for name in self.series if self.results(name)]
+        in_engine = [name for name in names if self.has_phases(name)]
         return {
             "work": {name: _median_work(self.results(name)) for name in names},
             "bounds": self.bounds(),
-            "breakdown_percent": {name: shares(self.results(name)) for name in names},
+            "does_not_fit": list(self.does_not_fit),
+            "breakdown_percent": {n: shares(self.results(n)) for n in in_engine},
             "losses_percent": {
-                name: self.losses(name)
-                for name in names
-                if self.results(REFERENCE) and name != "ddp"
+                name: self.losses(name) for name in in_engine if self.results(REFERENCE)
             },
-            "pauses": {name: pauses(self.results(name)) for name in names},
+            "pauses": {name: pauses(self.results(name)) for name in in_engine},
             "throughput": {name: throughput(self.results(name)) for name in names},
             "accuracy": self._accuracy_test(),
-            "accuracy_by_seed": {name: self.by_seed(name) for name in names},
+            "accuracy_by_seed": {
+                name: {str(seed): value for seed, value in by_seed.items()}
+                for name, by_seed in self.accuracies.items()
+            },
             "failures": {
                 name: list(series.failures) for name, series in self.series.items()
             },
         }
+
+    def has_phases(self, system: str) -> bool:
+        """Tell whether the engine's clock ran; plain loops know no all-reduce."""
+        results = self.results(system)
+        return bool(results) and "connect" in results[0].summary["phase_seconds"]
 
     def _accuracy_test(self) -> dict[str, object] | None:
         test = self.accuracy_test()
@@ -134,18 +147,14 @@ class Table:
 
     def accuracy_test(self) -> NonInferiority | None:
         """Compare ``full`` with the unfrozen reference over the seeds both ran."""
-        frozen, unfrozen = self.by_seed("full"), self.by_seed(REFERENCE)
-        seeds = [seed for seed in frozen if seed in unfrozen]
+        frozen = self.accuracies.get(FULL, {})
+        unfrozen = self.accuracies.get(REFERENCE, {})
+        seeds = sorted(frozen.keys() & unfrozen.keys())
         if len(seeds) < 2:
             return None
         return non_inferiority(
             [frozen[seed] for seed in seeds], [unfrozen[seed] for seed in seeds]
         )
-
-    def by_seed(self, system: str) -> dict[str, float]:
-        """Return the final accuracy of each seed in percent."""
-        results = self.results(system)
-        return {str(result.seed): result.metrics[ACCURACY] for result in results}
 
 
 def _median_work(results: Sequence[Result]) -> float:
@@ -208,49 +217,67 @@ def print_table(table: Table) -> None:
     """Print the setting's table, where the time goes, and throughput by epoch."""
     print(f"\n== {table.setting} ==")
     print(_systems_text(table))
-    ratios = {ratio.name: ratio for ratio in table.ratios()}
+    print(_bounds_text(table))
+    if table.results(REFERENCE) and table.results(FULL):
+        worst = list(table.losses(FULL).items())[:PRINTED_LOSSES]
+        print("largest losses of full, percent of its run:", _listed(worst))
+    test = table.accuracy_test()
+    if test is not None:
+        print(
+            f"accuracy full - {REFERENCE}: mean {test.mean:+.2f} points, one-sided "
+            f"95 % lower limit {test.lower_limit:+.2f}"
+        )
+    for name in table.series:
+        results = table.results(name)
+        if table.has_phases(name):
+            print(f"\n{name}: {_listed(_large(shares(results)))}")
+        elif results:
+            print(f"\n{name}:")
+        if results:
+            print(_throughput_chart(results))
+
+
+def _bounds_text(table: Table) -> str:
+    ratios = {ratio.name: ratio for ratio in table.ratios}
+    lines = []
     for rival, bound in table.bounds().items():
         told = ratios.get(f"{table.setting} full / {rival}")
         if told is not None:
-            print(
+            lines.append(
                 f"full / {rival}: {told.value:.2f} ({told.min:.2f} to {told.max:.2f}), "
-                f"bound {bound:.2f}, share {told.value / bound:.0%}"
+                f"bound {bound:.2f}, share {told.value / bound:.0%}; "
+                f"paper: {PAPER.get(rival, 'not measured')}"
             )
-    if table.results(REFERENCE) and table.results("full"):
-        worst = list(table.losses("full").items())[:PRINTED_LOSSES]
-        print("largest losses of full, percent of its run:", _listed(worst))
-    for name in table.series:
-        if table.results(name):
-            print(f"\n{name}: {_listed(_large(shares(table.results(name))))}")
-            print(_throughput_chart(table.results(name)))
+    return "\n".join(lines)
 
 
 def _systems_text(table: Table) -> str:
-    ratios = {ratio.name: ratio for ratio in table.ratios()}
+    ratios = {ratio.name: ratio for ratio in table.ratios}
     lines = []
     for name, series in table.series.items():
         row = series.row(WALL_TIME, "s")
         if not row.values:
-            lines.append([name, "failed", "-", "-", "-", "-", "-"])
+            lines.append([name, "-", "-", f"0 ({row.dropped}, {row.failed})", *"---"])
             continue
-        over = ratios.get(f"{table.setting} {name} / {RIVALS[0]}")
+        over = ratios.get(f"{table.setting} {name} / {STATIC_PIPE}")
         lines.append(
             [
                 name,
                 f"{row.median:.2f}",
                 f"{row.spread:.0%}",
-                f"{len(row.values)} ({row.dropped})",
-                "1.00" if name == RIVALS[0] else f"{over.value:.2f}" if over else "-",
+                f"{len(row.values)} ({row.dropped}, {row.failed})",
+                "1.00" if name == STATIC_PIPE else f"{over.value:.2f}" if over else "-",
                 f"{_median_work(table.results(name)):.0f}",
                 f"{series.row(ACCURACY, '%').median:.2f}",
             ]
         )
+    lines += [[name, "does not fit", *"-----"] for name in table.does_not_fit]
     headers = [
         "system",
         "wall s",
         "spread",
-        "runs (dropped)",
-        f"x {RIVALS[0]}",
+        "runs (dropped, failed)",
+        f"x {STATIC_PIPE}",
         "work",
         "accuracy %",
     ]

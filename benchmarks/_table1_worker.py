@@ -63,7 +63,7 @@ def run_engine(
         config=pt.Config(
             seed=args.seed,
             plan=system.plan_config(args.slots, args.microbatches, args.slot_memory),
-            pipe=pt.PipeConfig(num_slots=args.slots),
+            pipe=pt.PipeConfig(num_slots=args.slots, threads_per_stage=1),
             cache=pt.CacheConfig(enabled=system.caches),
         ),
     )
@@ -85,7 +85,7 @@ def main() -> None:
         logging.getLogger("pipetransformer").setLevel(logging.INFO)
     torch.set_num_threads(1)  # one slot, one core
     system = SYSTEMS[args.system]
-    if rank == 0:
+    if rank == 0 and args.baseline_pipe is None:
         print(system.describe(), flush=True)
     model = _workload.pretrained(args.pretrained, seed=args.seed)
     counter = LayerCounter(list(model)[1:-1])  # the blocks

@@ -92,7 +92,8 @@ class PixelEmbedding(nn.Module):
         patches = nn.functional.unfold(
             images.unsqueeze(1), self.window, padding=self.window // 2
         )
-        return self.project(patches.transpose(1, 2)) + self.position
+        tokens: Tensor = self.project(patches.transpose(1, 2)) + self.position
+        return tokens
 
 
 def build_model(settings: Settings = SETTINGS) -> nn.Sequential:
@@ -135,7 +136,8 @@ def _pretrain(settings: Settings) -> nn.Sequential:
         model = build_model(settings)
     train_set, _ = load_split()
     part = train_set.first(round(recipe.share * len(train_set)))
-    pretrain(model, *part.tensors(), recipe)
+    inputs, targets = part.tensors()
+    pretrain(model, inputs, targets, recipe)
     return model
 
 

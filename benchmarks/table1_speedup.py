@@ -14,30 +14,36 @@ import argparse
 import itertools
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import _workload
-from _harness import RunFailed, Series, add_common_arguments, interleave, write_json
-from _memory_cap import memory_cap
-from _runs import Job, Result, run_job
-from _systems import SYSTEMS
-from _table1_report import NO_CAP, Table, print_table
+from _harness import RunFailed, add_common_arguments, interleave, write_json
+from _memory_cap import fits, memory_cap
+from _runs import ACCURACY, Job, Result, run_job
+from _systems import DDP, FULL, REFERENCE, STATIC_PIPE, SYSTEMS
+from _table1_report import Table, print_table
 
-CAP = "cap"
-RUN_TIMEOUT_S = 900.0
+NO_CAP, CAP = "no-cap", "cap"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A memory setting: its name, bytes per slot or None, and the systems that fit."""
+    """A memory setting.
+
+    Attributes:
+        name: As in the JSON.
+        slot_memory: Bytes per slot, or None.
+        systems: Those that fit.
+        does_not_fit: The others.
+    """
 
     name: str
     slot_memory: int | None
     systems: tuple[str, ...]
+    does_not_fit: tuple[str, ...] = ()
 
     def flags(self) -> tuple[str, ...]:
         """Return the worker's flags."""
@@ -53,7 +59,7 @@ def parse_args() -> argparse.Namespace:
     add_common_arguments(parser)
     add = parser.add_argument
     add("--slots", type=int, default=2, help="CPU slots, one process each")
-    add("--seeds", type=int, nargs="+", help="one per repeat, default: 0, 1, ...")
+    add("--seeds", type=int, nargs="+", help="one per repeat, in place of --repeats")
     add("--alpha", type=float, default=1 / 3, help="freezing pace, in [0, 1)")
     add("--epochs", type=int, default=_workload.EPOCHS)
     add("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
@@ -63,10 +69,9 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.seeds is None:
         args.seeds = list(range(args.seed, args.seed + args.repeats))
-    args.repeats = len(args.seeds)
     if args.quick:
-        args.repeats, args.epochs, args.settings = 1, 2, [NO_CAP]
-        args.systems = ["static-pipe", "best-static", "full"]
+        args.seeds, args.epochs, args.settings = args.seeds[:1], 2, [NO_CAP]
+        args.systems = [REFERENCE, FULL]
     return args
 
 
@@ -74,86 +79,115 @@ def settings_of(args: argparse.Namespace) -> list[Setting]:
     """Return the settings asked for; pre-trains the model if need be."""
     model = _workload.pretrained(Path("runs"), args.seeds[0])
     systems = tuple(args.systems)
-    settings = [Setting(NO_CAP, None, systems)]
+    settings = []
+    if NO_CAP in args.settings:
+        settings.append(Setting(NO_CAP, None, systems))
     if CAP in args.settings:
         inputs, _ = _workload.load_split()[0].first(4).tensors()
-        cap = memory_cap(
-            model,
-            inputs,
-            slots=args.slots,
-            batch_size=_workload.BATCH_SIZE,
-            frozen_boundary=_workload.UNITS[first_freeze(args.alpha) - 1],
-        )
-        # One slot can not hold the unfrozen model, so plain DDP has no place.
-        fitting = tuple(name for name in systems if name != "ddp")
-        settings.append(Setting(CAP, cap, fitting))
-    return [setting for setting in settings if setting.name in args.settings]
+        sizes = {"slots": args.slots, "batch_size": _workload.BATCH_SIZE}
+        boundary = _workload.UNITS[first_freeze(args.alpha) - 1]
+        cap = memory_cap(model, inputs, frozen_boundary=boundary, **sizes)
+        one_slot = fits(model, inputs, cap=cap, num_stages=1, **sizes)
+        absent = () if one_slot else tuple(name for name in systems if name == DDP)
+        fitting = tuple(name for name in systems if name not in absent)
+        settings.append(Setting(CAP, cap, fitting, absent))
+    return settings
 
 
 def first_freeze(alpha: float) -> int:
-    """Return the units that the alpha cap freezes first."""
-    units = len(_workload.UNITS)
-    return math.ceil(units * alpha - 1e-9)
+    """Return the units that the alpha cap freezes first, at least 1."""
+    return max(1, math.ceil(len(_workload.UNITS) * alpha - 1e-9))
 
 
 def calibrate(args: argparse.Namespace) -> dict[int, float]:
-    """Return the seconds of one epoch of static-pipe for each M that is tried."""
+    """Return static-pipe's shortest epoch in seconds for each M that is tried.
+
+    In turn and twice: what disturbs an epoch only makes it longer. Nothing is tried
+    where static-pipe does not run.
+    """
     tried: dict[int, float] = {}
-    for factor in (1, 2, 4, 8):
+    if STATIC_PIPE not in args.systems:
+        return tried
+    for turn, factor in itertools.product((0, 1), (1, 2, 4, 8)):
         microbatches = factor * args.slots
-        flags = ["--epochs=1", f"--microbatches={microbatches}", *baseline(args)]
-        job = Job("static-pipe", args.slots, args.seeds[0], tuple(flags), RUN_TIMEOUT_S)
-        result = run_job(job, args.out, f"calibration-m{microbatches}")
-        tried[microbatches] = result.summary["epochs"][0]["seconds"]
+        flags = ("--epochs=2", f"--microbatches={microbatches}")
+        job = Job(STATIC_PIPE, args.slots, args.seeds[0], flags, args.baseline_pipe)
+        result = run_job(job, args.out, f"calibration-m{microbatches}-{turn}")
+        seconds = [epoch["seconds"] for epoch in result.summary["epochs"]]
+        tried[microbatches] = min([*seconds, tried.get(microbatches, math.inf)])
     return tried
 
 
-def baseline(args: argparse.Namespace) -> list[str]:
-    """Return the worker's flags for another pipeline class."""
-    return [f"--baseline-pipe={args.baseline_pipe}"] if args.baseline_pipe else []
+class Runner:
+    """Runs the systems of one setting; a repeat's number decides its seed.
 
+    Attributes:
+        accuracies: Final accuracy of every finished run, by system and seed: a run
+            that other programs disturbed is as good as any in that.
+    """
 
-def runner(
-    args: argparse.Namespace, setting: Setting, microbatches: int
-) -> Callable[[str], Result]:
-    """Return what runs a system once; its k-th run has the k-th seed."""
-    turns = {name: itertools.count() for name in setting.systems}
+    def __init__(
+        self, args: argparse.Namespace, setting: Setting, microbatches: int | None
+    ) -> None:
+        self._args = args
+        self._setting = setting
+        self._microbatches = microbatches
+        self.accuracies: dict[str, dict[int, float]] = {}
 
-    def run(name: str) -> Result:
-        turn = next(turns[name])
-        flags = [f"--epochs={args.epochs}", f"--alpha={args.alpha}", *setting.flags()]
-        if name == "static-pipe":
-            flags += [f"--microbatches={microbatches}", *baseline(args)]
-        seed = args.seeds[turn % len(args.seeds)]
-        job = Job(name, args.slots, seed, tuple(flags), RUN_TIMEOUT_S)
-        where = f"{setting.name}-{name}-{turn}".replace("+", "-")
+    def __call__(self, name: str, turn: int) -> Result:
+        """Run one system once.
+
+        Raises:
+            RunFailed: it failed; the reason is printed.
+        """
+        args, baseline = self._args, None
+        flags = [f"--epochs={args.epochs}", f"--alpha={args.alpha}"]
+        flags += self._setting.flags()
+        if name == STATIC_PIPE:
+            flags.append(f"--microbatches={self._microbatches}")
+            baseline = args.baseline_pipe
+        job = Job(name, args.slots, args.seeds[turn], tuple(flags), baseline)
+        where = f"{self._setting.name}-{name}-{turn}".replace("+", "-")
         try:
             result = run_job(job, args.out, where)
         except RunFailed as failure:
             print(f"{where}: {failure}", file=sys.stderr, flush=True)
             raise
+        self.accuracies.setdefault(name, {})[job.seed] = result.metrics[ACCURACY]
         told = ", ".join(f"{key} {value:.2f}" for key, value in result.metrics.items())
-        print(f"{where} (seed {seed}): {told}", flush=True)
+        print(f"{where} (seed {job.seed}): {told}", flush=True)
         return result
 
-    return run
+
+def measure(
+    args: argparse.Namespace, setting: Setting, microbatches: int | None
+) -> Table:
+    """Run a setting's systems, interleaved."""
+    runner = Runner(args, setting, microbatches)
+    series = interleave(
+        setting.systems,
+        runner,
+        repeats=len(args.seeds),
+        warmup=0,  # each run warms itself up; its first steps are part of it
+    )
+    return Table(
+        setting.name,
+        series,
+        runner.accuracies,
+        does_not_fit=setting.does_not_fit,
+        quick=args.quick,
+    )
 
 
 def main() -> int:
     args = parse_args()
     print(*(SYSTEMS[name].describe() for name in args.systems), sep="\n")
+    if args.baseline_pipe is not None:
+        print(f"{STATIC_PIPE} is {args.baseline_pipe}, in a plain loop")
     settings = settings_of(args)
     tried = calibrate(args)
-    microbatches = min(tried, key=tried.__getitem__)
-    tables = []
-    for setting in settings:
-        series: dict[str, Series] = interleave(
-            setting.systems,
-            runner(args, setting, microbatches),
-            repeats=args.repeats,
-            warmup=0,  # each run warms itself up; its first steps are part of it
-        )
-        tables.append(Table(setting.name, series, quick=args.quick))
+    microbatches = min(tried, key=tried.__getitem__) if tried else None
+    tables = [measure(args, setting, microbatches) for setting in settings]
     for table in tables:
         print_table(table)
     if args.json is not None:
@@ -161,7 +195,7 @@ def main() -> int:
             args.json,
             "table1_speedup",
             [row for table in tables for row in table.rows()],
-            [ratio for table in tables for ratio in table.ratios()],
+            [ratio for table in tables for ratio in table.ratios],
             quick=args.quick,
             seeds=args.seeds,
             alpha=args.alpha,

@@ -10,6 +10,7 @@ from typing import Any
 from pipetransformer import checkpoint, evaluation, persistence
 from pipetransformer.autodp import PeerFailure, broadcast_tensors
 from pipetransformer.data import ElasticSampler
+from pipetransformer.layout import Layout
 from pipetransformer.planning import agree_on_profile, propose, take_decision
 from pipetransformer.proposal import Proposal
 from pipetransformer.report.console import epoch_line, transformation_line
@@ -100,7 +101,8 @@ class Director:
         run, wanted = self.run, self.run.config.checkpoint
         run.state.epoch, run.state.batch = epoch + 1, 0
         if self.replica is not None:
-            take_decision(run)
+            with run.clock.phase("pass"):
+                take_decision(run)
         if wanted.directory is None or not self.is_lead:
             return
         if run.state.epoch % wanted.every_epochs == 0 and run.is_finite():
@@ -163,6 +165,13 @@ class Director:
                 f"pass, {planned}, got {given}"
             )
         self._last_pass_epoch = run.state.epoch
+        with run.clock.phase("pass"):
+            return self._open_pass(layout, num_samples, batch_size, drop_last)
+
+    def _open_pass(
+        self, layout: Layout, num_samples: int, batch_size: int, drop_last: bool
+    ) -> ElasticSampler:
+        run = self.run
         share, index = layout.node_share(run.info.rank)
         # Nodes without a replica own no samples; R never falls below the others.
         nodes = sorted(set(layout.nodes))
@@ -200,7 +209,7 @@ class Director:
         if counted is None:
             return
         self._pass = run.current_pass = None
-        with run.guarded(), run.clock.phase("pass_end"):
+        with run.guarded(), run.clock.phase("pass"):
             record = counted.close(run, self.active())
             self._settle_buffers()
             run.history.epochs.append(record)

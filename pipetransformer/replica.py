@@ -16,6 +16,7 @@ from pipetransformer.autodp import ActiveGroup
 from pipetransformer.data import Batch
 from pipetransformer.pipe import Pipe
 from pipetransformer.prefix import FrozenPrefix
+from pipetransformer.report.clock import Clock
 from pipetransformer.rows import call_with
 
 
@@ -45,6 +46,7 @@ class ActiveModel(nn.Module):
         cache: Gives the training slab, or None.
         position: Gives the draw position of the next forward.
         write: Tells whether prefix activations will be read again.
+        clock: Is told when inputs are loaded.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class ActiveModel(nn.Module):
         cache: Callable[[], ActivationCache | None],
         position: Callable[[], DrawPosition],
         write: Callable[[], bool],
+        clock: Clock,
     ) -> None:
         super().__init__()
         self.pipe = pipe
@@ -62,6 +65,7 @@ class ActiveModel(nn.Module):
         self._cache = cache
         self._position = position
         self._write = write
+        self._clock = clock
         self._retired = False
         self.last_batch: Batch | None = None
 
@@ -99,17 +103,23 @@ class ActiveModel(nn.Module):
         )
         prefix = self._prefix[0]
         if prefix is None:
-            return call_with(self.pipe, batch.inputs if batch is not None else inputs)
+            return call_with(
+                self.pipe, self._inputs(batch) if batch is not None else inputs
+            )
         if batch is None:
             return call_with(self.pipe, prefix(lambda: inputs, None, None))
         value = prefix(
-            lambda: batch.inputs,
+            lambda: self._inputs(batch),
             batch.ids,
             self._cache(),
             keys=batch.input_keys,
             write=self._write(),
         )
         return call_with(self.pipe, value)
+
+    def _inputs(self, batch: Batch) -> Any:
+        with self._clock.phase("data"):
+            return batch.inputs
 
     def _nothing(self) -> Tensor:
         used = [p for p in self.pipe.parameters() if p.requires_grad]
@@ -124,6 +134,9 @@ class LastGradient:
 
     Args:
         layers: The active layers in order.
+
+    Attributes:
+        at: A ``time.perf_counter()``; 0 as long as there was none.
     """
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:

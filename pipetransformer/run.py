@@ -96,13 +96,14 @@ class Run:
     Args:
         recipe: What the user asked for.
         plane: The message plane, open.
+        clock: Running since the engine was opened.
     """
 
-    def __init__(self, recipe: Recipe, plane: MessagePlane) -> None:
+    def __init__(self, recipe: Recipe, plane: MessagePlane, clock: Clock) -> None:
         self.recipe = recipe
         self.config = recipe.config
         self.plane = plane
-        self.clock = Clock()
+        self.clock = clock
         self.info: LaunchInfo = plane.info
         self.script = ScriptLog(plane)
         self.state = TrainingState(recipe.model)

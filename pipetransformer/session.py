@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 
 import torch
 
 from pipetransformer import checkpoint, persistence
 from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
-from pipetransformer.config import CheckpointConfig
 from pipetransformer.director import Director
 from pipetransformer.replica import warm_up
+from pipetransformer.report.clock import Clock
 from pipetransformer.run import Recipe, Run
 from pipetransformer.signature import agree, signature_lines, trainable_lines
 
@@ -27,12 +26,13 @@ class Session:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self._started = time.perf_counter()
-        info, store = connect(recipe.config.autodp)
-        self._plane = MessagePlane(store, info, recipe.config.autodp)
+        clock = Clock()
+        with clock.phase("connect"):
+            info, store = connect(recipe.config.autodp)
+            self._plane = MessagePlane(store, info, recipe.config.autodp)
         self._director: Director | None = None
         self._exits = contextlib.ExitStack()
-        self.run = Run(recipe, self._plane)
+        self.run = Run(recipe, self._plane, clock)
 
     def open(self) -> Director:
         """Compare models and configs, warm up, resume.
@@ -41,11 +41,11 @@ class Session:
             ValueError: models or configs differ between ranks, on every rank.
             PeerFailure: a rank died meanwhile.
         """
-        run, wanted = self.run, self.run.config.checkpoint
-        with run.clock.phase("open"):
-            return self._open(run, wanted)
+        with self.run.clock.phase("open"):
+            return self._open()
 
-    def _open(self, run: Run, wanted: CheckpointConfig) -> Director:
+    def _open(self) -> Director:
+        run, wanted = self.run, self.run.config.checkpoint
         try:
             self._exits.callback(self._plane.close)
             self._exits.enter_context(self._plane.termination())
@@ -106,8 +106,9 @@ class Session:
             with self.run.clock.phase("close"):
                 self._end(director, error)
         finally:
-            self.run.history.total_seconds = time.perf_counter() - self._started
-            self.run.history.phase_seconds = self.run.clock.seconds()
+            spent = self.run.clock.seconds()
+            self.run.history.phase_seconds = spent
+            self.run.history.total_seconds = sum(spent.values())
         failure = self._plane.failure
         bare = isinstance(error, RuntimeError) and not isinstance(error, PeerFailure)
         if failure is not None and bare and failure.rank != self.run.info.rank:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ class Pass:
 
     def __init__(self, run: Run, replica: Replica, shape: PlanShape) -> None:
         self._shape = shape
-        self._start = time.perf_counter()
         self._spent = run.clock.seconds()
         self._busy = replica.workers.cpu_seconds()
         self._first_step = run.state.step
@@ -68,6 +66,7 @@ class Pass:
                 f"replica, got {[part['steps'] for part in parts]}; leave a pass on "
                 "every active rank at the same batch"
             )
+        spent = run.clock.since(self._spent)
         ids = torch.cat([torch.empty(0, dtype=torch.int64), *self._ids])
         seen = torch.cat(group.all_gather_rows(ids))
         rows = sum(part["rows"] for part in parts)
@@ -77,11 +76,11 @@ class Pass:
             samples=rows,
             unique_samples=len(set(seen.tolist())),
             optimizer_steps=steps.pop(),
-            seconds=time.perf_counter() - self._start,
+            seconds=sum(spent.values()),
             train_loss=sum(p["loss_sum"] for p in parts) / rows if rows else math.nan,
             cache_hits=sum(part["hits"] for part in parts),
             cache_misses=sum(part["misses"] for part in parts),
-            phase_seconds=run.clock.since(self._spent),
+            phase_seconds=spent,
             elapsed_seconds=run.clock.elapsed(),
             worker_seconds=[
                 now - before
@@ -136,9 +135,10 @@ def backward(
     if batch is not None and rows > 0 and rows * size != batch.global_rows:
         loss = loss * (size * rows / batch.global_rows)
     with run.clock.phase("backward"):
+        replica.last_gradient.at = 0.0
         with run.guarded():
             loss.backward()  # type: ignore[no-untyped-call]
-        if size > 1:
+        if size > 1 and replica.last_gradient.at > 0:
             run.clock.split("all_reduce", replica.last_gradient.at)
     if run.gradients is not None:
         run.gradients.accumulate(replica.plan.boundary)

@@ -253,6 +253,7 @@ def _rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         cache=run.training_cache,
         position=lambda: DrawPosition(run.state.step, first),
         write=run.will_read_again,
+        clock=run.clock,
     )
     ddp = wrap(model, group)
     run.freezer.assert_consistent()

@@ -196,6 +196,7 @@ std::vector<double> WorkerPool::cpu_seconds() const {
   if (state_->owner != getpid()) {
     return seconds;
   }
+  refuse_own_threads();
   const std::lock_guard lock(state_->submitting);  // no join meanwhile
   if (state_->closed) {
     return seconds;

@@ -48,7 +48,8 @@ class WorkerPool {
   // Processor seconds that each worker's thread has used so far, waiting left
   // out; threads that it computes with besides its own are not counted. Empty
   // after shutdown and in a forked child. Throws std::system_error when the
-  // system keeps no such clock.
+  // system keeps no such clock, std::runtime_error on one of the pool's own
+  // threads.
   std::vector<double> cpu_seconds() const;
 
   // Runs what is queued, then joins; idempotent.

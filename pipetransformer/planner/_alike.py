@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
-
-from pipetransformer.planner import _values
+from torch.nn.parameter import is_lazy
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 # What every module has (hooks, submodules, parameters, training): not a setting.
@@ -30,11 +29,21 @@ def cost_key(layer: nn.Module, value: object) -> Hashable:
     """
     modules = tuple(
         (name, type(module), module.extra_repr(), tuple(_settings(module)))
-        for name, module in layer.named_modules()
+        for name, module in layer.named_modules(remove_duplicate=False)
     )
     named = [*layer.named_parameters(), *layer.named_buffers()]
     state = tuple((name, *_shape(tensor)) for name, tensor in named)
-    return modules, state, tuple(_shape(t) for t in _values.tensors(value))
+    return modules, state, _argument(value)
+
+
+def _argument(value: object) -> Hashable:
+    if isinstance(value, Tensor):
+        return _shape(value)
+    if isinstance(value, Mapping):
+        return tuple((name, _argument(entry)) for name, entry in value.items())
+    if isinstance(value, (tuple, list)):
+        return tuple(_argument(entry) for entry in value)
+    return (type(value), value) if isinstance(value, _PLAIN) else id(value)
 
 
 def _settings(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
@@ -52,6 +61,8 @@ def _settings(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
 
 
 def _shape(tensor: Tensor) -> tuple[Hashable, ...]:
+    if is_lazy(tensor) or tensor.layout is not torch.strided:
+        return (id(tensor),)  # unknown or data-dependent work
     return (
         tuple(tensor.shape),
         tensor.stride(),

@@ -138,7 +138,7 @@ class History:
         transformations: Changes of plan after the first.
         total_seconds: Wall time from opening to closing the engine.
         phase_seconds: The lead's wall time by phase, see `Clock`; it adds up to the
-            total but for the connection to the store, which comes before.
+            total.
     """
 
     world_size: int

@@ -27,8 +27,10 @@ class Script:
     def __init__(self, **samples):
         self._samples = {system: list(each) for system, each in samples.items()}
         self.order = ""
+        self.turns = {}
 
-    def __call__(self, system):
+    def __call__(self, system, turn):
+        self.turns.setdefault(system, []).append(turn)
         self.order += system
         left = self._samples.get(system)
         sample = left.pop(0) if left else CLEAN
@@ -61,6 +63,7 @@ def test_disturbed_repeat_is_dropped_counted_and_repeated():
     assert script.order == "ababab" + "a"
     row = series["a"].row("wall time", "s")
     assert (row.values, row.dropped, row.failed) == ((10.0, 10.0, 10.0), 1, 0)
+    assert script.turns["a"] == [0, 1, 2, 1] and row.turns == (0, 1, 2)
 
 
 def test_disturbed_repeats_are_repeated_a_limited_number_of_times():
@@ -80,7 +83,7 @@ def test_failed_repeat_is_kept_and_never_made_up_for(warmup):
 
 
 def test_other_exceptions_end_the_benchmark():
-    def run(system):
+    def run(system, turn):
         raise KeyError(system)
 
     with pytest.raises(KeyError):
@@ -103,6 +106,16 @@ def test_foreign_share_is_published_with_the_row(monkeypatch):
 def test_row_knows_median_and_spread():
     row = _row(4.0, 2.0, 3.0)
     assert (row.median, row.spread) == (3.0, pytest.approx(2 / 3))
+
+
+def test_ratio_pairs_repeats_of_the_same_number():
+    over = _row(10.0, 30.0, 20.0, 70.0, turns=(0, 2, 3, 4))
+    under = _row(5.0, 1.0, 10.0, 10.0, turns=(0, 1, 2, 3), system="b")
+    result = ratio("a / b", over, under, better_than="a")
+    assert (result.min, result.value, result.max) == (2.0, 2.0, 3.0)
+    assert result.repeats == 3
+    with pytest.raises(RatioRefused, match="expected >= 3 pairs"):
+        ratio("a / b", over, _row(1.0, 1.0, 1.0, turns=(1, 2, 3)), better_than="a")
 
 
 def test_ratio_is_the_median_of_paired_ratios():

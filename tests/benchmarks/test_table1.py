@@ -169,7 +169,8 @@ def table(**walls):
     for name, (wall, work, options) in walls.items():
         runs = tuple(result(wall + s, work, s, **options) for s in range(3))
         series[name.replace("_", "-")] = Series(name, runs, 0, ())
-    return Table("no-cap", series, quick=False)
+    accuracies = {name: {s: 90.0 + s for s in range(3)} for name in series}
+    return Table("no-cap", series, accuracies)
 
 
 def test_bounds_come_from_counted_work_and_the_pipelines_fill():
@@ -182,12 +183,11 @@ def test_bounds_come_from_counted_work_and_the_pipelines_fill():
         "static-pipe": pytest.approx(3.0 * 9 / 8),
         "best-static": pytest.approx(3.0),
     }
-    values = {each.name: each.value for each in made.ratios()}
+    values = {each.name: each.value for each in made.ratios}
     assert values["no-cap full / static-pipe"] == statistics.median(
         [30 / 10, 31 / 11, 32 / 12]
     )
     assert values["no-cap full / best-static"] == pytest.approx(21 / 11)
-    assert made.best_static() == "best-static"
     assert made.accuracy_test().differences == (0.0, 0.0, 0.0)
     assert throughput(made.results("full"))[0]["samples_per_s"] == 25.0
 

@@ -27,14 +27,12 @@ def phases(rank, stages, cache):
 def check_sums(history):
     spent = history["phase_seconds"]
     assert all(seconds >= 0 for seconds in spent.values())
-    # Only the connection to the store comes before the clock, and the report after.
-    assert sum(spent.values()) == pytest.approx(history["total_seconds"], abs=0.25)
+    assert sum(spent.values()) == pytest.approx(history["total_seconds"])
     for epoch in history["epochs"]:
-        inside = sum(epoch["phase_seconds"].values())
-        assert inside == pytest.approx(epoch["seconds"], rel=0.05, abs=0.01)
-        assert {"forward", "backward", "optimizer", "data"} <= set(
-            epoch["phase_seconds"]
-        )
+        inside = epoch["phase_seconds"]
+        assert sum(inside.values()) == pytest.approx(epoch["seconds"])
+        assert {"forward", "backward", "optimizer", "data"} <= set(inside)
+        assert all(seconds <= spent[name] for name, seconds in inside.items())
     elapsed = [epoch["elapsed_seconds"] for epoch in history["epochs"]]
     assert elapsed == sorted(elapsed) and elapsed[-1] < history["total_seconds"]
 
@@ -50,7 +48,7 @@ def test_phases_add_up_and_name_what_replicas_wait_for():
     assert "forward/prefix" not in first and "forward/cache_read" not in first
     assert second["forward/prefix"] > 0 and second["forward/cache_write"] > 0
     assert third["forward/cache_read"] > 0 and "forward/prefix" not in third
-    assert {"open", "profile", "transformation", "evaluate", "pass_end"} <= set(
+    assert {"connect", "open", "profile", "transformation", "evaluate", "pass"} <= set(
         lead["phase_seconds"]
     )
 

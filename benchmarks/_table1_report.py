@@ -246,7 +246,7 @@ def _bounds_text(table: Table) -> str:
             lines.append(
                 f"full / {rival}: {told.value:.2f} ({told.min:.2f} to {told.max:.2f}), "
                 f"bound {bound:.2f}, share {told.value / bound:.0%}; "
-                f"paper: {PAPER.get(rival, 'not measured')}"
+                f"paper: {PAPER.get(rival, 'no such rival')}"
             )
     return "\n".join(lines)
 

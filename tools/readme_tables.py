@@ -9,8 +9,8 @@ two lines of its own::
     <!-- end results -->
 
 NAME is a file of benchmarks/results without ``.json``, TABLE a key of ``TABLES``.
-Quick results and results with failed repeats are refused. Needs nothing but the
-standard library.
+Quick results, those with failed or too few repeats, and those that no table shows are
+refused. Needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 START = re.compile(r"<!-- results: (\S+) (\S+) -->")
 END = "<!-- end results -->"
+MIN_REPEATS = 3
 
 # A result file as benchmarks/_results.py writes it.
 Content = dict[str, Any]
@@ -81,7 +82,9 @@ def table1(content: Content) -> list[str]:
             row = cells.get((system, f"{setting} wall time"))
             ratio = speedups.get(f"{setting} {system} / static-pipe")
             own = "1.00" if system == "static-pipe" else "-"
-            line.append(median_and_range(row) if row else "does not fit")
+            absent = content["settings"][setting]["does_not_fit"]
+            missing = "does not fit" if system in absent else "not run"
+            line.append(median_and_range(row) if row else missing)
             line.append(f"{ratio['value']:.2f}" if ratio else own)
         lines.append(line)
     return markdown(headers, lines)
@@ -171,10 +174,11 @@ def load(path: Path) -> Content:
     if quick is not False:
         raise TableError(f"{path}: expected quick false, got {quick}")
     for row in content["rows"]:
-        if row["failed"] or not row["values"]:
+        if row["failed"] or len(row["values"]) < MIN_REPEATS:
             raise TableError(
-                f"{path}: {row['system']}, {row['metric']}: expected repeats without "
-                f"failure, got {row['failed']} failed, {len(row['values'])} clean"
+                f"{path}: {row['system']}, {row['metric']}: expected {MIN_REPEATS} "
+                f"repeats without failure, got {row['failed']} failed, "
+                f"{len(row['values'])} clean"
             )
     return content
 
@@ -201,6 +205,20 @@ def render(text: str, results: Path) -> tuple[str, int]:
     return "".join(out), count
 
 
+def require_tables(text: str, results: Path) -> None:
+    """Refuse result files that the document does not show.
+
+    A file without "quick" is no result of the harness.
+
+    Raises:
+        TableError: a file has no marker.
+    """
+    shown = {found.group(1) for found in START.finditer(text)}
+    for path in sorted(results.glob("*.json")):
+        if path.stem not in shown and "quick" in json.loads(path.read_text()):
+            raise TableError(f"{path}: expected a table in the README, got none")
+
+
 def skip_old_table(lines: Iterator[str], marker: str) -> None:
     """Consume the lines up to the end marker."""
     for line in lines:
@@ -218,7 +236,7 @@ def table(name: str, kind: str, results: Path) -> list[str]:
         raise TableError(f"{name} {kind}: expected a table of {known}, got {kind}")
     content = load(results / f"{name}.json")
     machine = content["machine"]
-    where = machine["gpu"] or machine["cpu"]
+    where = machine["cpu"] + (f", {machine['gpu']}" if machine["gpu"] else "")
     source = (
         f"`{name}.json`: {content['date']}, {where}, {machine['cores']} cores, "
         f"torch {machine['torch']}."
@@ -239,6 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     old = args.readme.read_text()
     try:
         new, count = render(old, args.results)
+        require_tables(new, args.results)
     except TableError as error:
         print(f"readme_tables: {error}")
         return 1

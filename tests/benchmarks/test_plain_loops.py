@@ -5,6 +5,7 @@ import argparse
 import pytest
 import torch
 from _plain_loops import run_ddp, run_pipe
+from _runs import Job
 from _systems import SYSTEMS
 from _table1_worker import run_engine
 from _work import LayerCounter
@@ -38,34 +39,34 @@ def counted(model):
     return LayerCounter(list(model)[1:-1])
 
 
-def train_both(rank):
-    mine, theirs = tiny_model(), tiny_model()
-    counters = counted(mine), counted(theirs)
-    engine = run_engine(SYSTEMS["best-static"], mine, arguments(), counters[0])
-    plain = run_ddp(theirs, arguments())
-    weights = [[p.detach() for p in model.parameters()] for model in (mine, theirs)]
-    rows = [counter.rows() for counter in counters]
-    return weights, rows, engine.to_json(), plain.to_json()
+def train(rank, in_engine):
+    model = tiny_model()
+    counter = counted(model)
+    if in_engine:
+        history = run_engine(SYSTEMS["best-static"], model, arguments(), counter)
+    else:
+        history = run_ddp(model, arguments())
+    weights = [p.detach() for p in model.parameters()]
+    return weights, counter.rows(), history.to_json()
 
 
 @pytest.mark.distributed
 def test_plain_ddp_trains_what_the_engine_trains():
-    lead, other = run_ranks(train_both, 2, timeout_s=100)
-    (mine, theirs), _, engine, plain = lead
-    for a, b in zip(mine, theirs, strict=True):
+    engine = run_ranks(train, 2, True, timeout_s=100)
+    plain = run_ranks(train, 2, False, timeout_s=100)
+    for a, b in zip(engine[0][0], plain[0][0], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
-    keys = ("samples", "optimizer_steps", "num_frozen_layers")
-    for key in keys:
-        assert engine["epochs"][0][key] == plain["epochs"][0][key], key
-    assert abs(engine["final_accuracy"] - plain["final_accuracy"]) < 2 / 719
-    assert plain["final_accuracy"] == other[3]["final_accuracy"]
+    mine, theirs = engine[0][2], plain[0][2]
+    for key in ("samples", "optimizer_steps", "num_frozen_layers"):
+        assert mine["epochs"][0][key] == theirs["epochs"][0][key], key
+    assert abs(mine["final_accuracy"] - theirs["final_accuracy"]) < 2 / 719
+    assert theirs["final_accuracy"] == plain[1][2]["final_accuracy"]
     # Both count the same work: 12 blocks, every training and test sample once.
-    for which in (0, 1):
-        parts = [result[1][which] for result in (lead, other)]
-        assert sum(part["trained"] for part in parts) == 12 * 1078
-        assert sum(part["forward"] for part in parts) == 12 * 719
-    assert set(plain["phase_seconds"]) >= {"data", "forward", "backward", "evaluate"}
-    assert plain["epochs"][0]["elapsed_seconds"] <= plain["total_seconds"]
+    for results in (engine, plain):
+        assert sum(rows["trained"] for _, rows, _ in results) == 12 * 1078
+        assert sum(rows["forward"] for _, rows, _ in results) == 12 * 719
+    assert set(theirs["phase_seconds"]) >= {"data", "forward", "backward", "evaluate"}
+    assert theirs["epochs"][0]["elapsed_seconds"] <= theirs["total_seconds"]
 
 
 class Joined(torch.nn.Module):
@@ -122,3 +123,18 @@ def test_another_pipeline_takes_the_place_of_static_pipe(name):
 def test_a_baseline_without_a_colon_is_refused():
     with pytest.raises(ValueError, match="--baseline-pipe: expected MODULE:ATTR"):
         run_pipe(tiny_model(), arguments(baseline_pipe="mypackage"))
+
+
+def test_several_processes_for_one_pipeline_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="expected one process, got 2"):
+        run_pipe(tiny_model(), arguments(baseline_pipe="mypackage:Pipe"))
+
+
+def test_a_baseline_pipeline_is_started_alone(tmp_path):
+    slots = Job("static-pipe", 4, flags=("--epochs=1",))
+    assert "--nproc-per-node=4" in slots.command(tmp_path)
+    alone = Job("static-pipe", 4, baseline_pipe="mypackage:Pipe")
+    command = alone.command(tmp_path)
+    assert "--nproc-per-node=1" in command and "--slots=4" in command
+    assert "--baseline-pipe=mypackage:Pipe" in command

@@ -216,3 +216,10 @@ def test_processor_time_counts_work_and_not_waiting():
         used = [b - a for a, b in zip(before, workers.cpu_seconds(), strict=True)]
         assert used[0] >= 0.2 and used[1] < 0.1
     assert workers.cpu_seconds() == []
+
+
+def test_processor_time_is_refused_on_a_worker():
+    with Workers(2) as workers:
+        for item in range(2):
+            with pytest.raises(RuntimeError, match="expected a call from outside"):
+                workers.map(lambda _: workers.cpu_seconds(), [item, item])

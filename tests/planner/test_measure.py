@@ -273,6 +273,21 @@ def test_layers_that_may_differ_are_timed_apart(other):
     assert calls == [TIMED, TIMED]
 
 
+def test_a_module_used_twice_in_a_layer_counts_twice():
+    inner = Power(3)
+    layers = [nn.Sequential(inner, nn.ReLU(), inner), nn.Sequential(Power(3), nn.ReLU())]
+    calls, _ = calls_per_layer(layers, torch.randn(4, 4))
+    assert calls == [TIMED, TIMED]
+
+
+def test_layers_with_sparse_state_are_measured():
+    layers = [Power(3), Power(3)]
+    for layer in layers:
+        layer.register_buffer("mask", torch.eye(4).to_sparse())
+    calls, _ = calls_per_layer(layers, torch.randn(4, 4))
+    assert calls == [TIMED, TIMED]
+
+
 def test_layers_called_with_another_shape_are_timed_apart():
     layers = [nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.ReLU()]
     calls, _ = calls_per_layer(layers, torch.randn(4, 4))

@@ -93,8 +93,13 @@ def test_rendered_readme_passes_the_check_and_stays(page, capsys):
     assert page.readme.read_text() == before
 
 
-def test_readme_without_markers_passes_with_no_tables(page, capsys):
+def test_result_that_no_table_shows_is_refused(page, capsys):
     page.readme.write_text("text\n")
+    assert page.run("--check") == 1
+    assert "speed.json: expected a table in the README, got none" in (
+        capsys.readouterr().out
+    )
+    page.result.unlink()
     assert page.run("--check") == 0
     assert capsys.readouterr().out == "readme_tables: 0 tables\n"
 
@@ -169,3 +174,84 @@ def test_marker_that_makes_no_table_is_refused(page, capsys, text, complaint):
     assert page.run() == 1
     assert complaint in capsys.readouterr().out
     assert page.readme.read_text() == text
+
+
+def paced(system, metric, *values):
+    return {
+        **ROW,
+        "system": system,
+        "metric": metric,
+        "values": values,
+        "median": sorted(values)[len(values) // 2],
+        "min": min(values),
+        "max": max(values),
+    }
+
+
+def against(name, value, low, high):
+    return {**RATIO, "name": name, "value": value, "min": low, "max": high}
+
+
+TABLE1 = {
+    "rows": [
+        paced("static-pipe", "no-cap wall time", 30, 31, 32),
+        paced("ddp", "no-cap wall time", 20, 21, 22),
+        paced("full", "no-cap wall time", 10, 10.5, 11),
+        paced("static-pipe", "cap wall time", 40, 41, 42),
+        paced("full", "cap wall time", 12, 13, 14),
+    ],
+    "ratios": [
+        against("no-cap ddp / static-pipe", 1.476, 1.4, 1.5),
+        against("no-cap full / static-pipe", 2.95, 2.9, 3.0),
+        against("no-cap full / ddp", 2.0, 1.9, 2.1),
+        against("cap full / static-pipe", 3.154, 3.0, 3.3),
+    ],
+    "settings": {
+        "no-cap": {"bounds": {"static-pipe": 4.0, "ddp": 2.5}, "does_not_fit": []},
+        "cap": {"bounds": {"static-pipe": 3.5}, "does_not_fit": ["ddp"]},
+    },
+}
+
+
+def test_table1_has_both_settings_side_by_side(page):
+    page.save(**TABLE1)
+    page.mark("table1")
+    assert page.run() == 0
+    text = page.readme.read_text()
+    assert "| static-pipe | 31 (30 to 32) | 1.00 | 41 (40 to 42) | 1.00 |" in text
+    assert "| ddp | 21 (20 to 22) | 1.48 | does not fit | - |" in text
+    assert "| full | 10.5 (10 to 11) | 2.95 | 13 (12 to 14) | 3.15 |" in text
+
+
+def test_bounds_give_the_share_that_was_reached(page):
+    page.save(**TABLE1)
+    page.mark("bounds")
+    assert page.run() == 0
+    text = page.readme.read_text()
+    assert "| full over ddp, no-cap | 2.00 (1.90 to 2.10) | 2.50 | 80% |" in text
+    assert "| full over static-pipe, cap | 3.15 (3.00 to 3.30) | 3.50 | 90% |" in text
+
+
+def test_accuracy_shows_each_seed_and_the_test(page):
+    test = {
+        "differences": [-0.14, 0.0, 0.28],
+        "mean": 0.0467,
+        "lower_limit": -0.31,
+        "passes": False,
+    }
+    page.save(
+        accuracy={"alpha 1/3": test}, ratios=[against("alpha 1/3 / unfrozen", 3, 2, 4)]
+    )
+    page.mark("accuracy")
+    assert page.run() == 0
+    told = "| alpha 1/3 | 3.00 | -0.14, +0.00, +0.28 | +0.05 | -0.31 (fails) |"
+    assert told in page.readme.read_text()
+
+
+def test_too_few_repeats_are_refused(page, capsys):
+    page.save(rows=[{**ROW, "values": [12.0, 13.0]}])
+    page.mark("rows")
+    assert page.run() == 1
+    assert "expected 3 repeats without failure, got 0 failed, 2 clean" in (
+        capsys.readouterr().out
+    )

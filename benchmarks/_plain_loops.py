@@ -69,6 +69,7 @@ class PlainLoop:
         steps = args.epochs * self._sampler.num_batches
         self._optimizer = _workload.make_optimizer(model, model.parameters())
         self._scheduler = _workload.make_scheduler(steps, self._optimizer)
+        self._reduced: list[Tensor] = []
         self._clock = pt.report.Clock()
         self.history = pt.report.History(world_size=shape.num_replicas, seed=args.seed)
 
@@ -143,6 +144,9 @@ class PlainLoop:
         right = accuracy(torch.cat(outputs), targets[share]).double().sum()
         if size > 1:
             dist.all_reduce(right)
+            # gloo's thread drops its reference later. Were it the last, it would wait
+            # for the interpreter, which may be waiting for that thread to end.
+            self._reduced.append(right)
         return {"accuracy": float(right) / len(targets)}
 
 

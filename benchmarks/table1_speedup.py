@@ -11,10 +11,10 @@ derives each column.
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -102,81 +102,108 @@ def first_freeze(alpha: float) -> int:
 def calibrate(args: argparse.Namespace) -> dict[int, float]:
     """Return static-pipe's shortest epoch in seconds for each M that is tried.
 
-    In turn and twice: what disturbs an epoch only makes it longer. Nothing is tried
-    where static-pipe does not run.
+    What disturbs an epoch only makes it longer. Nothing is tried where static-pipe
+    does not run.
     """
     tried: dict[int, float] = {}
     if STATIC_PIPE not in args.systems:
         return tried
-    for turn, factor in itertools.product((0, 1), (1, 2, 4, 8)):
+    for factor in (1, 2, 4, 8):
         microbatches = factor * args.slots
-        flags = ("--epochs=2", f"--microbatches={microbatches}")
+        flags = ("--epochs=4", f"--microbatches={microbatches}")
         job = Job(STATIC_PIPE, args.slots, args.seeds[0], flags, args.baseline_pipe)
-        result = run_job(job, args.out, f"calibration-m{microbatches}-{turn}")
+        result = run_job(job, args.out, f"calibration-m{microbatches}")
         seconds = [epoch["seconds"] for epoch in result.summary["epochs"]]
-        tried[microbatches] = min([*seconds, tried.get(microbatches, math.inf)])
+        tried[microbatches] = min(seconds)
     return tried
 
 
 class Runner:
-    """Runs the systems of one setting; a repeat's number decides its seed.
+    """Runs the systems of all settings; a repeat's number decides its seed.
+
+    Args:
+        args: Of the command line.
+        settings: All settings; their systems run in one interleaved series.
+        microbatches: M of static-pipe.
 
     Attributes:
-        accuracies: Final accuracy of every finished run, by system and seed: a run
+        accuracies: Final accuracy of every finished run, by title and seed: a run
             that other programs disturbed is as good as any in that.
     """
 
     def __init__(
-        self, args: argparse.Namespace, setting: Setting, microbatches: int | None
+        self,
+        args: argparse.Namespace,
+        settings: Sequence[Setting],
+        microbatches: int | None,
     ) -> None:
         self._args = args
-        self._setting = setting
         self._microbatches = microbatches
+        self._shared = settings[0].name
+        self._runs: dict[str, tuple[Setting, str]] = {}
+        for setting in settings:
+            for system in setting.systems:
+                self._runs.setdefault(self.title(setting, system), (setting, system))
         self.accuracies: dict[str, dict[int, float]] = {}
 
-    def __call__(self, name: str, turn: int) -> Result:
+    def title(self, setting: Setting, system: str) -> str:
+        """Return the name of a system's runs.
+
+        With K = slots forced the cap changes nothing: those runs serve all settings.
+        """
+        forced = not SYSTEMS[system].shrinks
+        return f"{self._shared if forced else setting.name} {system}"
+
+    @property
+    def titles(self) -> list[str]:
+        """The names of all runs."""
+        return list(self._runs)
+
+    def __call__(self, title: str, turn: int) -> Result:
         """Run one system once.
 
         Raises:
             RunFailed: it failed; the reason is printed.
         """
         args, baseline = self._args, None
-        flags = [f"--epochs={args.epochs}", f"--alpha={args.alpha}"]
-        flags += self._setting.flags()
+        setting, name = self._runs[title]
+        flags = [f"--epochs={args.epochs}", f"--alpha={args.alpha}", *setting.flags()]
         if name == STATIC_PIPE:
             flags.append(f"--microbatches={self._microbatches}")
             baseline = args.baseline_pipe
         job = Job(name, args.slots, args.seeds[turn], tuple(flags), baseline)
-        where = f"{self._setting.name}-{name}-{turn}".replace("+", "-")
+        where = f"{title}-{turn}".replace("+", "-").replace(" ", "-")
         try:
             result = run_job(job, args.out, where)
         except RunFailed as failure:
             print(f"{where}: {failure}", file=sys.stderr, flush=True)
             raise
-        self.accuracies.setdefault(name, {})[job.seed] = result.metrics[ACCURACY]
+        self.accuracies.setdefault(title, {})[job.seed] = result.metrics[ACCURACY]
         told = ", ".join(f"{key} {value:.2f}" for key, value in result.metrics.items())
         print(f"{where} (seed {job.seed}): {told}", flush=True)
         return result
 
 
 def measure(
-    args: argparse.Namespace, setting: Setting, microbatches: int | None
-) -> Table:
-    """Run a setting's systems, interleaved."""
-    runner = Runner(args, setting, microbatches)
-    series = interleave(
-        setting.systems,
-        runner,
-        repeats=len(args.seeds),
-        warmup=0,  # each run warms itself up; its first steps are part of it
-    )
-    return Table(
-        setting.name,
-        series,
-        runner.accuracies,
-        does_not_fit=setting.does_not_fit,
-        quick=args.quick,
-    )
+    args: argparse.Namespace, settings: Sequence[Setting], microbatches: int | None
+) -> list[Table]:
+    """Run the systems of all settings, interleaved."""
+    runner = Runner(args, settings, microbatches)
+    # Each run warms itself up: its first steps are part of it.
+    series = interleave(runner.titles, runner, repeats=len(args.seeds), warmup=0)
+    tables = []
+    for setting in settings:
+        titles = {name: runner.title(setting, name) for name in setting.systems}
+        tables.append(
+            Table(
+                setting.name,
+                {n: replace(series[t], system=n) for n, t in titles.items()},
+                {n: runner.accuracies.get(t, {}) for n, t in titles.items()},
+                does_not_fit=setting.does_not_fit,
+                quick=args.quick,
+            )
+        )
+    return tables
 
 
 def main() -> int:
@@ -187,7 +214,7 @@ def main() -> int:
     settings = settings_of(args)
     tried = calibrate(args)
     microbatches = min(tried, key=tried.__getitem__) if tried else None
-    tables = [measure(args, setting, microbatches) for setting in settings]
+    tables = measure(args, settings, microbatches)
     for table in tables:
         print_table(table)
     if args.json is not None:

@@ -275,7 +275,10 @@ def test_layers_that_may_differ_are_timed_apart(other):
 
 def test_a_module_used_twice_in_a_layer_counts_twice():
     inner = Power(3)
-    layers = [nn.Sequential(inner, nn.ReLU(), inner), nn.Sequential(Power(3), nn.ReLU())]
+    layers = [
+        nn.Sequential(inner, nn.ReLU(), inner),
+        nn.Sequential(Power(3), nn.ReLU()),
+    ]
     calls, _ = calls_per_layer(layers, torch.randn(4, 4))
     assert calls == [TIMED, TIMED]
 

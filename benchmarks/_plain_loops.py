@@ -160,7 +160,6 @@ def _tensor(outputs: Any) -> Tensor:
 
 def run_ddp(model: nn.Sequential, args: argparse.Namespace) -> pt.report.History:
     """Train with torch's DDP, one replica per process."""
-    importlib.import_module("torch._dynamo")  # DDP's own; imports are in no figure
     data = load_split()
     start = time.perf_counter()
     dist.init_process_group("gloo", timeout=DEADLINE)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import logging
 import os
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from _work import LayerCounter
 from vit_digits import accuracy, load_split
 
 import pipetransformer as pt
+
+MEETING_DEADLINE_S = 60.0
 
 
 def parse_args() -> argparse.Namespace:
@@ -77,9 +81,24 @@ def run_engine(
     return engine.history
 
 
+def meet(folder: Path, rank: int, size: int) -> None:
+    """Wait until every rank has come here, so that no start-up is in the figures.
+
+    Raises:
+        TimeoutError: a rank did not come.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"ready-{rank}").touch()
+    give_up = time.monotonic() + MEETING_DEADLINE_S
+    while not all((folder / f"ready-{r}").exists() for r in range(size)):
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"ranks: expected all {size} to start, got fewer")
+        time.sleep(0.002)
+
+
 def main() -> None:
     args = parse_args()
-    rank = int(os.environ["RANK"])
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     logging.basicConfig(format="%(message)s")
     if rank == 0:
         logging.getLogger("pipetransformer").setLevel(logging.INFO)
@@ -89,6 +108,8 @@ def main() -> None:
         print(system.describe(), flush=True)
     model = _workload.pretrained(args.pretrained, seed=args.seed)
     counter = LayerCounter(list(model)[1:-1])  # the blocks
+    importlib.import_module("torch._dynamo")  # DDP's own; imports are in no figure
+    meet(args.out / os.environ["TORCHELASTIC_RUN_ID"], rank, size)
     if args.baseline_pipe is not None:
         history = _plain_loops.run_pipe(model, args)
     elif system.engine:

@@ -296,7 +296,7 @@ def _listed(parts: Iterable[tuple[str, float]]) -> str:
 def _throughput_chart(results: Sequence[Result]) -> str:
     bars = []
     for entry in throughput(results):
-        plans = " or ".join("x".join(map(str, plan[:2])) for plan in entry["plans"])
+        plans = " or ".join("x".join(map(str, plan)) for plan in entry["plans"])
         label = f"epoch {entry['epoch']} frozen {entry['num_frozen_layers']:2} {plans}"
         bars.append((label, entry["samples_per_s"]))
     return bar_chart(bars, unit="samples/s")

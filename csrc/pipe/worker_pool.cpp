@@ -64,7 +64,7 @@ class Worker {
           "processor time of a worker");
     }
     return static_cast<double>(used.tv_sec) +
-        1e-9 * static_cast<double>(used.tv_nsec);
+           1e-9 * static_cast<double>(used.tv_nsec);
   }
 
   bool is_current() const noexcept {

@@ -2,6 +2,7 @@
 
 import argparse
 
+import _table1_worker
 import pytest
 import torch
 from _plain_loops import run_ddp, run_pipe
@@ -138,3 +139,12 @@ def test_a_baseline_pipeline_is_started_alone(tmp_path):
     command = alone.command(tmp_path)
     assert "--nproc-per-node=1" in command and "--slots=4" in command
     assert "--baseline-pipe=mypackage:Pipe" in command
+
+
+def test_ranks_meet_before_the_clock_starts(tmp_path, monkeypatch):
+    (tmp_path / "ready-1").touch()
+    _table1_worker.meet(tmp_path, 0, 2)
+    assert (tmp_path / "ready-0").exists()
+    monkeypatch.setattr(_table1_worker, "MEETING_DEADLINE_S", 0.05)
+    with pytest.raises(TimeoutError, match="expected all 3 to start"):
+        _table1_worker.meet(tmp_path, 0, 3)

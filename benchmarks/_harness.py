@@ -35,6 +35,7 @@ __all__ = [
     "measured",
     "ratio",
     "run_child",
+    "seeds_of",
     "select_clean",
     "write_json",
 ]
@@ -187,9 +188,15 @@ class _Runs:
 def add_common_arguments(
     parser: argparse.ArgumentParser, *, repeats: int = MIN_REPEATS
 ) -> None:
-    """Add ``--json``, ``--quick``, ``--repeats`` and ``--seed``."""
+    """Add ``--json``, ``--quick``, ``--repeats``, ``--seed`` and ``--seeds``."""
     add = parser.add_argument
     add("--json", type=Path, metavar="PATH", help="write the figures here")
     add("--quick", action="store_true", help="<= 45 s; not for publication")
     add("--repeats", type=int, default=repeats, help="clean repeats per system")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of the first repeat")
+    add("--seeds", type=int, nargs="+", help="in place of --repeats and --seed")
+
+
+def seeds_of(args: argparse.Namespace) -> list[int]:
+    """Return the seed of each repeat: those given, or one after another."""
+    return args.seeds or list(range(args.seed, args.seed + args.repeats))

@@ -1,10 +1,10 @@
-"""What Table 1 says of its runs: ratios, bounds, losses, throughput by epoch."""
+"""What Table 1 derives from its runs: ratios, bounds, losses, throughput by epoch."""
 
 from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -13,11 +13,6 @@ from _losses import breakdown, losses, seconds_per_work
 from _paired import NonInferiority, non_inferiority
 from _runs import ACCURACY, WALL_TIME, Result
 from _systems import DDP, FULL, REFERENCE, RIVALS, STATIC_PIPE
-from _text import bar_chart, text_table
-
-PRINTED_LOSSES = 3
-# Table 1 of the paper, ViT-B/16 on ImageNet, 16 GPUs; it has no other rival.
-PAPER = {STATIC_PIPE: "2.83"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,7 @@ class Table:
         return {rival: self._bound(rival) for rival in RIVALS if self.results(rival)}
 
     def _bound(self, rival: str) -> float:
-        bound = _median_work(self.results(rival)) / _median_work(self.results(FULL))
+        bound = median_work(self.results(rival)) / median_work(self.results(FULL))
         if rival == STATIC_PIPE:
             epoch = self.results(rival)[0].summary["epochs"][0]
             stages, cells = epoch["num_stages"], epoch["num_microbatches"]
@@ -117,7 +112,7 @@ class Table:
         names = [name for name in self.series if self.results(name)]
         in_engine = [name for name in names if self.has_phases(name)]
         return {
-            "work": {name: _median_work(self.results(name)) for name in names},
+            "work": {name: median_work(self.results(name)) for name in names},
             "bounds": self.bounds(),
             "does_not_fit": list(self.does_not_fit),
             "breakdown_percent": {n: shares(self.results(n)) for n in in_engine},
@@ -157,7 +152,8 @@ class Table:
         )
 
 
-def _median_work(results: Sequence[Result]) -> float:
+def median_work(results: Sequence[Result]) -> float:
+    """Return the median work of a system's runs."""
     return float(statistics.median(result.work for result in results))
 
 
@@ -211,92 +207,3 @@ def pauses(results: Sequence[Result]) -> dict[str, float]:
         "median_ms": statistics.median(found) if found else 0.0,
         "longest_ms": max(found, default=0.0),
     }
-
-
-def print_table(table: Table) -> None:
-    """Print the setting's table, where the time goes, and throughput by epoch."""
-    print(f"\n== {table.setting} ==")
-    print(_systems_text(table))
-    print(_bounds_text(table))
-    if table.results(REFERENCE) and table.results(FULL):
-        worst = list(table.losses(FULL).items())[:PRINTED_LOSSES]
-        print("largest losses of full, percent of its run:", _listed(worst))
-    test = table.accuracy_test()
-    if test is not None:
-        print(
-            f"accuracy full - {REFERENCE}: mean {test.mean:+.2f} points, one-sided "
-            f"95 % lower limit {test.lower_limit:+.2f}"
-        )
-    for name in table.series:
-        results = table.results(name)
-        if table.has_phases(name):
-            print(f"\n{name}: {_listed(_large(shares(results)))}")
-        elif results:
-            print(f"\n{name}:")
-        if results:
-            print(_throughput_chart(results))
-
-
-def _bounds_text(table: Table) -> str:
-    ratios = {ratio.name: ratio for ratio in table.ratios}
-    lines = []
-    for rival, bound in table.bounds().items():
-        told = ratios.get(f"{table.setting} full / {rival}")
-        if told is not None:
-            lines.append(
-                f"full / {rival}: {told.value:.2f} ({told.min:.2f} to {told.max:.2f}), "
-                f"bound {bound:.2f}, share {told.value / bound:.0%}; "
-                f"paper: {PAPER.get(rival, 'no such rival')}"
-            )
-    return "\n".join(lines)
-
-
-def _systems_text(table: Table) -> str:
-    ratios = {ratio.name: ratio for ratio in table.ratios}
-    lines = []
-    for name, series in table.series.items():
-        row = series.row(WALL_TIME, "s")
-        if not row.values:
-            lines.append([name, "-", "-", f"0 ({row.dropped}, {row.failed})", *"---"])
-            continue
-        over = ratios.get(f"{table.setting} {name} / {STATIC_PIPE}")
-        lines.append(
-            [
-                name,
-                f"{row.median:.2f}",
-                f"{row.spread:.0%}",
-                f"{len(row.values)} ({row.dropped}, {row.failed})",
-                "1.00" if name == STATIC_PIPE else f"{over.value:.2f}" if over else "-",
-                f"{_median_work(table.results(name)):.0f}",
-                f"{series.row(ACCURACY, '%').median:.2f}",
-            ]
-        )
-    lines += [[name, "does not fit", *"-----"] for name in table.does_not_fit]
-    headers = [
-        "system",
-        "wall s",
-        "spread",
-        "runs (dropped, failed)",
-        f"x {STATIC_PIPE}",
-        "work",
-        "accuracy %",
-    ]
-    return text_table(headers, lines)
-
-
-def _large(parts: Mapping[str, float]) -> list[tuple[str, float]]:
-    ordered = sorted(parts.items(), key=lambda item: -item[1])
-    return [(name, percent) for name, percent in ordered if percent >= 0.1]
-
-
-def _listed(parts: Iterable[tuple[str, float]]) -> str:
-    return ", ".join(f"{name} {percent:.1f} %" for name, percent in parts)
-
-
-def _throughput_chart(results: Sequence[Result]) -> str:
-    bars = []
-    for entry in throughput(results):
-        plans = " or ".join("x".join(map(str, plan)) for plan in entry["plans"])
-        label = f"epoch {entry['epoch']} frozen {entry['num_frozen_layers']:2} {plans}"
-        bars.append((label, entry["samples_per_s"]))
-    return bar_chart(bars, unit="samples/s")

@@ -16,7 +16,14 @@ import os
 import sys
 from pathlib import Path
 
-from _harness import Repeat, Row, add_common_arguments, run_child, write_json
+from _harness import (
+    Repeat,
+    Row,
+    add_common_arguments,
+    run_child,
+    seeds_of,
+    write_json,
+)
 from _paired import NonInferiority, non_inferiority
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "finetune_vit.py"
@@ -30,14 +37,12 @@ def parse_args() -> argparse.Namespace:
     )
     add_common_arguments(parser, repeats=5)
     add = parser.add_argument
-    add("--seeds", type=int, nargs="+", help="in place of --repeats")
     add("--processes", type=int, default=4)
     add("--tolerance", type=float, default=1.0, help="points of accuracy")
     add("--timeout", type=float, default=600.0, help="seconds per run")
     add("--out", type=Path, default=Path("runs/seeds"), metavar="DIR")
     args = parser.parse_args()
-    if args.seeds is None:
-        args.seeds = list(range(args.seed, args.seed + args.repeats))
+    args.seeds = seeds_of(args)
     if args.quick:
         args.seeds = args.seeds[:2]
     if len(args.seeds) < 2:

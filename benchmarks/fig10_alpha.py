@@ -26,6 +26,7 @@ from _harness import (
     add_common_arguments,
     interleave,
     ratio,
+    seeds_of,
     write_json,
 )
 from _paired import NonInferiority, non_inferiority
@@ -42,13 +43,11 @@ def parse_args() -> argparse.Namespace:
     add_common_arguments(parser, repeats=5)
     add = parser.add_argument
     add("--slots", type=int, default=2, help="CPU slots, one process each")
-    add("--seeds", type=int, nargs="+", help="one per repeat, in place of --repeats")
     add("--alphas", nargs="+", default=["1/5", "1/3", "1/2"], help="fractions")
     add("--out", type=Path, default=Path("runs/fig10"), metavar="DIR")
     args = parser.parse_args()
     args.epochs = _workload.EPOCHS
-    if args.seeds is None:
-        args.seeds = list(range(args.seed, args.seed + args.repeats))
+    args.seeds = seeds_of(args)
     if args.quick:
         args.seeds, args.alphas, args.epochs = args.seeds[:1], ["1/2"], 2
     return args

@@ -20,11 +20,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import _workload
-from _harness import RunFailed, add_common_arguments, interleave, write_json
+from _harness import (
+    RunFailed,
+    add_common_arguments,
+    interleave,
+    seeds_of,
+    write_json,
+)
 from _memory_cap import fits, memory_cap
 from _runs import ACCURACY, Job, Result, run_job
 from _systems import DDP, FULL, REFERENCE, STATIC_PIPE, SYSTEMS
-from _table1_report import Table, print_table
+from _table1_report import Table
+from _table1_text import print_table
 
 NO_CAP, CAP = "no-cap", "cap"
 
@@ -59,7 +66,6 @@ def parse_args() -> argparse.Namespace:
     add_common_arguments(parser)
     add = parser.add_argument
     add("--slots", type=int, default=2, help="CPU slots, one process each")
-    add("--seeds", type=int, nargs="+", help="one per repeat, in place of --repeats")
     add("--alpha", type=float, default=1 / 3, help="freezing pace, in [0, 1)")
     add("--epochs", type=int, default=_workload.EPOCHS)
     add("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
@@ -67,8 +73,7 @@ def parse_args() -> argparse.Namespace:
     add("--baseline-pipe", metavar="MODULE:ATTR", help="another static-pipe")
     add("--out", type=Path, default=Path("runs/table1"), metavar="DIR")
     args = parser.parse_args()
-    if args.seeds is None:
-        args.seeds = list(range(args.seed, args.seed + args.repeats))
+    args.seeds = seeds_of(args)
     if args.quick:
         args.seeds, args.epochs, args.settings = args.seeds[:1], 2, [NO_CAP]
         args.systems = [REFERENCE, FULL]

@@ -14,6 +14,7 @@ from _harness import (
     interleave,
     machine,
     ratio,
+    seeds_of,
     write_json,
 )
 
@@ -223,4 +224,24 @@ def test_common_arguments_have_their_defaults():
     parser = argparse.ArgumentParser()
     add_common_arguments(parser)
     args = parser.parse_args([])
-    assert vars(args) == {"json": None, "quick": False, "repeats": 3, "seed": 0}
+    assert vars(args) == {
+        "json": None,
+        "quick": False,
+        "repeats": 3,
+        "seed": 0,
+        "seeds": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "seeds"),
+    [
+        ([], [0, 1, 2]),
+        (["--repeats=2", "--seed=7"], [7, 8]),
+        (["--seeds", "5", "3", "--repeats=9"], [5, 3]),
+    ],
+)
+def test_each_repeat_has_a_seed(given, seeds):
+    parser = argparse.ArgumentParser()
+    add_common_arguments(parser)
+    assert seeds_of(parser.parse_args(given)) == seeds

@@ -61,8 +61,8 @@ def _settings(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
 
 
 def _shape(tensor: Tensor) -> tuple[Hashable, ...]:
-    if is_lazy(tensor) or tensor.layout is not torch.strided:
-        return (id(tensor),)  # unknown or data-dependent work
+    if is_lazy(tensor):
+        return (id(tensor),)  # its shape is not known yet
     return (
         tuple(tensor.shape),
         tensor.stride(),

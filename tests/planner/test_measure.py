@@ -283,12 +283,11 @@ def test_a_module_used_twice_in_a_layer_counts_twice():
     assert calls == [TIMED, TIMED]
 
 
-def test_layers_with_sparse_state_are_measured():
-    layers = [Power(3), Power(3)]
-    for layer in layers:
-        layer.register_buffer("mask", torch.eye(4).to_sparse())
-    calls, _ = calls_per_layer(layers, torch.randn(4, 4))
+def test_layers_that_do_not_know_their_shape_yet_are_timed_apart():
+    layers = [nn.LazyLinear(4), nn.LazyLinear(4)]
+    calls, measured = calls_per_layer(layers, torch.randn(4, 4))
     assert calls == [TIMED, TIMED]
+    assert [layer.parameter_bytes for layer in measured] == [80, 80]
 
 
 def test_layers_called_with_another_shape_are_timed_apart():

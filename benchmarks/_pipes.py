@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pipetransformer.pipe import Pipe
@@ -43,6 +44,21 @@ def tensor_of(outputs: Any) -> Tensor:
         return outputs
     value: Tensor = outputs.local_value()
     return value
+
+
+def plain_loop(model: nn.Sequential, microbatches: int) -> Callable[[Tensor], Tensor]:
+    """Return the baseline: cut, call layer after layer, put together."""
+    stages = list(model)
+
+    def call(rows: Tensor) -> Tensor:
+        outputs = []
+        for value in rows.chunk(microbatches):
+            for stage in stages:
+                value = stage(value)
+            outputs.append(value)
+        return torch.cat(outputs)
+
+    return call
 
 
 def our_pipe(

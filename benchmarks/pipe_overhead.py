@@ -34,7 +34,14 @@ from _harness import (
     ratio,
     write_json,
 )
-from _pipes import CHECKPOINT_MODES, DISPATCHES, load_factory, our_pipe, tensor_of
+from _pipes import (
+    CHECKPOINT_MODES,
+    DISPATCHES,
+    load_factory,
+    our_pipe,
+    plain_loop,
+    tensor_of,
+)
 from _text import text_table
 from torch import Tensor, nn
 
@@ -77,21 +84,6 @@ class System:
     call: Call
     mode: str | None
     model: nn.Sequential
-
-
-def plain_loop(model: nn.Sequential, microbatches: int) -> Call:
-    """Return the baseline: cut, call layer after layer, put together."""
-    stages = list(model)
-
-    def call(rows: Tensor) -> Tensor:
-        outputs = []
-        for value in rows.chunk(microbatches):
-            for stage in stages:
-                value = stage(value)
-            outputs.append(value)
-        return torch.cat(outputs)
-
-    return call
 
 
 def build(args: argparse.Namespace) -> dict[str, System]:

@@ -1,5 +1,6 @@
 """Room ``pipe``: a pipeline of stages in one process, shaped like a module."""
 
+from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.draws import draw_scope
 from pipetransformer.pipe.phases import is_checkpointing, is_recomputing
 from pipetransformer.pipe.pipe import Pipe
@@ -7,6 +8,7 @@ from pipetransformer.pipe.stage import PipeSequential
 from pipetransformer.pipe.workers import Workers
 
 __all__ = [
+    "DeferredBatchNorm",
     "Pipe",
     "PipeSequential",
     "Workers",

@@ -1,7 +1,9 @@
 """Room ``pipe``: a pipeline of stages in one process, shaped like a module."""
 
+from pipetransformer.pipe.balance import balance_by_size, balance_by_time
 from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.draws import draw_scope
+from pipetransformer.pipe.partition import partition_model
 from pipetransformer.pipe.phases import is_checkpointing, is_recomputing
 from pipetransformer.pipe.pipe import Pipe
 from pipetransformer.pipe.stage import PipeSequential
@@ -12,7 +14,10 @@ __all__ = [
     "Pipe",
     "PipeSequential",
     "Workers",
+    "balance_by_size",
+    "balance_by_time",
     "draw_scope",
     "is_checkpointing",
     "is_recomputing",
+    "partition_model",
 ]

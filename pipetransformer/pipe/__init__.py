@@ -3,11 +3,13 @@
 from pipetransformer.pipe.draws import draw_scope
 from pipetransformer.pipe.phases import is_checkpointing, is_recomputing
 from pipetransformer.pipe.pipe import Pipe
+from pipetransformer.pipe.result import PipeResult
 from pipetransformer.pipe.stage import PipeSequential
 from pipetransformer.pipe.workers import Workers
 
 __all__ = [
     "Pipe",
+    "PipeResult",
     "PipeSequential",
     "Workers",
     "draw_scope",

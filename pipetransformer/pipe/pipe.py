@@ -16,6 +16,7 @@ from pipetransformer.pipe.build import (
     stages_by_device,
 )
 from pipetransformer.pipe.draws import draw_scope
+from pipetransformer.pipe.result import PipeResult
 from pipetransformer.pipe.stage import PipeSequential, StageFunctions, stage_functions
 from pipetransformer.pipe.workers import Workers
 
@@ -38,6 +39,8 @@ class Pipe(nn.Module):
         checkpoint: ``"always"``, ``"except_last"`` (all but the last micro-batch)
             or ``"never"``: which micro-batches keep only their stage inputs and
             compute the rest again in backward.
+        return_tensors: Whether a call returns the bare output, as from a pipeline
+            made by `from_plan`, instead of a `PipeResult` that holds it.
 
     Raises:
         ValueError: for a number of micro-batches below 1, an unknown mode, a child
@@ -52,6 +55,8 @@ class Pipe(nn.Module):
         module: nn.Sequential,
         chunks: int = 1,
         checkpoint: str = "except_last",
+        *,
+        return_tensors: bool = False,
     ) -> None:
         super().__init__()
         chunks, checkpoint = int(chunks), str(checkpoint)
@@ -61,6 +66,7 @@ class Pipe(nn.Module):
         check_module(module)
         stages, devices = stages_by_device(module)
         self._set_up(stages, devices, chunks, checkpoint, even=False)
+        self.return_tensors = bool(return_tensors)
 
     @classmethod
     def from_plan(
@@ -123,6 +129,7 @@ class Pipe(nn.Module):
         self.devices = devices
         self.chunks = num_microbatches
         self.checkpoint = checkpoint
+        self.return_tensors = True
         self._even = even
         self._seed = 0
         self._position: tuple[int, int] | None = None
@@ -164,7 +171,8 @@ class Pipe(nn.Module):
 
         Returns:
             What the last layer returns, its tensors put together along dimension 0;
-            other values as lists with one entry per micro-batch.
+            other values as lists with one entry per micro-batch. It comes in a
+            `PipeResult` unless ``return_tensors``.
 
         Raises:
             TypeError: if no argument is a tensor, or a stage returns none.
@@ -172,6 +180,10 @@ class Pipe(nn.Module):
             RuntimeError: for tensors whose rows give different numbers of
                 micro-batches, and 0-dim inputs or outputs.
         """
+        value = self._forward(*inputs, **kwargs)
+        return value if self.return_tensors else PipeResult(value)
+
+    def _forward(self, *inputs: object, **kwargs: object) -> object:
         self._check_inputs((*inputs, *kwargs.values()))
         if self.num_stages == 0:
             return inputs[0] if len(inputs) == 1 else inputs

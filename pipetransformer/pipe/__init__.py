@@ -5,12 +5,14 @@ from pipetransformer.pipe.phases import is_checkpointing, is_recomputing
 from pipetransformer.pipe.pipe import Pipe
 from pipetransformer.pipe.result import PipeResult
 from pipetransformer.pipe.stage import PipeSequential
+from pipetransformer.pipe.with_device import WithDevice
 from pipetransformer.pipe.workers import Workers
 
 __all__ = [
     "Pipe",
     "PipeResult",
     "PipeSequential",
+    "WithDevice",
     "Workers",
     "draw_scope",
     "is_checkpointing",

@@ -9,15 +9,17 @@ import torch
 from torch import nn
 
 from pipetransformer.pipe import _binding
-from pipetransformer.pipe.build import (
+from pipetransformer.pipe.build import stages_by_cuts, stages_by_device
+from pipetransformer.pipe.construction import (
+    check_chunks,
     check_mode,
     check_module,
-    stages_by_cuts,
-    stages_by_device,
+    defer_batch_norms,
 )
 from pipetransformer.pipe.draws import draw_scope
 from pipetransformer.pipe.result import PipeResult
 from pipetransformer.pipe.stage import PipeSequential, StageFunctions, stage_functions
+from pipetransformer.pipe.strict import check_rpc, is_strict
 from pipetransformer.pipe.workers import Workers
 
 
@@ -39,13 +41,18 @@ class Pipe(nn.Module):
         checkpoint: ``"always"``, ``"except_last"`` (all but the last micro-batch)
             or ``"never"``: which micro-batches keep only their stage inputs and
             compute the rest again in backward.
+        deferred_batch_norm: Whether the batch norms of ``module`` are replaced, in
+            place, by `DeferredBatchNorm`: one update of the running statistics per
+            mini-batch.
         return_tensors: Whether a call returns the bare output, as from a pipeline
             made by `from_plan`, instead of a `PipeResult` that holds it.
 
     Raises:
         ValueError: for a number of micro-batches below 1, an unknown mode, a child
             given twice or on two devices, or a parameter shared across devices.
-        TypeError: if ``module`` is not an ``nn.Sequential``.
+        TypeError: if ``module`` is not an ``nn.Sequential``, or its skippables do not
+            fit together.
+        RuntimeError: without an RPC agent, with `set_strict` only.
 
     Source: GPipe order, and paper section 3.1 for the single-process pipeline.
     """
@@ -55,18 +62,24 @@ class Pipe(nn.Module):
         module: nn.Sequential,
         chunks: int = 1,
         checkpoint: str = "except_last",
+        deferred_batch_norm: bool = False,
         *,
         return_tensors: bool = False,
     ) -> None:
         super().__init__()
+        strict = is_strict()
+        if strict:
+            check_rpc()
         chunks, checkpoint = int(chunks), str(checkpoint)
-        if chunks <= 0:
-            raise ValueError(f"chunks: expected at least 1, got {chunks}")
+        check_chunks(chunks)
         check_mode(checkpoint)
         check_module(module)
-        stages, devices = stages_by_device(module)
+        if deferred_batch_norm:
+            defer_batch_norms(module, chunks)
+        stages, devices = stages_by_device(module, strict=strict)
         self._set_up(stages, devices, chunks, checkpoint, even=False)
         self.return_tensors = bool(return_tensors)
+        self._strict = strict
 
     @classmethod
     def from_plan(
@@ -130,6 +143,7 @@ class Pipe(nn.Module):
         self.chunks = num_microbatches
         self.checkpoint = checkpoint
         self.return_tensors = True
+        self._strict = False
         self._even = even
         self._seed = 0
         self._position: tuple[int, int] | None = None

@@ -6,6 +6,7 @@ import importlib
 
 from torch import nn
 
+from pipetransformer.pipe.skip import verify_skippables
 from pipetransformer.pipe.with_device import WithDevice
 
 CHECKPOINT_MODES = ("always", "except_last", "never")
@@ -44,15 +45,7 @@ def check_module(module: nn.Module) -> None:
                 "module with duplicate children is not supported: expected every "
                 f"child once, got the same object as {first!r} and {name!r}"
             )
-    _verify_skippables(module)
-
-
-def _verify_skippables(module: nn.Sequential) -> None:
-    try:
-        skip = importlib.import_module("pipetransformer.pipe.skip")
-    except ModuleNotFoundError:
-        return
-    skip.verify_skippables(module)
+    verify_skippables(module)
 
 
 def defer_batch_norms(module: nn.Sequential, chunks: int) -> None:

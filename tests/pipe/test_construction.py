@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from pipetransformer.pipe import Pipe, PipeSequential, WithDevice
+from pipetransformer.pipe.skip import skippable
 
-from .models import Functional, assert_same_training, dense
+from .models import Functional, assert_same_training, dense, make_pipe
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -59,6 +60,15 @@ def test_duplicate_children_are_found_before_their_devices():
     with pytest.raises(ValueError, match="module with duplicate children"):
         Pipe(nn.Sequential(WithDevice(layer, "cpu"), WithDevice(layer, "meta")))
     assert layer.weight.device == CPU  # refused before anything was moved
+
+
+def test_skips_that_do_not_fit_are_refused_before_devices():
+    both = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    popper = skippable(pop="left")(Functional)(lambda x: x)
+    text = "'1' declared 'left' as poppable but it was not stashed"
+    for make in (Pipe, lambda m: make_pipe(m, 1, 1)):
+        with pytest.raises(TypeError, match=text):
+            make(nn.Sequential(both, popper))
 
 
 def test_parameter_shared_on_one_device_trains():

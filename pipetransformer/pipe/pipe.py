@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import nn
@@ -17,13 +16,16 @@ from pipetransformer.pipe.construction import (
     defer_batch_norms,
 )
 from pipetransformer.pipe.draws import draw_scope
+from pipetransformer.pipe.input_checks import check_inputs
+from pipetransformer.pipe.layers import StageLayers
+from pipetransformer.pipe.placement import FixedPlacement
 from pipetransformer.pipe.result import PipeResult
 from pipetransformer.pipe.stage import PipeSequential, StageFunctions, stage_functions
 from pipetransformer.pipe.strict import check_rpc, is_strict
 from pipetransformer.pipe.workers import Workers
 
 
-class Pipe(nn.Module):
+class Pipe(StageLayers, FixedPlacement):
     """Runs an ``nn.Sequential`` as a pipeline of stages in one process.
 
     The mini-batch is cut into micro-batches along dimension 0; the stages work on
@@ -152,11 +154,6 @@ class Pipe(nn.Module):
         self._engine: _binding.PipeEngine | None = None
 
     @property
-    def num_stages(self) -> int:
-        """Number of stages, K."""
-        return len(self.partitions)
-
-    @property
     def num_microbatches(self) -> int:
         """Number of micro-batches, M; fewer when a mini-batch has fewer rows."""
         return self.chunks
@@ -189,7 +186,7 @@ class Pipe(nn.Module):
             `PipeResult` unless ``return_tensors``.
 
         Raises:
-            TypeError: if no argument is a tensor, or a stage returns none.
+            TypeError: if no argument is itself a tensor, or a stage returns none.
             ValueError: if a tensor is not on the first stage's device.
             RuntimeError: for tensors whose rows give different numbers of
                 micro-batches, and 0-dim inputs or outputs.
@@ -198,7 +195,7 @@ class Pipe(nn.Module):
         return value if self.return_tensors else PipeResult(value)
 
     def _forward(self, *inputs: object, **kwargs: object) -> object:
-        self._check_inputs((*inputs, *kwargs.values()))
+        self._check_inputs(inputs, kwargs)
         if self.num_stages == 0:
             return inputs[0] if len(inputs) == 1 else inputs
         training = self.partitions[0].training
@@ -253,7 +250,7 @@ class Pipe(nn.Module):
                 calls.append(((), dict(given)))
             else:
                 calls.append((given, {}))
-            self._check_inputs((*calls[-1][0], *calls[-1][1].values()))
+            self._check_inputs(*calls[-1])
         if self.num_stages == 0:
             return [args[0] if len(args) == 1 else args for args, _ in calls]
         if not calls:
@@ -269,9 +266,6 @@ class Pipe(nn.Module):
         if self._own_workers is not None:
             self._own_workers.close()
             self._own_workers = None
-
-    def _stages(self) -> list[PipeSequential]:
-        return cast("list[PipeSequential]", list(self.partitions))
 
     def _stage_functions(self) -> list[StageFunctions]:
         # Given to every call, not kept in C++: there the garbage collector would not
@@ -313,24 +307,11 @@ class Pipe(nn.Module):
             )
         return self._engine
 
-    def _check_inputs(self, values: tuple[object, ...]) -> None:
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        if not tensors:
-            kinds = [type(value).__name__ for value in values]
-            raise TypeError(
-                f"inputs: expected at least one tensor among them, got {kinds}"
-            )
-        for tensor in tensors:
-            if tensor.dim() == 0:
-                raise RuntimeError(
-                    "inputs: expected tensors with rows along dimension 0, got a "
-                    "zero-dimensional one"
-                )
-            if self.devices and tensor.device != self.devices[0]:
-                raise ValueError(
-                    "All inputs should be on the same device as the first partition: "
-                    f"expected {self.devices[0]}, got {tensor.device}"
-                )
+    def _check_inputs(
+        self, inputs: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> None:
+        first = self.devices[0] if self.devices else None
+        check_inputs(inputs, kwargs, first, strict=self._strict)
 
     def __getstate__(self) -> dict[str, object]:
         state = self.__dict__.copy()

@@ -3,6 +3,7 @@
 from pipetransformer.pipe.draws import draw_scope
 from pipetransformer.pipe.phases import is_checkpointing, is_recomputing
 from pipetransformer.pipe.pipe import Pipe
+from pipetransformer.pipe.plain_names import from_plain_state_dict, to_plain_state_dict
 from pipetransformer.pipe.result import PipeResult
 from pipetransformer.pipe.stage import PipeSequential
 from pipetransformer.pipe.with_device import WithDevice
@@ -15,6 +16,8 @@ __all__ = [
     "WithDevice",
     "Workers",
     "draw_scope",
+    "from_plain_state_dict",
     "is_checkpointing",
     "is_recomputing",
+    "to_plain_state_dict",
 ]

@@ -1,5 +1,6 @@
 """Room ``pipe``: a pipeline of stages in one process, shaped like a module."""
 
+from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.draws import draw_scope
 from pipetransformer.pipe.phases import is_checkpointing, is_recomputing
 from pipetransformer.pipe.pipe import Pipe
@@ -10,6 +11,7 @@ from pipetransformer.pipe.with_device import WithDevice
 from pipetransformer.pipe.workers import Workers
 
 __all__ = [
+    "DeferredBatchNorm",
     "Pipe",
     "PipeResult",
     "PipeSequential",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 from torch import nn
 
 from pipetransformer.pipe.skip import verify_skippables
@@ -46,9 +44,3 @@ def check_module(module: nn.Module) -> None:
                 f"child once, got the same object as {first!r} and {name!r}"
             )
     verify_skippables(module)
-
-
-def defer_batch_norms(module: nn.Sequential, chunks: int) -> None:
-    """Replace the batch norms in ``module``, in place."""
-    batchnorm = importlib.import_module("pipetransformer.pipe.batchnorm")
-    batchnorm.DeferredBatchNorm.convert_deferred_batch_norm(module, chunks)

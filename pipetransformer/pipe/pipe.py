@@ -8,13 +8,9 @@ import torch
 from torch import nn
 
 from pipetransformer.pipe import _binding
+from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.build import stages_by_cuts, stages_by_device
-from pipetransformer.pipe.construction import (
-    check_chunks,
-    check_mode,
-    check_module,
-    defer_batch_norms,
-)
+from pipetransformer.pipe.construction import check_chunks, check_mode, check_module
 from pipetransformer.pipe.draws import draw_scope
 from pipetransformer.pipe.input_checks import check_inputs
 from pipetransformer.pipe.layers import StageLayers
@@ -77,7 +73,7 @@ class Pipe(StageLayers, FixedPlacement):
         check_mode(checkpoint)
         check_module(module)
         if deferred_batch_norm:
-            defer_batch_norms(module, chunks)
+            DeferredBatchNorm.convert_deferred_batch_norm(module, chunks)
         stages, devices = stages_by_device(module, strict=strict)
         self._set_up(stages, devices, chunks, checkpoint, even=False)
         self.return_tensors = bool(return_tensors)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pipetransformer.pipe import Pipe, PipeSequential, WithDevice
+from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.skip import skippable
 
 from .models import Functional, assert_same_training, dense, make_pipe
@@ -69,6 +70,19 @@ def test_skips_that_do_not_fit_are_refused_before_devices():
     for make in (Pipe, lambda m: make_pipe(m, 1, 1)):
         with pytest.raises(TypeError, match=text):
             make(nn.Sequential(both, popper))
+
+
+@pytest.mark.parametrize("defer", [True, False])
+def test_batch_norms_are_converted_in_the_callers_sequential(defer):
+    inner = nn.Sequential(nn.BatchNorm1d(5), nn.ReLU())
+    layers = nn.Sequential(nn.BatchNorm1d(5), inner)
+    weight = layers[0].weight
+    pipe = Pipe(layers, 4, "never", defer)
+    kind = DeferredBatchNorm if defer else nn.BatchNorm1d
+    for norm in (layers[0], inner[0]):
+        assert type(norm) is kind and getattr(norm, "chunks", 4) == 4
+    assert pipe[0] is layers[0] and pipe[1] is inner[0]
+    assert layers[0].weight is weight
 
 
 def test_parameter_shared_on_one_device_trains():

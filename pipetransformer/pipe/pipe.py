@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import nn
 
 from pipetransformer.pipe import _binding
-from pipetransformer.pipe.build import (
-    check_mode,
-    check_module,
-    stages_by_cuts,
-    stages_by_device,
-)
+from pipetransformer.pipe.batchnorm import DeferredBatchNorm
+from pipetransformer.pipe.build import stages_by_cuts, stages_by_device
+from pipetransformer.pipe.construction import check_chunks, check_mode, check_module
 from pipetransformer.pipe.draws import draw_scope
+from pipetransformer.pipe.input_checks import check_inputs
+from pipetransformer.pipe.layers import StageLayers
+from pipetransformer.pipe.placement import FixedPlacement
+from pipetransformer.pipe.result import PipeResult
 from pipetransformer.pipe.stage import PipeSequential, StageFunctions, stage_functions
+from pipetransformer.pipe.strict import check_rpc, is_strict
 from pipetransformer.pipe.workers import Workers
 
 
-class Pipe(nn.Module):
+class Pipe(StageLayers, FixedPlacement):
     """Runs an ``nn.Sequential`` as a pipeline of stages in one process.
 
     The mini-batch is cut into micro-batches along dimension 0; the stages work on
@@ -38,11 +39,18 @@ class Pipe(nn.Module):
         checkpoint: ``"always"``, ``"except_last"`` (all but the last micro-batch)
             or ``"never"``: which micro-batches keep only their stage inputs and
             compute the rest again in backward.
+        deferred_batch_norm: Whether the batch norms of ``module`` are replaced, in
+            place, by `DeferredBatchNorm`: one update of the running statistics per
+            mini-batch.
+        return_tensors: Whether a call returns the bare output, as from a pipeline
+            made by `from_plan`, instead of a `PipeResult` that holds it.
 
     Raises:
         ValueError: for a number of micro-batches below 1, an unknown mode, a child
             given twice or on two devices, or a parameter shared across devices.
-        TypeError: if ``module`` is not an ``nn.Sequential``.
+        TypeError: if ``module`` is not an ``nn.Sequential``, or its skippables do not
+            fit together.
+        RuntimeError: without an RPC agent, with `set_strict` only.
 
     Source: GPipe order, and paper section 3.1 for the single-process pipeline.
     """
@@ -52,15 +60,24 @@ class Pipe(nn.Module):
         module: nn.Sequential,
         chunks: int = 1,
         checkpoint: str = "except_last",
+        deferred_batch_norm: bool = False,
+        *,
+        return_tensors: bool = False,
     ) -> None:
         super().__init__()
+        strict = is_strict()
+        if strict:
+            check_rpc()
         chunks, checkpoint = int(chunks), str(checkpoint)
-        if chunks <= 0:
-            raise ValueError(f"chunks: expected at least 1, got {chunks}")
+        check_chunks(chunks)
         check_mode(checkpoint)
         check_module(module)
-        stages, devices = stages_by_device(module)
+        if deferred_batch_norm:
+            DeferredBatchNorm.convert_deferred_batch_norm(module, chunks)
+        stages, devices = stages_by_device(module, strict=strict)
         self._set_up(stages, devices, chunks, checkpoint, even=False)
+        self.return_tensors = bool(return_tensors)
+        self._strict = strict
 
     @classmethod
     def from_plan(
@@ -123,17 +140,14 @@ class Pipe(nn.Module):
         self.devices = devices
         self.chunks = num_microbatches
         self.checkpoint = checkpoint
+        self.return_tensors = True
+        self._strict = False
         self._even = even
         self._seed = 0
         self._position: tuple[int, int] | None = None
         self._workers: Workers | None = None
         self._own_workers: Workers | None = None
         self._engine: _binding.PipeEngine | None = None
-
-    @property
-    def num_stages(self) -> int:
-        """Number of stages, K."""
-        return len(self.partitions)
 
     @property
     def num_microbatches(self) -> int:
@@ -164,15 +178,20 @@ class Pipe(nn.Module):
 
         Returns:
             What the last layer returns, its tensors put together along dimension 0;
-            other values as lists with one entry per micro-batch.
+            other values as lists with one entry per micro-batch. It comes in a
+            `PipeResult` unless ``return_tensors``.
 
         Raises:
-            TypeError: if no argument is a tensor, or a stage returns none.
+            TypeError: if no argument is itself a tensor, or a stage returns none.
             ValueError: if a tensor is not on the first stage's device.
             RuntimeError: for tensors whose rows give different numbers of
                 micro-batches, and 0-dim inputs or outputs.
         """
-        self._check_inputs((*inputs, *kwargs.values()))
+        value = self._forward(*inputs, **kwargs)
+        return value if self.return_tensors else PipeResult(value)
+
+    def _forward(self, *inputs: object, **kwargs: object) -> object:
+        self._check_inputs(inputs, kwargs)
         if self.num_stages == 0:
             return inputs[0] if len(inputs) == 1 else inputs
         training = self.partitions[0].training
@@ -227,7 +246,7 @@ class Pipe(nn.Module):
                 calls.append(((), dict(given)))
             else:
                 calls.append((given, {}))
-            self._check_inputs((*calls[-1][0], *calls[-1][1].values()))
+            self._check_inputs(*calls[-1])
         if self.num_stages == 0:
             return [args[0] if len(args) == 1 else args for args, _ in calls]
         if not calls:
@@ -243,9 +262,6 @@ class Pipe(nn.Module):
         if self._own_workers is not None:
             self._own_workers.close()
             self._own_workers = None
-
-    def _stages(self) -> list[PipeSequential]:
-        return cast("list[PipeSequential]", list(self.partitions))
 
     def _stage_functions(self) -> list[StageFunctions]:
         # Given to every call, not kept in C++: there the garbage collector would not
@@ -287,24 +303,11 @@ class Pipe(nn.Module):
             )
         return self._engine
 
-    def _check_inputs(self, values: tuple[object, ...]) -> None:
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        if not tensors:
-            kinds = [type(value).__name__ for value in values]
-            raise TypeError(
-                f"inputs: expected at least one tensor among them, got {kinds}"
-            )
-        for tensor in tensors:
-            if tensor.dim() == 0:
-                raise RuntimeError(
-                    "inputs: expected tensors with rows along dimension 0, got a "
-                    "zero-dimensional one"
-                )
-            if self.devices and tensor.device != self.devices[0]:
-                raise ValueError(
-                    "All inputs should be on the same device as the first partition: "
-                    f"expected {self.devices[0]}, got {tensor.device}"
-                )
+    def _check_inputs(
+        self, inputs: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> None:
+        first = self.devices[0] if self.devices else None
+        check_inputs(inputs, kwargs, first, strict=self._strict)
 
     def __getstate__(self) -> dict[str, object]:
         state = self.__dict__.copy()

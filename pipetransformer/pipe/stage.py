@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -16,26 +16,48 @@ from pipetransformer.pipe import _binding
 class PipeSequential(nn.Sequential):
     """A Sequential that takes several inputs and spreads tuples between layers.
 
-    Keyword arguments go to the first layer. Each layer draws its random numbers
-    under its own absolute index when the call runs in a draw scope.
+    Keyword arguments go to the first layer. As a stage of a pipeline, each layer
+    draws its random numbers under its own absolute index when the call runs in a draw
+    scope.
 
     Args:
         *layers: The layers.
-        first_layer: Absolute index of the first one.
+        first_layer: Absolute index of the first one; None: all of them draw as the
+            layer that calls this one.
+        plain_names: Each layer's name in the Sequential it comes from; None: its
+            index.
+        spreads_lists: Whether a list that a layer returns is spread like a tuple.
     """
 
-    def __init__(self, *layers: nn.Module, first_layer: int = 0) -> None:
+    def __init__(
+        self,
+        *layers: nn.Module,
+        first_layer: int | None = None,
+        plain_names: Sequence[str] | None = None,
+        spreads_lists: bool = True,
+    ) -> None:
         super().__init__(*layers)
-        self.first_layer = first_layer
+        self.first_layer = first_layer or 0
+        self._sets_draw_layer = first_layer is not None
+        self.plain_names = tuple(
+            plain_names if plain_names is not None else self._modules
+        )
+        self._spread = (tuple, list) if spreads_lists else (tuple,)
 
     def forward(self, *inputs: object, **kwargs: object) -> object:
         """Call the layers in order; a tuple or list output is spread."""
+        if kwargs and not len(self):
+            raise TypeError(
+                "keyword arguments: expected none without a layer to take them, got "
+                f"{sorted(kwargs)}"
+            )
         value: object = inputs[0] if len(inputs) == 1 else inputs
         for k, layer in enumerate(self):
-            _binding.set_draw_layer(self.first_layer + k)
+            if self._sets_draw_layer:
+                _binding.set_draw_layer(self.first_layer + k)
             if k == 0:
                 value = layer(*inputs, **kwargs)
-            elif isinstance(value, (tuple, list)):
+            elif isinstance(value, self._spread):
                 value = layer(*value)
             else:
                 value = layer(value)

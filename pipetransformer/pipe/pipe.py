@@ -194,8 +194,7 @@ class Pipe(StageLayers, FixedPlacement):
         self._check_inputs(inputs, kwargs)
         if self.num_stages == 0:
             return inputs[0] if len(inputs) == 1 else inputs
-        training = self.partitions[0].training
-        mode = self.checkpoint if training else "never"
+        mode = self.checkpoint if self._is_training() else "never"
         if self._is_plain_module(mode):
             return self._call_plain(*inputs, **kwargs)
         parameters: list[list[torch.Tensor]] = [[] for _ in self.partitions]
@@ -267,6 +266,9 @@ class Pipe(StageLayers, FixedPlacement):
         # Given to every call, not kept in C++: there the garbage collector would not
         # see a hook of a layer that refers to this pipe.
         return [stage_functions(stage) for stage in self._stages()]
+
+    def _is_training(self) -> bool:
+        return self.partitions[0].training
 
     def _is_plain_module(self, mode: str) -> bool:
         # One stage, one micro-batch: autograd's own graph of the layers, without

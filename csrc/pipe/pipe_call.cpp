@@ -3,9 +3,13 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <chrono>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
+#include "pipe/cell_range.h"
 #include "pipe/node_ptr.h"
 
 namespace pipetransformer::pipe {
@@ -30,7 +34,7 @@ struct BorderNode : torch::autograd::Node {
 constexpr int64_t kNoVersion = -1;
 
 int64_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? kNoVersion
+  return !tensor.defined() || tensor.is_inference() ? kNoVersion
                                : static_cast<int64_t>(tensor._version());
 }
 
@@ -42,6 +46,9 @@ std::string describe(CellId id) {
 // The data of an output without its graph. Shares the version counter, so that
 // a change in place by the next stage is seen by this stage's backward.
 Activation cut(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return {};
+  }
   const bool requires_grad = tensor.requires_grad();
   return {requires_grad ? tensor.detach() : tensor, requires_grad};
 }
@@ -58,18 +65,62 @@ PipeCall::PipeCall(
       cells_(
           static_cast<std::size_t>(settings_.num_stages) *
           settings_.num_microbatches),
-      in_flight_(std::move(inputs)) {
-  check_workers_can_draw(settings_.keyed_draws);
+      in_flight_(std::move(inputs)),
+      in_lanes_(
+          static_cast<std::size_t>(settings_.num_microbatches) *
+          settings_.lanes->count),
+      shortest_calls_ns_(settings_.num_stages, 0) {
+  check_workers_can_draw(settings_.draw_mode != DrawMode::kFallback);
 }
 
-// Enters the caller's context and the draws of this cell around the call.
-Tensors PipeCall::call_stage(CellId id, Phase phase, const Tensors& inputs) {
-  DrawPosition position = settings_.draws;
-  position.microbatch += id.microbatch;
-  const DrawScope draws(
-      position, settings_.first_layers[id.stage], settings_.keyed_draws);
+// Enters the draws and the phase of this cell around the call.
+Tensors
+PipeCall::draw_and_call(CellId id, Phase phase, const Tensors& inputs) {
+  std::optional<DrawScope> draws;
+  if (settings_.draw_mode != DrawMode::kGlobal) {
+    DrawPosition position = settings_.draws;
+    position.microbatch += id.microbatch;
+    draws.emplace(
+        position,
+        settings_.first_layers[id.stage],
+        settings_.draw_mode == DrawMode::kKeyed);
+  }
   const PhaseScope scope(phase);
-  return stages_->call(id, phase, settings_.record, inputs);
+  return stages_->call(id, phase, inputs);
+}
+
+Tensors PipeCall::call_stage(CellId id, Phase phase, const Tensors& inputs) {
+  if (!settings_.timed || phase == Phase::kRecomputing) {
+    return draw_and_call(id, phase, inputs);
+  }
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  Tensors outputs = draw_and_call(id, phase, inputs);
+  const int64_t spent_ns =
+      std::chrono::nanoseconds(Clock::now() - start).count();
+  int64_t& shortest_ns = shortest_calls_ns_[id.stage];
+  shortest_ns = shortest_ns == 0 ? spent_ns : std::min(shortest_ns, spent_ns);
+  return outputs;
+}
+
+Activations PipeCall::take_inputs(CellId id) {
+  Activations inputs = std::move(in_flight_[id.microbatch]);
+  for (const int32_t lane : settings_.lanes->popped[id.stage]) {
+    inputs.push_back(std::move(
+        in_lanes_[id.microbatch * settings_.lanes->count + lane]));
+  }
+  return inputs;
+}
+
+void PipeCall::send_outputs(CellId id, Activations outputs) {
+  const std::vector<int32_t>& stashed = settings_.lanes->stashed[id.stage];
+  const std::size_t num_border = outputs.size() - stashed.size();
+  for (std::size_t k = 0; k < stashed.size(); ++k) {
+    in_lanes_[id.microbatch * settings_.lanes->count + stashed[k]] =
+        std::move(outputs[num_border + k]);
+  }
+  outputs.resize(num_border);
+  in_flight_[id.microbatch] = std::move(outputs);
 }
 
 // Moves the inputs to the stage's device and gives those that carry gradient
@@ -84,6 +135,11 @@ PipeCall::attach_inputs(CellId id, const Activations& inputs, Cell& cell) {
   cell.input_devices.clear();
   for (std::size_t p = 0; p < inputs.size(); ++p) {
     const auto& [value, requires_grad] = inputs[p];
+    if (!value.defined()) {
+      cell.input_devices.push_back(device);
+      attached.emplace_back();
+      continue;
+    }
     cell.input_devices.push_back(value.device());
     at::Tensor tensor =
         value.device() == device
@@ -105,16 +161,21 @@ PipeCall::attach_inputs(CellId id, const Activations& inputs, Cell& cell) {
 
 void PipeCall::forward_cell(CellId id) {
   const bool checkpoint = checkpointed(id);
-  Activations received = std::move(in_flight_[id.microbatch]);
+  Activations received = take_inputs(id);
   // A cast of a weight made while checkpointing has no graph to keep: do not
   // let autocast hand it to cells that need one.
   const ContextScope context(
       context_,
       settings_.devices[id.stage],
       /*shared_casts=*/settings_.num_checkpointed == 0);
+  const CellRange range(id, "");
   Cell cell;
   std::vector<int64_t> versions;
+  GeneratorStates draws;
   if (checkpoint && settings_.record) {
+    if (settings_.draw_mode == DrawMode::kGlobal) {
+      draws = generator_states(settings_.devices[id.stage]);
+    }
     for (const Activation& input : received) {
       versions.push_back(version_of(input.value));
     }
@@ -138,13 +199,14 @@ void PipeCall::forward_cell(CellId id) {
                         : torch::autograd::Edge());
     }
   }
-  in_flight_[id.microbatch] = std::move(sent);
+  send_outputs(id, std::move(sent));
   if (!any) {
     return;  // nothing to do in backward, nothing to keep
   }
   if (checkpoint) {
     cell.inputs = std::move(received);
     cell.input_versions = std::move(versions);
+    cell.draws = std::move(draws);
     for (auto& edge : cell.input_edges) {
       edge.function.reset();  // the recomputation makes its own
     }
@@ -176,6 +238,7 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
   }
   const ContextScope context(
       context_, settings_.devices[id.stage], /*shared_casts=*/false);
+  const CellRange range(id, "-recompute");
   for (std::size_t p = 0; p < kept.inputs.size(); ++p) {
     if (version_of(kept.inputs[p].value) != kept.input_versions[p]) {
       throw std::runtime_error(
@@ -185,6 +248,10 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
           "an in-place operation, recomputing would apply it twice); use an "
           "out-of-place operation or checkpoint='never'");
     }
+  }
+  std::optional<ReplayedDraws> draws;
+  if (!kept.draws.empty()) {
+    draws.emplace(kept.draws);
   }
   const Tensors outputs =
       call_stage(id, Phase::kRecomputing, attach_inputs(id, kept.inputs, into));
@@ -197,8 +264,8 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
   }
   into.output_requires_grad = kept.output_requires_grad;
   for (std::size_t p = 0; p < outputs.size(); ++p) {
-    const bool carries =
-        kept.output_requires_grad[p] && outputs[p].requires_grad();
+    const bool carries = kept.output_requires_grad[p] &&
+                         outputs[p].defined() && outputs[p].requires_grad();
     into.output_edges.push_back(
         carries ? torch::autograd::impl::gradient_edge(outputs[p])
                 : torch::autograd::Edge());

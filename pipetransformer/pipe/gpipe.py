@@ -15,6 +15,7 @@ from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.construction import check_chunks, check_mode, check_module
 from pipetransformer.pipe.input_checks import check_inputs
 from pipetransformer.pipe.pipe import Pipe
+from pipetransformer.pipe.runner import Runner, RunSettings
 from pipetransformer.pipe.stage import PipeSequential
 
 Device = torch.device | str | int
@@ -73,7 +74,8 @@ class GPipe(Pipe):
         stages = _make_stages(module, sizes)
         for stage, place in zip(stages, places, strict=True):
             stage.to(place)
-        self._set_up(list(stages), places, chunks, checkpoint, even=False)
+        runner = Runner(stages, places, RunSettings(chunks, spread=False))
+        self._set_up(list(stages), places, checkpoint, runner, "gpipe", None)
         self.balance = sizes
 
     @classmethod
@@ -99,10 +101,7 @@ class GPipe(Pipe):
             RuntimeError: for tensors whose rows give different numbers of
                 micro-batches.
         """
-        value = self._forward(input)
-        if self.num_stages > 0 and isinstance(value, tuple):
-            return value[0]
-        return value
+        return self._forward(input)
 
     def _is_training(self) -> bool:
         return self.training
@@ -130,8 +129,7 @@ class _TupleStage(PipeSequential):
             _binding.set_draw_layer(self.first_layer + k)
             value = layer(value)
         _check_value("output of a stage", value)
-        # The border spreads one tuple; what the layers return stays whole in it.
-        return (value,) if isinstance(value, tuple) else value
+        return value
 
 
 def verify_module(module: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """Room ``pipe``: a pipeline of stages in one process, shaped like a module."""
 
+from pipetransformer.pipe._binding import NoChunk
 from pipetransformer.pipe.balance import balance_by_size, balance_by_time
 from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.draws import draw_scope
@@ -16,6 +17,7 @@ from pipetransformer.pipe.workers import Workers
 __all__ = [
     "DeferredBatchNorm",
     "GPipe",
+    "NoChunk",
     "Pipe",
     "PipeResult",
     "PipeSequential",

@@ -1,5 +1,7 @@
 """The old import names, each in an interpreter that never heard of them."""
 
+import os
+import pathlib
 import subprocess
 import sys
 
@@ -7,9 +9,10 @@ import pytest
 
 pytestmark = pytest.mark.compat
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 SYNC = "torch.distributed.pipeline.sync"
 OLD_NAMES = {
-    SYNC: ["Pipe", "WithDevice", "is_checkpointing", "is_recomputing"],
+    SYNC: ["Pipe", "NoChunk", "WithDevice", "is_checkpointing", "is_recomputing"],
     f"{SYNC}.pipe": ["Pipe", "PipeSequential", "WithDevice", "BalanceError"],
     f"{SYNC}.skip": ["skippable", "stash", "pop", "verify_skippables", "Namespace"],
     f"{SYNC}.skip.skippable": ["skippable", "stash", "pop", "verify_skippables"],
@@ -35,6 +38,7 @@ TORCHGPIPE_NAMES = {
 ROOM = "pipetransformer.pipe"
 HOMES = {
     "GPipe": ROOM,
+    "NoChunk": ROOM,
     "Pipe": ROOM,
     "PipeSequential": ROOM,
     "WithDevice": ROOM,
@@ -63,6 +67,7 @@ def in_fresh_interpreter(*lines, warnings="error"):
         capture_output=True,
         text=True,
         timeout=100,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -25,6 +25,7 @@ _SYNC_MODULES = {
     "_balance.profile": f"{_SYNC}._balance.profile",
     "batchnorm": f"{_SYNC}.batchnorm",
     "checkpoint": f"{_SYNC}.checkpoint",
+    "microbatch": f"{_SYNC}.microbatch",
     "pipe": f"{_SYNC}.pipe",
     "skip": f"{_SYNC}.skip",
     **_SKIP_MODULES,

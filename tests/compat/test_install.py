@@ -21,6 +21,7 @@ OLD_NAMES = {
     f"{SYNC}.utils": ["partition_model"],
     f"{SYNC}.batchnorm": ["DeferredBatchNorm"],
     f"{SYNC}.checkpoint": ["is_checkpointing", "is_recomputing"],
+    f"{SYNC}.microbatch": ["Batch", "NoChunk", "check", "scatter", "gather"],
     f"{SYNC}._balance": ["balance_by_time", "balance_by_size"],
     f"{SYNC}._balance.blockpartition": ["solve"],
     f"{SYNC}._balance.profile": ["layerwise_sandbox"],

@@ -1,6 +1,8 @@
 """Skips through a pipeline: numbers, gradients, release."""
 
+import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -222,6 +224,23 @@ def test_stage_that_breaks_its_promise_is_told_and_the_pipe_stays_usable():
     broken[0] = False
     x = batch()
     torch.testing.assert_close(pipe(x), x.tanh() + x)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda pipe: pickle.loads(pickle.dumps(pipe))]
+)
+def test_copies_of_a_pipe_with_skips_train_on_their_own(again):
+    ns = Namespace()
+    layers = nn.Sequential(
+        nn.Linear(4, 4).double(), Stash().isolate(ns), nn.Tanh(), Pop().isolate(ns)
+    )
+    pipe, x = Pipe(layers, 2, return_tensors=True), batch()
+    expected = pipe(x)
+    copied = again(pipe)
+    torch.testing.assert_close(copied(x), expected)
+    copied(x).sum().backward()
+    assert all(p.grad is None for p in pipe.parameters())
+    assert all(p.grad is not None for p in copied.parameters())
 
 
 # --- release -----------------------------------------------------------------

@@ -206,6 +206,8 @@ class PipeEngine:
         pool: WorkerPool,
         devices: Sequence[torch.device],
         first_layers: Sequence[int],
+        own_streams: bool,
+        copy_streams: bool,
     ) -> None: ...
     def forward(
         self,

@@ -97,10 +97,22 @@ void bind_engine(py::module_& m) {
           py::arg("first_microbatch"));
   py::class_<PipeEngine>(m, "PipeEngine")
       .def(
-          py::init<PoolPtr, std::vector<c10::Device>, std::vector<int64_t>>(),
+          py::init([](PoolPtr pool,
+                      std::vector<c10::Device> devices,
+                      std::vector<int64_t> first_layers,
+                      bool own_streams,
+                      bool copy_streams) {
+            return PipeEngine(
+                std::move(pool),
+                std::move(devices),
+                std::move(first_layers),
+                {own_streams, copy_streams});
+          }),
           py::arg("pool"),
           py::arg("devices"),
-          py::arg("first_layers"))
+          py::arg("first_layers"),
+          py::arg("own_streams"),
+          py::arg("copy_streams"))
       .def(
           "forward",
           &PipeEngine::forward,

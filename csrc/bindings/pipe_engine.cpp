@@ -25,10 +25,12 @@ int32_t count_checkpointed(const std::string& mode, std::size_t count) {
 PipeEngine::PipeEngine(
     PoolPtr pool,
     std::vector<c10::Device> devices,
-    std::vector<int64_t> first_layers)
+    std::vector<int64_t> first_layers,
+    device::PipelineStreams::Options streams)
     : pool_(std::move(pool)),
       devices_(std::move(devices)),
-      first_layers_(std::move(first_layers)) {}
+      first_layers_(std::move(first_layers)),
+      streams_(std::make_shared<device::PipelineStreams>(devices_, streams)) {}
 
 py::object PipeEngine::forward(
     const std::vector<StageFunctions>& functions,
@@ -135,6 +137,7 @@ pipe::CallSettings PipeEngine::make_settings(
   settings.draws = {draws.seed, draws.step, draws.first_microbatch};
   settings.first_layers = first_layers_;
   settings.devices = devices_;
+  settings.streams = streams_;
   return settings;
 }
 
@@ -147,7 +150,13 @@ void PipeEngine::run_forward(const std::shared_ptr<pipe::PipeCall>& call) {
       [call](int32_t stage, const pipe::Op& op) {
         call->forward_cell({stage, op.microbatch});
       });
-  run->wait_all([&call] { call->stages().poll(); });
+  try {
+    run->wait_all([&call] { call->stages().poll(); });
+  } catch (...) {  // what has been queued still runs
+    call->streams().join();
+    throw;
+  }
+  call->streams().join();
 }
 
 }  // namespace pipetransformer::bindings

@@ -12,6 +12,7 @@
 
 #include "bindings/pipe_stages.h"
 #include "bindings/pipe_workers.h"
+#include "device/pipeline_streams.h"
 #include "pipe/pipe_call.h"
 
 namespace pipetransformer::bindings {
@@ -31,7 +32,8 @@ class PipeEngine {
   PipeEngine(
       PoolPtr pool,
       std::vector<c10::Device> devices,
-      std::vector<int64_t> first_layers);
+      std::vector<int64_t> first_layers,
+      device::PipelineStreams::Options streams);
 
   // Scatter, forward, gather. `stages`: one per device. `parameters`: by stage,
   // those that require grad. `even`: micro-batch sizes at most one row apart,
@@ -68,6 +70,7 @@ class PipeEngine {
   PoolPtr pool_;
   std::vector<c10::Device> devices_;
   std::vector<int64_t> first_layers_;
+  std::shared_ptr<device::PipelineStreams> streams_;
 };
 
 }  // namespace pipetransformer::bindings

@@ -49,8 +49,15 @@ BackwardRun::BackwardRun(
       context_(CallerContext::with_streams_of(call_->context())),
       held_hooks_(plan_->parameters),
       grads_(std::move(output_grads)),
+      grad_marks_(
+          grads_.size(),
+          call_->streams().mark(call_->settings().devices.back())),
+      grad_devices_(grads_.size()),
       recomputed_(call_->settings().num_stages),
-      parameter_grads_(call_->settings().num_stages) {}
+      parameter_grads_(call_->settings().num_stages),
+      stage_marks_(call_->settings().num_stages) {
+  call_->streams().begin();
+}
 
 BackwardRun::~BackwardRun() {
   if (execution_ != nullptr) {
@@ -81,7 +88,7 @@ void BackwardRun::wait_stage(int32_t stage) {
   try {
     execution_->wait_stage(stage, [this] { call_->stages().poll(); });
   } catch (...) {  // every running call has ended
-    held_hooks_.restore_all();
+    clean_up();
     throw;
   }
 }
@@ -90,9 +97,14 @@ void BackwardRun::wait_all() {
   try {
     execution_->wait_all([this] { call_->stages().poll(); });
   } catch (...) {
-    held_hooks_.restore_all();
+    clean_up();
     throw;
   }
+}
+
+void BackwardRun::clean_up() {
+  held_hooks_.restore_all();
+  call_->streams().join();
 }
 
 void BackwardRun::run(int32_t stage, const Op& op) {
@@ -137,7 +149,10 @@ void BackwardRun::backward_cell(CellId id) {
   Cell& cell = checkpointed ? recomputed : kept;
 
   const ContextScope context(
-      context_, settings.devices[id.stage], /*shared_casts=*/true);
+      context_,
+      settings.devices[id.stage],
+      call_->streams().own_stream(id.stage),
+      /*shared_casts=*/true);
   keep_backward_on_this_thread();
 
   const Tensors output_grads = std::move(grads_[id.microbatch]);
@@ -147,8 +162,12 @@ void BackwardRun::backward_cell(CellId id) {
     // A stage above that detaches everything hands down no gradient at all.
     const bool arrives = p < output_grads.size() && output_grads[p].defined();
     if (arrives && cell.output_edges[p].is_valid()) {
+      const auto& [node, input] = cell.output_edges[p];
       roots.push_back(cell.output_edges[p]);
-      root_grads.push_back(output_grads[p]);
+      root_grads.push_back(call_->streams().bring(
+          output_grads[p],
+          node->input_metadata(input).device(),
+          grad_marks_[id.microbatch]));
     }
   }
   torch::autograd::edge_list wanted = plan_->parameters[id.stage];
@@ -167,17 +186,15 @@ void BackwardRun::backward_cell(CellId id) {
   std::size_t next = num_parameters;
   for (std::size_t p = 0; p < input_grads.size(); ++p) {
     if (cell.input_edges[p].is_valid()) {
-      at::Tensor& grad = found[next++];
-      const c10::Device device = cell.input_devices[p];
-      if (grad.defined() && grad.device() != device) {
-        grad = grad.to(device, /*non_blocking=*/!device.is_cpu());
-      }
-      input_grads[p] = std::move(grad);
+      input_grads[p] = std::move(found[next++]);
     }
   }
   found.resize(num_parameters);
   add_parameter_grads(id.stage, found);
   grads_[id.microbatch] = std::move(input_grads);
+  grad_devices_[id.microbatch] = std::move(cell.input_devices);
+  grad_marks_[id.microbatch] = stage_marks_[id.stage] =
+      call_->streams().mark(settings.devices[id.stage]);
   if (!keep_graph_) {
     kept = Cell();
   }
@@ -194,10 +211,22 @@ void BackwardRun::add_parameter_grads(int32_t stage, const Tensors& grads) {
 Tensors BackwardRun::take_parameter_grads(int32_t stage) {
   Tensors grads = std::move(parameter_grads_[stage]);
   grads.resize(plan_->parameters[stage].size());
+  for (at::Tensor& grad : grads) {
+    if (grad.defined()) {
+      grad = call_->streams().bring(grad, grad.device(), stage_marks_[stage]);
+    }
+  }
   return grads;
 }
 
 std::vector<Tensors> BackwardRun::take_input_grads() {
+  const device::Mark& ready = stage_marks_[plan_->first_stage];
+  for (std::size_t i = 0; i < grads_.size(); ++i) {
+    for (std::size_t p = 0; p < grads_[i].size(); ++p) {
+      grads_[i][p] =
+          call_->streams().bring(grads_[i][p], grad_devices_[i][p], ready);
+    }
+  }
   return std::move(grads_);
 }
 

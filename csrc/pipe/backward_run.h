@@ -40,12 +40,14 @@ class BackwardRun : public std::enable_shared_from_this<BackwardRun> {
   void wait_stage(int32_t stage);
   void wait_all();
 
-  // Summed over micro-batches, in the order of BackwardPlan::parameters.
+  // Summed over micro-batches, in the order of BackwardPlan::parameters. Both
+  // for use on the calling thread's current streams.
   Tensors take_parameter_grads(int32_t stage);
   // Gradients of the first stage's inputs, by micro-batch and position.
   std::vector<Tensors> take_input_grads();
 
  private:
+  void clean_up();
   void run(int32_t stage, const Op& op);
   void backward_cell(CellId id);
   Tensors run_autograd(
@@ -63,8 +65,11 @@ class BackwardRun : public std::enable_shared_from_this<BackwardRun> {
   std::shared_ptr<Execution> execution_;
   // Gradient at the border above the stage that runs next, by micro-batch.
   std::vector<Tensors> grads_;
-  std::vector<Cell> recomputed_;          // by stage: the one in progress
-  std::vector<Tensors> parameter_grads_;  // by stage
+  std::vector<device::Mark> grad_marks_;  // after they were written
+  std::vector<std::vector<c10::Device>> grad_devices_;  // where they are to go
+  std::vector<Cell> recomputed_;           // by stage: the one in progress
+  std::vector<Tensors> parameter_grads_;   // by stage
+  std::vector<device::Mark> stage_marks_;  // by stage, after its last cell
 };
 
 }  // namespace pipetransformer::pipe

@@ -58,8 +58,12 @@ PipeCall::PipeCall(
       cells_(
           static_cast<std::size_t>(settings_.num_stages) *
           settings_.num_microbatches),
-      in_flight_(std::move(inputs)) {
+      in_flight_(std::move(inputs)),
+      in_flight_marks_(
+          in_flight_.size(),
+          settings_.streams->mark_border(settings_.devices.front())) {
   check_workers_can_draw(settings_.keyed_draws);
+  settings_.streams->begin();
 }
 
 // Enters the caller's context and the draws of this cell around the call.
@@ -72,23 +76,26 @@ Tensors PipeCall::call_stage(CellId id, Phase phase, const Tensors& inputs) {
   return stages_->call(id, phase, settings_.record, inputs);
 }
 
-// Moves the inputs to the stage's device and gives those that carry gradient
-// their border history. Runs inside the caller's context.
-Tensors
-PipeCall::attach_inputs(CellId id, const Activations& inputs, Cell& cell) {
-  const c10::Device device = settings_.devices[id.stage];
+// Moves the inputs to the stage's device. Runs inside the caller's context.
+void PipeCall::bring_inputs(CellId id, Activations& inputs, Cell& cell) {
+  const device::Mark ready = std::move(in_flight_marks_[id.microbatch]);
+  for (Activation& input : inputs) {
+    cell.input_devices.push_back(input.value.device());
+    input.value = settings_.streams->bring(
+        input.value, settings_.devices[id.stage], ready);
+  }
+}
+
+// Gives the inputs that carry gradient their border history. Runs inside the
+// caller's context.
+Tensors PipeCall::attach_inputs(const Activations& inputs, Cell& cell) {
   NodePtr border;
   Tensors attached;
   attached.reserve(inputs.size());
   cell.input_edges.assign(inputs.size(), {});
-  cell.input_devices.clear();
   for (std::size_t p = 0; p < inputs.size(); ++p) {
     const auto& [value, requires_grad] = inputs[p];
-    cell.input_devices.push_back(value.device());
-    at::Tensor tensor =
-        value.device() == device
-            ? value
-            : value.to(device, /*non_blocking=*/!device.is_cpu());
+    at::Tensor tensor = value;
     if (requires_grad) {
       if (!border) {
         border = make_node<BorderNode>();
@@ -111,8 +118,10 @@ void PipeCall::forward_cell(CellId id) {
   const ContextScope context(
       context_,
       settings_.devices[id.stage],
+      settings_.streams->own_stream(id.stage),
       /*shared_casts=*/settings_.num_checkpointed == 0);
   Cell cell;
+  bring_inputs(id, received, cell);
   std::vector<int64_t> versions;
   if (checkpoint && settings_.record) {
     for (const Activation& input : received) {
@@ -122,7 +131,7 @@ void PipeCall::forward_cell(CellId id) {
   Tensors outputs = call_stage(
       id,
       checkpoint ? Phase::kCheckpointing : Phase::kPlain,
-      attach_inputs(id, received, cell));
+      attach_inputs(received, cell));
   bool any = false;
   Activations sent;
   sent.reserve(outputs.size());
@@ -139,6 +148,8 @@ void PipeCall::forward_cell(CellId id) {
     }
   }
   in_flight_[id.microbatch] = std::move(sent);
+  in_flight_marks_[id.microbatch] =
+      settings_.streams->mark_border(settings_.devices[id.stage]);
   if (!any) {
     return;  // nothing to do in backward, nothing to keep
   }
@@ -153,7 +164,12 @@ void PipeCall::forward_cell(CellId id) {
 }
 
 Activations PipeCall::take_output(int32_t microbatch) {
-  return std::move(in_flight_[microbatch]);
+  Activations outputs = std::move(in_flight_[microbatch]);
+  for (Activation& output : outputs) {
+    output.value = settings_.streams->bring(
+        output.value, output.value.device(), in_flight_marks_[microbatch]);
+  }
+  return outputs;
 }
 
 bool PipeCall::output_requires_grad() {
@@ -175,7 +191,11 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
     return;
   }
   const ContextScope context(
-      context_, settings_.devices[id.stage], /*shared_casts=*/false);
+      context_,
+      settings_.devices[id.stage],
+      settings_.streams->own_stream(id.stage),
+      /*shared_casts=*/false);
+  into.input_devices = kept.input_devices;
   for (std::size_t p = 0; p < kept.inputs.size(); ++p) {
     if (version_of(kept.inputs[p].value) != kept.input_versions[p]) {
       throw std::runtime_error(
@@ -187,7 +207,7 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
     }
   }
   const Tensors outputs =
-      call_stage(id, Phase::kRecomputing, attach_inputs(id, kept.inputs, into));
+      call_stage(id, Phase::kRecomputing, attach_inputs(kept.inputs, into));
   if (outputs.size() != kept.output_requires_grad.size()) {
     throw std::runtime_error(
         "recomputation of " + describe(id) + ": expected " +

@@ -14,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "device/pipeline_streams.h"
 #include "pipe/context.h"
 #include "pipe/random.h"
 #include "pipe/stage_calls.h"
@@ -37,6 +38,7 @@ struct CallSettings {
   DrawPosition draws;                 // of micro-batch 0
   std::vector<int64_t> first_layers;  // by stage, absolute
   std::vector<c10::Device> devices;   // by stage
+  std::shared_ptr<device::PipelineStreams> streams;
 };
 
 // What one cell keeps for its backward.
@@ -74,9 +76,14 @@ class PipeCall {
     return cells_[id.stage * settings_.num_microbatches + id.microbatch];
   }
 
+  device::PipelineStreams& streams() noexcept {
+    return *settings_.streams;
+  }
+
   // Runs a cell forward; the previous stage's must be over.
   void forward_cell(CellId id);
-  // The last stage's output of one micro-batch; can be taken once.
+  // The last stage's output of one micro-batch, for use on the calling thread's
+  // current streams; can be taken once.
   Activations take_output(int32_t microbatch);
   // Some output of some micro-batch requires grad.
   bool output_requires_grad();
@@ -91,7 +98,8 @@ class PipeCall {
     return id.microbatch < settings_.num_checkpointed;
   }
   Tensors call_stage(CellId id, Phase phase, const Tensors& inputs);
-  Tensors attach_inputs(CellId id, const Activations& inputs, Cell& cell);
+  void bring_inputs(CellId id, Activations& inputs, Cell& cell);
+  Tensors attach_inputs(const Activations& inputs, Cell& cell);
 
   const CallSettings settings_;
   const std::shared_ptr<StageCalls> stages_;
@@ -99,6 +107,7 @@ class PipeCall {
   std::vector<Cell> cells_;  // by stage, then micro-batch
   // Handed from stage to stage, by micro-batch.
   std::vector<Activations> in_flight_;
+  std::vector<device::Mark> in_flight_marks_;  // after they were written
 };
 
 }  // namespace pipetransformer::pipe

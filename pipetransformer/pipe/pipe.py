@@ -74,6 +74,8 @@ class Pipe(nn.Module):
         workers: Workers | None = None,
         first_layer: int = 0,
         seed: int = 0,
+        own_streams: bool = False,
+        copy_streams: bool = True,
     ) -> Pipe:
         """Build a pipeline from a plan; nothing is inferred.
 
@@ -86,6 +88,12 @@ class Pipe(nn.Module):
             workers: Shared worker threads, at least one per stage; None: own ones.
             first_layer: Absolute index of ``layers[0]``, for the random draws.
             seed: Seed of the random draws, see `set_draw_position`.
+            own_streams: On accelerators, compute each stage on a stream of its own,
+                so that stages of one device overlap. By default stages compute on
+                the caller's current stream of their device.
+            copy_streams: On accelerators, copy between devices on streams that do
+                nothing else, so that copies overlap with computing. False is for
+                comparison.
 
         Raises:
             ValueError, TypeError: as the constructor, and for cuts, devices or
@@ -108,6 +116,7 @@ class Pipe(nn.Module):
         pipe._set_up(stages, places, num_microbatches, checkpoint, even=True)
         pipe._workers = workers
         pipe._seed = seed
+        pipe._own_streams, pipe._copy_streams = own_streams, copy_streams
         return pipe
 
     def _set_up(
@@ -125,6 +134,8 @@ class Pipe(nn.Module):
         self.checkpoint = checkpoint
         self._even = even
         self._seed = 0
+        self._own_streams = False
+        self._copy_streams = True
         self._position: tuple[int, int] | None = None
         self._workers: Workers | None = None
         self._own_workers: Workers | None = None
@@ -284,6 +295,8 @@ class Pipe(nn.Module):
                 workers.pool,
                 self.devices,
                 [stage.first_layer for stage in self._stages()],
+                self._own_streams,
+                self._copy_streams,
             )
         return self._engine
 

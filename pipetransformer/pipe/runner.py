@@ -27,6 +27,7 @@ class RunSettings:
         dispatch: ``"auto"``, ``"serial"`` or ``"threads"``.
         strict: Whether to follow the removed torch Pipe exactly, see `set_strict`.
         spread: Whether a tuple between stages becomes the arguments of the next.
+        own_streams: Whether stages compute on streams of their own (accelerators).
     """
 
     num_microbatches: int
@@ -34,6 +35,7 @@ class RunSettings:
     dispatch: str = "auto"
     strict: bool = False
     spread: bool = True
+    own_streams: bool = False
 
 
 class Runner:
@@ -125,6 +127,11 @@ class Runner:
         ):
             return _binding.gather_one(stage(*args, **kwargs), False)
 
+    def ablate(self, ablation: Ablation) -> None:
+        """Put the rules in force for the calls from here on."""
+        self.ablation = ablation
+        self._engine = None  # the next one has the streams asked for
+
     def current_dispatch(self) -> str:
         """Return "serial" or "threads": what the next call uses."""
         if self._serial_only() or self.settings.dispatch != "auto":
@@ -200,6 +207,8 @@ class Runner:
                 self._devices,
                 [stage.first_layer for stage in stages],
                 [(lane.source, lane.destination) for lane in self.lanes],
+                self.settings.own_streams,
+                self.ablation.copy_streams,
             )
         return self._engine
 

@@ -3,6 +3,7 @@
 from pipetransformer.pipe.balance import balance_by_size, balance_by_time
 from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.draws import draw_scope
+from pipetransformer.pipe.no_chunk import NoChunk
 from pipetransformer.pipe.partition import partition_model
 from pipetransformer.pipe.phases import is_checkpointing, is_recomputing
 from pipetransformer.pipe.pipe import Pipe
@@ -14,6 +15,7 @@ from pipetransformer.pipe.workers import Workers
 
 __all__ = [
     "DeferredBatchNorm",
+    "NoChunk",
     "Pipe",
     "PipeResult",
     "PipeSequential",

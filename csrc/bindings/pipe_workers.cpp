@@ -23,7 +23,8 @@ constexpr std::chrono::milliseconds kPollInterval{100};
 
 // Threads need the GIL to end, so a pool is never joined with it held.
 void destroy_pool(std::unique_ptr<pipe::WorkerPool> pool) {
-  if (PyGILState_Check() != 0) {
+  // After the interpreter there is no GIL, and no thread left to join.
+  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
     const py::gil_scoped_release no_gil;
     pool.reset();
   }

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from pipetransformer.pipe._binding import NoChunk
 
-__all__ = ["NoChunk", "unwrap_whole"]
-
 
 def unwrap_whole(value: object, *, depth: int = -1) -> object:
     """Put the tensor in the place of each `NoChunk`.

@@ -10,6 +10,7 @@ import torch
 from pipetransformer.pipe import _binding
 from pipetransformer.pipe.ablation import Ablation
 from pipetransformer.pipe.draws import draw_scope
+from pipetransformer.pipe.no_chunk import unwrap_whole
 from pipetransformer.pipe.skip.layout import inspect_lanes
 from pipetransformer.pipe.stage import PipeSequential, stage_functions
 from pipetransformer.pipe.workers import Workers
@@ -118,7 +119,10 @@ class Runner:
 
     def call_plain(self, stage: PipeSequential, arguments: Arguments) -> object:
         """Call a lone stage in this thread, as the plain module it is."""
-        args, kwargs = arguments
+        # The old interface hands containers on as they are.
+        depth = 0 if self.settings.strict else -1
+        args = [unwrap_whole(value, depth=depth) for value in arguments[0]]
+        kwargs = {k: unwrap_whole(v, depth=depth) for k, v in arguments[1].items()}
         if self.settings.strict:
             return _binding.gather_one(stage(*args, **kwargs), True)
         step, microbatch = self.position or (0, 0)

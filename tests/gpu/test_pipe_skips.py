@@ -51,7 +51,7 @@ def test_deferred_statistics_stay_on_the_device(mode):
     layers = nn.Sequential(nn.BatchNorm1d(4).double(), nn.ReLU()).cuda()
     plain = copy.deepcopy(layers[0]).cpu()
     x = batch().detach()
-    Pipe(layers, 8, mode, True)(x.cuda()).local_value().sum().backward()
+    Pipe(layers, 4, mode, True)(x.cuda()).local_value().sum().backward()
     norm = layers[0]
     assert {b.device.type for b in norm.buffers()} == {"cuda"}
     plain(x)

@@ -200,10 +200,16 @@ def test_mode_is_read_on_the_module_itself():
     assert flags == [True, False]
 
 
-def test_skips_inside_a_stage():
-    model = gpipe(nn.Sequential(Stash(), nn.Tanh(), Pop()), [3], chunks=2)
-    x = torch.randn(4, 2)
-    torch.testing.assert_close(model(x), (2 * x).tanh() + x)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("balance", [[3], [2, 1], [1, 1, 1]])
+def test_skips_inside_and_between_stages(mode, balance):
+    layers = nn.Sequential(Stash(), nn.Tanh(), Pop())
+    model = gpipe(layers, balance, chunks=2, checkpoint=mode)
+    x = torch.randn(4, 2, dtype=torch.double, requires_grad=True)
+    y = (2 * x).tanh()
+    torch.testing.assert_close(model(x), y + x)
+    model(x).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * (1 - y**2) + 1)
 
 
 @pytest.mark.parametrize(

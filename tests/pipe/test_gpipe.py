@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from pipetransformer.pipe import DeferredBatchNorm, GPipe, is_checkpointing
+from pipetransformer.pipe import (
+    DeferredBatchNorm,
+    GPipe,
+    from_plain_state_dict,
+    is_checkpointing,
+    to_plain_state_dict,
+)
 from pipetransformer.pipe.gpipe import verify_module
 
 from .models import MODES, Functional, dense, grads
@@ -46,6 +52,15 @@ def test_child_names_are_kept():
         "partitions.1.b.bias",
     ]
     assert model.partitions[1].c is layers["c"]
+
+
+def test_state_goes_to_and_from_the_plain_names():
+    layers = nn.Sequential(OrderedDict(a=nn.Linear(2, 2), b=Stash(), c=Pop()))
+    model = gpipe(layers, [1, 2])
+    state = model.state_dict()
+    plain = to_plain_state_dict(model, state)
+    assert list(plain) == list(layers.state_dict())
+    assert list(from_plain_state_dict(model, plain)) == list(state)
 
 
 @pytest.mark.parametrize("balance", [None, [], [2], [1, 1], [3, 0], [4, -1]])

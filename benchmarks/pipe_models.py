@@ -231,6 +231,11 @@ def main() -> int:
             devices=torch.cuda.device_count() if args.device == "cuda" else 0,
             stages=args.stages,
             microbatches=args.microbatches,
+            published={
+                label(model, *shape): ours
+                for model, entries in MODEL_SPEEDUPS.items()
+                for shape, (ours, _) in entries.items()
+            },
             seed=args.seed,
         )
     return 0

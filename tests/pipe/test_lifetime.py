@@ -156,7 +156,7 @@ def test_forked_child_neither_joins_nor_breaks_the_parent():
     if pid == 0:
         code = 1
         try:
-            pipe._own_workers.close()
+            pipe.close()
             del pipe
             gc.collect()
             code = 0

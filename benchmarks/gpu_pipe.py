@@ -32,7 +32,7 @@ from _harness import (
     write_json,
 )
 from _pipe_bounds import pipeline_speedup
-from _pipes import CHECKPOINT_MODES, plain_loop, tensor_of
+from _pipes import CHECKPOINT_MODES, plain_loop, recomputed_share, tensor_of
 from _text import text_table
 from pipe_overhead import (
     BACKWARD,
@@ -44,7 +44,6 @@ from pipe_overhead import (
     System,
     overheads,
     print_table,
-    recomputed_share,
     runner,
 )
 from torch import Tensor, nn

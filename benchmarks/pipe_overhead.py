@@ -40,6 +40,7 @@ from _pipes import (
     load_factory,
     our_pipe,
     plain_loop,
+    recomputed_share,
     tensor_of,
 )
 from _text import text_table
@@ -164,13 +165,6 @@ def runner(
         )
 
     return run
-
-
-def recomputed_share(mode: str | None, microbatches: int) -> float:
-    """Share of the cells whose forward is run again in backward."""
-    if mode == "always":
-        return 1.0
-    return (microbatches - 1) / microbatches if mode == "except_last" else 0.0
 
 
 def overheads(

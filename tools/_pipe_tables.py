@@ -35,7 +35,7 @@ def throughput(content: Content) -> list[str]:
     ratios = {each["name"]: each for each in content["ratios"]}
     lines = []
     for system in dict.fromkeys(system for system, _ in cells):
-        ratio = ratios.get(f"{system} / one thread")
+        ratio = ratios.get(f"{system} / {content['measures'][system]}")
         bound = content["bounds"].get(system)
         saved = cells.get((system, "peak saved"))
         lines.append(

@@ -8,7 +8,7 @@ import pipe_overhead
 import pytest
 import torch
 from _harness import Repeat, Sample, Series
-from _pipes import load_factory, our_pipe, tensor_of
+from _pipes import load_factory, our_pipe, recomputed_share, tensor_of
 from pipe_overhead import BACKWARD, FORWARD, LOOP
 from torch import nn
 
@@ -32,7 +32,7 @@ def series(system, turns):
     ("mode", "share"), [("never", 0.0), ("except_last", 0.75), ("always", 1.0)]
 )
 def test_recomputed_share_leaves_out_what_keeps_its_activations(mode, share):
-    assert pipe_overhead.recomputed_share(mode, 4) == share
+    assert recomputed_share(mode, 4) == share
 
 
 def test_overhead_takes_the_loop_and_the_recomputed_forward_off_pair_by_pair():

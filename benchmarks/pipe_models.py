@@ -20,14 +20,13 @@ import torch
 from _cuts import balanced_cuts, move_stages, stage_devices
 from _harness import (
     Ratio,
-    RatioRefused,
     Repeat,
     Row,
     Sample,
     Series,
     add_common_arguments,
+    compared,
     interleave,
-    ratio,
     write_json,
 )
 from _history import MODEL_SPEEDUPS
@@ -152,19 +151,16 @@ def build(args: argparse.Namespace) -> dict[str, Callable[[], None]]:
 
 def speedups(args: argparse.Namespace, rows: Mapping[str, Row]) -> list[Ratio]:
     """Return each pipeline's speed-up over the plain model of the same batch."""
-    found = []
+    found: list[Ratio] = []
     for model in args.models:
         plain = label(model, 0, 1)
         for name, row in rows.items():
             if name == plain or not name.startswith(f"{model} "):
                 continue
             title = f"{name} / {plain}"
-            try:
-                found.append(
-                    ratio(title, rows[plain], row, better_than=plain, quick=args.quick)
-                )
-            except RatioRefused as refusal:
-                print(f"refused: {refusal}")
+            found += compared(
+                title, rows[plain], row, better_than=plain, quick=args.quick
+            )
     return found
 
 

@@ -23,14 +23,13 @@ from _child import foreign_cpu_s, machine_busy_s
 from _encoder import Shape, batch
 from _harness import (
     Ratio,
-    RatioRefused,
     Repeat,
     Row,
     Sample,
     Series,
     add_common_arguments,
+    compared,
     interleave,
-    ratio,
     write_json,
 )
 from _live_bytes import LiveBytes
@@ -118,15 +117,10 @@ def speedups(
     for system in systems:
         measures = (system.measure, *beside(system, rows))
         pairs += [(system.name, each) for each in measures if each != system.name]
-    found = []
+    found: list[Ratio] = []
     for name, measure in pairs:
         title, over, under = f"{name} / {measure}", rows[measure], rows[name]
-        try:
-            found.append(
-                ratio(title, over, under, better_than=measure, quick=args.quick)
-            )
-        except RatioRefused as refusal:
-            print(f"refused: {refusal}")
+        found += compared(title, over, under, better_than=measure, quick=args.quick)
     return found
 
 

@@ -17,16 +17,13 @@ def overhead(content: Content) -> list[str]:
         "backward above": "backward_overhead_us_per_cell",
     }
     cells = {(row["system"], row["metric"]): row for row in content["rows"]}
-    return markdown(
-        ["us per cell", *columns],
-        [
-            [
-                system,
-                *(median_and_range(cells.get((system, m))) for m in columns.values()),
-            ]
-            for system in dict.fromkeys(system for system, _ in cells)
-        ],
-    )
+    lines = []
+    for system in dict.fromkeys(system for system, _ in cells):
+        line = [median_and_range(cells.get((system, m))) for m in columns.values()]
+        old = content["published"].get(system)
+        line.append(" and ".join(map(str, old)) if old else ABSENT)
+        lines.append([system, *line])
+    return markdown(["us per cell", *columns, "torch's old Pipe, above"], lines)
 
 
 def throughput(content: Content) -> list[str]:

@@ -28,11 +28,14 @@ def test_overhead_has_no_overhead_for_the_loop():
                 row("never", "backward_us_per_cell", 12, 13, 14),
                 row("never", "forward_overhead_us_per_cell", 3.5, 4, 4.5),
                 row("never", "backward_overhead_us_per_cell", 2, 3, 4),
-            ]
+            ],
+            "published": {"never": [100, 26]},
         }
     )
-    assert lines[2] == "| loop | 5 (4 to 6) | 10 (9 to 11) | - | - |"
-    assert lines[3].endswith("| 13 (12 to 14) | 4 (3.5 to 4.5) | 3 (2 to 4) |")
+    assert lines[2] == "| loop | 5 (4 to 6) | 10 (9 to 11) | - | - | - |"
+    assert lines[3].endswith(
+        "| 13 (12 to 14) | 4 (3.5 to 4.5) | 3 (2 to 4) | 100 and 26 |"
+    )
 
 
 THROUGHPUT = {

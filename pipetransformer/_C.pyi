@@ -227,6 +227,8 @@ class PipeEngine:
         devices: Sequence[torch.device],
         first_layers: Sequence[int],
         lanes: Sequence[tuple[int, int]],
+        own_streams: bool,
+        copy_streams: bool,
     ) -> None: ...
     def forward(
         self,

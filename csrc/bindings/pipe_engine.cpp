@@ -94,14 +94,16 @@ PipeEngine::PipeEngine(
     PoolPtr pool,
     std::vector<c10::Device> devices,
     std::vector<int64_t> first_layers,
-    const std::vector<std::pair<int32_t, int32_t>>& lanes)
+    const std::vector<std::pair<int32_t, int32_t>>& lanes,
+    device::PipelineStreams::Options streams)
     : pool_(std::move(pool)),
       devices_(std::move(devices)),
       first_layers_(std::move(first_layers)),
       schedules_(std::make_shared<planner::ScheduleCache>()),
       dispatch_(std::all_of(devices_.begin(), devices_.end(), [](auto device) {
         return device.is_cpu();
-      })) {
+      })),
+      streams_(std::make_shared<device::PipelineStreams>(devices_, streams)) {
   std::vector<pipe::Lane> all;
   for (const auto& [source, destination] : lanes) {
     all.push_back({source, destination});
@@ -255,7 +257,7 @@ py::list PipeEngine::run(
         Tree::take_apart(py::make_tuple(args, kwargs), tensors));
     inputs.emplace_back();
     for (at::Tensor& tensor : tensors) {
-      inputs.back().push_back({std::move(tensor), false});
+      inputs.back().push_back({std::move(tensor), false, {}});
     }
   }
   const std::size_t count = microbatches.size();
@@ -322,6 +324,7 @@ pipe::CallSettings PipeEngine::make_settings(
   settings.first_layers = first_layers_;
   settings.devices = devices_;
   settings.lanes = lanes_;
+  settings.streams = streams_;
   settings.timed = options.dispatch == "auto";
   if (settings.timed) {
     settings.dispatch = dispatch_.current();
@@ -358,7 +361,13 @@ void PipeEngine::run_forward(
       [call](int32_t stage, const pipe::Op& op) {
         call->forward_cell({stage, op.microbatch});
       });
-  run->wait_all([&call] { call->stages().poll(); });
+  try {
+    run->wait_all([&call] { call->stages().poll(); });
+  } catch (...) {  // what has been queued still runs
+    call->streams().join();
+    throw;
+  }
+  call->streams().join();
   observe(*call);
 }
 

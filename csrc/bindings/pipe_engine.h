@@ -12,6 +12,7 @@
 
 #include "bindings/pipe_stages.h"
 #include "bindings/pipe_workers.h"
+#include "device/pipeline_streams.h"
 #include "pipe/autograd_nodes.h"
 #include "pipe/dispatch.h"
 #include "pipe/pipe_call.h"
@@ -57,7 +58,8 @@ class PipeEngine {
       PoolPtr pool,
       std::vector<c10::Device> devices,
       std::vector<int64_t> first_layers,
-      const std::vector<std::pair<int32_t, int32_t>>& lanes);
+      const std::vector<std::pair<int32_t, int32_t>>& lanes,
+      device::PipelineStreams::Options streams);
 
   // Scatter, forward, gather. Throws std::invalid_argument for an unknown word
   // in the options.
@@ -117,6 +119,7 @@ class PipeEngine {
   std::shared_ptr<const pipe::Lanes> lanes_;
   std::shared_ptr<planner::ScheduleCache> schedules_;
   pipe::DispatchChoice dispatch_;
+  std::shared_ptr<device::PipelineStreams> streams_;
 };
 
 }  // namespace pipetransformer::bindings

@@ -40,6 +40,8 @@ class BackwardRun : public std::enable_shared_from_this<BackwardRun> {
   }
 
  private:
+  void clean_up();
+
   const std::shared_ptr<PipeCall> call_;
   CellBackward cells_;
   HeldHooks held_hooks_;

@@ -57,12 +57,20 @@ CellBackward::CellBackward(
       lane_grads_(
           static_cast<std::size_t>(call_->settings().num_microbatches) *
           call_->settings().lanes->count),
+      input_devices_(call_->settings().num_microbatches),
       recomputed_(call_->num_cells()),
       weight_passes_(call_->num_cells()),
-      parameter_grads_(call_->settings().num_stages) {}
+      parameter_grads_(call_->settings().num_stages),
+      parameter_marks_(call_->settings().num_stages) {}
 
-void CellBackward::set_output_grads(int32_t microbatch, Tensors grads) {
-  grads_[microbatch] = std::move(grads);
+void CellBackward::set_output_grads(
+    int32_t microbatch,
+    const Tensors& grads,
+    const device::Mark& ready) {
+  grads_[microbatch].clear();
+  for (const at::Tensor& grad : grads) {
+    grads_[microbatch].push_back({grad, ready});
+  }
 }
 
 void CellBackward::run(int32_t stage, const planner::Op& op) {
@@ -118,19 +126,26 @@ void CellBackward::backward_cell(CellId id, bool split) {
   const Cell& cell = checkpointed ? recomputed : kept;
 
   const ContextScope context(
-      context_, settings.devices[id.stage], /*shared_casts=*/true);
+      context_,
+      settings.devices[id.stage],
+      call_->streams().own_stream(id.stage),
+      /*shared_casts=*/true);
   const CellRange range(id, "");
   keep_backward_on_this_thread();
 
-  const Tensors output_grads = take_output_grads(id);
+  const Gradients output_grads = take_output_grads(id);
   GraphEnds ends;
   Tensors arriving;
   for (std::size_t p = 0; p < cell.output_edges.size(); ++p) {
     // A stage above that detaches everything hands down no gradient at all.
-    if (p < output_grads.size() && output_grads[p].defined() &&
+    if (p < output_grads.size() && output_grads[p].value.defined() &&
         cell.output_edges[p].is_valid()) {
+      const auto& [node, input] = cell.output_edges[p];
       ends.outputs.push_back(cell.output_edges[p]);
-      arriving.push_back(output_grads[p]);
+      arriving.push_back(call_->streams().bring(
+          output_grads[p].value,
+          node->input_metadata(input).device(),
+          output_grads[p].ready));
     }
   }
   ends.parameters = plan_->parameters[id.stage];
@@ -188,6 +203,7 @@ void CellBackward::weight_grads(CellId id) {
   const ContextScope context(
       context_,
       call_->settings().devices[id.stage],
+      call_->streams().own_stream(id.stage),
       /*shared_casts=*/true);
   const CellRange range(id, "-weights");
   keep_backward_on_this_thread();
@@ -202,8 +218,8 @@ void CellBackward::weight_grads(CellId id) {
 }
 
 // Those of the border, then those of the lanes that start at this stage.
-Tensors CellBackward::take_output_grads(CellId id) {
-  Tensors grads = std::move(grads_[id.microbatch]);
+Gradients CellBackward::take_output_grads(CellId id) {
+  Gradients grads = std::move(grads_[id.microbatch]);
   const Lanes& lanes = *call_->settings().lanes;
   const std::vector<int32_t>& stashed = lanes.stashed[id.stage];
   if (!stashed.empty()) {
@@ -220,16 +236,13 @@ Tensors CellBackward::take_output_grads(CellId id) {
 void CellBackward::hand_down(CellId id, const Cell& cell, Tensors grads) {
   const Lanes& lanes = *call_->settings().lanes;
   const std::vector<int32_t>& popped = lanes.popped[id.stage];
-  Tensors by_position(cell.input_edges.size());
+  const device::Mark ready =
+      call_->streams().mark(call_->settings().devices[id.stage]);
+  Gradients by_position(cell.input_edges.size());
   std::size_t next = 0;
   for (std::size_t p = 0; p < by_position.size(); ++p) {
     if (cell.input_edges[p].is_valid()) {
-      at::Tensor& grad = grads[next++];
-      const c10::Device device = cell.input_devices[p];
-      if (grad.defined() && grad.device() != device) {
-        grad = grad.to(device, /*non_blocking=*/!device.is_cpu());
-      }
-      by_position[p] = std::move(grad);
+      by_position[p] = {std::move(grads[next++]), ready};
     }
   }
   if (by_position.size() >= popped.size()) {
@@ -241,6 +254,9 @@ void CellBackward::hand_down(CellId id, const Cell& cell, Tensors grads) {
     by_position.resize(num_border);
   }
   grads_[id.microbatch] = std::move(by_position);
+  if (id.stage == plan_->first_stage) {
+    input_devices_[id.microbatch] = cell.input_devices;
+  }
 }
 
 void CellBackward::add_parameter_grads(int32_t stage, const Tensors& grads) {
@@ -249,16 +265,36 @@ void CellBackward::add_parameter_grads(int32_t stage, const Tensors& grads) {
   for (std::size_t p = 0; p < grads.size(); ++p) {
     add_to(sums[p], grads[p]);
   }
+  parameter_marks_[stage] =
+      call_->streams().mark(call_->settings().devices[stage]);
 }
 
 Tensors CellBackward::take_parameter_grads(int32_t stage) {
   Tensors grads = std::move(parameter_grads_[stage]);
   grads.resize(plan_->parameters[stage].size());
+  for (at::Tensor& grad : grads) {
+    if (grad.defined()) {
+      grad = call_->streams().bring(
+          grad, grad.device(), parameter_marks_[stage]);
+    }
+  }
   return grads;
 }
 
 std::vector<Tensors> CellBackward::take_input_grads() {
-  return std::move(grads_);
+  std::vector<Tensors> result;
+  for (std::size_t i = 0; i < grads_.size(); ++i) {
+    result.emplace_back();
+    for (std::size_t p = 0; p < grads_[i].size(); ++p) {
+      auto& [value, ready] = grads_[i][p];
+      result.back().push_back(
+          value.defined()
+              ? call_->streams().bring(value, input_devices_[i][p], ready)
+              : at::Tensor());
+    }
+    grads_[i].clear();
+  }
+  return result;
 }
 
 }  // namespace pipetransformer::pipe

@@ -40,9 +40,11 @@ CallerContext CallerContext::for_backward_of(const CallerContext& forward) {
 ContextScope::ContextScope(
     const CallerContext& context,
     c10::Device device,
+    const std::optional<c10::Stream>& own_stream,
     bool shared_casts)
     : state_(context.state_),
       streams_(context.streams_),
+      own_stream_(own_stream),
       previous_cache_(at::autocast::is_autocast_cache_enabled()) {
   if (!device.is_cpu() && !device.is_meta()) {
     device_.reset_device(device);

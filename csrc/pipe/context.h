@@ -9,6 +9,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 
+#include <optional>
 #include <vector>
 
 namespace pipetransformer::pipe {
@@ -37,10 +38,12 @@ class CallerContext {
 class ContextScope {
  public:
   // `shared_casts` false: autocast keeps no cast of a weight, so a cast made
-  // where gradients are not recorded never serves where they are.
+  // where gradients are not recorded never serves where they are. `own_stream`:
+  // of `device`, current instead of the caller's.
   ContextScope(
       const CallerContext& context,
       c10::Device device,
+      const std::optional<c10::Stream>& own_stream,
       bool shared_casts);
   ~ContextScope();
   ContextScope(const ContextScope&) = delete;
@@ -49,6 +52,7 @@ class ContextScope {
  private:
   at::ThreadLocalStateGuard state_;
   c10::MultiStreamGuard streams_;
+  c10::OptionalStreamGuard own_stream_;
   c10::OptionalDeviceGuard device_;
   bool previous_cache_;
 };

@@ -50,7 +50,7 @@ Activation cut(const at::Tensor& tensor) {
     return {};
   }
   const bool requires_grad = tensor.requires_grad();
-  return {requires_grad ? tensor.detach() : tensor, requires_grad};
+  return {requires_grad ? tensor.detach() : tensor, requires_grad, {}};
 }
 
 }  // namespace
@@ -71,6 +71,14 @@ PipeCall::PipeCall(
           settings_.lanes->count),
       shortest_calls_ns_(settings_.num_stages, 0) {
   check_workers_can_draw(settings_.draw_mode != DrawMode::kFallback);
+  const device::Mark ready =
+      settings_.streams->mark_border(settings_.devices.front());
+  for (Activations& of_microbatch : in_flight_) {
+    for (Activation& input : of_microbatch) {
+      input.ready = ready;
+    }
+  }
+  settings_.streams->begin();
 }
 
 // Enters the draws and the phase of this cell around the call.
@@ -123,29 +131,30 @@ void PipeCall::send_outputs(CellId id, Activations outputs) {
   in_flight_[id.microbatch] = std::move(outputs);
 }
 
-// Moves the inputs to the stage's device and gives those that carry gradient
-// their border history. Runs inside the caller's context.
-Tensors
-PipeCall::attach_inputs(CellId id, const Activations& inputs, Cell& cell) {
+// Moves the inputs to the stage's device. Runs inside the caller's context.
+void PipeCall::bring_inputs(CellId id, Activations& inputs, Cell& cell) {
   const c10::Device device = settings_.devices[id.stage];
+  for (Activation& input : inputs) {
+    const bool defined = input.value.defined();
+    cell.input_devices.push_back(defined ? input.value.device() : device);
+    if (defined) {
+      input.value =
+          settings_.streams->bring(input.value, device, input.ready);
+    }
+    input.ready = device::Mark();
+  }
+}
+
+// Gives the inputs that carry gradient their border history. Runs inside the
+// caller's context.
+Tensors PipeCall::attach_inputs(const Activations& inputs, Cell& cell) {
   NodePtr border;
   Tensors attached;
   attached.reserve(inputs.size());
   cell.input_edges.assign(inputs.size(), {});
-  cell.input_devices.clear();
   for (std::size_t p = 0; p < inputs.size(); ++p) {
-    const auto& [value, requires_grad] = inputs[p];
-    if (!value.defined()) {
-      cell.input_devices.push_back(device);
-      attached.emplace_back();
-      continue;
-    }
-    cell.input_devices.push_back(value.device());
-    at::Tensor tensor =
-        value.device() == device
-            ? value
-            : value.to(device, /*non_blocking=*/!device.is_cpu());
-    if (requires_grad) {
+    at::Tensor tensor = inputs[p].value;
+    if (inputs[p].requires_grad) {
       if (!border) {
         border = make_node<BorderNode>();
       }
@@ -167,9 +176,11 @@ void PipeCall::forward_cell(CellId id) {
   const ContextScope context(
       context_,
       settings_.devices[id.stage],
+      settings_.streams->own_stream(id.stage),
       /*shared_casts=*/settings_.num_checkpointed == 0);
   const CellRange range(id, "");
   Cell cell;
+  bring_inputs(id, received, cell);
   std::vector<int64_t> versions;
   GeneratorStates draws;
   if (checkpoint && settings_.record) {
@@ -183,7 +194,9 @@ void PipeCall::forward_cell(CellId id) {
   Tensors outputs = call_stage(
       id,
       checkpoint ? Phase::kCheckpointing : Phase::kPlain,
-      attach_inputs(id, received, cell));
+      attach_inputs(received, cell));
+  const device::Mark ready =
+      settings_.streams->mark_border(settings_.devices[id.stage]);
   bool any = false;
   Activations sent;
   sent.reserve(outputs.size());
@@ -191,6 +204,7 @@ void PipeCall::forward_cell(CellId id) {
     sent.push_back(cut(output));
     const bool requires_grad = settings_.record && sent.back().requires_grad;
     sent.back().requires_grad = requires_grad;
+    sent.back().ready = ready;
     any = any || requires_grad;
     cell.output_requires_grad.push_back(requires_grad);
     if (!checkpoint) {
@@ -215,7 +229,12 @@ void PipeCall::forward_cell(CellId id) {
 }
 
 Activations PipeCall::take_output(int32_t microbatch) {
-  return std::move(in_flight_[microbatch]);
+  Activations outputs = std::move(in_flight_[microbatch]);
+  for (Activation& output : outputs) {
+    output.value = settings_.streams->bring(
+        output.value, output.value.device(), output.ready);
+  }
+  return outputs;
 }
 
 bool PipeCall::output_requires_grad() {
@@ -237,7 +256,11 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
     return;
   }
   const ContextScope context(
-      context_, settings_.devices[id.stage], /*shared_casts=*/false);
+      context_,
+      settings_.devices[id.stage],
+      settings_.streams->own_stream(id.stage),
+      /*shared_casts=*/false);
+  into.input_devices = kept.input_devices;
   const CellRange range(id, "-recompute");
   for (std::size_t p = 0; p < kept.inputs.size(); ++p) {
     if (version_of(kept.inputs[p].value) != kept.input_versions[p]) {
@@ -254,7 +277,7 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
     draws.emplace(kept.draws);
   }
   const Tensors outputs =
-      call_stage(id, Phase::kRecomputing, attach_inputs(id, kept.inputs, into));
+      call_stage(id, Phase::kRecomputing, attach_inputs(kept.inputs, into));
   if (outputs.size() != kept.output_requires_grad.size()) {
     throw std::runtime_error(
         "recomputation of " + describe(id) + ": expected " +

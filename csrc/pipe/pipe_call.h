@@ -14,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "device/pipeline_streams.h"
 #include "pipe/context.h"
 #include "pipe/dispatch.h"
 #include "pipe/global_draws.h"
@@ -28,6 +29,7 @@ namespace pipetransformer::pipe {
 struct Activation {
   at::Tensor value;
   bool requires_grad = false;
+  device::Mark ready;  // after it was written
 };
 using Activations = std::vector<Activation>;
 
@@ -50,6 +52,7 @@ struct CallSettings {
   std::vector<c10::Device> devices;   // by stage
   std::shared_ptr<const Lanes> lanes;
   Dispatch dispatch = Dispatch::kThreads;
+  std::shared_ptr<device::PipelineStreams> streams;
 };
 
 // What one cell keeps for its backward. Inputs and outputs are those of the
@@ -105,9 +108,14 @@ class PipeCall {
     return id.microbatch < settings_.num_checkpointed;
   }
 
+  device::PipelineStreams& streams() noexcept {
+    return *settings_.streams;
+  }
+
   // Runs a cell forward; the previous stage's must be over.
   void forward_cell(CellId id);
-  // The last stage's output of one micro-batch; can be taken once.
+  // The last stage's output of one micro-batch, for use on the calling thread's
+  // current streams; can be taken once.
   Activations take_output(int32_t microbatch);
   const Activations& output(int32_t microbatch) const {
     return in_flight_[microbatch];
@@ -129,7 +137,8 @@ class PipeCall {
   void send_outputs(CellId id, Activations outputs);
   Tensors call_stage(CellId id, Phase phase, const Tensors& inputs);
   Tensors draw_and_call(CellId id, Phase phase, const Tensors& inputs);
-  Tensors attach_inputs(CellId id, const Activations& inputs, Cell& cell);
+  void bring_inputs(CellId id, Activations& inputs, Cell& cell);
+  Tensors attach_inputs(const Activations& inputs, Cell& cell);
 
   const CallSettings settings_;
   const std::shared_ptr<StageCalls> stages_;

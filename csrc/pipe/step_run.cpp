@@ -119,7 +119,13 @@ void StepRun::run(WorkerPool& pool, std::shared_ptr<const Schedule> schedule) {
       std::move(schedule),
       call_->settings().dispatch,
       [this](int32_t stage, const Op& op) { run_op(stage, op); });
-  execution->wait_all([this] { call_->stages().poll(); });
+  try {
+    execution->wait_all([this] { call_->stages().poll(); });
+  } catch (...) {  // what has been queued still runs
+    call_->streams().join();
+    throw;
+  }
+  call_->streams().join();
 }
 
 void StepRun::run_op(int32_t stage, const Op& op) {
@@ -133,12 +139,16 @@ void StepRun::run_op(int32_t stage, const Op& op) {
                       op.kind == OpKind::kInputGrad;
   if (starts && stage + 1 == settings.num_stages) {
     const ContextScope context(
-        call_->context(), settings.devices[stage], /*shared_casts=*/true);
+        call_->context(),
+        settings.devices[stage],
+        call_->streams().own_stream(stage),
+        /*shared_casts=*/true);
     const c10::NoGradGuard no_grad;
     const at::Tensor& loss = call_->output(id.microbatch).front().value;
     cells_.set_output_grads(
         id.microbatch,
-        {at::full(loss.sizes(), weights_[id.microbatch], loss.options())});
+        {at::full(loss.sizes(), weights_[id.microbatch], loss.options())},
+        /*ready=*/{});
   }
   cells_.run(stage, op);
 }

@@ -117,6 +117,7 @@ class Pipe(StageLayers, FixedPlacement):
         schedule: str = "gpipe",
         loss: Callable[..., object] | None = None,
         dispatch: str = "auto",
+        own_streams: bool = False,
     ) -> Pipe:
         """Build a pipeline from a plan; nothing is inferred.
 
@@ -132,6 +133,9 @@ class Pipe(StageLayers, FixedPlacement):
             schedule: As for the constructor.
             loss: As for the constructor.
             dispatch: As for the constructor.
+            own_streams: On accelerators, compute each stage on a stream of its own,
+                so that stages of one device overlap. By default stages compute on
+                the caller's current stream of their device.
 
         Raises:
             ValueError, TypeError: as the constructor, and for cuts, devices or
@@ -153,7 +157,9 @@ class Pipe(StageLayers, FixedPlacement):
             )
         pipe = cls.__new__(cls)
         nn.Module.__init__(pipe)
-        settings = RunSettings(num_microbatches, even=True, dispatch=dispatch)
+        settings = RunSettings(
+            num_microbatches, even=True, dispatch=dispatch, own_streams=own_streams
+        )
         runner = Runner(stages, places, settings, workers=workers, seed=seed)
         pipe._set_up(stages, places, checkpoint, runner, schedule, loss)
         return pipe
@@ -205,7 +211,7 @@ class Pipe(StageLayers, FixedPlacement):
 
     @ablation.setter
     def ablation(self, ablation: Ablation) -> None:
-        self._runner.ablation = ablation
+        self._runner.ablate(ablation)
 
     def current_dispatch(self) -> str:
         """Return "serial" or "threads": how the next call is run."""

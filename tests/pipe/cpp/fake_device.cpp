@@ -1,0 +1,617 @@
+// A pretended accelerator for tests: device type "fake", four devices, streams
+// and events. It computes at once, on the host, so its numbers are always
+// right; but it keeps account of what a real device would be allowed to do, and
+// reports
+//   * memory read or written by a stream that nothing orders after the last
+//     write (for writes: after the last reads),
+//   * memory freed while another stream than the one it belongs to may use it,
+//     unless the allocator was told (record_stream) or the owner waits for it,
+//   * copies to the host that nobody waits for.
+// "Ordered" is counted with vector clocks: every stream counts its operations
+// and knows how far each other stream was when it last waited for it.
+#include <ATen/ATen.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/TensorFactories.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <sstream>
+
+namespace at::native {
+TORCH_API Tensor view(const Tensor& self, IntArrayRef size);
+TORCH_API Tensor as_strided_tensorimpl(
+    const Tensor& self,
+    IntArrayRef size,
+    IntArrayRef stride,
+    std::optional<int64_t> storage_offset);
+}  // namespace at::native
+
+namespace {
+
+constexpr auto kType = c10::DeviceType::PrivateUse1;
+constexpr int kDevices = 4;
+constexpr int kPoolStreams = 32;
+
+using StreamKey = std::pair<int, int64_t>;  // device, id
+using Clock = std::map<StreamKey, uint64_t>;
+
+std::string text(const StreamKey& key) {
+  return std::to_string(key.first) + "/" + std::to_string(key.second);
+}
+
+void merge(Clock& into, const Clock& other) {
+  for (const auto& [stream, count] : other) {
+    into[stream] = std::max(into[stream], count);
+  }
+}
+
+uint64_t at_of(const Clock& clock, const StreamKey& stream) {
+  const auto found = clock.find(stream);
+  return found == clock.end() ? 0 : found->second;
+}
+
+struct Memory {
+  StreamKey owner;
+  StreamKey writer;
+  uint64_t written = 0;
+  Clock reads;
+  Clock uses;  // reads and writes
+  std::set<StreamKey> kept;
+};
+
+struct Event {
+  Clock clock;
+};
+
+// What is known about all streams and all memory. One lock for everything.
+struct World {
+  std::mutex mutex;
+  std::map<StreamKey, Clock> streams;
+  Clock host;
+  std::map<const void*, Memory> memory;
+  std::vector<std::string> violations;
+  std::vector<std::string> copies;
+  std::string disabled;
+  std::map<std::string, int64_t> counts;
+  std::array<int64_t, kDevices> next_stream{};
+};
+
+World& world() {
+  static World* const it = new World();  // outlives every thread
+  return *it;
+}
+
+thread_local int current_device = 0;
+thread_local std::array<int64_t, kDevices> current_streams{};
+
+StreamKey key_of(const c10::Stream& stream) {
+  return {stream.device_index(), stream.id()};
+}
+
+c10::Stream stream_of(int device, int64_t id) {
+  return c10::Stream(
+      c10::Stream::UNSAFE,
+      c10::Device(kType, static_cast<c10::DeviceIndex>(device)),
+      id);
+}
+
+// --- the account (call with the lock held) ---------------------------------
+
+// A new operation of a stream: after everything the host has waited for.
+uint64_t tick(const StreamKey& stream) {
+  Clock& clock = world().streams[stream];
+  merge(clock, world().host);
+  return ++clock[stream];
+}
+
+void report(const std::string& what) {
+  world().violations.push_back(what);
+}
+
+void use(
+    const void* pointer,
+    const StreamKey& stream,
+    bool write,
+    const std::string& what) {
+  const auto found = world().memory.find(pointer);
+  if (found == world().memory.end()) {
+    return;  // no bytes
+  }
+  Memory& memory = found->second;
+  const Clock& clock = world().streams[stream];
+  const uint64_t now = at_of(clock, stream);
+  if (memory.written > at_of(clock, memory.writer)) {
+    report(
+        what + " on " + text(stream) + " uses memory that " +
+        text(memory.writer) + " may still write");
+  }
+  if (write) {
+    for (const auto& [reader, count] : memory.reads) {
+      if (count > at_of(clock, reader)) {
+        report(
+            what + " on " + text(stream) + " writes memory that " +
+            text(reader) + " may still read");
+      }
+    }
+    memory.writer = stream;
+    memory.written = now;
+    memory.reads.clear();
+  } else {
+    memory.reads[stream] = now;
+  }
+  memory.uses[stream] = now;
+}
+
+// --- memory ----------------------------------------------------------------
+
+void release(void* pointer) {
+  World& all = world();
+  {
+    const std::lock_guard lock(all.mutex);
+    const auto found = all.memory.find(pointer);
+    const Memory& memory = found->second;
+    const Clock& owner = all.streams[memory.owner];
+    for (const auto& [stream, count] : memory.uses) {
+      const bool waited = count <= at_of(owner, stream) ||
+                          count <= at_of(all.host, stream) ||
+                          memory.kept.count(stream) > 0;
+      if (stream != memory.owner && !waited) {
+        report(
+            "memory of " + text(memory.owner) + " is freed while " +
+            text(stream) + " may use it");
+      }
+    }
+    all.memory.erase(found);
+  }
+  std::free(pointer);
+}
+
+struct Allocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::Device device(
+        kType, static_cast<c10::DeviceIndex>(current_device));
+    if (bytes == 0) {
+      return {nullptr, device};
+    }
+    void* pointer = std::malloc(bytes);
+    TORCH_CHECK(pointer != nullptr, "out of memory");
+    Memory memory;
+    memory.owner = {current_device, current_streams[current_device]};
+    const std::lock_guard lock(world().mutex);
+    world().memory[pointer] = std::move(memory);
+    return {pointer, pointer, &release, device};
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &release;
+  }
+  void copy_data(void* to, const void* from, size_t count) const override {
+    std::memcpy(to, from, count);
+  }
+};
+
+Allocator allocator;
+
+// --- streams and events ----------------------------------------------------
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override {
+    return kType;
+  }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const c10::Device previous = getDevice();
+    setDevice(device);
+    return previous;
+  }
+  c10::Device getDevice() const override {
+    return {kType, static_cast<c10::DeviceIndex>(current_device)};
+  }
+  void setDevice(c10::Device device) const override {
+    if (device.index() >= 0) {
+      current_device = device.index();
+    }
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    setDevice(device);
+  }
+  c10::Stream getStream(c10::Device device) const override {
+    const int index = device.index() < 0 ? current_device : device.index();
+    return stream_of(index, current_streams[index]);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return stream_of(device.index(), 0);
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    const std::lock_guard lock(world().mutex);
+    const int64_t next = world().next_stream[device.index()]++;
+    return stream_of(device.index(), next % kPoolStreams + 1);
+  }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    return getStreamFromGlobalPool(device, false);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const c10::Stream previous = getStream(stream.device());
+    current_streams[stream.device_index()] = stream.id();
+    return previous;
+  }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return kDevices;
+  }
+
+  void record(
+      void** event,
+      const c10::Stream& stream,
+      const c10::DeviceIndex device,
+      const c10::EventFlag) const override {
+    TORCH_CHECK(
+        device == -1 || device == stream.device_index(),
+        "event of device ",
+        device,
+        " recorded on device ",
+        stream.device_index());
+    if (*event == nullptr) {
+      *event = new Event();
+    }
+    const std::lock_guard lock(world().mutex);
+    static_cast<Event*>(*event)->clock = world().streams[key_of(stream)];
+    ++world().counts["record"];
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    const std::lock_guard lock(world().mutex);
+    ++world().counts["wait"];
+    if (world().disabled != "wait") {
+      merge(world().streams[key_of(stream)], static_cast<Event*>(event)->clock);
+    }
+  }
+  bool queryEvent(void*) const override {
+    return true;
+  }
+  void
+  destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<Event*>(event);
+  }
+  bool queryStream(const c10::Stream&) const override {
+    return true;
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    const std::lock_guard lock(world().mutex);
+    merge(world().host, world().streams[key_of(stream)]);
+  }
+  void synchronizeEvent(void* event) const override {
+    const std::lock_guard lock(world().mutex);
+    merge(world().host, static_cast<Event*>(event)->clock);
+  }
+  void synchronizeDevice(const c10::DeviceIndex) const override {
+    const std::lock_guard lock(world().mutex);
+    for (const auto& [stream, clock] : world().streams) {
+      merge(world().host, clock);
+    }
+  }
+  void recordDataPtrOnStream(
+      const c10::DataPtr& pointer,
+      const c10::Stream& stream) const override {
+    const std::lock_guard lock(world().mutex);
+    ++world().counts["keep"];
+    const auto found = world().memory.find(pointer.get());
+    if (found != world().memory.end() && world().disabled != "keep") {
+      found->second.kept.insert(key_of(stream));
+    }
+  }
+};
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override {
+    return true;
+  }
+  bool isAvailable() const override {
+    return true;
+  }
+  bool hasPrimaryContext(c10::DeviceIndex) const override {
+    return true;
+  }
+  c10::DeviceIndex deviceCount() const override {
+    return kDevices;
+  }
+};
+
+// --- kernels ---------------------------------------------------------------
+
+StreamKey current_stream(c10::Device device) {
+  return {device.index(), current_streams[device.index()]};
+}
+
+const void* memory_of(const at::Tensor& tensor) {
+  return tensor.storage().data();
+}
+
+// The same memory as a CPU tensor.
+at::Tensor on_cpu(const at::Tensor& tensor) {
+  return at::from_blob(
+      static_cast<char*>(tensor.storage().mutable_data()) +
+          tensor.storage_offset() * tensor.itemsize(),
+      tensor.sizes(),
+      tensor.strides(),
+      at::TensorOptions(tensor.dtype()));
+}
+
+at::Tensor empty(
+    c10::IntArrayRef size,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout>,
+    std::optional<at::Device> device,
+    std::optional<bool>,
+    std::optional<at::MemoryFormat> format) {
+  const c10::DeviceGuard guard(*device);
+  return at::detail::empty_generic(
+      size,
+      &allocator,
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::dtype_or_default(dtype),
+      format);
+}
+
+at::Tensor empty_strided(
+    c10::IntArrayRef size,
+    c10::IntArrayRef stride,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout>,
+    std::optional<at::Device> device,
+    std::optional<bool>) {
+  const c10::DeviceGuard guard(*device);
+  return at::detail::empty_strided_generic(
+      size,
+      stride,
+      &allocator,
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::dtype_or_default(dtype));
+}
+
+// As a CUDA copy: between devices on the source's current stream, with a
+// barrier against the target's before and after; with the host on the device's.
+at::Tensor
+copy_from(const at::Tensor& self, const at::Tensor& target, bool non_blocking) {
+  const bool from = self.device().type() == kType;
+  const bool to = target.device().type() == kType;
+  {
+    const std::lock_guard lock(world().mutex);
+    const StreamKey reads =
+        from ? current_stream(self.device()) : current_stream(target.device());
+    const StreamKey other = to ? current_stream(target.device()) : reads;
+    auto& streams = world().streams;
+    merge(streams[reads], streams[other]);
+    merge(streams[other], streams[reads]);
+    tick(reads);
+    if (from) {
+      use(memory_of(self), reads, false, "copy");
+    }
+    if (to) {
+      use(memory_of(target), reads, true, "copy");
+    }
+    merge(streams[other], streams[reads]);
+    if (!from || !to) {
+      if (!non_blocking) {
+        merge(world().host, streams[reads]);
+      } else if (from) {
+        report("a copy to the host is not waited for");
+      }
+    }
+    world().copies.push_back(
+        (from ? text(reads) : "host") + " -> " + (to ? text(other) : "host"));
+  }
+  const at::AutoDispatchBelowAutograd guard;
+  (to ? on_cpu(target) : target).copy_(from ? on_cpu(self) : self);
+  return target;
+}
+
+// Everything else: on the current stream, computed by the CPU's kernel on the
+// same memory.
+class Call {
+ public:
+  Call(const c10::OperatorHandle& op, torch::jit::Stack* stack)
+      : op_(op),
+        stack_(stack),
+        first_(stack->size() - op.schema().arguments().size()) {}
+
+  void run() {
+    const auto& arguments = op_.schema().arguments();
+    for (size_t k = 0; k < arguments.size(); ++k) {
+      c10::IValue& value = (*stack_)[first_ + k];
+      originals_.push_back(value);
+      const auto* alias = arguments[k].alias_info();
+      value = to_cpu(value, alias != nullptr && alias->isWrite());
+    }
+    TORCH_CHECK(device_.has_value(), "no device for ", op_.schema().name());
+    account();
+    {
+      const at::AutoDispatchBelowAutograd guard;
+      op_.callBoxed(stack_);
+    }
+    bring_results();
+  }
+
+ private:
+  at::Tensor alias(const at::Tensor& tensor, bool write) {
+    if (!tensor.defined() || tensor.device().type() != kType) {
+      return tensor;
+    }
+    TORCH_CHECK(
+        !device_.has_value() || *device_ == tensor.device(),
+        op_.schema().name(),
+        ": tensors on two devices");
+    device_ = tensor.device();
+    used_.emplace_back(memory_of(tensor), write);
+    return on_cpu(tensor);
+  }
+
+  c10::IValue to_cpu(const c10::IValue& value, bool write) {
+    if (value.isTensor()) {
+      return alias(value.toTensor(), write);
+    }
+    if (value.isTensorList()) {
+      std::vector<at::Tensor> tensors;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        tensors.push_back(alias(tensor, write));
+      }
+      return tensors;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> tensors;
+      for (const std::optional<at::Tensor>& tensor :
+           value.toOptionalTensorVector()) {
+        tensors.push_back(
+            tensor.has_value() ? std::optional(alias(*tensor, write))
+                               : std::nullopt);
+      }
+      return tensors;
+    }
+    if (value.isDevice()) {
+      device_ = value.toDevice();
+      return c10::Device(c10::kCPU);
+    }
+    return value;
+  }
+
+  void account() {
+    const std::lock_guard lock(world().mutex);
+    stream_ = ::current_stream(*device_);
+    tick(stream_);
+    for (const bool write : {false, true}) {
+      for (const auto& [pointer, writes] : used_) {
+        if (writes == write) {
+          use(pointer, stream_, write, op_.schema().name());
+        }
+      }
+    }
+    for (const auto& result : op_.schema().returns()) {
+      if (result.type()->kind() != c10::TypeKind::TensorType &&
+          result.type()->kind() != c10::TypeKind::ListType) {
+        merge(world().host, world().streams[stream_]);  // as .item()
+      }
+    }
+  }
+
+  at::Tensor to_device(const at::Tensor& result) {
+    if (!result.defined()) {
+      return result;
+    }
+    const at::Tensor tensor = at::empty_strided(
+        result.sizes(), result.strides(), result.options().device(*device_));
+    {
+      const std::lock_guard lock(world().mutex);
+      use(memory_of(tensor), stream_, true, op_.schema().name());
+    }
+    on_cpu(tensor).copy_(result);
+    return tensor;
+  }
+
+  // The argument that a result of the schema is, for operations that write.
+  std::optional<c10::IValue> argument_of(const c10::Argument& result) const {
+    const auto& arguments = op_.schema().arguments();
+    for (size_t k = 0; k < arguments.size(); ++k) {
+      if (result.alias_info() != nullptr &&
+          arguments[k].alias_info() != nullptr &&
+          *result.alias_info() == *arguments[k].alias_info()) {
+        return originals_[k];
+      }
+    }
+    return std::nullopt;
+  }
+
+  void bring_results() {
+    const at::AutoDispatchBelowAutograd guard;
+    const auto& returns = op_.schema().returns();
+    for (size_t k = 0; k < returns.size(); ++k) {
+      c10::IValue& value = (*stack_)[first_ + k];
+      if (const auto argument = argument_of(returns[k])) {
+        value = *argument;
+      } else if (value.isTensor()) {
+        value = to_device(value.toTensor());
+      } else if (value.isTensorList()) {
+        std::vector<at::Tensor> tensors;
+        for (const at::Tensor& tensor : value.toTensorVector()) {
+          tensors.push_back(to_device(tensor));
+        }
+        value = tensors;
+      }
+    }
+  }
+
+  const c10::OperatorHandle& op_;
+  torch::jit::Stack* const stack_;
+  const size_t first_;
+  std::vector<c10::IValue> originals_;
+  std::vector<std::pair<const void*, bool>> used_;
+  std::optional<c10::Device> device_;
+  StreamKey stream_;
+};
+
+void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  Call(op, stack).run();
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("as_strided", &at::native::as_strided_tensorimpl);
+  m.impl("view", &at::native::view);
+  m.impl("_copy_from", &copy_from);
+}
+
+// --- what tests ask --------------------------------------------------------
+
+std::vector<std::string> take(std::vector<std::string>& list) {
+  const std::lock_guard lock(world().mutex);
+  return std::exchange(list, {});
+}
+
+TORCH_LIBRARY(fake_device, m) {
+  m.def("violations() -> str[]", [] { return take(world().violations); });
+  m.def("copies() -> str[]", [] { return take(world().copies); });
+  m.def("disable(str what) -> ()", [](std::string what) {
+    const std::lock_guard lock(world().mutex);
+    world().disabled = std::move(what);
+  });
+  m.def("count(str what) -> int", [](std::string what) {
+    const std::lock_guard lock(world().mutex);
+    return world().counts[what];
+  });
+  m.def("set_stream(int device, int stream) -> int", [](int64_t d, int64_t s) {
+    return std::exchange(current_streams.at(d), s);
+  });
+  // Operations of `other` that a stream is ordered after; its own: all so far.
+  m.def(
+      "knows(int device, int stream, int other_device, int other) -> int",
+      [](int64_t d, int64_t s, int64_t other_d, int64_t other) {
+        const std::lock_guard lock(world().mutex);
+        const StreamKey key{static_cast<int>(other_d), other};
+        return static_cast<int64_t>(
+            at_of(world().streams[{static_cast<int>(d), s}], key));
+      });
+  m.def("current_stream(int device) -> int", [](int64_t device) {
+    return current_streams.at(device);
+  });
+  m.def("num_blocks() -> int", [] {
+    const std::lock_guard lock(world().mutex);
+    return static_cast<int64_t>(world().memory.size());
+  });
+  m.def("synchronize() -> ()", [] { Guard().synchronizeDevice(0); });
+}
+
+const bool registered = [] {
+  c10::register_privateuse1_backend("fake");
+  c10::SetAllocator(kType, &allocator);
+  at::RegisterPrivateUse1HooksInterface(new Hooks());
+  return true;
+}();
+
+}  // namespace

@@ -1,0 +1,308 @@
+"""Streams of a pipeline, on a pretended accelerator that reports what is unordered.
+
+Each test runs in a process of its own: the device is registered for good, and must be
+before autograd starts its threads.
+"""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from pipetransformer.pipe import Pipe, PipeSequential
+from pipetransformer.pipe.ablation import Ablation
+from tests.support.fake_device import COMPILER, build_fake_device, load_fake_device
+from tests.support.fake_device import place as place_layers
+from tests.support.ranks import run_ranks
+
+from .models import MODES, Functional
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
+]
+TIMEOUT_S = 100
+CUTS = [0, 2, 4, 6]
+PLACES = (
+    ("fake:0", "fake:0", "fake:0"),
+    ("fake:0", "fake:1", "fake:2"),
+    ("fake:0", "fake:0", "fake:1"),
+    ("fake:0", "fake:1", "fake:0"),
+    ("cpu", "fake:0", "cpu"),
+    ("fake:0", "cpu", "fake:1"),
+)
+
+
+@pytest.fixture(scope="module")
+def library():
+    return str(build_fake_device())
+
+
+def fork(x):
+    """A tuple of a shifted view, integers and a tensor of its own."""
+    y = torch.tanh(x)
+    return y.view(-1, 2, 3)[:, 1:].squeeze(1), (x > 0).long(), y * 2
+
+
+def join(part, positive, y):
+    return torch.cat([part * 3, y[:, :3] * positive[:, :3]], 1)
+
+
+def make_layers():
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 6), Functional(fork), Functional(join)]
+    layers += [nn.Linear(6, 6), Functional(fork), Functional(join)]
+    return nn.Sequential(*layers).double()
+
+
+def plain_model():
+    return PipeSequential(*make_layers())
+
+
+def make_pipe(places, mode="never", num_microbatches=4, **options):
+    layers = place_layers(make_layers(), CUTS, places)
+    return Pipe.from_plan(
+        layers,
+        cuts=CUTS,
+        num_microbatches=num_microbatches,
+        checkpoint=mode,
+        devices=[torch.device(place) for place in places],
+        **options,
+    )
+
+
+def train(model, x, steps=2):
+    """Two steps; gradients and input gradient of the last, on CPU."""
+    for _ in range(steps):
+        x = x.detach().requires_grad_()
+        model.zero_grad()
+        (model(x) ** 2).sum().backward()
+    return [x.grad.cpu(), *(p.grad.cpu() for p in model.parameters())]
+
+
+def rows(device="cpu"):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(9, 6, dtype=torch.double, generator=generator).to(device)
+
+
+def check_matrix(_rank, library, own_streams, copy_streams):
+    fake = load_fake_device(library)
+    expected = train(plain_model(), rows())
+    for places, mode in itertools.product(PLACES, MODES):
+        case = f"{places} {mode} own={own_streams} copy={copy_streams}"
+        pipe = make_pipe(places, mode, own_streams=own_streams)
+        pipe.ablation = Ablation(copy_streams=copy_streams)
+        actual = train(pipe, rows(places[0]))
+        for mine, plain in zip(actual, expected, strict=True):
+            torch.testing.assert_close(mine, plain, msg=case)
+        pipe.close()
+        del pipe
+        assert fake.violations() == [], case
+    assert fake.num_blocks() == 0
+
+
+@pytest.mark.parametrize("copy_streams", [True, False], ids=["copy", "no_copy"])
+@pytest.mark.parametrize("own_streams", [False, True], ids=["callers", "own"])
+def test_training_is_ordered_and_memory_safe(library, own_streams, copy_streams):
+    run_ranks(check_matrix, 1, library, own_streams, copy_streams, timeout_s=TIMEOUT_S)
+
+
+def check_faults(_rank, library, fault, expected):
+    fake = load_fake_device(library)
+    for places, own_streams in ((PLACES[1], False), (PLACES[0], True)):
+        pipe = make_pipe(places, own_streams=own_streams)
+        x = rows(places[0])
+        fake.synchronize()
+        fake.disable(fault)
+        train(pipe, x)
+        fake.disable("")
+        found = fake.violations()
+        assert any(expected in line for line in found), (places, own_streams, found)
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"), [("wait", "may still write"), ("keep", "is freed while")]
+)
+def test_a_missing_wait_or_record_is_noticed(library, fault, expected):
+    run_ranks(check_faults, 1, library, fault, expected, timeout_s=TIMEOUT_S)
+
+
+def check_copies(_rank, library):
+    fake = load_fake_device(library)
+    places = PLACES[1]
+    pipe = make_pipe(places)
+    x = rows(places[0])
+    seen = []
+    for _ in range(2):
+        fake.copies()
+        train(pipe, x, steps=1)
+        borders = set(fake.copies())
+        seen.append({c for c in borders if "host" not in c and "/0" not in c})
+    # Two borders, two directions, none on a stream that computes (stream 0).
+    pairs = {("0", "1"), ("1", "0"), ("1", "2"), ("2", "1")}
+    assert {(c.split("/")[0], c.split(" -> ")[1][0]) for c in seen[0]} == pairs
+    assert len(seen[0]) == 4 and seen[0] == seen[1]
+    streams = [end for c in seen[0] for end in c.split(" -> ")]
+    assert len(set(streams)) == len(streams)
+
+    pipe = make_pipe(places, copy_streams=False)
+    fake.copies()
+    train(pipe, x, steps=1)
+    between = [c for c in fake.copies() if "host" not in c]
+    assert between and all(c.count("/0") == 2 for c in between)
+    assert fake.violations() == []
+
+
+def test_copies_run_on_streams_of_their_own_and_reuse_them(library):
+    run_ranks(check_copies, 1, library, timeout_s=TIMEOUT_S)
+
+
+class Watch(torch.autograd.Function):
+    """Passes a tensor through; calls a function in forward and in backward."""
+
+    @staticmethod
+    def forward(ctx, x, forward, backward):
+        ctx.backward_call = backward
+        forward()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.backward_call()
+        return grad, None, None
+
+
+def check_borders(_rank, library):
+    fake = load_fake_device(library)
+    for places, own_streams in ((PLACES[1], False), (PLACES[0], True)):
+        devices = [torch.device(place).index for place in places[:2]]
+        streams = [None, None]
+        ends, starts = [], []  # of stage 0's forward and stage 1's backward cells
+        known_forward, known_backward = [], []
+
+        def count(of, by, devices=devices, streams=streams):
+            streams[by] = fake.current_stream(devices[by])
+            if streams[of] is None:
+                return 0
+            return fake.knows(devices[by], streams[by], devices[of], streams[of])
+
+        def watch(module, forward, backward):
+            return nn.Sequential(
+                module, Functional(lambda x: Watch.apply(x, forward, backward))
+            )
+
+        layers = [
+            watch(
+                nn.Linear(6, 6),
+                lambda ends=ends, count=count: ends.append(count(0, 0)),
+                lambda known=known_backward, count=count: known.append(count(1, 0)),
+            ),
+            watch(
+                nn.Linear(6, 6),
+                lambda known=known_forward, count=count: known.append(count(0, 1)),
+                lambda starts=starts, count=count: starts.append(count(1, 1)),
+            ),
+        ]
+        layers = place_layers(nn.Sequential(*layers).double(), [0, 1, 2], places[:2])
+        pipe = Pipe.from_plan(
+            layers,
+            cuts=[0, 1, 2],
+            num_microbatches=8,
+            devices=[torch.device(place) for place in places[:2]],
+            own_streams=own_streams,
+        )
+        train(pipe, torch.randn(16, 6, dtype=torch.double).to(places[0]), steps=1)
+        assert len(known_forward) == len(ends) == len(starts) == 8
+        for known, end in zip(known_forward, ends, strict=True):
+            assert 0 < known <= end, (known_forward, ends)
+        for known, next_start in zip(known_backward, starts[1:], strict=False):
+            assert 0 < known <= next_start, (known_backward, starts)
+        assert fake.violations() == []
+
+
+def test_stages_wait_for_the_cell_they_need_and_no_later_one(library):
+    run_ranks(check_borders, 1, library, timeout_s=TIMEOUT_S)
+
+
+def check_callers_streams(_rank, library):
+    fake = load_fake_device(library)
+    expected = train(plain_model(), rows())
+    for places, own_streams in itertools.product(PLACES[:4], (False, True)):
+        pipe = make_pipe(places, "except_last", own_streams=own_streams)
+        x = rows(places[0]).requires_grad_()
+        fake.synchronize()
+        for stream in (0, 40):
+            pipe.zero_grad(set_to_none=True)
+            x.grad = None
+            for device in range(4):
+                fake.set_stream(device, stream)
+            loss = (pipe(x) ** 2).sum()
+            for device in range(4):  # backward is called under other streams
+                fake.set_stream(device, 50)
+            loss.backward()
+            del loss
+            # Read on these streams at once: backward has made them wait.
+            grads = [x.grad * 1, *(p.grad * 1 for p in pipe.parameters())]
+            assert fake.violations() == [], (places, own_streams, stream)
+            fake.synchronize()
+            for mine, plain in zip(grads, expected, strict=True):
+                torch.testing.assert_close(mine.cpu(), plain)
+            for device in range(4):
+                fake.set_stream(device, 0)
+
+
+def test_backward_under_other_streams_is_ordered(library):
+    run_ranks(check_callers_streams, 1, library, timeout_s=TIMEOUT_S)
+
+
+def check_failures(_rank, library):
+    fake = load_fake_device(library)
+    for places, own_streams in itertools.product(PLACES[:4], (False, True)):
+        pipe = make_pipe(places, own_streams=own_streams)
+        x = rows(places[0])
+        train(pipe, x, steps=1)
+        calls = []
+
+        def fail(x, calls=calls):
+            calls.append(1)
+            if len(calls) == 3:
+                raise ValueError("stage")
+            return x
+
+        pipe.partitions[1][1] = nn.Sequential(pipe.partitions[1][1], Functional(fail))
+        with pytest.raises(ValueError, match="stage"):
+            pipe(x)
+        with torch.no_grad():
+            for parameter in pipe.parameters():  # on the caller's streams
+                parameter.mul_(0.5)
+        train(pipe, x, steps=1)
+        assert fake.violations() == [], (places, own_streams)
+
+
+def test_failed_call_leaves_the_streams_ordered(library):
+    run_ranks(check_failures, 1, library, timeout_s=TIMEOUT_S)
+
+
+def check_backward_ends(_rank, library):
+    load_fake_device(library)
+    expected = train(plain_model(), rows())
+    for stages, mode in itertools.product((1, 2, 3), MODES):
+        layers = make_layers().to("fake:0")
+        cuts = [6 * k // stages for k in range(stages + 1)]
+        for num_microbatches in (1, 4):
+            pipe = Pipe.from_plan(
+                layers,
+                cuts=cuts,
+                num_microbatches=num_microbatches,
+                checkpoint=mode,
+                devices=[torch.device("fake:0")] * stages,
+            )
+            for mine, plain in zip(train(pipe, rows("fake:0")), expected, strict=True):
+                torch.testing.assert_close(mine, plain)
+            pipe.close()
+
+
+def test_backward_on_one_device_does_not_wait_for_its_own_thread(library):
+    # Autograd runs all nodes with gradients of one device on one thread.
+    run_ranks(check_backward_ends, 1, library, timeout_s=TIMEOUT_S)

@@ -1,0 +1,55 @@
+"""The pretended accelerator: builds and loads it, and asks what it has seen."""
+
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import types
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "tests/pipe/cpp/fake_device.cpp"
+COMPILER = shutil.which("g++")
+
+
+def build_fake_device():
+    """Compile the library unless it is there already; return its path."""
+    torch_dir = pathlib.Path(torch.__file__).parent
+    key = hashlib.sha256(SOURCE.read_bytes())
+    key.update(f"{torch.__version__} {torch_dir}".encode())
+    target = ROOT / "build" / "tests" / f"fake_device_{key.hexdigest()[:16]}.so"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_suffix(f".{os.getpid()}")
+        include = torch_dir / "include"
+        command = [COMPILER, "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread"]
+        command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+        for folder in (include, include / "torch/csrc/api/include"):
+            command += ["-isystem", str(folder)]
+        command += [str(SOURCE), f"-L{torch_dir / 'lib'}", "-ltorch_cpu", "-lc10"]
+        command += [f"-Wl,-rpath,{torch_dir / 'lib'}", "-o", str(partial)]
+        subprocess.run(command, check=True, timeout=110)
+        partial.replace(target)
+    return target
+
+
+def load_fake_device(path):
+    """Register device type "fake" in this process, before any backward ran."""
+    torch.ops.load_library(path)
+    module = types.ModuleType("torch.fake")
+    module.is_available = lambda: True
+    module.is_initialized = lambda: True
+    module._lazy_init = lambda: None
+    module.device_count = lambda: 4
+    torch._register_device_module("fake", module)
+    return torch.ops.fake_device
+
+
+def place(layers, cuts, devices):
+    """Move the layers of each stage to its device."""
+    for first, last, device in zip(cuts[:-1], cuts[1:], devices, strict=True):
+        for layer in layers[first:last]:
+            layer.to(device)
+    return layers

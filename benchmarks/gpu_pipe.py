@@ -12,7 +12,6 @@ them one after another. Without CUDA it says that it was not run and ends with s
 from __future__ import annotations
 
 import argparse
-import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -103,14 +102,13 @@ def staged(
     own_streams: bool = False,
 ) -> Pipe:
     """Return a pipeline of one stage per layer, all on one device."""
-    options: dict[str, Any] = {"own_streams": True} if own_streams else {}
     return Pipe.from_plan(
         model,
         cuts=list(range(len(model) + 1)),
         num_microbatches=microbatches,
         checkpoint=checkpoint,
         devices=[device] * len(model),
-        **options,
+        own_streams=own_streams,
     )
 
 
@@ -148,14 +146,11 @@ def overlap_systems(
         return nn.Sequential(*layers).to(device)
 
     count = args.microbatches
-    systems = {
+    return {
         LOOP: step_of(plain_loop(model(), count)),
         ONE_STREAM: step_of(staged(model(), device, count)),
+        OWN_STREAMS: step_of(staged(model(), device, count, own_streams=True)),
     }
-    if "own_streams" in inspect.signature(Pipe.from_plan).parameters:
-        own = staged(model(), device, count, own_streams=True)
-        systems[OWN_STREAMS] = step_of(own)
-    return systems
 
 
 def wait_for(device: torch.device) -> None:

@@ -55,9 +55,9 @@ class Workload:
 
 
 CPU_WORKLOADS = {
-    "unet": Workload(lambda: unet(depth=3, convolutions=2, width=8), 64, 16),
-    "amoebanet": Workload(lambda: amoebanet_d(cells=6, filters=32, classes=10), 64, 16),
-    "resnet101": Workload(lambda: resnet101(width=16, classes=10), 64, 16),
+    "unet": Workload(lambda: unet(depth=3, convolutions=2, width=8), 64, 32),
+    "amoebanet": Workload(lambda: amoebanet_d(cells=6, filters=32, classes=10), 64, 32),
+    "resnet101": Workload(lambda: resnet101(width=16, classes=10), 64, 32),
 }
 GPU_WORKLOADS = {
     "unet": Workload(lambda: unet(), 192, 128),

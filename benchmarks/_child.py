@@ -46,7 +46,7 @@ def run_child(
         RunFailed: exit status other than 0, or timeout; ends with the log's tail.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    busy = _machine_busy_s()
+    busy = machine_busy_s()
     start = time.perf_counter()
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -69,7 +69,7 @@ def run_child(
             f" end of {log}:\n{_tail(log)}"
         )
     cpu_s = usage.ru_utime + usage.ru_stime
-    return Sample(wall_s, cpu_s, foreign_cpu_s(busy, _machine_busy_s(), wall_s, cpu_s))
+    return Sample(wall_s, cpu_s, foreign_cpu_s(busy, machine_busy_s(), wall_s, cpu_s))
 
 
 def foreign_cpu_s(
@@ -87,7 +87,7 @@ def foreign_cpu_s(
     return max(0.0, foreign_s) if foreign_s > -0.1 * cpu_s else None
 
 
-def _machine_busy_s() -> float | None:
+def machine_busy_s() -> float | None:
     """CPU seconds used on this machine since its start, stolen ones included."""
     try:
         line = Path("/proc/stat").read_text().split("\n", 1)[0]

@@ -10,10 +10,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import importlib
 import math
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 import _workload
 import torch
 import torch.distributed as dist
+from _pipes import load_factory, tensor_of
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -114,7 +113,7 @@ class PlainLoop:
 
     def _step(self, inputs: Tensor, targets: Tensor, global_rows: int) -> float:
         with self._clock.phase("forward"):
-            loss = nn.functional.cross_entropy(_tensor(self._call(inputs)), targets)
+            loss = nn.functional.cross_entropy(tensor_of(self._call(inputs)), targets)
             value = float(loss.detach())
             if not math.isfinite(value):
                 raise FloatingPointError(f"loss: expected a finite one, got {value}")
@@ -136,7 +135,7 @@ class PlainLoop:
         self._train_mode(False)
         with torch.no_grad():
             outputs = [
-                _tensor(self._call(rows))
+                tensor_of(self._call(rows))
                 for rows in torch.split(
                     inputs[share], EVAL_ROWS * self._shape.num_microbatches
                 )
@@ -148,14 +147,6 @@ class PlainLoop:
             # for the interpreter, which may be waiting for that thread to end.
             self._reduced.append(right)
         return {"accuracy": float(right) / len(targets)}
-
-
-def _tensor(outputs: Any) -> Tensor:
-    """Return a pipeline's outputs; old ones hand out a remote reference to them."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    value: Tensor = outputs.local_value()
-    return value
 
 
 def run_ddp(model: nn.Sequential, args: argparse.Namespace) -> pt.report.History:
@@ -182,19 +173,13 @@ def run_pipe(model: nn.Sequential, args: argparse.Namespace) -> pt.report.Histor
     Raises:
         ValueError: the name has no colon, or more than one rank was started.
     """
-    module, colon, attribute = str(args.baseline_pipe).partition(":")
-    if not colon:
-        raise ValueError(
-            f"--baseline-pipe: expected MODULE:ATTR, got {args.baseline_pipe!r}"
-        )
     if int(os.environ.get("WORLD_SIZE", "1")) != 1:
         raise ValueError(
             "--baseline-pipe: expected one process, got "
             f"{os.environ['WORLD_SIZE']}: every one would train the whole pipeline"
         )
+    factory = load_factory("--baseline-pipe", str(args.baseline_pipe))
     chunks = args.microbatches or 4 * args.slots
-    sys.path.append(os.getcwd())  # the module may lie where the command was given
-    factory = getattr(importlib.import_module(module), attribute)
     data = load_split()
     start = time.perf_counter()
     pipe = factory(model, num_stages=args.slots, chunks=chunks)

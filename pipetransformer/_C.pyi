@@ -197,7 +197,28 @@ class DrawScope:
 
 class DrawSettings:
     def __init__(
-        self, keyed: bool, seed: int, step: int, first_microbatch: int
+        self, mode: str, seed: int, step: int, first_microbatch: int
+    ) -> None: ...
+
+class CallOptions:
+    def __init__(self) -> None: ...
+    num_microbatches: int
+    even: bool
+    checkpoint: str
+    dispatch: str
+    strict: bool
+    spread: bool
+    order_rule: bool
+    early_recompute: bool
+    copy_streams: bool
+    record: bool
+    draws: DrawSettings
+
+class CallStages:
+    def __init__(
+        self,
+        functions: Sequence[tuple[object, object]],
+        parameters: Sequence[Sequence[torch.Tensor]],
     ) -> None: ...
 
 class PipeEngine:
@@ -206,37 +227,59 @@ class PipeEngine:
         pool: WorkerPool,
         devices: Sequence[torch.device],
         first_layers: Sequence[int],
+        lanes: Sequence[tuple[int, int]],
         own_streams: bool,
-        copy_streams: bool,
     ) -> None: ...
     def forward(
         self,
-        stages: Sequence[tuple[object, object, object]],
+        stages: CallStages,
         args: tuple[object, ...],
         kwargs: dict[str, object],
-        parameters: Sequence[Sequence[torch.Tensor]],
-        num_microbatches: int,
-        even: bool,
-        checkpoint: str,
-        draws: DrawSettings,
+        options: CallOptions,
     ) -> object: ...
+    def step(
+        self,
+        stages: CallStages,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        targets: object,
+        loss: object,
+        schedule: str,
+        options: CallOptions,
+    ) -> torch.Tensor: ...
     def run(
         self,
-        stages: Sequence[tuple[object, object, object]],
+        stages: CallStages,
         microbatches: Sequence[tuple[tuple[object, ...], dict[str, object]]],
-        draws: DrawSettings,
+        options: CallOptions,
     ) -> list[object]: ...
+    def current_dispatch(self) -> str: ...
+
+class DispatchChoice:
+    def __init__(self, blocking: bool) -> None: ...
+    def observe(self, shortest_ns: Sequence[int]) -> None: ...
+    def current(self) -> str: ...
+
+class NoChunk:
+    def __init__(self, tensor: torch.Tensor) -> None: ...
+    @property
+    def tensor(self) -> torch.Tensor: ...
 
 def keyed_draws_work() -> bool: ...
 def set_draw_layer(layer: int) -> None: ...
 def draw_seed() -> int: ...
 def is_checkpointing() -> bool: ...
 def is_recomputing() -> bool: ...
-def gather_one(value: object) -> object: ...
+def gather_one(value: object, strict: bool) -> object: ...
 def split_rows(num_rows: int, num_microbatches: int, even: bool) -> list[int]: ...
-def gpipe_order_text(
-    num_microbatches: int, num_stages: int, num_recomputed: int
-) -> tuple[str, str]: ...
+def schedule_text(
+    name: str,
+    num_microbatches: int,
+    num_stages: int,
+    num_recomputed: int,
+    first_stage: int,
+) -> tuple[str, list[int]]: ...
+def parse_schedule(text: str) -> list[list[tuple[str, int, int]]]: ...
 
 # autodp
 class MessagePlane:

@@ -1,4 +1,5 @@
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>
@@ -9,7 +10,7 @@
 #include "pipe/phase.h"
 #include "pipe/random.h"
 #include "pipe/rows.h"
-#include "pipe/schedule_order.h"
+#include "planner/schedules.h"
 
 namespace pipetransformer::bindings {
 
@@ -82,54 +83,156 @@ void bind_draws(py::module_& m) {
       .def("exit", &DrawScopeHandle::exit);
 }
 
-void bind_engine(py::module_& m) {
+void bind_options(py::module_& m) {
   py::class_<DrawSettings>(m, "DrawSettings")
       .def(
-          py::init([](bool keyed,
+          py::init([](std::string mode,
                       uint64_t seed,
                       int64_t step,
                       int64_t first_microbatch) {
-            return DrawSettings{keyed, seed, step, first_microbatch};
+            return DrawSettings{std::move(mode), seed, step, first_microbatch};
           }),
-          py::arg("keyed"),
+          py::arg("mode"),
           py::arg("seed"),
           py::arg("step"),
           py::arg("first_microbatch"));
+  py::class_<CallOptions>(m, "CallOptions")
+      .def(py::init<>())
+      .def_readwrite("num_microbatches", &CallOptions::num_microbatches)
+      .def_readwrite("even", &CallOptions::even)
+      .def_readwrite("checkpoint", &CallOptions::checkpoint)
+      .def_readwrite("dispatch", &CallOptions::dispatch)
+      .def_readwrite("strict", &CallOptions::strict)
+      .def_readwrite("spread", &CallOptions::spread)
+      .def_readwrite("order_rule", &CallOptions::order_rule)
+      .def_readwrite("early_recompute", &CallOptions::early_recompute)
+      .def_readwrite("copy_streams", &CallOptions::copy_streams)
+      .def_readwrite("record", &CallOptions::record)
+      .def_readwrite("draws", &CallOptions::draws);
+  py::class_<CallStages>(m, "CallStages")
+      .def(
+          py::init([](std::vector<StageFunctions> functions,
+                      std::vector<pipe::Tensors> parameters) {
+            return CallStages{std::move(functions), std::move(parameters)};
+          }),
+          py::arg("functions"),
+          py::arg("parameters"));
+}
+
+void bind_engine(py::module_& m) {
   py::class_<PipeEngine>(m, "PipeEngine")
       .def(
-          py::init([](PoolPtr pool,
-                      std::vector<c10::Device> devices,
-                      std::vector<int64_t> first_layers,
-                      bool own_streams,
-                      bool copy_streams) {
-            return PipeEngine(
-                std::move(pool),
-                std::move(devices),
-                std::move(first_layers),
-                {own_streams, copy_streams});
-          }),
+          py::init<
+              PoolPtr,
+              std::vector<c10::Device>,
+              std::vector<int64_t>,
+              std::vector<std::pair<int32_t, int32_t>>,
+              bool>(),
           py::arg("pool"),
           py::arg("devices"),
           py::arg("first_layers"),
-          py::arg("own_streams"),
-          py::arg("copy_streams"))
+          py::arg("lanes"),
+          py::arg("own_streams"))
       .def(
           "forward",
           &PipeEngine::forward,
           py::arg("stages"),
           py::arg("args"),
           py::arg("kwargs"),
-          py::arg("parameters"),
-          py::arg("num_microbatches"),
-          py::arg("even"),
-          py::arg("checkpoint"),
-          py::arg("draws"))
+          py::arg("options"))
+      .def(
+          "step",
+          &PipeEngine::step,
+          py::arg("stages"),
+          py::arg("args"),
+          py::arg("kwargs"),
+          py::arg("targets"),
+          py::arg("loss"),
+          py::arg("schedule"),
+          py::arg("options"))
       .def(
           "run",
           &PipeEngine::run,
           py::arg("stages"),
           py::arg("microbatches"),
-          py::arg("draws"));
+          py::arg("options"))
+      .def("current_dispatch", &PipeEngine::current_dispatch);
+}
+
+void bind_values(py::module_& m) {
+  py::class_<NoChunk>(m, "NoChunk")
+      .def(py::init([](const py::object& value) {
+             if (!THPVariable_Check(value.ptr())) {
+               throw py::type_error(
+                   "NoChunk only supported for tensors: expected a tensor, "
+                   "got " +
+                   py::str(py::type::of(value).attr("__name__"))
+                       .cast<std::string>());
+             }
+             return NoChunk{value.cast<at::Tensor>()};
+           }),
+           py::arg("tensor"))
+      .def_readonly("tensor", &NoChunk::tensor)
+      .def(py::pickle(
+          [](const NoChunk& self) { return py::make_tuple(self.tensor); },
+          [](const py::tuple& state) {
+            return NoChunk{state[0].cast<at::Tensor>()};
+          }));
+  m.def(
+      "gather_one",
+      [](const py::handle& value, bool strict) {
+        return Tree::gather_one(value, {strict ? 1 : INT_MAX, nullptr});
+      },
+      py::arg("value"),
+      py::arg("strict"));
+}
+
+py::tuple schedule_texts(
+    const std::string& name,
+    int32_t num_microbatches,
+    int32_t num_stages,
+    int32_t num_recomputed,
+    int32_t first_stage) {
+  const planner::Schedule schedule = planner::make_schedule(
+      name, {num_microbatches, num_stages, num_recomputed, first_stage});
+  return py::make_tuple(
+      planner::to_string(schedule), planner::peak_live_microbatches(schedule));
+}
+
+void bind_schedules(py::module_& m) {
+  m.def(
+      "schedule_text",
+      &schedule_texts,
+      py::arg("name"),
+      py::arg("num_microbatches"),
+      py::arg("num_stages"),
+      py::arg("num_recomputed"),
+      py::arg("first_stage"));
+  m.def(
+      "parse_schedule",
+      [](const std::string& text) {
+        const planner::Schedule schedule = planner::parse_schedule(text);
+        planner::check_linked(schedule);
+        py::list stages;
+        for (const planner::StageOps& ops : schedule) {
+          py::list operations;
+          for (const planner::Op& op : ops) {
+            operations.append(py::make_tuple(
+                std::string(1, static_cast<char>(op.kind)),
+                op.microbatch,
+                op.clock));
+          }
+          stages.append(std::move(operations));
+        }
+        return stages;
+      },
+      py::arg("text"));
+  py::class_<pipe::DispatchChoice>(m, "DispatchChoice")
+      .def(py::init<bool>(), py::arg("blocking"))
+      .def("observe", &pipe::DispatchChoice::observe, py::arg("shortest_ns"))
+      .def("current", [](const pipe::DispatchChoice& self) {
+        return self.current() == pipe::Dispatch::kSerial ? "serial" : "threads";
+      });
 }
 
 }  // namespace
@@ -137,14 +240,16 @@ void bind_engine(py::module_& m) {
 void bind_pipe(py::module_& m) {
   bind_workers(m);
   bind_draws(m);
+  bind_options(m);
   bind_engine(m);
+  bind_values(m);
+  bind_schedules(m);
   m.def("is_checkpointing", [] {
     return pipe::current_phase() == pipe::Phase::kCheckpointing;
   });
   m.def("is_recomputing", [] {
     return pipe::current_phase() == pipe::Phase::kRecomputing;
   });
-  m.def("gather_one", &Tree::gather_one, py::arg("value"));
   m.def(
       "split_rows",
       [](int64_t num_rows, int64_t num_microbatches, bool even) {
@@ -156,20 +261,6 @@ void bind_pipe(py::module_& m) {
       py::arg("num_rows"),
       py::arg("num_microbatches"),
       py::arg("even"));
-  m.def(
-      "gpipe_order_text",
-      [](int32_t num_microbatches, int32_t num_stages, int32_t num_recomputed) {
-        const auto forward = pipe::gpipe_forward(num_microbatches, num_stages);
-        const auto backward = pipe::gpipe_backward(
-            num_microbatches, num_stages, num_recomputed, 0);
-        pipe::check_order(forward);
-        pipe::check_order(backward);
-        return py::make_tuple(
-            pipe::to_string(forward), pipe::to_string(backward));
-      },
-      py::arg("num_microbatches"),
-      py::arg("num_stages"),
-      py::arg("num_recomputed"));
 }
 
 }  // namespace pipetransformer::bindings

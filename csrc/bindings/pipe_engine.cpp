@@ -2,9 +2,12 @@
 
 #include <c10/core/GradMode.h>
 
-#include "pipe/autograd_nodes.h"
+#include <algorithm>
+#include <stdexcept>
+
 #include "pipe/execution.h"
 #include "pipe/scatter_gather.h"
+#include "pipe/step_run.h"
 
 namespace pipetransformer::bindings {
 
@@ -12,76 +15,242 @@ namespace py = pybind11;
 
 namespace {
 
-int32_t count_checkpointed(const std::string& mode, std::size_t count) {
+using Part = planner::ScheduleCache::Part;
+
+[[noreturn]] void refuse_word(
+    const char* what,
+    const char* expected,
+    const std::string& word) {
+  throw std::invalid_argument(
+      std::string(what) + ": expected " + expected + ", got '" + word + "'");
+}
+
+int32_t count_checkpointed(const CallOptions& options, std::size_t count) {
   const auto num_microbatches = static_cast<int32_t>(count);
-  if (mode == "always") {
+  if (options.checkpoint == "always") {
     return num_microbatches;
   }
-  return mode == "except_last" ? num_microbatches - 1 : 0;
+  if (options.checkpoint == "except_last") {
+    return options.strict
+               ? std::min(
+                     num_microbatches,
+                     static_cast<int32_t>(options.num_microbatches) - 1)
+               : num_microbatches - 1;
+  }
+  if (options.checkpoint == "never") {
+    return 0;
+  }
+  refuse_word(
+      "checkpoint", "'always', 'except_last' or 'never'", options.checkpoint);
+}
+
+pipe::DrawMode draw_mode(const std::string& mode) {
+  if (mode == "keyed") {
+    return pipe::DrawMode::kKeyed;
+  }
+  if (mode == "fallback") {
+    return pipe::DrawMode::kFallback;
+  }
+  if (mode == "global") {
+    return pipe::DrawMode::kGlobal;
+  }
+  refuse_word("draws", "'keyed', 'fallback' or 'global'", mode);
+}
+
+pipe::RowSplit row_split(const CallOptions& options) {
+  return options.even ? pipe::RowSplit::kEven : pipe::RowSplit::kChunk;
+}
+
+// How much each micro-batch's mean counts in the mean of all rows.
+std::vector<double> row_weights(const pipe::RowLayout& rows, std::size_t count) {
+  for (const std::vector<int64_t>& of_tensor : rows) {
+    int64_t total = 0;
+    for (const int64_t part : of_tensor) {
+      total += part;
+    }
+    if (total > 0) {
+      std::vector<double> weights;
+      for (const int64_t part : of_tensor) {
+        weights.push_back(
+            static_cast<double>(part) / static_cast<double>(total));
+      }
+      return weights;
+    }
+  }
+  return std::vector<double>(count, 1.0 / static_cast<double>(count));
 }
 
 }  // namespace
+
+// One call between scatter and gather.
+struct PipeEngine::Call {
+  pipe::CallInputs inputs;
+  std::shared_ptr<PythonStages> stages;
+  std::shared_ptr<pipe::PipeCall> cells;
+  std::size_t count = 0;
+};
 
 PipeEngine::PipeEngine(
     PoolPtr pool,
     std::vector<c10::Device> devices,
     std::vector<int64_t> first_layers,
-    device::PipelineStreams::Options streams)
+    const std::vector<std::pair<int32_t, int32_t>>& lanes,
+    bool own_streams)
     : pool_(std::move(pool)),
       devices_(std::move(devices)),
       first_layers_(std::move(first_layers)),
-      streams_(std::make_shared<device::PipelineStreams>(devices_, streams)) {}
+      streams_(
+          std::make_shared<device::PipelineStreams>(devices_, own_streams)),
+      schedules_(std::make_shared<planner::ScheduleCache>()),
+      dispatch_(std::all_of(devices_.begin(), devices_.end(), [](auto device) {
+        return device.is_cpu();
+      })) {
+  std::vector<pipe::Lane> all;
+  for (const auto& [source, destination] : lanes) {
+    all.push_back({source, destination});
+  }
+  lanes_ = std::make_shared<const pipe::Lanes>(
+      pipe::Lanes::make(all, static_cast<int32_t>(devices_.size())));
+}
 
-py::object PipeEngine::forward(
-    const std::vector<StageFunctions>& functions,
+PipeEngine::Call PipeEngine::begin(
+    const CallStages& stages,
     const py::tuple& args,
     const py::dict& kwargs,
-    std::vector<pipe::Tensors> parameters,
-    int64_t num_microbatches,
-    bool even,
-    const std::string& checkpoint,
-    const DrawSettings& draws) {
-  pipe::CallInputs inputs;
-  std::vector<Tree> input_trees;
-  input_trees.push_back(
-      Tree::take_apart(py::make_tuple(args, kwargs), inputs.tensors));
+    const CallOptions& options) {
+  Call call;
+  std::vector<bool> whole;
+  std::vector<Tree> trees;
+  trees.push_back(Tree::take_apart(
+      py::make_tuple(args, kwargs),
+      call.inputs.tensors,
+      {options.strict ? 2 : INT_MAX, &whole}));
   pipe::Scattered scattered = pipe::scatter(
-      inputs.tensors,
-      num_microbatches,
-      even ? pipe::RowSplit::kEven : pipe::RowSplit::kChunk,
-      c10::GradMode::is_enabled());
-  inputs.rows = std::move(scattered.rows);
-  inputs.parameters = std::move(parameters);
-  const std::size_t count = scattered.microbatches.size();
-  pipe::CallSettings settings = make_settings(draws, count);
-  settings.num_checkpointed = count_checkpointed(checkpoint, count);
-  settings.record = c10::GradMode::is_enabled();
-  const auto stages = make_stages(functions, std::move(input_trees), count);
-  auto call = std::make_shared<pipe::PipeCall>(
-      std::move(settings), stages, std::move(scattered.microbatches));
-  run_forward(call);
+      call.inputs.tensors,
+      whole,
+      options.num_microbatches,
+      row_split(options),
+      options.record);
+  call.inputs.rows = std::move(scattered.rows);
+  call.inputs.parameters = stages.parameters;
+  call.count = scattered.microbatches.size();
+  call.stages = make_stages(stages, std::move(trees), call.count, options);
+  call.cells = std::make_shared<pipe::PipeCall>(
+      make_settings(options, call.count),
+      call.stages,
+      std::move(scattered.microbatches));
+  return call;
+}
 
-  const std::vector<Tree> output_trees = stages->take_output_trees();
+py::object PipeEngine::forward(
+    const CallStages& stages,
+    const py::tuple& args,
+    const py::dict& kwargs,
+    const CallOptions& options) {
+  Call call = begin(stages, args, kwargs, options);
+  run_forward(call.cells, options);
+
+  const std::vector<Tree> output_trees = call.stages->take_output_trees();
   Tree::check_same(output_trees);
   pipe::Tensors tensors;
   {
     const py::gil_scoped_release no_gil;
     std::vector<pipe::Activations> outputs;
-    for (std::size_t i = 0; i < count; ++i) {
-      outputs.push_back(call->take_output(static_cast<int32_t>(i)));
+    for (std::size_t i = 0; i < call.count; ++i) {
+      outputs.push_back(call.cells->take_output(static_cast<int32_t>(i)));
     }
     pipe::Gathered gathered = pipe::gather(outputs);
-    tensors = call->output_requires_grad()
-                  ? pipe::connect(pool_, std::move(call), inputs, gathered)
-                  : std::move(gathered.tensors);
+    if (call.cells->output_requires_grad()) {
+      tensors = pipe::connect(
+          {pool_, schedules_, {options.order_rule, options.early_recompute}},
+          std::move(call.cells),
+          call.inputs,
+          gathered);
+    } else {
+      tensors = std::move(gathered.tensors);
+    }
   }
   return Tree::gather(output_trees, tensors);
 }
 
+at::Tensor PipeEngine::step(
+    const CallStages& stages,
+    const py::tuple& args,
+    const py::dict& kwargs,
+    const py::object& targets,
+    const py::object& loss,
+    const std::string& schedule,
+    const CallOptions& options) {
+  Call call = begin(stages, args, kwargs, options);
+  LossFunction loss_function{loss, {}, {}};
+  pipe::Tensors target_tensors;
+  std::vector<bool> whole;
+  loss_function.target_tree =
+      Tree::take_apart(targets, target_tensors, {INT_MAX, &whole});
+  for (at::Tensor& tensor : target_tensors) {
+    tensor = tensor.to(
+        devices_.back(), /*non_blocking=*/!devices_.back().is_cpu());
+  }
+  call.cells->streams().begin();  // once more: after the targets are there
+  const pipe::Scattered cut = pipe::scatter(
+      target_tensors,
+      whole,
+      options.num_microbatches,
+      row_split(options),
+      /*record=*/false);
+  const bool any_cut = std::any_of(
+      cut.rows.begin(), cut.rows.end(), [](const auto& rows) {
+        return !rows.empty();
+      });
+  if (any_cut && cut.microbatches.size() != call.count) {
+    throw std::runtime_error(
+        "Found different number of chunks: expected " +
+        std::to_string(call.count) + " micro-batches of targets, as of the "
+        "inputs, got " + std::to_string(cut.microbatches.size()));
+  }
+  for (std::size_t i = 0; i < call.count; ++i) {
+    loss_function.targets.emplace_back();
+    for (const pipe::Activation& target :
+         cut.microbatches[any_cut ? i : 0]) {
+      loss_function.targets.back().push_back(target.value);
+    }
+  }
+  call.stages->set_loss(std::move(loss_function));
+
+  const std::vector<double> weights =
+      row_weights(call.inputs.rows, call.count);
+  const pipe::ChainPlan plan = pipe::plan_chain(call.inputs);
+  const auto num_stages = static_cast<int32_t>(devices_.size());
+  if (!options.record || plan.backward->first_stage == num_stages) {
+    run_forward(call.cells, options);
+    const py::gil_scoped_release no_gil;
+    return pipe::mean_loss(*call.cells, weights);
+  }
+  const py::gil_scoped_release no_gil;
+  pipe::StepRun run(call.cells, plan.backward, weights);
+  planner::ScheduleShape shape = shape_of(*call.cells);
+  shape.first_stage = plan.backward->first_stage;
+  run.run(
+      *pool_,
+      schedules_->get(
+          Part::kWhole,
+          schedule,
+          shape,
+          {options.order_rule, options.early_recompute}));
+  observe(*call.cells);
+  const at::Tensor mean = pipe::mean_loss(*call.cells, weights);
+  bool carries = false;
+  for (std::size_t i = 0; i < call.count; ++i) {
+    carries = carries ||
+              call.cells->output(static_cast<int32_t>(i))[0].requires_grad;
+  }
+  return carries ? pipe::connect_step(mean, run, plan) : mean;
+}
+
 py::list PipeEngine::run(
-    const std::vector<StageFunctions>& functions,
+    const CallStages& stages,
     const std::vector<std::pair<py::tuple, py::dict>>& microbatches,
-    const DrawSettings& draws) {
+    const CallOptions& options) {
   std::vector<Tree> input_trees;
   std::vector<pipe::Activations> inputs;
   for (const auto& [args, kwargs] : microbatches) {
@@ -94,13 +263,14 @@ py::list PipeEngine::run(
     }
   }
   const std::size_t count = microbatches.size();
-  const auto stages = make_stages(functions, std::move(input_trees), count);
+  const auto python_stages =
+      make_stages(stages, std::move(input_trees), count, options);
   const auto call = std::make_shared<pipe::PipeCall>(
-      make_settings(draws, count), stages, std::move(inputs));
-  run_forward(call);
+      make_settings(options, count), python_stages, std::move(inputs));
+  run_forward(call, options);
 
   py::list results;
-  const std::vector<Tree> output_trees = stages->take_output_trees();
+  const std::vector<Tree> output_trees = python_stages->take_output_trees();
   for (std::size_t i = 0; i < count; ++i) {
     pipe::Tensors tensors;
     for (pipe::Activation& output :
@@ -113,50 +283,102 @@ py::list PipeEngine::run(
   return results;
 }
 
+std::string PipeEngine::current_dispatch() const {
+  return dispatch_.current() == pipe::Dispatch::kSerial ? "serial" : "threads";
+}
+
 std::shared_ptr<PythonStages> PipeEngine::make_stages(
-    const std::vector<StageFunctions>& functions,
+    const CallStages& stages,
     std::vector<Tree> inputs,
-    std::size_t num_microbatches) const {
-  if (functions.size() != devices_.size()) {
+    std::size_t num_microbatches,
+    const CallOptions& options) const {
+  if (stages.functions.size() != devices_.size()) {
     throw py::value_error(
         "partitions: expected " + std::to_string(devices_.size()) +
         " stages as when the pipe was first called, got " +
-        std::to_string(functions.size()));
+        std::to_string(stages.functions.size()));
+  }
+  StageOptions stage_options;
+  stage_options.spread = options.spread;
+  stage_options.output_depth = options.strict ? 1 : INT_MAX;
+  for (std::size_t j = 0; j < devices_.size(); ++j) {
+    stage_options.has_lanes.push_back(
+        !lanes_->popped[j].empty() || !lanes_->stashed[j].empty());
   }
   return std::make_shared<PythonStages>(
-      functions, std::move(inputs), static_cast<int32_t>(num_microbatches));
+      stages.functions,
+      std::move(inputs),
+      static_cast<int32_t>(num_microbatches),
+      std::move(stage_options));
 }
 
 pipe::CallSettings PipeEngine::make_settings(
-    const DrawSettings& draws,
+    const CallOptions& options,
     std::size_t num_microbatches) const {
   pipe::CallSettings settings;
   settings.num_stages = static_cast<int32_t>(devices_.size());
   settings.num_microbatches = static_cast<int32_t>(num_microbatches);
-  settings.keyed_draws = draws.keyed;
-  settings.draws = {draws.seed, draws.step, draws.first_microbatch};
+  settings.num_checkpointed = count_checkpointed(options, num_microbatches);
+  settings.record = options.record;
+  settings.draw_mode = draw_mode(options.draws.mode);
+  settings.draws = {
+      options.draws.seed, options.draws.step, options.draws.first_microbatch};
   settings.first_layers = first_layers_;
   settings.devices = devices_;
+  settings.lanes = lanes_;
   settings.streams = streams_;
+  streams_->use_copy_streams(options.copy_streams);
+  settings.timed = options.dispatch == "auto";
+  if (settings.timed) {
+    settings.dispatch = dispatch_.current();
+  } else if (options.dispatch == "serial") {
+    settings.dispatch = pipe::Dispatch::kSerial;
+  } else if (options.dispatch != "threads") {
+    refuse_word(
+        "dispatch", "'auto', 'serial' or 'threads'", options.dispatch);
+  }
   return settings;
 }
 
-void PipeEngine::run_forward(const std::shared_ptr<pipe::PipeCall>& call) {
+planner::ScheduleShape PipeEngine::shape_of(const pipe::PipeCall& call) const {
+  const pipe::CallSettings& settings = call.settings();
+  return {
+      settings.num_microbatches,
+      settings.num_stages,
+      settings.num_checkpointed,
+      0};
+}
+
+void PipeEngine::run_forward(
+    const std::shared_ptr<pipe::PipeCall>& call,
+    const CallOptions& options) {
   const py::gil_scoped_release no_gil;
-  const pipe::CallSettings& settings = call->settings();
   const auto run = pipe::Execution::start(
       *pool_,
-      pipe::gpipe_forward(settings.num_microbatches, settings.num_stages),
+      schedules_->get(
+          Part::kForward,
+          "",
+          shape_of(*call),
+          {options.order_rule, options.early_recompute}),
+      call->settings().dispatch,
       [call](int32_t stage, const pipe::Op& op) {
         call->forward_cell({stage, op.microbatch});
       });
   try {
     run->wait_all([&call] { call->stages().poll(); });
-  } catch (...) {  // what has been queued still runs
-    call->streams().join();
+  } catch (...) {  // what is queued on streams still runs
+    call->finish();
     throw;
   }
-  call->streams().join();
+  call->finish();
+  observe(*call);
+}
+
+void PipeEngine::observe(const pipe::PipeCall& call) {
+  if (call.settings().timed) {
+    const py::gil_scoped_acquire gil;  // calls from two threads
+    dispatch_.observe(call.shortest_calls_ns());
+  }
 }
 
 }  // namespace pipetransformer::bindings

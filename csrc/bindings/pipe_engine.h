@@ -13,64 +13,115 @@
 #include "bindings/pipe_stages.h"
 #include "bindings/pipe_workers.h"
 #include "device/pipeline_streams.h"
+#include "pipe/autograd_nodes.h"
+#include "pipe/dispatch.h"
 #include "pipe/pipe_call.h"
 
 namespace pipetransformer::bindings {
 
 // Keys of the random draws of one call.
 struct DrawSettings {
-  bool keyed = true;
+  std::string mode = "keyed";  // "keyed", "fallback" or "global"
   uint64_t seed = 0;
   int64_t step = 0;
   int64_t first_microbatch = 0;
 };
 
+// How a call is run.
+struct CallOptions {
+  int64_t num_microbatches = 1;
+  bool even = false;  // sizes at most one row apart, else as Tensor.chunk
+  std::string checkpoint = "never";
+  std::string dispatch = "auto";
+  // As the removed torch Pipe: only tensors at top level count, and
+  // "except_last" goes by the number of micro-batches asked for.
+  bool strict = false;
+  bool spread = true;  // see StageOptions
+  bool order_rule = true;  // see LinkRules::at_most_one_ahead
+  bool early_recompute = true;
+  bool copy_streams = true;  // see PipelineStreams::use_copy_streams
+  bool record = true;  // gradients are recorded
+  DrawSettings draws;
+};
+
+// The stages of one call.
+struct CallStages {
+  std::vector<StageFunctions> functions;
+  std::vector<pipe::Tensors> parameters;  // by stage, those that require grad
+};
+
 // All functions need the GIL; they release it while the stages run.
 class PipeEngine {
  public:
-  // Vectors by stage; one worker per stage at least.
+  // Vectors by stage. `lanes`: stages between which skip tensors go.
+  // `own_streams`: see PipelineStreams. Throws std::invalid_argument for a lane
+  // that leads nowhere.
   PipeEngine(
       PoolPtr pool,
       std::vector<c10::Device> devices,
       std::vector<int64_t> first_layers,
-      device::PipelineStreams::Options streams);
+      const std::vector<std::pair<int32_t, int32_t>>& lanes,
+      bool own_streams);
 
-  // Scatter, forward, gather. `stages`: one per device. `parameters`: by stage,
-  // those that require grad. `even`: micro-batch sizes at most one row apart,
-  // else as Tensor.chunk. `checkpoint`: "never", "except_last" (existing
-  // micro-batch) or "always".
+  // Scatter, forward, gather. Throws std::invalid_argument for an unknown word
+  // in the options.
   pybind11::object forward(
-      const std::vector<StageFunctions>& stages,
+      const CallStages& stages,
       const pybind11::tuple& args,
       const pybind11::dict& kwargs,
-      std::vector<pipe::Tensors> parameters,
-      int64_t num_microbatches,
-      bool even,
-      const std::string& checkpoint,
-      const DrawSettings& draws);
+      const CallOptions& options);
+
+  // Scatter, forward, loss and backward in one schedule; the loss, weighted by
+  // rows, whose backward delivers the gradients.
+  at::Tensor step(
+      const CallStages& stages,
+      const pybind11::tuple& args,
+      const pybind11::dict& kwargs,
+      const pybind11::object& targets,
+      const pybind11::object& loss,
+      const std::string& schedule,
+      const CallOptions& options);
 
   // Forward of given micro-batches, each positional and keyword arguments of
   // the first layer, without gradients; one output each.
   pybind11::list
-  run(const std::vector<StageFunctions>& stages,
+  run(const CallStages& stages,
       const std::vector<std::pair<pybind11::tuple, pybind11::dict>>&
           microbatches,
-      const DrawSettings& draws);
+      const CallOptions& options);
+
+  // "threads" or "serial": what "auto" means at present.
+  std::string current_dispatch() const;
 
  private:
+  struct Call;
+  Call begin(
+      const CallStages& stages,
+      const pybind11::tuple& args,
+      const pybind11::dict& kwargs,
+      const CallOptions& options);
   // Throws py::value_error unless there is one stage per device.
   std::shared_ptr<PythonStages> make_stages(
-      const std::vector<StageFunctions>& functions,
+      const CallStages& stages,
       std::vector<Tree> inputs,
+      std::size_t num_microbatches,
+      const CallOptions& options) const;
+  pipe::CallSettings make_settings(
+      const CallOptions& options,
       std::size_t num_microbatches) const;
-  pipe::CallSettings
-  make_settings(const DrawSettings& draws, std::size_t num_microbatches) const;
-  void run_forward(const std::shared_ptr<pipe::PipeCall>& call);
+  planner::ScheduleShape shape_of(const pipe::PipeCall& call) const;
+  void run_forward(
+      const std::shared_ptr<pipe::PipeCall>& call,
+      const CallOptions& options);
+  void observe(const pipe::PipeCall& call);
 
   PoolPtr pool_;
   std::vector<c10::Device> devices_;
   std::vector<int64_t> first_layers_;
+  std::shared_ptr<const pipe::Lanes> lanes_;
   std::shared_ptr<device::PipelineStreams> streams_;
+  std::shared_ptr<planner::ScheduleCache> schedules_;
+  pipe::DispatchChoice dispatch_;
 };
 
 }  // namespace pipetransformer::bindings

@@ -1,17 +1,51 @@
 #include "bindings/pipe_stages.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <string>
+
 namespace pipetransformer::bindings {
 
 namespace py = pybind11;
 
 namespace {
 
-// A tuple or list is spread into positional arguments, else it is the only one.
-py::object call_spread(const py::object& function, const py::object& value) {
-  if (py::isinstance<py::tuple>(value) || py::isinstance<py::list>(value)) {
-    return function(*py::tuple(value));
+py::object
+call(const py::object& function, const py::tuple& args, const py::object& kw) {
+  const bool named = kw.ptr() != nullptr && PyDict_Size(kw.ptr()) > 0;
+  PyObject* result = PyObject_Call(
+      function.ptr(), args.ptr(), named ? kw.ptr() : nullptr);
+  if (result == nullptr) {
+    throw py::error_already_set();
   }
-  return function(value);
+  return py::reinterpret_steal<py::object>(result);
+}
+
+// The tensors from `first` on, undefined ones as None.
+py::list lane_values(const pipe::Tensors& tensors, std::size_t first) {
+  py::list values(tensors.size() - first);
+  for (std::size_t k = first; k < tensors.size(); ++k) {
+    values[k - first] =
+        tensors[k].defined() ? py::cast(tensors[k]) : py::object(py::none());
+  }
+  return values;
+}
+
+void add_lane_tensors(const py::handle& stashed, pipe::Tensors& tensors) {
+  for (const py::handle value : py::reinterpret_borrow<py::tuple>(stashed)) {
+    tensors.push_back(
+        value.is_none() ? at::Tensor() : THPVariable_Unpack(value.ptr()));
+  }
+}
+
+py::tuple prepend(const py::object& first, const py::tuple& rest) {
+  py::tuple all(rest.size() + 1);
+  all[0] = first;
+  for (std::size_t k = 0; k < rest.size(); ++k) {
+    all[k + 1] = rest[k];
+  }
+  return all;
 }
 
 }  // namespace
@@ -19,49 +53,104 @@ py::object call_spread(const py::object& function, const py::object& value) {
 PythonStages::PythonStages(
     std::vector<StageFunctions> functions,
     std::vector<Tree> inputs,
-    int32_t num_microbatches)
+    int32_t num_microbatches,
+    StageOptions options)
     : functions_(std::move(functions)),
       num_microbatches_(num_microbatches),
+      options_(std::move(options)),
       inputs_(std::move(inputs)),
       trees_(functions_.size() * num_microbatches) {}
 
 PythonStages::~PythonStages() {
   const py::gil_scoped_acquire gil;
+  loss_ = LossFunction();
   inputs_.clear();
   trees_.clear();
   functions_.clear();
 }
 
-pipe::Tensors PythonStages::call(
+void PythonStages::set_loss(LossFunction loss) {
+  loss_ = std::move(loss);
+}
+
+// Puts the arguments together and calls; the output of a stage with lanes comes
+// with what it has stashed.
+py::object PythonStages::call_function(
     pipe::CellId cell,
     pipe::Phase phase,
-    bool record,
     const pipe::Tensors& inputs) {
-  const py::gil_scoped_acquire gil;
-  const auto& [plain, checkpointed, recomputed] = functions_[cell.stage];
+  const auto& [plain, recomputed] = functions_[cell.stage];
   const py::object& function =
-      phase == pipe::Phase::kRecomputing
-          ? recomputed
-          : (phase == pipe::Phase::kCheckpointing && record ? checkpointed
-                                                            : plain);
+      phase == pipe::Phase::kRecomputing ? recomputed : plain;
   std::size_t next = 0;
-  py::object output;
+  py::tuple args;
+  py::object kwargs;
   if (cell.stage == 0) {
     const Tree& tree = inputs_[inputs_.size() == 1 ? 0 : cell.microbatch];
     const py::tuple value = tree.put_together(inputs, next);
-    output = function(*py::tuple(value[0]), **py::dict(value[1]));
+    args = value[0];
+    kwargs = value[1];
   } else {
-    output = call_spread(
-        function,
-        tree(cell.stage - 1, cell.microbatch).put_together(inputs, next));
+    const py::object value =
+        tree(cell.stage - 1, cell.microbatch).put_together(inputs, next);
+    const bool several =
+        py::isinstance<py::tuple>(value) || py::isinstance<py::list>(value);
+    args = options_.spread && several ? py::tuple(value)
+                                      : py::make_tuple(value);
+  }
+  if (options_.has_lanes[cell.stage]) {
+    args = prepend(lane_values(inputs, next), args);
+  }
+  return bindings::call(function, args, kwargs);
+}
+
+pipe::Tensors PythonStages::call(
+    pipe::CellId cell,
+    pipe::Phase phase,
+    const pipe::Tensors& inputs) {
+  const py::gil_scoped_acquire gil;
+  py::object output = call_function(cell, phase, inputs);
+  py::object stashed;
+  if (options_.has_lanes[cell.stage]) {
+    const py::tuple both = std::move(output);
+    output = both[0];
+    stashed = both[1];
+  }
+  const bool last = cell.stage + 1 == static_cast<int32_t>(functions_.size());
+  if (last && loss_.function) {
+    output = loss_of(cell, output);
   }
   pipe::Tensors tensors;
-  Tree tree_of_output = Tree::take_apart(output, tensors);
+  Tree tree_of_output =
+      Tree::take_apart(output, tensors, {options_.output_depth, nullptr});
   check_stage_output(tree_of_output, output, cell.stage);
+  if (stashed) {
+    add_lane_tensors(stashed, tensors);
+  }
   if (phase != pipe::Phase::kRecomputing) {
     tree(cell.stage, cell.microbatch) = std::move(tree_of_output);
   }
   return tensors;
+}
+
+py::object
+PythonStages::loss_of(pipe::CellId cell, const py::object& output) {
+  std::size_t next = 0;
+  const py::object targets = loss_.target_tree.put_together(
+      loss_.targets[cell.microbatch], next);
+  py::object loss = loss_.function(output, targets);
+  const bool tensor = THPVariable_Check(loss.ptr());
+  if (!tensor || THPVariable_Unpack(loss.ptr()).dim() != 0 ||
+      !THPVariable_Unpack(loss.ptr()).is_floating_point()) {
+    throw py::type_error(
+        "loss: expected a floating-point scalar tensor from loss(output, "
+        "targets), got " +
+        (tensor ? "shape " + py::str(loss.attr("shape")).cast<std::string>() +
+                      ", " + py::str(loss.attr("dtype")).cast<std::string>()
+                : py::str(py::type::of(loss).attr("__name__"))
+                      .cast<std::string>()));
+  }
+  return loss;
 }
 
 void PythonStages::poll() {

@@ -11,10 +11,23 @@
 
 namespace pipetransformer::bindings {
 
-// A stage's forward(*args, **kwargs), a forward that keeps nothing for
-// backward, and a forward again from the kept inputs.
-using StageFunctions =
-    std::tuple<pybind11::object, pybind11::object, pybind11::object>;
+// A stage's forward(*args, **kwargs) and the same as a recomputation. Of a
+// stage with skip lanes: forward(popped, *args, **kwargs) -> (output, stashed),
+// a list that it empties and a tuple, with a tensor or None per lane.
+using StageFunctions = std::tuple<pybind11::object, pybind11::object>;
+
+struct StageOptions {
+  bool spread = true;  // a tuple or list becomes the arguments of the next stage
+  int output_depth = INT_MAX;  // as Opening::depth
+  std::vector<bool> has_lanes;  // by stage
+};
+
+// What makes a loss of the last stage's output.
+struct LossFunction {
+  pybind11::object function;  // None: there is none
+  Tree target_tree;
+  std::vector<pipe::Tensors> targets;  // by micro-batch
+};
 
 // Made with the GIL held, destroyed with it or not (the destructor takes it).
 class PythonStages final : public pipe::StageCalls {
@@ -24,13 +37,18 @@ class PythonStages final : public pipe::StageCalls {
   PythonStages(
       std::vector<StageFunctions> functions,
       std::vector<Tree> inputs,
-      int32_t num_microbatches);
+      int32_t num_microbatches,
+      StageOptions options);
   ~PythonStages() override;
 
+  // From now on the last stage gives loss(output, targets), a scalar.
+  void set_loss(LossFunction loss);
+
+  // Throws py::type_error for an output without a tensor and for a loss that is
+  // no scalar tensor.
   pipe::Tensors call(
       pipe::CellId cell,
       pipe::Phase phase,
-      bool record,
       const pipe::Tensors& inputs) override;
   void poll() override;
   void forget_failure() noexcept override;
@@ -43,11 +61,16 @@ class PythonStages final : public pipe::StageCalls {
   Tree& tree(int32_t border, int32_t microbatch) {
     return trees_[border * num_microbatches_ + microbatch];
   }
+  pybind11::object
+  call_function(pipe::CellId cell, pipe::Phase phase, const pipe::Tensors& inputs);
+  pybind11::object loss_of(pipe::CellId cell, const pybind11::object& output);
 
   std::vector<StageFunctions> functions_;  // by stage
   const int32_t num_microbatches_;
+  const StageOptions options_;
   std::vector<Tree> inputs_;
   std::vector<Tree> trees_;
+  LossFunction loss_;
 };
 
 // Raises KeyboardInterrupt and the like in the caller. Takes the GIL.

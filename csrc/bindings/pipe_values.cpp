@@ -21,32 +21,44 @@ bool is_named_tuple(const py::handle& value) {
 
 Tree Tree::take_apart(
     const py::handle& value,
-    std::vector<at::Tensor>& tensors) {
+    std::vector<at::Tensor>& tensors,
+    const Opening& opening) {
   Tree tree;
   if (THPVariable_Check(value.ptr())) {
     tree.kind_ = Kind::kTensor;
     tensors.push_back(THPVariable_Unpack(value.ptr()));
-  } else if (
-      PyTuple_CheckExact(value.ptr()) ||
-      (PyTuple_Check(value.ptr()) && is_named_tuple(value))) {
+    if (opening.whole != nullptr) {
+      opening.whole->push_back(false);
+    }
+    return tree;
+  }
+  const Opening inner{opening.depth - 1, opening.whole};
+  const bool opens = opening.depth > 0;
+  if (opens &&
+      (PyTuple_CheckExact(value.ptr()) ||
+       (PyTuple_Check(value.ptr()) && is_named_tuple(value)))) {
     tree.kind_ = Kind::kTuple;
     tree.value_ = py::type::of(value);
     for (const py::handle item : py::reinterpret_borrow<py::tuple>(value)) {
-      tree.children_.push_back(take_apart(item, tensors));
+      tree.children_.push_back(take_apart(item, tensors, inner));
     }
-  } else if (PyList_CheckExact(value.ptr())) {
+  } else if (opens && PyList_CheckExact(value.ptr())) {
     tree.kind_ = Kind::kList;
     for (const py::handle item : py::reinterpret_borrow<py::list>(value)) {
-      tree.children_.push_back(take_apart(item, tensors));
+      tree.children_.push_back(take_apart(item, tensors, inner));
     }
-  } else if (PyDict_CheckExact(value.ptr())) {
+  } else if (opens && PyDict_CheckExact(value.ptr())) {
     tree.kind_ = Kind::kDict;
     py::list keys;
     for (const auto& item : py::reinterpret_borrow<py::dict>(value)) {
       keys.append(item.first);
-      tree.children_.push_back(take_apart(item.second, tensors));
+      tree.children_.push_back(take_apart(item.second, tensors, inner));
     }
     tree.value_ = std::move(keys);
+  } else if (opening.whole != nullptr && py::isinstance<NoChunk>(value)) {
+    tree.kind_ = Kind::kTensor;
+    tensors.push_back(value.cast<const NoChunk&>().tensor);
+    opening.whole->push_back(true);
   } else {
     tree.value_ = py::reinterpret_borrow<py::object>(value);
   }
@@ -161,10 +173,11 @@ void Tree::check_same(const std::vector<Tree>& trees) {
   }
 }
 
-py::object Tree::gather_one(const py::handle& value) {
+py::object
+Tree::gather_one(const py::handle& value, const Opening& opening) {
   std::vector<at::Tensor> tensors;
   std::vector<Tree> trees;
-  trees.push_back(take_apart(value, tensors));
+  trees.push_back(take_apart(value, tensors, opening));
   check_stage_output(trees.front(), value, 0);
   for (std::size_t p = 0; p < tensors.size(); ++p) {
     pipe::check_has_rows(tensors[p], p);

@@ -6,17 +6,35 @@
 #include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
 
+#include <climits>
 #include <vector>
 
 namespace pipetransformer::bindings {
+
+// A tensor that every micro-batch gets whole (Python's NoChunk).
+struct NoChunk {
+  at::Tensor tensor;
+};
+
+// How far a structure is taken apart.
+struct Opening {
+  // Containers at this depth and below are one value; strict mode leaves them
+  // to the user's layers.
+  int depth = INT_MAX;
+  // Filled in step with the tensors: which came as NoChunk. Null: a NoChunk is
+  // one value.
+  std::vector<bool>* whole = nullptr;
+};
 
 // A structure without its tensors. Tuples (named ones included), lists and
 // dicts are taken apart; an instance of any other class is one value.
 class Tree {
  public:
   // Takes `value` apart and appends its tensors to `tensors`, in order.
-  static Tree
-  take_apart(const pybind11::handle& value, std::vector<at::Tensor>& tensors);
+  static Tree take_apart(
+      const pybind11::handle& value,
+      std::vector<at::Tensor>& tensors,
+      const Opening& opening = {});
 
   // Puts the structure together; `next` walks over the tensors.
   pybind11::object
@@ -36,7 +54,9 @@ class Tree {
 
   // gather() of a single micro-batch's output, taken apart on the spot. Throws
   // py::type_error without a tensor in it, std::runtime_error for 0-dim ones.
-  static pybind11::object gather_one(const pybind11::handle& value);
+  static pybind11::object gather_one(
+      const pybind11::handle& value,
+      const Opening& opening);
 
   bool has_tensor() const;
 

@@ -1,6 +1,8 @@
 #include "pipe/context.h"
 
 #include <ATen/autocast_mode.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -25,6 +27,14 @@ CallerContext CallerContext::with_streams_of(const CallerContext& other) {
   CallerContext context{std::vector<c10::Device>()};
   context.streams_ = other.streams_;
   return context;
+}
+
+CallerContext CallerContext::for_backward_of(const CallerContext& forward) {
+  const c10::NoGradGuard no_grad;
+  // As torch.autograd does it for the operations that must not be cast.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
+  return with_streams_of(forward);
 }
 
 ContextScope::ContextScope(

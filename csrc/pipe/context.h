@@ -23,6 +23,11 @@ class CallerContext {
   // a backward on the streams of its forward.
   static CallerContext with_streams_of(const CallerContext& other);
 
+  // The current thread's context as a backward has it when it runs inside the
+  // call of its forward: without autocast and grad mode, on the streams of the
+  // forward.
+  static CallerContext for_backward_of(const CallerContext& forward);
+
  private:
   friend class ContextScope;
   at::ThreadLocalState state_;

@@ -12,9 +12,9 @@ namespace pipetransformer::pipe {
 // Note [Who waits for whom]
 // A worker waits only for operations of a smaller clock, on counters, and every
 // stage sets its counter to kOver when it ends, for whatever reason.
-// check_order makes sure that clocks fall along every wait, so the operation
+// check_linked makes sure that clocks fall along every wait, so the operation
 // with the lowest clock never waits: some worker always moves, until all are
-// over. After a failure at clock c, operations of clock <= c still find what
+// over. One dispatcher runs by rising clock and so never waits at all. After a failure at clock c, operations of clock <= c still find what
 // they wait for: it has a smaller clock, so it neither failed nor was left out.
 // All other operations are left out, whether their counter reads kOver or not.
 // A caller waits for workers only, so its wait is bounded by the stage calls;
@@ -29,34 +29,40 @@ constexpr std::chrono::milliseconds kPollInterval{100};
 
 }  // namespace
 
-Execution::Execution(ScheduleOrder order, Body body)
-    : order_(std::move(order)),
+Execution::Execution(std::shared_ptr<const Schedule> schedule, Body body)
+    : schedule_(std::move(schedule)),
       body_(std::move(body)),
-      progress_(order_.size()),
+      progress_(schedule_->size()),
       last_clock_(kOver),
-      over_(order_.size(), false),
-      num_using_body_(static_cast<int32_t>(order_.size())),
-      num_running_(static_cast<int32_t>(order_.size())) {}
+      over_(schedule_->size(), false),
+      num_using_body_(static_cast<int32_t>(schedule_->size())),
+      num_running_(static_cast<int32_t>(schedule_->size())) {}
 
-std::shared_ptr<Execution>
-Execution::start(WorkerPool& pool, ScheduleOrder order, Body body) {
-  check_order(order);
-  const auto num_stages = static_cast<int32_t>(order.size());
-  if (num_stages > pool.num_workers()) {
+std::shared_ptr<Execution> Execution::start(
+    WorkerPool& pool,
+    std::shared_ptr<const Schedule> schedule,
+    Dispatch dispatch,
+    Body body) {
+  check_linked(*schedule);
+  const auto num_stages = static_cast<int32_t>(schedule->size());
+  const bool serial = dispatch == Dispatch::kSerial;
+  if (!serial && num_stages > pool.num_workers()) {
     throw std::invalid_argument(
         "workers: expected one per stage (" + std::to_string(num_stages) +
         "), got " + std::to_string(pool.num_workers()));
   }
   // make_shared cannot reach the private constructor.
   struct Access : Execution {
-    Access(ScheduleOrder order, Body body)
-        : Execution(std::move(order), std::move(body)) {}
+    Access(std::shared_ptr<const Schedule> schedule, Body body)
+        : Execution(std::move(schedule), std::move(body)) {}
   };
   std::shared_ptr<Execution> run =
-      std::make_shared<Access>(std::move(order), std::move(body));
+      std::make_shared<Access>(std::move(schedule), std::move(body));
   std::vector<WorkerPool::Task> tasks;
-  tasks.reserve(num_stages);
-  for (int32_t j = 0; j < num_stages; ++j) {
+  if (serial) {
+    tasks.emplace_back([run] { run->run_serially(); });
+  }
+  for (int32_t j = 0; j < num_stages && !serial; ++j) {
     tasks.emplace_back([run, j] { run->run_stage(j); });
   }
   pool.submit(std::move(tasks));
@@ -65,14 +71,8 @@ Execution::start(WorkerPool& pool, ScheduleOrder order, Body body) {
 
 void Execution::run_stage(int32_t stage) noexcept {
   Counter& counter = progress_[stage];
-  for (const Op& op : order_[stage]) {
-    if (!wait_for(op)) {
-      break;
-    }
-    try {
-      body_(stage, op);
-    } catch (...) {
-      fail(op.clock, stage, std::current_exception());
+  for (const Op& op : (*schedule_)[stage]) {
+    if (!wait_for(op) || !run_op(stage, op)) {
       break;
     }
     counter.value.fetch_add(1, std::memory_order_acq_rel);
@@ -80,6 +80,40 @@ void Execution::run_stage(int32_t stage) noexcept {
   }
   counter.value.store(kOver, std::memory_order_release);
   counter.value.notify_all();
+  end_stage(stage);
+}
+
+void Execution::run_serially() noexcept {
+  for (std::size_t j = 0; j < schedule_->size(); ++j) {
+    if ((*schedule_)[j].empty()) {
+      end_stage(static_cast<int32_t>(j));
+    }
+  }
+  for (const auto& [stage, index] : planner::serial_order(*schedule_)) {
+    const planner::StageOps& ops = (*schedule_)[stage];
+    const Op& op = ops[index];
+    // What fails or is left out is followed by later clocks only on its stage.
+    if (op.clock <= last_clock_.load(std::memory_order_acquire)) {
+      run_op(stage, op);
+    }
+    if (static_cast<std::size_t>(index) + 1 == ops.size()) {
+      end_stage(stage);
+    }
+  }
+}
+
+// False when it failed.
+bool Execution::run_op(int32_t stage, const Op& op) noexcept {
+  try {
+    body_(stage, op);
+    return true;
+  } catch (...) {
+    fail(op.clock, stage, std::current_exception());
+    return false;
+  }
+}
+
+void Execution::end_stage(int32_t stage) noexcept {
   Body finished;  // what it holds goes before the caller is told, lock released
   {
     const std::lock_guard lock(mutex_);
@@ -96,7 +130,7 @@ void Execution::run_stage(int32_t stage) noexcept {
 
 // False when the operation must not start.
 bool Execution::wait_for(const Op& op) const noexcept {
-  for (const StageProgress& wait : op.waits) {
+  for (const planner::StageProgress& wait : op.waits) {
     const std::atomic<int32_t>& done = progress_[wait.stage].value;
     int32_t seen = done.load(std::memory_order_acquire);
     for (int k = 0; k < kSpinRounds && seen < wait.count; ++k) {

@@ -1,5 +1,5 @@
-// One run of a ScheduleOrder on a WorkerPool: stage j on worker j.
-// Torch-free. See Note [Who waits for whom] in execution.cpp.
+// One run of a Schedule on a WorkerPool: stage j on worker j, or all stages on
+// worker 0. Torch-free. See Note [Who waits for whom] in execution.cpp.
 //
 // Thread safety: the wait functions and cancel() may be called from any thread
 // outside the pool. Ownership: the queued tasks keep the Execution and its body
@@ -14,10 +14,15 @@
 #include <mutex>
 #include <vector>
 
-#include "pipe/schedule_order.h"
+#include "pipe/dispatch.h"
 #include "pipe/worker_pool.h"
+#include "planner/schedule.h"
 
 namespace pipetransformer::pipe {
+
+using planner::Op;
+using planner::OpKind;
+using planner::Schedule;
 
 class Execution : public std::enable_shared_from_this<Execution> {
  public:
@@ -26,11 +31,14 @@ class Execution : public std::enable_shared_from_this<Execution> {
   // Called every 100 ms by a waiting caller; may throw to give up (signals).
   using Poll = std::function<void()>;
 
-  // Queues one task per stage and returns at once. Throws std::invalid_argument
-  // when there are more stages than workers, std::logic_error for an order that
-  // could deadlock, std::runtime_error for closed workers.
-  static std::shared_ptr<Execution>
-  start(WorkerPool& pool, ScheduleOrder order, Body body);
+  // Queues the schedule and returns at once. Throws std::invalid_argument
+  // when kThreads has more stages than workers, std::logic_error for a schedule
+  // that could deadlock, std::runtime_error for closed workers.
+  static std::shared_ptr<Execution> start(
+      WorkerPool& pool,
+      std::shared_ptr<const Schedule> schedule,
+      Dispatch dispatch,
+      Body body);
 
   // Waits until the stage has run its list. When an operation of any stage has
   // failed: waits for all stages, then throws the failure with the lowest
@@ -52,13 +60,16 @@ class Execution : public std::enable_shared_from_this<Execution> {
     std::exception_ptr error;
   };
 
-  Execution(ScheduleOrder order, Body body);
+  Execution(std::shared_ptr<const Schedule> schedule, Body body);
   void run_stage(int32_t stage) noexcept;
+  void run_serially() noexcept;
+  bool run_op(int32_t stage, const Op& op) noexcept;
+  void end_stage(int32_t stage) noexcept;
   bool wait_for(const Op& op) const noexcept;
   void fail(int32_t clock, int32_t stage, std::exception_ptr error) noexcept;
   bool wait_until_over(int32_t stage, const Poll* poll);
 
-  const ScheduleOrder order_;
+  const std::shared_ptr<const Schedule> schedule_;
   Body body_;
   std::vector<Counter> progress_;    // finished operations, or kOver
   std::atomic<int32_t> last_clock_;  // nothing of a later clock is started

@@ -3,9 +3,13 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <chrono>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
+#include "pipe/cell_range.h"
 #include "pipe/node_ptr.h"
 
 namespace pipetransformer::pipe {
@@ -30,7 +34,7 @@ struct BorderNode : torch::autograd::Node {
 constexpr int64_t kNoVersion = -1;
 
 int64_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? kNoVersion
+  return !tensor.defined() || tensor.is_inference() ? kNoVersion
                                : static_cast<int64_t>(tensor._version());
 }
 
@@ -42,6 +46,9 @@ std::string describe(CellId id) {
 // The data of an output without its graph. Shares the version counter, so that
 // a change in place by the next stage is seen by this stage's backward.
 Activation cut(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return {};
+  }
   const bool requires_grad = tensor.requires_grad();
   return {requires_grad ? tensor.detach() : tensor, requires_grad};
 }
@@ -59,31 +66,83 @@ PipeCall::PipeCall(
           static_cast<std::size_t>(settings_.num_stages) *
           settings_.num_microbatches),
       in_flight_(std::move(inputs)),
+      in_lanes_(
+          static_cast<std::size_t>(settings_.num_microbatches) *
+          settings_.lanes->count),
       in_flight_marks_(
           in_flight_.size(),
-          settings_.streams->mark_border(settings_.devices.front())) {
-  check_workers_can_draw(settings_.keyed_draws);
-  settings_.streams->begin();
+          settings_.streams->mark_border(settings_.devices.front())),
+      in_lane_marks_(in_lanes_.size()),
+      shortest_calls_ns_(settings_.num_stages, 0) {
+  check_workers_can_draw(settings_.draw_mode != DrawMode::kFallback);
+  streams().begin();
 }
 
-// Enters the caller's context and the draws of this cell around the call.
-Tensors PipeCall::call_stage(CellId id, Phase phase, const Tensors& inputs) {
-  DrawPosition position = settings_.draws;
-  position.microbatch += id.microbatch;
-  const DrawScope draws(
-      position, settings_.first_layers[id.stage], settings_.keyed_draws);
-  const PhaseScope scope(phase);
-  return stages_->call(id, phase, settings_.record, inputs);
-}
-
-// Moves the inputs to the stage's device. Runs inside the caller's context.
-void PipeCall::bring_inputs(CellId id, Activations& inputs, Cell& cell) {
-  const device::Mark ready = std::move(in_flight_marks_[id.microbatch]);
-  for (Activation& input : inputs) {
-    cell.input_devices.push_back(input.value.device());
-    input.value = settings_.streams->bring(
-        input.value, settings_.devices[id.stage], ready);
+// Enters the draws and the phase of this cell around the call.
+Tensors
+PipeCall::draw_and_call(CellId id, Phase phase, const Tensors& inputs) {
+  std::optional<DrawScope> draws;
+  if (settings_.draw_mode != DrawMode::kGlobal) {
+    DrawPosition position = settings_.draws;
+    position.microbatch += id.microbatch;
+    draws.emplace(
+        position,
+        settings_.first_layers[id.stage],
+        settings_.draw_mode == DrawMode::kKeyed);
   }
+  const PhaseScope scope(phase);
+  return stages_->call(id, phase, inputs);
+}
+
+Tensors PipeCall::call_stage(CellId id, Phase phase, const Tensors& inputs) {
+  if (!settings_.timed || phase == Phase::kRecomputing) {
+    return draw_and_call(id, phase, inputs);
+  }
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  Tensors outputs = draw_and_call(id, phase, inputs);
+  const int64_t spent_ns =
+      std::chrono::nanoseconds(Clock::now() - start).count();
+  int64_t& shortest_ns = shortest_calls_ns_[id.stage];
+  shortest_ns = shortest_ns == 0 ? spent_ns : std::min(shortest_ns, spent_ns);
+  return outputs;
+}
+
+// Takes the inputs to the stage's device. Runs inside the caller's context.
+Activations PipeCall::bring_inputs(CellId id, Cell& cell) {
+  const c10::Device device = settings_.devices[id.stage];
+  const auto bring = [&](Activation& input, const device::Mark& ready) {
+    cell.input_devices.push_back(
+        input.value.defined() ? input.value.device() : device);
+    input.value = streams().bring(input.value, device, ready);
+  };
+  Activations inputs = std::move(in_flight_[id.microbatch]);
+  for (Activation& input : inputs) {
+    bring(input, in_flight_marks_[id.microbatch]);
+  }
+  for (const int32_t lane : settings_.lanes->popped[id.stage]) {
+    const auto index = id.microbatch * settings_.lanes->count + lane;
+    inputs.push_back(std::move(in_lanes_[index]));
+    bring(inputs.back(), in_lane_marks_[index]);
+    in_lane_marks_[index] = {};
+  }
+  return inputs;
+}
+
+void PipeCall::send_outputs(CellId id, Activations outputs) {
+  const std::vector<int32_t>& stashed = settings_.lanes->stashed[id.stage];
+  const std::size_t num_border = outputs.size() - stashed.size();
+  const device::Mark written =
+      streams().mark_border(settings_.devices[id.stage]);
+  for (std::size_t k = 0; k < stashed.size(); ++k) {
+    const auto index =
+        id.microbatch * settings_.lanes->count + stashed[k];
+    in_lanes_[index] = std::move(outputs[num_border + k]);
+    in_lane_marks_[index] = written;
+  }
+  outputs.resize(num_border);
+  in_flight_[id.microbatch] = std::move(outputs);
+  in_flight_marks_[id.microbatch] = written;
 }
 
 // Gives the inputs that carry gradient their border history. Runs inside the
@@ -95,6 +154,10 @@ Tensors PipeCall::attach_inputs(const Activations& inputs, Cell& cell) {
   cell.input_edges.assign(inputs.size(), {});
   for (std::size_t p = 0; p < inputs.size(); ++p) {
     const auto& [value, requires_grad] = inputs[p];
+    if (!value.defined()) {
+      attached.emplace_back();
+      continue;
+    }
     at::Tensor tensor = value;
     if (requires_grad) {
       if (!border) {
@@ -112,18 +175,22 @@ Tensors PipeCall::attach_inputs(const Activations& inputs, Cell& cell) {
 
 void PipeCall::forward_cell(CellId id) {
   const bool checkpoint = checkpointed(id);
-  Activations received = std::move(in_flight_[id.microbatch]);
   // A cast of a weight made while checkpointing has no graph to keep: do not
   // let autocast hand it to cells that need one.
   const ContextScope context(
       context_,
       settings_.devices[id.stage],
-      settings_.streams->own_stream(id.stage),
+      streams().own_stream(id.stage),
       /*shared_casts=*/settings_.num_checkpointed == 0);
+  const CellRange range(id, "");
   Cell cell;
-  bring_inputs(id, received, cell);
+  Activations received = bring_inputs(id, cell);
   std::vector<int64_t> versions;
+  GeneratorStates draws;
   if (checkpoint && settings_.record) {
+    if (settings_.draw_mode == DrawMode::kGlobal) {
+      draws = generator_states(settings_.devices[id.stage]);
+    }
     for (const Activation& input : received) {
       versions.push_back(version_of(input.value));
     }
@@ -147,15 +214,14 @@ void PipeCall::forward_cell(CellId id) {
                         : torch::autograd::Edge());
     }
   }
-  in_flight_[id.microbatch] = std::move(sent);
-  in_flight_marks_[id.microbatch] =
-      settings_.streams->mark_border(settings_.devices[id.stage]);
+  send_outputs(id, std::move(sent));
   if (!any) {
     return;  // nothing to do in backward, nothing to keep
   }
   if (checkpoint) {
     cell.inputs = std::move(received);
     cell.input_versions = std::move(versions);
+    cell.draws = std::move(draws);
     for (auto& edge : cell.input_edges) {
       edge.function.reset();  // the recomputation makes its own
     }
@@ -163,13 +229,20 @@ void PipeCall::forward_cell(CellId id) {
   this->cell(id) = std::move(cell);
 }
 
-Activations PipeCall::take_output(int32_t microbatch) {
-  Activations outputs = std::move(in_flight_[microbatch]);
-  for (Activation& output : outputs) {
-    output.value = settings_.streams->bring(
-        output.value, output.value.device(), in_flight_marks_[microbatch]);
+void PipeCall::finish() {
+  streams().join();
+  for (std::size_t i = 0; i < in_flight_.size(); ++i) {
+    for (Activation& output : in_flight_[i]) {
+      if (output.value.defined()) {
+        output.value = streams().bring(
+            output.value, output.value.device(), in_flight_marks_[i]);
+      }
+    }
   }
-  return outputs;
+}
+
+Activations PipeCall::take_output(int32_t microbatch) {
+  return std::move(in_flight_[microbatch]);
 }
 
 bool PipeCall::output_requires_grad() {
@@ -193,9 +266,10 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
   const ContextScope context(
       context_,
       settings_.devices[id.stage],
-      settings_.streams->own_stream(id.stage),
+      streams().own_stream(id.stage),
       /*shared_casts=*/false);
   into.input_devices = kept.input_devices;
+  const CellRange range(id, "-recompute");
   for (std::size_t p = 0; p < kept.inputs.size(); ++p) {
     if (version_of(kept.inputs[p].value) != kept.input_versions[p]) {
       throw std::runtime_error(
@@ -205,6 +279,10 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
           "an in-place operation, recomputing would apply it twice); use an "
           "out-of-place operation or checkpoint='never'");
     }
+  }
+  std::optional<ReplayedDraws> draws;
+  if (!kept.draws.empty()) {
+    draws.emplace(kept.draws);
   }
   const Tensors outputs =
       call_stage(id, Phase::kRecomputing, attach_inputs(kept.inputs, into));
@@ -217,8 +295,8 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
   }
   into.output_requires_grad = kept.output_requires_grad;
   for (std::size_t p = 0; p < outputs.size(); ++p) {
-    const bool carries =
-        kept.output_requires_grad[p] && outputs[p].requires_grad();
+    const bool carries = kept.output_requires_grad[p] &&
+                         outputs[p].defined() && outputs[p].requires_grad();
     into.output_edges.push_back(
         carries ? torch::autograd::impl::gradient_edge(outputs[p])
                 : torch::autograd::Edge());

@@ -16,17 +16,27 @@
 
 #include "device/pipeline_streams.h"
 #include "pipe/context.h"
+#include "pipe/dispatch.h"
+#include "pipe/global_draws.h"
+#include "pipe/lanes.h"
 #include "pipe/random.h"
 #include "pipe/stage_calls.h"
 
 namespace pipetransformer::pipe {
 
-// A tensor at a stage border, cut off from the graph that made it.
+// A tensor at a stage border, cut off from the graph that made it. Undefined in
+// a skip lane that carries None.
 struct Activation {
   at::Tensor value;
   bool requires_grad = false;
 };
 using Activations = std::vector<Activation>;
+
+enum class DrawMode : uint8_t {
+  kKeyed,  // by (seed, step, micro-batch, layer)
+  kFallback,  // the same draws, cells one by one: keyed_draws_work() is false
+  kGlobal,  // from the default generators, in the order of the cells
+};
 
 struct CallSettings {
   int32_t num_stages = 1;
@@ -34,14 +44,18 @@ struct CallSettings {
   // Micro-batches below this are checkpointed.
   int32_t num_checkpointed = 0;
   bool record = false;  // gradients are recorded
-  bool keyed_draws = true;
+  bool timed = false;  // shortest_calls_ns() is wanted
+  DrawMode draw_mode = DrawMode::kKeyed;
   DrawPosition draws;                 // of micro-batch 0
   std::vector<int64_t> first_layers;  // by stage, absolute
   std::vector<c10::Device> devices;   // by stage
   std::shared_ptr<device::PipelineStreams> streams;
+  std::shared_ptr<const Lanes> lanes;
+  Dispatch dispatch = Dispatch::kThreads;
 };
 
-// What one cell keeps for its backward.
+// What one cell keeps for its backward. Inputs and outputs are those of the
+// border, then those of skip lanes.
 struct Cell {
   // Where the gradient of input p arrives; invalid where none is carried.
   torch::autograd::edge_list input_edges;
@@ -52,6 +66,7 @@ struct Cell {
   // Checkpointed cells only: what the recomputation starts from.
   Activations inputs;
   std::vector<int64_t> input_versions;
+  GeneratorStates draws;  // DrawMode::kGlobal only
 };
 
 class PipeCall {
@@ -72,21 +87,39 @@ class PipeCall {
   StageCalls& stages() noexcept {
     return *stages_;
   }
-  Cell& cell(CellId id) {
-    return cells_[id.stage * settings_.num_microbatches + id.microbatch];
-  }
-
-  device::PipelineStreams& streams() noexcept {
+  device::PipelineStreams& streams() const noexcept {
     return *settings_.streams;
+  }
+  std::size_t num_cells() const noexcept {
+    return cells_.size();
+  }
+  std::size_t index_of(CellId id) const noexcept {
+    return static_cast<std::size_t>(id.stage) * settings_.num_microbatches +
+           id.microbatch;
+  }
+  Cell& cell(CellId id) {
+    return cells_[index_of(id)];
+  }
+  bool checkpointed(CellId id) const noexcept {
+    return id.microbatch < settings_.num_checkpointed;
   }
 
   // Runs a cell forward; the previous stage's must be over.
   void forward_cell(CellId id);
-  // The last stage's output of one micro-batch, for use on the calling thread's
-  // current streams; can be taken once.
+  // To be called on the caller's thread when no cell runs any more, failed or
+  // not: its current streams may then use the outputs, and all other memory.
+  void finish();
+  // The last stage's output of one micro-batch; can be taken once.
   Activations take_output(int32_t microbatch);
+  const Activations& output(int32_t microbatch) const {
+    return in_flight_[microbatch];
+  }
   // Some output of some micro-batch requires grad.
   bool output_requires_grad();
+  // By stage, the shortest forward call in nanoseconds; zero when none.
+  const std::vector<int64_t>& shortest_calls_ns() const noexcept {
+    return shortest_calls_ns_;
+  }
 
   // Runs a checkpointed cell's forward again, this time keeping its graph;
   // fills `into` like an uncheckpointed cell. Throws std::runtime_error when
@@ -94,11 +127,10 @@ class PipeCall {
   void recompute_cell(CellId id, Cell& into);
 
  private:
-  bool checkpointed(CellId id) const noexcept {
-    return id.microbatch < settings_.num_checkpointed;
-  }
+  Activations bring_inputs(CellId id, Cell& cell);
+  void send_outputs(CellId id, Activations outputs);
   Tensors call_stage(CellId id, Phase phase, const Tensors& inputs);
-  void bring_inputs(CellId id, Activations& inputs, Cell& cell);
+  Tensors draw_and_call(CellId id, Phase phase, const Tensors& inputs);
   Tensors attach_inputs(const Activations& inputs, Cell& cell);
 
   const CallSettings settings_;
@@ -107,7 +139,11 @@ class PipeCall {
   std::vector<Cell> cells_;  // by stage, then micro-batch
   // Handed from stage to stage, by micro-batch.
   std::vector<Activations> in_flight_;
-  std::vector<device::Mark> in_flight_marks_;  // after they were written
+  std::vector<Activation> in_lanes_;  // by micro-batch, then lane
+  // After the former were written.
+  std::vector<device::Mark> in_flight_marks_;
+  std::vector<device::Mark> in_lane_marks_;
+  std::vector<int64_t> shortest_calls_ns_;  // by stage
 };
 
 }  // namespace pipetransformer::pipe

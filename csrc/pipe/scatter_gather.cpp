@@ -10,14 +10,16 @@ namespace pipetransformer::pipe {
 
 Scattered scatter(
     const Tensors& tensors,
+    const std::vector<bool>& whole,
     int64_t num_microbatches,
     RowSplit split,
     bool record) {
   Scattered result;
   std::size_t count = 0;
-  for (const at::Tensor& tensor : tensors) {
+  for (std::size_t p = 0; p < tensors.size(); ++p) {
+    const at::Tensor& tensor = tensors[p];
     result.rows.emplace_back();
-    if (tensor.dim() == 0) {
+    if (tensor.dim() == 0 || whole[p]) {
       continue;
     }
     result.rows.back() = split_rows(tensor.size(0), num_microbatches, split);
@@ -38,10 +40,10 @@ Scattered scatter(
     const auto& rows = result.rows[p];
     int64_t start = 0;
     for (std::size_t i = 0; i < result.microbatches.size(); ++i) {
-      const bool whole = rows.empty() || count == 1;
+      const bool uncut = rows.empty() || count == 1;
       result.microbatches[i].push_back(
-          {whole ? data : data.narrow(0, start, rows[i]), requires_grad});
-      start += whole ? 0 : rows[i];
+          {uncut ? data : data.narrow(0, start, rows[i]), requires_grad});
+      start += uncut ? 0 : rows[i];
     }
   }
   return result;

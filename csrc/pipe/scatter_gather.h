@@ -20,11 +20,13 @@ struct Scattered {
   std::vector<Activations> microbatches;
 };
 
-// `tensors` as given by the caller, history and all; 0-dim ones are handed to
-// every micro-batch. `record`: whether inputs carry gradient. Throws
-// std::runtime_error when two tensors give different numbers of micro-batches.
+// `tensors` as given by the caller, history and all; 0-dim ones and those
+// marked in `whole` are handed to every micro-batch. `record`: whether inputs
+// carry gradient. Throws std::runtime_error when two tensors give different
+// numbers of micro-batches.
 Scattered scatter(
     const Tensors& tensors,
+    const std::vector<bool>& whole,
     int64_t num_microbatches,
     RowSplit split,
     bool record);

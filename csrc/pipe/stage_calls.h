@@ -25,12 +25,11 @@ class StageCalls {
  public:
   virtual ~StageCalls() = default;
 
-  // Runs the stage on the tensors of one micro-batch; returns the tensors of
-  // its output in a fixed order. With `record` false and phase kCheckpointing
-  // nothing is kept; with `record` true the graph is built but what it would
-  // save for backward is dropped in kCheckpointing. May throw.
-  virtual Tensors
-  call(CellId cell, Phase phase, bool record, const Tensors& inputs) = 0;
+  // Runs the stage on the tensors of one micro-batch: those of its input, then
+  // one for each skip lane that ends here. Returns those of its output in a
+  // fixed order, then one for each lane that starts here; undefined is None.
+  // May throw.
+  virtual Tensors call(CellId cell, Phase phase, const Tensors& inputs) = 0;
 
   // Gives the outside world a chance to interrupt a wait, by throwing.
   virtual void poll() = 0;

@@ -2,13 +2,18 @@
 
 from pipetransformer import _C
 
+CallOptions = _C.CallOptions
+CallStages = _C.CallStages
+DispatchChoice = _C.DispatchChoice
+NoChunk = _C.NoChunk
+parse_schedule = _C.parse_schedule
+schedule_text = _C.schedule_text
 DrawScope = _C.DrawScope
 DrawSettings = _C.DrawSettings
 PipeEngine = _C.PipeEngine
 WorkerPool = _C.WorkerPool
 draw_seed = _C.draw_seed
 gather_one = _C.gather_one
-gpipe_order_text = _C.gpipe_order_text
 is_checkpointing = _C.is_checkpointing
 is_recomputing = _C.is_recomputing
 keyed_draws_work = _C.keyed_draws_work
@@ -17,13 +22,18 @@ shutdown_all_pools = _C.shutdown_all_pools
 split_rows = _C.split_rows
 
 __all__ = [
+    "CallOptions",
+    "CallStages",
+    "DispatchChoice",
+    "NoChunk",
+    "parse_schedule",
+    "schedule_text",
     "DrawScope",
     "DrawSettings",
     "PipeEngine",
     "WorkerPool",
     "draw_seed",
     "gather_one",
-    "gpipe_order_text",
     "is_checkpointing",
     "is_recomputing",
     "keyed_draws_work",

@@ -1,65 +1,73 @@
-"""Checks of the user's Sequential and how it becomes stages."""
+"""The stage rule: how the layers of a Sequential become stages on devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 
 from pipetransformer.pipe.stage import PipeSequential
+from pipetransformer.pipe.with_device import unwrap
 
-CHECKPOINT_MODES = ("always", "except_last", "never")
 _CPU = torch.device("cpu")
 
 
-def check_mode(checkpoint: str) -> None:
-    """Raise ValueError unless ``checkpoint`` is one of the three modes."""
-    if checkpoint not in CHECKPOINT_MODES:
-        raise ValueError(
-            "checkpoint is not one of 'always', 'except_last', or 'never': got "
-            f"{checkpoint!r}"
-        )
-
-
-def check_module(module: nn.Module) -> None:
-    """Raise unless ``module`` is a Sequential of distinct children."""
-    if not isinstance(module, nn.Sequential):
-        raise TypeError(
-            "module must be nn.Sequential to be partitioned, got "
-            f"{type(module).__name__}"
-        )
-    children = list(module._modules.values())
-    if len({id(child) for child in children}) != len(children):
-        raise ValueError(
-            "module with duplicate children is not supported: expected every child "
-            "once, got the same object twice"
-        )
-
-
 def stages_by_device(
-    module: nn.Sequential,
+    module: nn.Sequential, *, strict: bool = False
 ) -> tuple[list[PipeSequential], list[torch.device]]:
     """Cut by the children's devices; every CPU child is a stage of its own.
 
-    A child without parameters joins the stage before it; on CPU it is its own
-    stage. A plain nested Sequential is flattened one level inside its stage.
+    A child's device is that of its parameters, or the one that a `WithDevice` names,
+    to which the child is moved. A child without parameters joins the stage before
+    it; on CPU it is its own stage. A plain nested Sequential is flattened one level
+    inside its stage.
+
+    Args:
+        module: The user's layers.
+        strict: Follow the old interface: a child without parameters is a CPU stage,
+            and a nested Sequential is flattened in any case.
     """
-    groups: list[list[nn.Module]] = []
+    children, places = _place(module, strict)
+    groups: list[list[tuple[str, nn.Module]]] = []
     devices: list[torch.device] = []
-    for child in module:
-        device = _device_of(child, devices[-1] if devices else _CPU)
+    for name, child, device in zip(module._modules, children, places, strict=True):
         if not devices or device != devices[-1] or device.type == "cpu":
             groups.append([])
             devices.append(device)
-        groups[-1] += _flatten(child)
-    stages = []
+        groups[-1] += _flatten(name, child, strict)
+    return list(_make_stages(groups, strict)), devices
+
+
+def _place(
+    module: nn.Sequential, strict: bool
+) -> tuple[list[nn.Module], list[torch.device]]:
+    """The children without wrappers, and their devices, to which they are moved."""
+    unwrapped = [unwrap(child) for child in module]
+    places: list[torch.device] = []
+    for child, wanted in unwrapped:
+        default = places[-1] if places and not strict else _CPU
+        places.append(wanted or _device_of(child, default))
+    children = [child for child, _ in unwrapped]
+    _check_shared(children, places)
+    for child, wanted in unwrapped:
+        if wanted is not None:
+            child.to(wanted)
+    return children, places
+
+
+def _make_stages(
+    groups: list[list[tuple[str, nn.Module]]], strict: bool
+) -> Iterator[PipeSequential]:
     first = 0
-    for layers in groups:
-        stages.append(PipeSequential(*layers, first_layer=first))
-        first += len(layers)
-    _check_shared(stages, devices)
-    return stages, devices
+    for group in groups:
+        yield PipeSequential(
+            *(layer for _, layer in group),
+            first_layer=first,
+            plain_names=[name for name, _ in group],
+            spreads_lists=not strict,
+        )
+        first += len(group)
 
 
 def stages_by_cuts(
@@ -82,8 +90,11 @@ def stages_by_cuts(
             f"devices: expected one per stage ({num_stages}), got {len(places)}"
         )
     children = list(layers)
+    names = list(layers._modules)
     stages = [
-        PipeSequential(*children[a:b], first_layer=first_layer + a)
+        PipeSequential(
+            *children[a:b], first_layer=first_layer + a, plain_names=names[a:b]
+        )
         for a, b in zip(cuts, cuts[1:], strict=False)
     ]
     for stage, place in zip(stages, places, strict=True):
@@ -108,28 +119,39 @@ def _device_of(child: nn.Module, default: torch.device) -> torch.device:
     return found.pop() if found else default
 
 
-def _flatten(child: nn.Module) -> list[nn.Module]:
-    hooked = any(
-        getattr(child, name)
-        for name in (
-            "_forward_hooks",
-            "_forward_pre_hooks",
-            "_backward_hooks",
-            "_backward_pre_hooks",
-        )
+def _flatten(
+    name: str, child: nn.Module, strict: bool
+) -> Iterator[tuple[str, nn.Module]]:
+    """The layers of a child with their names in the user's Sequential."""
+    if isinstance(child, nn.Sequential) and (strict or _is_only_its_children(child)):
+        for inner_name, inner in zip(child._modules, child, strict=True):
+            yield f"{name}.{inner_name}", inner
+    else:
+        yield name, child
+
+
+def _is_only_its_children(child: nn.Module) -> bool:
+    """Whether calling a Sequential means calling its children, and nothing else."""
+    state = vars(child)
+    hooked = any(value for key, value in state.items() if key.endswith("_hooks"))
+    owns_state = child._parameters or child._buffers
+    return (
+        type(child).forward is nn.Sequential.forward
+        and type(child).__call__ is nn.Module.__call__
+        and "forward" not in state
+        and "_compiled_call_impl" not in state
+        and not hooked
+        and not owns_state
     )
-    if type(child) is nn.Sequential and not hooked:
-        return list(child)
-    return [child]
 
 
-def _check_shared(stages: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:
-    owner: dict[int, torch.device] = {}
-    for stage, device in zip(stages, devices, strict=True):
-        for parameter in stage.parameters():
-            if owner.setdefault(id(parameter), device) != device:
+def _check_shared(owners: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:
+    place: dict[int, torch.device] = {}
+    for owner, device in zip(owners, devices, strict=True):
+        for parameter in owner.parameters():
+            if place.setdefault(id(parameter), device) != device:
                 raise ValueError(
                     "module with duplicate parameters on distinct devices is not "
-                    f"supported: expected one device, got {owner[id(parameter)]} and "
+                    f"supported: expected one device, got {place[id(parameter)]} and "
                     f"{device}"
                 )

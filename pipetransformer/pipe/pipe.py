@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
 
-from pipetransformer.pipe import _binding
-from pipetransformer.pipe.build import (
+from pipetransformer.pipe.ablation import Ablation
+from pipetransformer.pipe.batchnorm import DeferredBatchNorm
+from pipetransformer.pipe.build import stages_by_cuts, stages_by_device
+from pipetransformer.pipe.construction import (
+    check_chunks,
+    check_dispatch,
     check_mode,
     check_module,
-    stages_by_cuts,
-    stages_by_device,
+    check_schedule,
 )
-from pipetransformer.pipe.draws import draw_scope
-from pipetransformer.pipe.stage import PipeSequential, StageFunctions, stage_functions
+from pipetransformer.pipe.input_checks import check_inputs
+from pipetransformer.pipe.layers import StageLayers
+from pipetransformer.pipe.placement import FixedPlacement
+from pipetransformer.pipe.result import PipeResult
+from pipetransformer.pipe.runner import Arguments, Runner, RunSettings
+from pipetransformer.pipe.stage import PipeSequential
+from pipetransformer.pipe.strict import check_rpc, is_strict
 from pipetransformer.pipe.workers import Workers
 
 
-class Pipe(nn.Module):
+class Pipe(StageLayers, FixedPlacement):
     """Runs an ``nn.Sequential`` as a pipeline of stages in one process.
 
     The mini-batch is cut into micro-batches along dimension 0; the stages work on
@@ -38,13 +45,31 @@ class Pipe(nn.Module):
         checkpoint: ``"always"``, ``"except_last"`` (all but the last micro-batch)
             or ``"never"``: which micro-batches keep only their stage inputs and
             compute the rest again in backward.
+        deferred_batch_norm: Whether the batch norms of ``module`` are replaced, in
+            place, by `DeferredBatchNorm`: one update of the running statistics per
+            mini-batch.
+        return_tensors: Whether a call returns the bare output, as from a pipeline
+            made by `from_plan`, instead of a `PipeResult` that holds it.
+        schedule: ``"gpipe"``; or ``"1f1b"`` or ``"zb-h1"``, which run forward and
+            backward of different micro-batches in turns. A call is then
+            ``pipe(*inputs, targets=t)`` and returns the loss, the gradients ready;
+            ``loss.backward()`` delivers them.
+        loss: With the latter two: ``loss(output, targets)``, a scalar mean over the
+            rows of a micro-batch; without parameters that train.
+        dispatch: ``"threads"``: a thread per stage; ``"serial"``: one for all, which
+            runs cells in one order, as layers with collectives need it;
+            ``"auto"``: chosen from measured times. Results are equal.
 
     Raises:
-        ValueError: for a number of micro-batches below 1, an unknown mode, a child
+        ValueError: for a number of micro-batches below 1, an unknown mode, schedule
+            or dispatch, a schedule that lacks its loss or does not use one, a child
             given twice or on two devices, or a parameter shared across devices.
-        TypeError: if ``module`` is not an ``nn.Sequential``.
+        TypeError: if ``module`` is not an ``nn.Sequential``, its skippables do not
+            fit together, or ``loss`` is not callable.
+        RuntimeError: without an RPC agent, with `set_strict` only.
 
-    Source: GPipe order, and paper section 3.1 for the single-process pipeline.
+    Source: GPipe (Huang et al., 2019); 1F1B of PipeDream-Flush (Narayanan et al.,
+    2021); ZB-H1 (Qi et al., 2024); paper section 3.1 for the single process.
     """
 
     def __init__(
@@ -52,15 +77,30 @@ class Pipe(nn.Module):
         module: nn.Sequential,
         chunks: int = 1,
         checkpoint: str = "except_last",
+        deferred_batch_norm: bool = False,
+        *,
+        return_tensors: bool = False,
+        schedule: str = "gpipe",
+        loss: Callable[..., object] | None = None,
+        dispatch: str = "auto",
     ) -> None:
         super().__init__()
+        strict = is_strict()
+        if strict:
+            check_rpc()
         chunks, checkpoint = int(chunks), str(checkpoint)
-        if chunks <= 0:
-            raise ValueError(f"chunks: expected at least 1, got {chunks}")
+        check_chunks(chunks)
         check_mode(checkpoint)
         check_module(module)
-        stages, devices = stages_by_device(module)
-        self._set_up(stages, devices, chunks, checkpoint, even=False)
+        if deferred_batch_norm:
+            DeferredBatchNorm.convert_deferred_batch_norm(module, chunks)
+        check_schedule(schedule, loss)
+        check_dispatch(dispatch)
+        stages, devices = stages_by_device(module, strict=strict)
+        settings = RunSettings(chunks, dispatch=dispatch, strict=strict)
+        runner = Runner(stages, devices, settings)
+        self._set_up(stages, devices, checkpoint, runner, schedule, loss)
+        self.return_tensors = bool(return_tensors)
 
     @classmethod
     def from_plan(
@@ -74,8 +114,10 @@ class Pipe(nn.Module):
         workers: Workers | None = None,
         first_layer: int = 0,
         seed: int = 0,
+        schedule: str = "gpipe",
+        loss: Callable[..., object] | None = None,
+        dispatch: str = "auto",
         own_streams: bool = False,
-        copy_streams: bool = True,
     ) -> Pipe:
         """Build a pipeline from a plan; nothing is inferred.
 
@@ -88,12 +130,12 @@ class Pipe(nn.Module):
             workers: Shared worker threads, at least one per stage; None: own ones.
             first_layer: Absolute index of ``layers[0]``, for the random draws.
             seed: Seed of the random draws, see `set_draw_position`.
-            own_streams: On accelerators, compute each stage on a stream of its own,
-                so that stages of one device overlap. By default stages compute on
-                the caller's current stream of their device.
-            copy_streams: On accelerators, copy between devices on streams that do
-                nothing else, so that copies overlap with computing. False is for
-                comparison.
+            schedule: As for the constructor.
+            loss: As for the constructor.
+            dispatch: As for the constructor.
+            own_streams: On accelerators, compute each stage on a stream of its own, so
+                that stages of one device overlap; by default stages compute on the
+                caller's current stream of their device.
 
         Raises:
             ValueError, TypeError: as the constructor, and for cuts, devices or
@@ -105,6 +147,8 @@ class Pipe(nn.Module):
                 f"num_microbatches: expected at least 1, got {num_microbatches}"
             )
         check_mode(checkpoint)
+        check_schedule(schedule, loss)
+        check_dispatch(dispatch)
         stages, places = stages_by_cuts(layers, cuts, devices, first_layer)
         if workers is not None and workers.num_workers < len(stages):
             raise ValueError(
@@ -113,43 +157,39 @@ class Pipe(nn.Module):
             )
         pipe = cls.__new__(cls)
         nn.Module.__init__(pipe)
-        pipe._set_up(stages, places, num_microbatches, checkpoint, even=True)
-        pipe._workers = workers
-        pipe._seed = seed
-        pipe._own_streams, pipe._copy_streams = own_streams, copy_streams
+        settings = RunSettings(
+            num_microbatches, even=True, dispatch=dispatch, own_streams=own_streams
+        )
+        runner = Runner(stages, places, settings, workers=workers, seed=seed)
+        pipe._set_up(stages, places, checkpoint, runner, schedule, loss)
         return pipe
 
     def _set_up(
         self,
         stages: list[PipeSequential],
         devices: list[torch.device],
-        num_microbatches: int,
         checkpoint: str,
-        *,
-        even: bool,
+        runner: Runner,
+        schedule: str,
+        loss: Callable[..., object] | None,
     ) -> None:
         self.partitions = nn.ModuleList(stages)
         self.devices = devices
-        self.chunks = num_microbatches
         self.checkpoint = checkpoint
-        self._even = even
-        self._seed = 0
-        self._own_streams = False
-        self._copy_streams = True
-        self._position: tuple[int, int] | None = None
-        self._workers: Workers | None = None
-        self._own_workers: Workers | None = None
-        self._engine: _binding.PipeEngine | None = None
-
-    @property
-    def num_stages(self) -> int:
-        """Number of stages, K."""
-        return len(self.partitions)
+        self.return_tensors = True
+        self.schedule = schedule
+        self._loss = (loss,)  # a module in a tuple is no child: nothing of it trains
+        self._runner = runner
 
     @property
     def num_microbatches(self) -> int:
         """Number of micro-batches, M; fewer when a mini-batch has fewer rows."""
-        return self.chunks
+        return self._runner.settings.num_microbatches
+
+    @property
+    def chunks(self) -> int:
+        """The same under its old name."""
+        return self.num_microbatches
 
     def set_draw_position(self, *, step: int, first_microbatch: int) -> None:
         """Key the random draws of the next calls.
@@ -162,7 +202,20 @@ class Pipe(nn.Module):
             first_microbatch: Number of this pipeline's first micro-batch, counted
                 over all replicas.
         """
-        self._position = (step, first_microbatch)
+        self._runner.position = (step, first_microbatch)
+
+    @property
+    def ablation(self) -> Ablation:
+        """Rules in force; benchmarks switch some off to show what they do."""
+        return self._runner.ablation
+
+    @ablation.setter
+    def ablation(self, ablation: Ablation) -> None:
+        self._runner.ablation = ablation
+
+    def current_dispatch(self) -> str:
+        """Return "serial" or "threads": how the next call is run."""
+        return self._runner.current_dispatch()
 
     def forward(self, *inputs: object, **kwargs: object) -> object:
         """Run a mini-batch through the pipeline.
@@ -173,39 +226,53 @@ class Pipe(nn.Module):
                 values go to every micro-batch as they are.
             **kwargs: Keyword arguments of the first layer, treated likewise.
 
+        With a schedule that takes the loss, ``targets=`` is needed as well: a tensor,
+        or tensors in containers, cut like the inputs and moved to the last device.
+        In eval mode or without gradients only the forward runs.
+
         Returns:
-            What the last layer returns, its tensors put together along dimension 0;
-            other values as lists with one entry per micro-batch.
+            The mean loss over all rows, 0-dim, with such a schedule; otherwise what
+            the last layer returns, its tensors put together along dimension 0;
+            other values as lists with one entry per micro-batch. It comes in a
+            `PipeResult` unless ``return_tensors``.
 
         Raises:
-            TypeError: if no argument is a tensor, or a stage returns none.
+            TypeError: if no argument is itself a tensor, or a stage returns none.
             ValueError: if a tensor is not on the first stage's device.
             RuntimeError: for tensors whose rows give different numbers of
                 micro-batches, and 0-dim inputs or outputs.
         """
-        self._check_inputs((*inputs, *kwargs.values()))
+        value = self._forward(*inputs, **kwargs)
+        return value if self.return_tensors else PipeResult(value)
+
+    def _forward(self, *inputs: object, **kwargs: object) -> object:
+        loss = self._loss[0]
+        targets = self._take_targets(kwargs) if loss is not None else None
+        self._check_inputs(inputs, kwargs)
         if self.num_stages == 0:
-            return inputs[0] if len(inputs) == 1 else inputs
-        training = self.partitions[0].training
-        mode = self.checkpoint if training else "never"
-        if self._is_plain_module(mode):
-            return self._call_plain(*inputs, **kwargs)
-        parameters: list[list[torch.Tensor]] = [[] for _ in self.partitions]
-        if torch.is_grad_enabled():
-            parameters = [
-                [p for p in stage.parameters() if p.requires_grad]
-                for stage in self.partitions
-            ]
-        return self._get_engine().forward(
-            self._stage_functions(),
-            inputs,
-            kwargs,
-            parameters,
-            self.chunks,
-            self._even,
-            mode,
-            self._draws(),
-        )
+            output = inputs[0] if len(inputs) == 1 else inputs
+            return output if loss is None else loss(output, targets)
+        stages = self._stages()
+        mode = self.checkpoint if stages[0].training else "never"
+        norms = self._deferred_norms()
+        for norm in norms:
+            norm.begin()
+        if loss is not None:
+            value: object = self._runner.step(
+                stages,
+                (inputs, kwargs),
+                mode,
+                targets=targets,
+                loss=loss,
+                schedule=self.schedule,
+            )
+        elif self._is_plain_module(mode):
+            value = self._runner.call_plain(stages[0], (inputs, kwargs))
+        else:
+            value = self._runner.forward(stages, (inputs, kwargs), mode)
+        for norm in norms:
+            norm.finish()
+        return value
 
     def run(
         self, microbatches: Sequence[tuple[object, ...] | Mapping[str, object]]
@@ -227,7 +294,7 @@ class Pipe(nn.Module):
             raise RuntimeError(
                 "Pipe.run: expected gradients to be off (torch.no_grad()), got on"
             )
-        calls: list[tuple[tuple[object, ...], dict[str, object]]] = []
+        calls: list[Arguments] = []
         for given in microbatches:
             if not isinstance(given, (tuple, Mapping)):
                 raise TypeError(
@@ -238,30 +305,34 @@ class Pipe(nn.Module):
                 calls.append(((), dict(given)))
             else:
                 calls.append((given, {}))
-            self._check_inputs((*calls[-1][0], *calls[-1][1].values()))
+            self._check_inputs(*calls[-1])
         if self.num_stages == 0:
             return [args[0] if len(args) == 1 else args for args, _ in calls]
         if not calls:
             return []
-        return self._get_engine().run(self._stage_functions(), calls, self._draws())
+        return self._runner.run(self._stages(), calls)
 
     def close(self) -> None:
         """End the worker threads that belong to this pipeline; idempotent.
 
         Shared workers are left alone. A later call starts new threads.
         """
-        self._engine = None
-        if self._own_workers is not None:
-            self._own_workers.close()
-            self._own_workers = None
+        self._runner.close()
 
-    def _stages(self) -> list[PipeSequential]:
-        return cast("list[PipeSequential]", list(self.partitions))
+    def _take_targets(self, kwargs: dict[str, object]) -> object:
+        if "targets" not in kwargs:
+            raise TypeError(
+                f"targets: expected targets=... with schedule {self.schedule!r}, got "
+                "none"
+            )
+        return kwargs.pop("targets")
 
-    def _stage_functions(self) -> list[StageFunctions]:
-        # Given to every call, not kept in C++: there the garbage collector would not
-        # see a hook of a layer that refers to this pipe.
-        return [stage_functions(stage) for stage in self._stages()]
+    def _deferred_norms(self) -> list[DeferredBatchNorm]:
+        return [
+            layer
+            for layer in self.partitions.modules()
+            if isinstance(layer, DeferredBatchNorm) and layer.training
+        ]
 
     def _is_plain_module(self, mode: str) -> bool:
         # One stage, one micro-batch: autograd's own graph of the layers, without
@@ -269,58 +340,8 @@ class Pipe(nn.Module):
         checkpointed = mode == "always"
         return self.num_stages == 1 and self.chunks == 1 and not checkpointed
 
-    def _call_plain(self, *inputs: object, **kwargs: object) -> object:
-        step, microbatch = self._position or (0, 0)
-        first_layer = self._stages()[0].first_layer
-        with draw_scope(
-            self._call_seed(), step, microbatch=microbatch, layer=first_layer
-        ):
-            return _binding.gather_one(self.partitions[0](*inputs, **kwargs))
-
-    def _call_seed(self) -> int:
-        return _binding.draw_seed() if self._position is None else self._seed
-
-    def _draws(self) -> _binding.DrawSettings:
-        step, microbatch = self._position or (0, 0)
-        return _binding.DrawSettings(
-            _binding.keyed_draws_work(), self._call_seed() % 2**64, step, microbatch
-        )
-
-    def _get_engine(self) -> _binding.PipeEngine:
-        if self._engine is None:
-            workers = self._workers
-            if workers is None:
-                workers = self._own_workers = Workers(self.num_stages)
-            self._engine = _binding.PipeEngine(
-                workers.pool,
-                self.devices,
-                [stage.first_layer for stage in self._stages()],
-                self._own_streams,
-                self._copy_streams,
-            )
-        return self._engine
-
-    def _check_inputs(self, values: tuple[object, ...]) -> None:
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        if not tensors:
-            kinds = [type(value).__name__ for value in values]
-            raise TypeError(
-                f"inputs: expected at least one tensor among them, got {kinds}"
-            )
-        for tensor in tensors:
-            if tensor.dim() == 0:
-                raise RuntimeError(
-                    "inputs: expected tensors with rows along dimension 0, got a "
-                    "zero-dimensional one"
-                )
-            if self.devices and tensor.device != self.devices[0]:
-                raise ValueError(
-                    "All inputs should be on the same device as the first partition: "
-                    f"expected {self.devices[0]}, got {tensor.device}"
-                )
-
-    def __getstate__(self) -> dict[str, object]:
-        state = self.__dict__.copy()
-        # Threads do not travel: a copy makes its own when it is first called.
-        state.update(_workers=None, _own_workers=None, _engine=None)
-        return state
+    def _check_inputs(
+        self, inputs: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> None:
+        first = self.devices[0] if self.devices else None
+        check_inputs(inputs, kwargs, first, strict=self._runner.settings.strict)

@@ -3,39 +3,61 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
 
 from pipetransformer.pipe import _binding
+from pipetransformer.pipe.skip.layout import Lane
+from pipetransformer.pipe.skip.stage import with_lanes
 
 
 class PipeSequential(nn.Sequential):
     """A Sequential that takes several inputs and spreads tuples between layers.
 
-    Keyword arguments go to the first layer. Each layer draws its random numbers
-    under its own absolute index when the call runs in a draw scope.
+    Keyword arguments go to the first layer. As a stage of a pipeline, each layer
+    draws its random numbers under its own absolute index when the call runs in a draw
+    scope.
 
     Args:
         *layers: The layers.
-        first_layer: Absolute index of the first one.
+        first_layer: Absolute index of the first one; None: all of them draw as the
+            layer that calls this one.
+        plain_names: Each layer's name in the Sequential it comes from; None: its
+            index.
+        spreads_lists: Whether a list that a layer returns is spread like a tuple.
     """
 
-    def __init__(self, *layers: nn.Module, first_layer: int = 0) -> None:
+    def __init__(
+        self,
+        *layers: nn.Module,
+        first_layer: int | None = None,
+        plain_names: Sequence[str] | None = None,
+        spreads_lists: bool = True,
+    ) -> None:
         super().__init__(*layers)
-        self.first_layer = first_layer
+        self.first_layer = first_layer or 0
+        self._sets_draw_layer = first_layer is not None
+        self.plain_names = tuple(
+            plain_names if plain_names is not None else self._modules
+        )
+        self._spread = (tuple, list) if spreads_lists else (tuple,)
 
     def forward(self, *inputs: object, **kwargs: object) -> object:
         """Call the layers in order; a tuple or list output is spread."""
+        if kwargs and not len(self):
+            raise TypeError(
+                "keyword arguments: expected none without a layer to take them, got "
+                f"{sorted(kwargs)}"
+            )
         value: object = inputs[0] if len(inputs) == 1 else inputs
         for k, layer in enumerate(self):
-            _binding.set_draw_layer(self.first_layer + k)
+            if self._sets_draw_layer:
+                _binding.set_draw_layer(self.first_layer + k)
             if k == 0:
                 value = layer(*inputs, **kwargs)
-            elif isinstance(value, (tuple, list)):
+            elif isinstance(value, self._spread):
                 value = layer(*value)
             else:
                 value = layer(value)
@@ -43,48 +65,41 @@ class PipeSequential(nn.Sequential):
 
 
 StageFunction = Callable[..., object]
-StageFunctions = tuple[StageFunction, StageFunction, StageFunction]
+StageFunctions = tuple[StageFunction, StageFunction]
 
 
-def stage_functions(stage: PipeSequential) -> StageFunctions:
-    """The three ways to call a stage: plain, checkpointed, recomputing."""
-    return (
-        stage,
-        functools.partial(_call_saving_nothing, stage),
-        functools.partial(_call_keeping_statistics, stage),
-    )
+def stage_functions(
+    stage: PipeSequential, popped: Sequence[Lane], stashed: Sequence[Lane]
+) -> StageFunctions:
+    """Return the two ways to call a stage: forward, and forward again.
+
+    Args:
+        stage: The stage.
+        popped: Skip lanes that end here.
+        stashed: Skip lanes that begin here. With lanes the functions take and give
+            their values too, see `with_lanes`.
+    """
+    again: StageFunction = stage
+    if any(_counts_rows(layer) for layer in stage.modules()):
+        again = functools.partial(_call_keeping_statistics, stage)
+    if popped or stashed:
+        return with_lanes(stage, popped, stashed), with_lanes(again, popped, stashed)
+    return stage, again
 
 
-def _drop(tensor: torch.Tensor) -> None:
-    return None
-
-
-def _refuse(packed: None) -> torch.Tensor:
-    raise RuntimeError(
-        "checkpointed stage: expected no backward inside its own forward, got one "
-        "(what it needs is not kept); use checkpoint='never'"
-    )
-
-
-def _call_saving_nothing(
-    stage: PipeSequential, *inputs: object, **kwargs: object
-) -> object:
-    # The graph is built, so each output requires grad exactly where it would
-    # without checkpointing, but nothing that it saves is kept.
-    with saved_tensors_hooks(_drop, _refuse):
-        return stage(*inputs, **kwargs)
+def _counts_rows(layer: nn.Module) -> bool:
+    return isinstance(layer, _NormBase) and layer.track_running_stats and layer.training
 
 
 def _call_keeping_statistics(
     stage: PipeSequential, *inputs: object, **kwargs: object
 ) -> object:
     # Running statistics count a micro-batch once, in its forward. Through `.data`,
-    # since autograd must not take the restored buffer for a changed one. Layers may
-    # have changed since the pipe was built, so norms are looked for here.
+    # since autograd must not take the restored buffer for a changed one.
     kept = [
         (buffer, buffer.clone())
         for norm in stage.modules()
-        if isinstance(norm, _NormBase) and norm.track_running_stats and norm.training
+        if _counts_rows(norm)
         for buffer in norm.buffers(recurse=False)
     ]
     try:

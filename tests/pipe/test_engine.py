@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from pipetransformer.pipe import is_recomputing
-from tests.support.pipe_order import gpipe_order_text
 
 from .models import Functional, linears, make_pipe
 
@@ -105,12 +104,6 @@ def test_slow_second_stage_gives_the_documented_order():
         pipe(torch.arange(3.0)[:, None])
     assert returned == [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (2, 1)]
     pipe.close()
-
-
-def test_schedule_text_is_the_documented_one():
-    forward, backward = gpipe_order_text(3, 2, 2)
-    assert forward == "0: F0 F1 F2\n1: F0 F1 F2\n"
-    assert backward == "0: B2 R1 B1 R0 B0\n1: B2 R1 B1 R0 B0\n"
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,8 @@ import gc
 import torch
 from torch import nn
 from pipetransformer.pipe import Pipe
-pipe = Pipe(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), chunks=2)
+layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+pipe = Pipe(layers, chunks=2, return_tensors=True)
 loss = pipe(torch.randn(4, 4)).sum()
 loss.backward()
 pending = pipe(torch.randn(4, 4)).sum()
@@ -155,7 +156,7 @@ def test_forked_child_neither_joins_nor_breaks_the_parent():
     if pid == 0:
         code = 1
         try:
-            pipe._own_workers.close()
+            pipe.close()
             del pipe
             gc.collect()
             code = 0

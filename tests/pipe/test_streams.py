@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pipetransformer.pipe import Pipe, PipeSequential
+from pipetransformer.pipe.ablation import Ablation
 from tests.support.fake_device import COMPILER, build_fake_device, load_fake_device
 from tests.support.fake_device import place as place_layers
 from tests.support.ranks import run_ranks
@@ -90,9 +91,8 @@ def check_matrix(_rank, library, own_streams, copy_streams):
     expected = train(plain_model(), rows())
     for places, mode in itertools.product(PLACES, MODES):
         case = f"{places} {mode} own={own_streams} copy={copy_streams}"
-        pipe = make_pipe(
-            places, mode, own_streams=own_streams, copy_streams=copy_streams
-        )
+        pipe = make_pipe(places, mode, own_streams=own_streams)
+        pipe.ablation = Ablation(copy_streams=copy_streams)
         actual = train(pipe, rows(places[0]))
         for mine, plain in zip(actual, expected, strict=True):
             torch.testing.assert_close(mine, plain, msg=case)
@@ -146,7 +146,8 @@ def check_copies(_rank, library):
     streams = [end for c in seen[0] for end in c.split(" -> ")]
     assert len(set(streams)) == len(streams)
 
-    pipe = make_pipe(places, copy_streams=False)
+    pipe = make_pipe(places)
+    pipe.ablation = Ablation(copy_streams=False)
     fake.copies()
     train(pipe, x, steps=1)
     between = [c for c in fake.copies() if "host" not in c]

@@ -32,7 +32,9 @@ def test_gradients_equal_the_plain_models(workers, mode, num_microbatches, num_s
 @pytest.mark.parametrize("mode", MODES)
 def test_public_constructor_makes_a_stage_of_every_cpu_child(mode):
     x = torch.randn(7, 5, dtype=torch.double, requires_grad=True)
-    pipe = assert_same_training(dense(), lambda m: Pipe(m, 4, mode), x)
+    pipe = assert_same_training(
+        dense(), lambda m: Pipe(m, 4, mode, return_tensors=True), x
+    )
     assert pipe.num_stages == 4
     assert next(iter(pipe.state_dict())) == "partitions.0.0.weight"
     pipe.close()

@@ -154,7 +154,7 @@ def test_unused_output_gets_no_gradient(workers, mode):
 
 @pytest.mark.parametrize("num_stages", [0, 1])
 def test_empty_sequential_returns_its_input(num_stages):
-    pipe = Pipe(nn.Sequential(), 2)
+    pipe = Pipe(nn.Sequential(), 2, return_tensors=True)
     x, y = torch.randn(2, 3), torch.randn(2, 3)
     assert pipe(x) is x and pipe(x, y) == (x, y) and pipe.num_stages == 0
 
@@ -283,7 +283,7 @@ def test_number_of_checkpointed_cells(mode, chunks):
         flags.append((is_checkpointing(), is_recomputing()))
         return x * 1
 
-    pipe = Pipe(nn.Sequential(Functional(note)), chunks, mode)
+    pipe = Pipe(nn.Sequential(Functional(note)), chunks, mode, return_tensors=True)
     x = torch.randn(4, 2, requires_grad=True)
     expected = COUNTS[mode, chunks]
     pipe(x)
@@ -317,7 +317,7 @@ def test_batch_norm_counts_a_microbatch_once(workers, mode):
 
 
 def test_deepcopy_and_pickle_train_on_their_own():
-    pipe = Pipe(dense(), 2)
+    pipe = Pipe(dense(), 2, return_tensors=True)
     x = torch.randn(4, 5, dtype=torch.double)
     expected = pipe(x)
     other = copy.deepcopy(pipe)

@@ -1,5 +1,5 @@
-"""The one private name of the pipe room that its tests need."""
+"""Private names of the pipe room that its tests need."""
 
-from pipetransformer.pipe._binding import gpipe_order_text
+from pipetransformer.pipe._binding import DispatchChoice, parse_schedule, schedule_text
 
-__all__ = ["gpipe_order_text"]
+__all__ = ["DispatchChoice", "parse_schedule", "schedule_text"]

@@ -1,0 +1,301 @@
+#include "pipe/cell_backward.h"
+
+#include <c10/core/AutogradState.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <iterator>
+#include <optional>
+#include <stdexcept>
+
+#include "pipe/cell_range.h"
+
+namespace pipetransformer::pipe {
+
+namespace {
+
+// On a worker, autograd must not hop to its own device threads: a node of the
+// outer backward may be waiting there for this very cell.
+void keep_backward_on_this_thread() {
+  auto state = c10::AutogradState::get_tls_state();
+  state.set_multithreading_enabled(false);
+  c10::AutogradState::set_tls_state(state);
+}
+
+bool owned_alone(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.use_count() == 1 &&
+         tensor.has_storage() && tensor.storage().use_count() == 1 &&
+         tensor.is_non_overlapping_and_dense();
+}
+
+void add_to(at::Tensor& sum, const at::Tensor& grad) {
+  if (!grad.defined()) {
+    return;
+  }
+  if (!sum.defined()) {
+    sum = grad;
+  } else if (owned_alone(sum) && sum.scalar_type() == grad.scalar_type()) {
+    sum.add_(grad);
+  } else if (sum.layout() == at::kStrided) {
+    sum = sum.add(grad);
+  } else {
+    sum = grad.add(sum);  // sparse + dense is only defined this way round
+  }
+}
+
+}  // namespace
+
+CellBackward::CellBackward(
+    std::shared_ptr<PipeCall> call,
+    std::shared_ptr<const BackwardPlan> plan,
+    CallerContext context,
+    bool keep_graph)
+    : call_(std::move(call)),
+      plan_(std::move(plan)),
+      keep_graph_(keep_graph),
+      context_(std::move(context)),
+      grads_(call_->settings().num_microbatches),
+      lane_grads_(
+          static_cast<std::size_t>(call_->settings().num_microbatches) *
+          call_->settings().lanes->count),
+      grad_marks_(grads_.size()),
+      lane_grad_marks_(lane_grads_.size()),
+      grad_devices_(grads_.size()),
+      recomputed_(call_->num_cells()),
+      weight_passes_(call_->num_cells()),
+      parameter_grads_(call_->settings().num_stages),
+      stage_marks_(call_->settings().num_stages) {}
+
+void CellBackward::set_output_grads(
+    int32_t microbatch,
+    Tensors grads,
+    const device::Mark& written) {
+  grads_[microbatch] = std::move(grads);
+  grad_marks_[microbatch] = written;
+}
+
+void CellBackward::run(int32_t stage, const planner::Op& op) {
+  const CellId id{stage, op.microbatch};
+  switch (op.kind) {
+    case planner::OpKind::kRecompute:
+      call_->recompute_cell(id, recomputed_[call_->index_of(id)]);
+      break;
+    case planner::OpKind::kBackward:
+      backward_cell(id, /*split=*/false);
+      break;
+    case planner::OpKind::kInputGrad:
+      backward_cell(id, /*split=*/true);
+      break;
+    case planner::OpKind::kWeightGrad:
+      weight_grads(id);
+      break;
+    case planner::OpKind::kForward:
+      throw std::logic_error("pipe: forward in a backward; please report");
+  }
+}
+
+Tensors CellBackward::run_autograd(
+    const torch::autograd::edge_list& roots,
+    const Tensors& root_grads,
+    bool keep_graph,
+    const torch::autograd::edge_list& wanted) {
+  if (roots.empty() || wanted.empty()) {
+    return Tensors(wanted.size());
+  }
+  try {
+    return torch::autograd::Engine::get_default_engine().execute(
+        roots,
+        root_grads,
+        keep_graph,
+        /*create_graph=*/false,
+        /*accumulate_grad=*/false,
+        wanted);
+  } catch (...) {
+    call_->stages().forget_failure();
+    throw;
+  }
+}
+
+void CellBackward::backward_cell(CellId id, bool split) {
+  const CallSettings& settings = call_->settings();
+  const bool checkpointed = call_->checkpointed(id);
+  Cell recomputed;
+  if (checkpointed) {
+    recomputed = std::move(recomputed_[call_->index_of(id)]);
+  }
+  Cell& kept = call_->cell(id);
+  const Cell& cell = checkpointed ? recomputed : kept;
+
+  const ContextScope context(
+      context_,
+      settings.devices[id.stage],
+      call_->streams().own_stream(id.stage),
+      /*shared_casts=*/true);
+  const CellRange range(id, "");
+  keep_backward_on_this_thread();
+
+  const Tensors output_grads = bring_output_grads(id, cell);
+  GraphEnds ends;
+  Tensors arriving;
+  for (std::size_t p = 0; p < cell.output_edges.size(); ++p) {
+    if (output_grads[p].defined()) {
+      ends.outputs.push_back(cell.output_edges[p]);
+      arriving.push_back(output_grads[p]);
+    }
+  }
+  ends.parameters = plan_->parameters[id.stage];
+  for (const auto& edge : cell.input_edges) {
+    if (edge.is_valid()) {
+      ends.inputs.push_back(edge);
+    }
+  }
+  if (split) {
+    hand_down(id, cell, split_cell(id, ends, arriving));
+  } else {
+    torch::autograd::edge_list wanted = ends.parameters;
+    wanted.insert(wanted.end(), ends.inputs.begin(), ends.inputs.end());
+    Tensors found = run_autograd(
+        ends.outputs, arriving, keep_graph_ && !checkpointed, wanted);
+    const auto middle =
+        found.begin() + static_cast<std::ptrdiff_t>(ends.parameters.size());
+    Tensors input_grads(
+        std::make_move_iterator(middle), std::make_move_iterator(found.end()));
+    found.resize(ends.parameters.size());
+    add_parameter_grads(id.stage, found);
+    hand_down(id, cell, std::move(input_grads));
+  }
+  if (!keep_graph_) {
+    kept = Cell();
+  }
+}
+
+Tensors CellBackward::split_cell(
+    CellId id,
+    const GraphEnds& ends,
+    const Tensors& output_grads) {
+  std::optional<BackwardSplit> split = BackwardSplit::make(ends);
+  torch::autograd::edge_list wanted = ends.inputs;
+  const torch::autograd::edge_list& others =
+      split ? split->captures() : ends.parameters;
+  wanted.insert(wanted.end(), others.begin(), others.end());
+  Tensors found = run_autograd(
+      ends.outputs, output_grads, /*keep_graph=*/split.has_value(), wanted);
+  const auto middle =
+      found.begin() + static_cast<std::ptrdiff_t>(ends.inputs.size());
+  Tensors rest(
+      std::make_move_iterator(middle), std::make_move_iterator(found.end()));
+  found.resize(ends.inputs.size());
+  if (split) {
+    weight_passes_[call_->index_of(id)] =
+        split->finish(std::move(rest), ends.outputs, output_grads);
+  } else {
+    add_parameter_grads(id.stage, rest);
+  }
+  return found;
+}
+
+void CellBackward::weight_grads(CellId id) {
+  const ContextScope context(
+      context_,
+      call_->settings().devices[id.stage],
+      call_->streams().own_stream(id.stage),
+      /*shared_casts=*/true);
+  const CellRange range(id, "-weights");
+  keep_backward_on_this_thread();
+  const WeightPass pass = std::move(weight_passes_[call_->index_of(id)]);
+  add_parameter_grads(
+      id.stage,
+      run_autograd(
+          pass.roots,
+          pass.grads,
+          /*keep_graph=*/false,
+          plan_->parameters[id.stage]));
+  stage_marks_[id.stage] =
+      call_->streams().mark(call_->settings().devices[id.stage]);
+}
+
+// Those of the border, then those of the lanes that start at this stage, where
+// the outputs are. Undefined where the output takes none.
+Tensors CellBackward::bring_output_grads(CellId id, const Cell& cell) {
+  Tensors grads = std::move(grads_[id.microbatch]);
+  // A stage above that detaches everything hands down no gradient at all.
+  const Lanes& lanes = *call_->settings().lanes;
+  const std::vector<int32_t>& stashed = lanes.stashed[id.stage];
+  const std::size_t num_border = cell.output_edges.size() < stashed.size()
+                                     ? 0
+                                     : cell.output_edges.size() - stashed.size();
+  grads.resize(num_border);
+  std::vector<device::Mark> marks(num_border, grad_marks_[id.microbatch]);
+  for (const int32_t lane : stashed) {
+    const auto index = id.microbatch * lanes.count + lane;
+    grads.push_back(std::move(lane_grads_[index]));
+    marks.push_back(std::move(lane_grad_marks_[index]));
+  }
+  grads.resize(cell.output_edges.size());
+  for (std::size_t p = 0; p < grads.size(); ++p) {
+    const auto& [node, input] = cell.output_edges[p];
+    grads[p] = node == nullptr ? at::Tensor()
+                               : call_->streams().bring(
+                                     grads[p],
+                                     node->input_metadata(input).device(),
+                                     marks[p]);
+  }
+  return grads;
+}
+
+// `grads`: of the inputs that carry gradient, in order.
+void CellBackward::hand_down(CellId id, const Cell& cell, Tensors grads) {
+  const Lanes& lanes = *call_->settings().lanes;
+  const std::vector<int32_t>& popped = lanes.popped[id.stage];
+  Tensors by_position(cell.input_edges.size());
+  std::size_t next = 0;
+  for (std::size_t p = 0; p < by_position.size(); ++p) {
+    if (cell.input_edges[p].is_valid()) {
+      by_position[p] = std::move(grads[next++]);
+    }
+  }
+  const device::Mark written =
+      call_->streams().mark(call_->settings().devices[id.stage]);
+  if (by_position.size() >= popped.size()) {
+    const std::size_t num_border = by_position.size() - popped.size();
+    for (std::size_t k = 0; k < popped.size(); ++k) {
+      const auto index = id.microbatch * lanes.count + popped[k];
+      lane_grads_[index] = std::move(by_position[num_border + k]);
+      lane_grad_marks_[index] = written;
+    }
+    by_position.resize(num_border);
+  }
+  grads_[id.microbatch] = std::move(by_position);
+  grad_devices_[id.microbatch] = cell.input_devices;
+  grad_marks_[id.microbatch] = stage_marks_[id.stage] = written;
+}
+
+void CellBackward::add_parameter_grads(int32_t stage, const Tensors& grads) {
+  Tensors& sums = parameter_grads_[stage];
+  sums.resize(grads.size());
+  for (std::size_t p = 0; p < grads.size(); ++p) {
+    add_to(sums[p], grads[p]);
+  }
+}
+
+Tensors CellBackward::take_parameter_grads(int32_t stage) {
+  Tensors grads = std::move(parameter_grads_[stage]);
+  grads.resize(plan_->parameters[stage].size());
+  for (at::Tensor& grad : grads) {
+    if (grad.defined()) {
+      grad = call_->streams().bring(grad, grad.device(), stage_marks_[stage]);
+    }
+  }
+  return grads;
+}
+
+std::vector<Tensors> CellBackward::take_input_grads() {
+  for (std::size_t i = 0; i < grads_.size(); ++i) {
+    for (std::size_t p = 0; p < grads_[i].size(); ++p) {
+      grads_[i][p] = call_->streams().bring(
+          grads_[i][p], grad_devices_[i][p], grad_marks_[i]);
+    }
+  }
+  return std::move(grads_);
+}
+
+}  // namespace pipetransformer::pipe

@@ -1,0 +1,89 @@
+// Recomputation and backward of the cells of one PipeCall, and the gradients
+// they give: summed over micro-batches for parameters.
+//
+// Thread safety: as PipeCall: operations of different stages run on different
+// threads, and the schedule's order makes their data visible to each other. The
+// results may be taken when the stage's operations are over.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <vector>
+
+#include "pipe/context.h"
+#include "pipe/pipe_call.h"
+#include "pipe/split_backward.h"
+#include "planner/schedule.h"
+
+namespace pipetransformer::pipe {
+
+// Where backward delivers to.
+struct BackwardPlan {
+  int32_t first_stage = 0;  // lowest stage with anything to do
+  std::vector<torch::autograd::edge_list> parameters;  // by stage
+};
+
+class CellBackward {
+ public:
+  // `context`: that of the backward, with the streams of the forward.
+  // `keep_graph` as in loss.backward(retain_graph=...); without it a cell is
+  // freed by its backward. Not to be combined with split backward.
+  CellBackward(
+      std::shared_ptr<PipeCall> call,
+      std::shared_ptr<const BackwardPlan> plan,
+      CallerContext context,
+      bool keep_graph);
+
+  // Gradients of the last stage's outputs, by position; undefined where none.
+  // `written`: a mark after they were; empty where the last stage's stream did.
+  void set_output_grads(
+      int32_t microbatch,
+      Tensors grads,
+      const device::Mark& written);
+
+  // R, B, I or W of one cell, whose predecessors are over.
+  void run(int32_t stage, const planner::Op& op);
+
+  // For use on the calling thread's current streams.
+  // Summed over micro-batches, in the order of BackwardPlan::parameters.
+  Tensors take_parameter_grads(int32_t stage);
+  // Gradients of the first stage's inputs, by micro-batch and position.
+  std::vector<Tensors> take_input_grads();
+
+ private:
+  void backward_cell(CellId id, bool split);
+  void weight_grads(CellId id);
+  Tensors bring_output_grads(CellId id, const Cell& cell);
+  void hand_down(CellId id, const Cell& cell, Tensors grads);
+  // Gradients of the inputs; what is left for the parameters goes to
+  // `weight_passes_`, or is done at once where the graph cannot be split.
+  Tensors split_cell(
+      CellId id,
+      const GraphEnds& ends,
+      const Tensors& output_grads);
+  Tensors run_autograd(
+      const torch::autograd::edge_list& roots,
+      const Tensors& root_grads,
+      bool keep_graph,
+      const torch::autograd::edge_list& wanted);
+  void add_parameter_grads(int32_t stage, const Tensors& grads);
+
+  const std::shared_ptr<PipeCall> call_;
+  const std::shared_ptr<const BackwardPlan> plan_;
+  const bool keep_graph_;
+  const CallerContext context_;
+  // Gradient at the border above the stage that runs next, by micro-batch.
+  std::vector<Tensors> grads_;
+  Tensors lane_grads_;  // by micro-batch, then lane
+  // After the former were written, and where the call's inputs came from.
+  std::vector<device::Mark> grad_marks_;
+  std::vector<device::Mark> lane_grad_marks_;
+  std::vector<std::vector<c10::Device>> grad_devices_;
+  std::vector<Cell> recomputed_;  // by stage, then micro-batch
+  std::vector<WeightPass> weight_passes_;  // by stage, then micro-batch
+  std::vector<Tensors> parameter_grads_;  // by stage
+  std::vector<device::Mark> stage_marks_;  // by stage, after its last operation
+};
+
+}  // namespace pipetransformer::pipe

@@ -1,0 +1,216 @@
+"""How the calls of a pipeline reach the C++ engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from pipetransformer.pipe import _binding
+from pipetransformer.pipe.ablation import Ablation
+from pipetransformer.pipe.draws import draw_scope
+from pipetransformer.pipe.skip.layout import inspect_lanes
+from pipetransformer.pipe.stage import PipeSequential, stage_functions
+from pipetransformer.pipe.workers import Workers
+
+Arguments = tuple[tuple[object, ...], Mapping[str, object]]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """How a pipeline runs, fixed when it is built.
+
+    Args:
+        num_microbatches: Micro-batches to cut a mini-batch into, at least 1.
+        even: Whether their sizes are at most one row apart, not as `Tensor.chunk`.
+        dispatch: ``"auto"``, ``"serial"`` or ``"threads"``.
+        strict: Whether to follow the removed torch Pipe exactly, see `set_strict`.
+        spread: Whether a tuple between stages becomes the arguments of the next.
+        own_streams: Whether each stage of an accelerator computes on its own stream.
+    """
+
+    num_microbatches: int
+    even: bool = False
+    dispatch: str = "auto"
+    strict: bool = False
+    spread: bool = True
+    own_streams: bool = False
+
+
+class Runner:
+    """Runs one pipeline's calls on its workers.
+
+    Args:
+        stages: The stages.
+        devices: The device of each.
+        settings: How to run.
+        workers: Shared workers, at least one per stage; None: own ones, started by
+            the first call that needs them.
+        seed: Seed of the random draws once `position` is set.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[PipeSequential],
+        devices: Sequence[torch.device],
+        settings: RunSettings,
+        *,
+        workers: Workers | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.settings = settings
+        self.ablation = Ablation()
+        self.position: tuple[int, int] | None = None
+        self.lanes = inspect_lanes(stages)
+        self._devices = list(devices)
+        self._seed = seed
+        self._workers = workers
+        self._own_workers: Workers | None = None
+        self._engine: _binding.PipeEngine | None = None
+
+    def forward(
+        self, stages: Sequence[PipeSequential], arguments: Arguments, checkpoint: str
+    ) -> object:
+        """Run a mini-batch forward; autograd runs the backward."""
+        args, kwargs = arguments
+        options = self._options(checkpoint, record=torch.is_grad_enabled())
+        return self._get_engine(stages).forward(
+            self._call_stages(stages, record=options.record),
+            args,
+            dict(kwargs),
+            options,
+        )
+
+    def step(
+        self,
+        stages: Sequence[PipeSequential],
+        arguments: Arguments,
+        checkpoint: str,
+        *,
+        targets: object,
+        loss: Callable[..., object],
+        schedule: str,
+    ) -> torch.Tensor:
+        """Run forward, loss and, in training, backward in one schedule."""
+        args, kwargs = arguments
+        record = torch.is_grad_enabled() and stages[0].training
+        options = self._options(checkpoint, record=record)
+        return self._get_engine(stages).step(
+            self._call_stages(stages, record=record),
+            args,
+            dict(kwargs),
+            targets,
+            loss,
+            schedule,
+            options,
+        )
+
+    def run(
+        self, stages: Sequence[PipeSequential], calls: Sequence[Arguments]
+    ) -> list[object]:
+        """Run given micro-batches forward, without gradients."""
+        return self._get_engine(stages).run(
+            self._call_stages(stages, record=False),
+            [(args, dict(kwargs)) for args, kwargs in calls],
+            self._options("never", record=False),
+        )
+
+    def call_plain(self, stage: PipeSequential, arguments: Arguments) -> object:
+        """Call a lone stage in this thread, as the plain module it is."""
+        args, kwargs = arguments
+        if self.settings.strict:
+            return _binding.gather_one(stage(*args, **kwargs), True)
+        step, microbatch = self.position or (0, 0)
+        with draw_scope(
+            self._call_seed(), step, microbatch=microbatch, layer=stage.first_layer
+        ):
+            return _binding.gather_one(stage(*args, **kwargs), False)
+
+    def current_dispatch(self) -> str:
+        """Return "serial" or "threads": what the next call uses."""
+        if self._serial_only() or self.settings.dispatch != "auto":
+            return "serial" if self._serial_only() else self.settings.dispatch
+        blocking = all(device.type == "cpu" for device in self._devices)
+        if self._engine is None:
+            return "threads" if blocking else "serial"
+        return self._engine.current_dispatch()
+
+    def close(self) -> None:
+        """End the own worker threads; a later call starts new ones."""
+        self._engine = None
+        if self._own_workers is not None:
+            self._own_workers.close()
+            self._own_workers = None
+
+    def _serial_only(self) -> bool:
+        # Draws from the global generators have to come in one order.
+        return self.settings.strict or self.settings.dispatch == "serial"
+
+    def _options(self, checkpoint: str, *, record: bool) -> _binding.CallOptions:
+        settings = self.settings
+        options = _binding.CallOptions()
+        options.num_microbatches = settings.num_microbatches
+        options.even = settings.even
+        options.checkpoint = checkpoint
+        options.dispatch = "serial" if self._serial_only() else settings.dispatch
+        options.strict = settings.strict
+        options.spread = settings.spread
+        options.order_rule = self.ablation.order_rule
+        options.early_recompute = self.ablation.early_recompute
+        options.copy_streams = self.ablation.copy_streams
+        options.record = record
+        options.draws = self._draws()
+        return options
+
+    def _call_stages(
+        self, stages: Sequence[PipeSequential], *, record: bool
+    ) -> _binding.CallStages:
+        # Given to every call, not kept in C++: there the garbage collector would not
+        # see a hook of a layer that refers to this pipe.
+        functions = [
+            stage_functions(
+                stage,
+                [lane for lane in self.lanes if lane.destination == j],
+                [lane for lane in self.lanes if lane.source == j],
+            )
+            for j, stage in enumerate(stages)
+        ]
+        parameters: list[list[torch.Tensor]] = [
+            [p for p in stage.parameters() if p.requires_grad] if record else []
+            for stage in stages
+        ]
+        return _binding.CallStages(functions, parameters)
+
+    def _call_seed(self) -> int:
+        return _binding.draw_seed() if self.position is None else self._seed
+
+    def _draws(self) -> _binding.DrawSettings:
+        step, microbatch = self.position or (0, 0)
+        if self.settings.strict:
+            return _binding.DrawSettings("global", 0, step, microbatch)
+        mode = "keyed" if _binding.keyed_draws_work() else "fallback"
+        return _binding.DrawSettings(
+            mode, self._call_seed() % 2**64, step, microbatch
+        )
+
+    def _get_engine(self, stages: Sequence[PipeSequential]) -> _binding.PipeEngine:
+        if self._engine is None:
+            workers = self._workers
+            if workers is None:
+                num_workers = 1 if self._serial_only() else len(stages)
+                workers = self._own_workers = Workers(num_workers)
+            self._engine = _binding.PipeEngine(
+                workers.pool,
+                self._devices,
+                [stage.first_layer for stage in stages],
+                [(lane.source, lane.destination) for lane in self.lanes],
+                self.settings.own_streams,
+            )
+        return self._engine
+
+    def __getstate__(self) -> dict[str, object]:
+        state = self.__dict__.copy()
+        # Threads do not travel: a copy makes its own when it is first called.
+        state.update(_workers=None, _own_workers=None, _engine=None)
+        return state

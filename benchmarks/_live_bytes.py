@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 
@@ -74,3 +75,56 @@ def _unpack(held: Tensor | _Held) -> Tensor:
 def _storage(tensor: Tensor) -> tuple[int, int]:
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.nbytes()
+
+
+class LiveOutputs:
+    """Bytes of the storages of all modules' outputs that are alive.
+
+    Whoever holds them counts: a graph, an engine that keeps a stage's inputs for a
+    recomputation, or a skip on its way. Outputs of recomputations count, too;
+    gradients and what lives inside one module do not. Hooks slow the model down, so
+    nothing is timed meanwhile.
+
+    Args:
+        model: Its modules are watched, itself included.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._alive: dict[int, int] = {}
+        self._lock = threading.RLock()  # freeing one storage may free another
+        self.now = 0
+        self.peak = 0
+        self._model = model
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Watch the modules inside; what is freed is counted always."""
+        hooks = [
+            module.register_forward_hook(self._see) for module in self._model.modules()
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _see(self, module: nn.Module, inputs: object, outputs: object) -> None:
+        for tensor in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
+            if isinstance(tensor, Tensor):
+                self._take(tensor)
+
+    def _take(self, tensor: Tensor) -> None:
+        # The storage's Python object lives as long as the storage itself.
+        storage = tensor.untyped_storage()
+        pointer, num_bytes = storage.data_ptr(), storage.nbytes()
+        with self._lock:
+            if num_bytes == 0 or pointer in self._alive:
+                return
+            self._alive[pointer] = num_bytes
+            self.now += num_bytes
+            self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._release, pointer)
+
+    def _release(self, pointer: int) -> None:
+        with self._lock:
+            self.now -= self._alive.pop(pointer)

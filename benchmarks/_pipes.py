@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -71,16 +70,5 @@ def our_pipe(
         chunks: Number of micro-batches.
         checkpoint: One of ``CHECKPOINT_MODES``.
         dispatch: One of ``DISPATCHES``.
-
-    Raises:
-        ValueError: this build of the pipeline knows no such dispatch.
     """
-    known = inspect.signature(Pipe).parameters
-    options: dict[str, Any] = {}
-    if "return_tensors" in known:
-        options["return_tensors"] = True
-    if "dispatch" in known:
-        options["dispatch"] = dispatch
-    elif dispatch != "auto":
-        raise ValueError(f"--dispatch: expected auto in this build, got {dispatch}")
-    return Pipe(model, chunks, checkpoint, **options)
+    return Pipe(model, chunks, checkpoint, return_tensors=True, dispatch=dispatch)

@@ -52,6 +52,7 @@ FORWARD, BACKWARD = "forward_us_per_cell", "backward_us_per_cell"
 FORWARD_ABOVE = "forward_overhead_us_per_cell"
 BACKWARD_ABOVE = "backward_overhead_us_per_cell"
 UNIT = "us"
+CPU = torch.device("cpu")
 # How many cores threads with so little work keep busy says nothing about a
 # disturbance; the medians over iterations and repeats cope with short ones.
 TOLERANCE = 0.9
@@ -122,10 +123,16 @@ def no_collections() -> Iterator[None]:
 
 
 def runner(
-    args: argparse.Namespace, systems: Mapping[str, System]
+    args: argparse.Namespace,
+    systems: Mapping[str, System],
+    device: torch.device = CPU,
 ) -> Callable[[str, int], Repeat]:
-    """Return what runs a system's iterations of one repeat."""
-    rows = torch.randn(ROWS * args.microbatches, WIDTH)
+    """Return what runs a system's iterations of one repeat.
+
+    On a GPU the host's time is taken; the device is idle when the clock starts.
+    """
+    wait = torch.cuda.synchronize if device.type == "cuda" else int
+    rows = torch.randn(ROWS * args.microbatches, WIDTH, device=device)
     ones = torch.ones_like(rows)
     cells = args.stages * args.microbatches
 
@@ -136,13 +143,14 @@ def runner(
         def iterate() -> None:
             for _ in range(args.iterations):
                 system.model.zero_grad()  # to None: a first gradient is not added
+                wait()
                 start = time.perf_counter()
                 outputs = tensor_of(system.call(rows))
-                middle = time.perf_counter()
+                times[FORWARD].append(time.perf_counter() - start)
+                wait()
+                start = time.perf_counter()
                 outputs.backward(ones)  # type: ignore[no-untyped-call]
-                end = time.perf_counter()
-                times[FORWARD].append(middle - start)
-                times[BACKWARD].append(end - middle)
+                times[BACKWARD].append(time.perf_counter() - start)
                 del outputs  # freed in no system's time
 
         with no_collections():

@@ -55,22 +55,25 @@ PythonStages::PythonStages(
     std::vector<Tree> inputs,
     int32_t num_microbatches,
     StageOptions options)
-    : functions_(std::move(functions)),
-      num_microbatches_(num_microbatches),
+    : num_microbatches_(num_microbatches),
       options_(std::move(options)),
-      inputs_(std::move(inputs)),
-      trees_(functions_.size() * num_microbatches) {}
+      held_(std::make_unique<Held>()) {
+  held_->trees.resize(functions.size() * num_microbatches);
+  held_->functions = std::move(functions);
+  held_->inputs = std::move(inputs);
+}
 
 PythonStages::~PythonStages() {
+  if (Py_IsInitialized() == 0) {
+    static_cast<void>(held_.release());
+    return;
+  }
   const py::gil_scoped_acquire gil;
-  loss_ = LossFunction();
-  inputs_.clear();
-  trees_.clear();
-  functions_.clear();
+  held_.reset();
 }
 
 void PythonStages::set_loss(LossFunction loss) {
-  loss_ = std::move(loss);
+  held_->loss = std::move(loss);
 }
 
 // Puts the arguments together and calls; the output of a stage with lanes comes
@@ -79,14 +82,15 @@ py::object PythonStages::call_function(
     pipe::CellId cell,
     pipe::Phase phase,
     const pipe::Tensors& inputs) {
-  const auto& [plain, recomputed] = functions_[cell.stage];
+  const auto& [plain, recomputed] = held_->functions[cell.stage];
   const py::object& function =
       phase == pipe::Phase::kRecomputing ? recomputed : plain;
   std::size_t next = 0;
   py::tuple args;
   py::object kwargs;
   if (cell.stage == 0) {
-    const Tree& tree = inputs_[inputs_.size() == 1 ? 0 : cell.microbatch];
+    const std::vector<Tree>& trees = held_->inputs;
+    const Tree& tree = trees[trees.size() == 1 ? 0 : cell.microbatch];
     const py::tuple value = tree.put_together(inputs, next);
     args = value[0];
     kwargs = value[1];
@@ -116,8 +120,8 @@ pipe::Tensors PythonStages::call(
     output = both[0];
     stashed = both[1];
   }
-  const bool last = cell.stage + 1 == static_cast<int32_t>(functions_.size());
-  if (last && loss_.function) {
+  const bool last = cell.stage + 1 == static_cast<int32_t>(held_->functions.size());
+  if (last && held_->loss.function) {
     output = loss_of(cell, output);
   }
   pipe::Tensors tensors;
@@ -136,9 +140,9 @@ pipe::Tensors PythonStages::call(
 py::object
 PythonStages::loss_of(pipe::CellId cell, const py::object& output) {
   std::size_t next = 0;
-  const py::object targets = loss_.target_tree.put_together(
-      loss_.targets[cell.microbatch], next);
-  py::object loss = loss_.function(output, targets);
+  const py::object targets = held_->loss.target_tree.put_together(
+      held_->loss.targets[cell.microbatch], next);
+  py::object loss = held_->loss.function(output, targets);
   const bool tensor = THPVariable_Check(loss.ptr());
   if (!tensor || THPVariable_Unpack(loss.ptr()).dim() != 0 ||
       !THPVariable_Unpack(loss.ptr()).is_floating_point()) {
@@ -163,7 +167,7 @@ void PythonStages::forget_failure() noexcept {
 }
 
 std::vector<Tree> PythonStages::take_output_trees() {
-  const auto last = static_cast<int32_t>(functions_.size()) - 1;
+  const auto last = static_cast<int32_t>(held_->functions.size()) - 1;
   std::vector<Tree> result;
   for (int32_t i = 0; i < num_microbatches_; ++i) {
     result.push_back(std::move(tree(last, i)));

@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
 #include <tuple>
 #include <vector>
 
@@ -30,6 +31,8 @@ struct LossFunction {
 };
 
 // Made with the GIL held, destroyed with it or not (the destructor takes it).
+// Autograd may keep a failed backward's nodes until its thread ends: where that
+// is after the interpreter, what belongs to Python is left alone.
 class PythonStages final : public pipe::StageCalls {
  public:
   // `inputs`: (args, kwargs) of the first stage, taken apart, by micro-batch;
@@ -57,20 +60,23 @@ class PythonStages final : public pipe::StageCalls {
   std::vector<Tree> take_output_trees();
 
  private:
-  // Structure at the border below stage j of micro-batch i; row 0 the inputs.
-  Tree& tree(int32_t border, int32_t microbatch) {
-    return trees_[border * num_microbatches_ + microbatch];
+  // Everything that belongs to Python.
+  struct Held {
+    std::vector<StageFunctions> functions;  // by stage
+    std::vector<Tree> inputs;
+    std::vector<Tree> trees;  // of outputs, by stage, then micro-batch
+    LossFunction loss;
+  };
+  Tree& tree(int32_t stage, int32_t microbatch) {
+    return held_->trees[stage * num_microbatches_ + microbatch];
   }
   pybind11::object
   call_function(pipe::CellId cell, pipe::Phase phase, const pipe::Tensors& inputs);
   pybind11::object loss_of(pipe::CellId cell, const pybind11::object& output);
 
-  std::vector<StageFunctions> functions_;  // by stage
   const int32_t num_microbatches_;
   const StageOptions options_;
-  std::vector<Tree> inputs_;
-  std::vector<Tree> trees_;
-  LossFunction loss_;
+  std::unique_ptr<Held> held_;
 };
 
 // Raises KeyboardInterrupt and the like in the caller. Takes the GIL.

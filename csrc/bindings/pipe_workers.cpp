@@ -23,7 +23,8 @@ constexpr std::chrono::milliseconds kPollInterval{100};
 
 // Threads need the GIL to end, so a pool is never joined with it held.
 void destroy_pool(std::unique_ptr<pipe::WorkerPool> pool) {
-  if (PyGILState_Check() != 0) {
+  // After the interpreter there is no GIL, and no thread left to join.
+  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
     const py::gil_scoped_release no_gil;
     pool.reset();
   }
@@ -149,8 +150,13 @@ PoolPtr make_pool(int num_workers, int intra_op_threads) {
     static_cast<void>(PyEval_SaveThread());
   };
   hooks.stop = [] {
-    PyEval_RestoreThread(PyGILState_GetThisThreadState());
-    PyGILState_Release(PyGILState_UNLOCKED);
+    PyThreadState* const state = PyGILState_GetThisThreadState();
+    PyEval_RestoreThread(state);
+    // Not PyGILState_Release: it counts the state as unused before it clears it,
+    // and a tensor that dies then (in thread-local data, say) takes and gives
+    // back the GIL, which deletes the state a first time.
+    PyThreadState_Clear(state);
+    PyThreadState_DeleteCurrent();
   };
   auto pool = std::make_unique<pipe::WorkerPool>(num_workers, std::move(hooks));
   at::set_num_threads(callers_threads);

@@ -253,7 +253,7 @@ class Pipe(StageLayers, FixedPlacement):
             output = inputs[0] if len(inputs) == 1 else inputs
             return output if loss is None else loss(output, targets)
         stages = self._stages()
-        mode = self.checkpoint if stages[0].training else "never"
+        mode = self.checkpoint if self._is_training() else "never"
         norms = self._deferred_norms()
         for norm in norms:
             norm.begin()
@@ -333,6 +333,9 @@ class Pipe(StageLayers, FixedPlacement):
             for layer in self.partitions.modules()
             if isinstance(layer, DeferredBatchNorm) and layer.training
         ]
+
+    def _is_training(self) -> bool:
+        return self.partitions[0].training
 
     def _is_plain_module(self, mode: str) -> bool:
         # One stage, one micro-batch: autograd's own graph of the layers, without

@@ -190,9 +190,7 @@ class Runner:
         if self.settings.strict:
             return _binding.DrawSettings("global", 0, step, microbatch)
         mode = "keyed" if _binding.keyed_draws_work() else "fallback"
-        return _binding.DrawSettings(
-            mode, self._call_seed() % 2**64, step, microbatch
-        )
+        return _binding.DrawSettings(mode, self._call_seed() % 2**64, step, microbatch)
 
     def _get_engine(self, stages: Sequence[PipeSequential]) -> _binding.PipeEngine:
         if self._engine is None:

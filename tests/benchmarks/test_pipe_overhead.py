@@ -1,7 +1,9 @@
 """What counts as overhead, and that every system computes the same."""
 
 import argparse
+import sys
 
+import gpu_pipe
 import pipe_overhead
 import pytest
 import torch
@@ -79,3 +81,21 @@ def test_name_of_a_pipe_needs_a_colon():
 def test_unknown_dispatch_is_refused():
     with pytest.raises(ValueError, match="dispatch: expected"):
         our_pipe(nn.Sequential(), chunks=1, checkpoint="never", dispatch="nothing")
+
+
+def test_parts_of_the_gpu_benchmark_run_on_any_device():
+    args, device = arguments(microbatches=2), torch.device("cpu")
+    systems = gpu_pipe.cell_systems(args, device)
+    assert list(systems) == [LOOP, "never", "except_last", "always"]
+    run = pipe_overhead.runner(args, systems, device)
+    assert min(run("always", 0).metrics.values()) > 0
+    for step in gpu_pipe.overlap_systems(args, device).values():
+        step()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize(("flags", "status"), [([], 1), (["--allow-no-gpu"], 0)])
+def test_gpu_benchmark_says_that_it_was_not_run(monkeypatch, capsys, flags, status):
+    monkeypatch.setattr(sys, "argv", ["gpu_pipe.py", *flags])
+    assert gpu_pipe.main() == status
+    assert "not run" in capsys.readouterr().err

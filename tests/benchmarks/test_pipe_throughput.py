@@ -2,7 +2,6 @@
 
 import argparse
 import gc
-import inspect
 
 import pipe_overlap
 import pipe_throughput
@@ -21,18 +20,14 @@ from _rank_pool import RankPool
 from _rank_systems import DDP, SCHEDULES, RankSystems
 from _throughput_systems import ONE_THREAD, Maker
 
-from pipetransformer.pipe import Pipe
-
 TINY = Shape(blocks=2, width=8, heads=1, tokens=2, rows=6)
-KNOWN = inspect.signature(Pipe.from_plan).parameters
-SCHEDULES_HERE = ["gpipe", "1f1b", "zb-h1"] if "schedule" in KNOWN else ["gpipe"]
 
 
 def arguments(**changes):
     options = {
         "slots": 2,
         "microbatches": [3],
-        "schedules": SCHEDULES_HERE,
+        "schedules": ["gpipe", "1f1b", "zb-h1"],
         "dispatch": "auto",
         "seed": 0,
         "pipe": None,

@@ -62,6 +62,7 @@ def assert_same_training(layers, pipe_of, x, loss=lambda y: (y**2).sum()):
     torch.testing.assert_close(actual, expected)
     loss(expected).backward()
     loss(actual).backward()
-    torch.testing.assert_close(b.grad, a.grad)
+    if x.requires_grad:
+        torch.testing.assert_close(b.grad, a.grad)
     torch.testing.assert_close(grads(layers), grads(plain))
     return pipe

@@ -8,8 +8,6 @@ from torch import nn
 
 from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 
-from .models import MODES, make_pipe
-
 convert = DeferredBatchNorm.convert_deferred_batch_norm
 
 
@@ -214,54 +212,3 @@ def test_refusals():
         convert(nn.Sequential(), 0)
     with pytest.raises(ValueError, match="expected at least two dimensions, got 1"):
         DeferredBatchNorm(3)(torch.ones(3))
-
-
-# --- through a pipeline ------------------------------------------------------
-
-
-def network():
-    torch.manual_seed(3)
-    layers = [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)]
-    return nn.Sequential(*layers, nn.BatchNorm1d(3), nn.ReLU()).double()
-
-
-def loop(model, x, sizes):
-    """The micro-batch loop on plain layers: what the pipeline is to equal."""
-    return torch.cat([model(part) for part in x.split(sizes)])
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_recomputation_does_not_count(mode):
-    x = batch(8)
-    layers = convert(network(), chunks=4)
-    first = layers[0]
-    plain = nn.BatchNorm1d(4).double()
-    plain(first(x).detach())
-    norm = layers[1]
-    norm.begin()
-    make_pipe(layers, 3, 4, mode)(x).sum().backward()
-    norm.finish()
-    assert_statistics(norm, plain, first(x).detach())
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_parameters_equal_the_loops_after_a_step(mode):
-    x = batch(8)
-    plain = network()
-    layers = convert(copy.deepcopy(plain), chunks=4)
-    pipe = make_pipe(layers, 3, 4, mode)
-    for model, output in ((plain, loop(plain, x, 2)), (layers, pipe(x))):
-        (output**2).sum().backward()
-        torch.optim.SGD(model.parameters(), lr=0.1).step()
-    torch.testing.assert_close(list(layers.parameters()), list(plain.parameters()))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_plain_batch_norm_counts_each_micro_batch_once(mode):
-    x = batch(8)
-    plain = network()
-    layers = copy.deepcopy(plain)
-    loop(plain, x, 2)
-    make_pipe(layers, 3, 4, mode)(x).sum().backward()
-    assert layers[1].num_batches_tracked == 4
-    torch.testing.assert_close(layers.state_dict(), plain.state_dict())

@@ -184,7 +184,7 @@ def patched():
 
 
 def with_parameter():
-    inner = nn.Sequential(nn.Linear(5, 5).double())
+    inner = nn.Sequential(nn.Linear(5, 5).double(), nn.Tanh())
     inner.register_parameter("scale", nn.Parameter(torch.ones(())))
     return inner
 
@@ -206,6 +206,7 @@ def test_inner_sequential_is_flattened_only_if_nothing_is_lost(inner, num_layers
     expected = layers(x)
     pipe = Pipe(layers, 2, return_tensors=True)
     assert [len(stage) for stage in pipe.partitions] == [num_layers, 1]
+    assert len(list(pipe.parameters())) == len(list(layers.parameters()))
     torch.testing.assert_close(pipe(x), expected)
     pipe.close()
 

@@ -119,9 +119,7 @@ def test_schedules_are_as_long_as_their_closed_forms(n):
 def test_live_microbatches_are_bounded_as_promised(n):
     for m in range(1, 25):
         assert schedule_text("gpipe", m, n, 0, 0)[1] == [m] * n
-        assert schedule_text("1f1b", m, n, 0, 0)[1] == [
-            min(m, n - j) for j in range(n)
-        ]
+        assert schedule_text("1f1b", m, n, 0, 0)[1] == [min(m, n - j) for j in range(n)]
         assert max(schedule_text("zb-h1", m, n, 0, 0)[1]) <= n
         assert max(schedule_text("gpipe", m, n, m, 0)[1]) == 1
 

@@ -1,5 +1,7 @@
 """Workers.map: order, context, failures, threads."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -91,6 +93,26 @@ def test_python_thread_data_survives_between_calls():
     with Workers(2) as workers:
         assert workers.map(count, range(4)) == [1, 1, 2, 2]
         assert workers.map(count, range(2)) == [3, 3]
+
+
+@pytest.mark.parametrize("keep", ["local.kept = kept", "variable.set(kept)"])
+def test_tensors_in_thread_data_end_with_their_thread(keep):
+    # A graph that dies with its thread takes the GIL by counting the uses of the
+    # thread's state: the state was counted as unused, and deleted twice.
+    code = f"""
+import contextvars, threading
+import torch
+from pipetransformer.pipe import Workers
+local, variable = threading.local(), contextvars.ContextVar("variable")
+def call(k):
+    weight = torch.ones(3, 3, requires_grad=True)
+    kept = torch.addmm(weight, weight.clone(), weight).tanh()
+    {keep}
+for _ in range(20):
+    with Workers(2) as workers:
+        workers.map(call, range(4))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_drain_waits_for_cells_that_a_failed_backward_left_behind():

@@ -1,0 +1,5 @@
+"""Stands for ``torch.distributed.pipeline.sync.skip.layout``."""
+
+from pipetransformer.pipe.skip.layout import SkipLayout, inspect_skip_layout
+
+__all__ = ["SkipLayout", "inspect_skip_layout"]

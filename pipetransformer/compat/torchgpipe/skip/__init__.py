@@ -1,0 +1,11 @@
+"""Stands for ``torchgpipe.skip``."""
+
+from pipetransformer.pipe.skip import (
+    Namespace,
+    pop,
+    skippable,
+    stash,
+    verify_skippables,
+)
+
+__all__ = ["Namespace", "pop", "skippable", "stash", "verify_skippables"]

@@ -19,22 +19,32 @@ using torch::autograd::variable_list;
 struct Delivery {
   std::vector<Tensors> parameter_grads;  // by stage
   Tensors input_grads;
+  // Gradients were ready on, and the scale arrived on, other streams than the
+  // current ones of the thread that delivers, perhaps.
+  std::shared_ptr<device::PipelineStreams> streams;
+  std::vector<device::Mark> marks;  // by stage
   at::Tensor scale;
+  device::Mark scale_mark;
   bool keep = false;
   bool used_up = false;
 };
 
 // Multiplies where it changes anything; a kept gradient is copied, since
 // autograd may hand it on without a copy.
-at::Tensor scaled(const at::Tensor& grad, const Delivery& delivery) {
-  if (!grad.defined()) {
-    return grad;
+at::Tensor scaled(
+    const at::Tensor& ready,
+    const device::Mark& mark,
+    const Delivery& delivery) {
+  if (!ready.defined()) {
+    return ready;
   }
+  const at::Tensor grad = delivery.streams->bring(ready, ready.device(), mark);
   const at::Tensor& scale = delivery.scale;
   if (scale.is_cpu() && scale.item<double>() == 1.0) {
     return delivery.keep ? grad.clone() : grad;
   }
-  const at::Tensor factor = scale.to(grad.device(), /*non_blocking=*/true);
+  const at::Tensor factor =
+      delivery.streams->bring(scale, grad.device(), delivery.scale_mark);
   return grad.mul(factor).to(grad.scalar_type());
 }
 
@@ -51,6 +61,7 @@ class LossNode : public torch::autograd::Node {
     delivery_->keep = torch::autograd::get_current_graph_task_keep_graph();
     delivery_->used_up = !delivery_->keep;
     delivery_->scale = grads[0];
+    delivery_->scale_mark = delivery_->streams->mark(grads[0].device());
     return {make_token()};
   }
   std::string name() const override {
@@ -71,9 +82,9 @@ class DeliveryNode : public torch::autograd::Node {
     if (!lowest_) {
       results.push_back(make_token());
     }
-    deliver(delivery_->parameter_grads[stage_], results);
+    deliver(delivery_->parameter_grads[stage_], delivery_->marks[stage_], results);
     if (lowest_) {
-      deliver(delivery_->input_grads, results);
+      deliver(delivery_->input_grads, delivery_->marks[stage_], results);
     }
     return results;
   }
@@ -82,9 +93,12 @@ class DeliveryNode : public torch::autograd::Node {
   }
 
  private:
-  void deliver(Tensors& grads, variable_list& results) {
+  void deliver(
+      Tensors& grads,
+      const device::Mark& mark,
+      variable_list& results) {
     for (at::Tensor& grad : grads) {
-      results.push_back(scaled(grad, *delivery_));
+      results.push_back(scaled(grad, mark, *delivery_));
       if (!delivery_->keep) {
         grad.reset();
       }
@@ -121,11 +135,11 @@ void StepRun::run(WorkerPool& pool, std::shared_ptr<const Schedule> schedule) {
       [this](int32_t stage, const Op& op) { run_op(stage, op); });
   try {
     execution->wait_all([this] { call_->stages().poll(); });
-  } catch (...) {  // what has been queued still runs
-    call_->streams().join();
+  } catch (...) {
+    call_->finish();
     throw;
   }
-  call_->streams().join();
+  call_->finish();
 }
 
 void StepRun::run_op(int32_t stage, const Op& op) {
@@ -141,14 +155,14 @@ void StepRun::run_op(int32_t stage, const Op& op) {
     const ContextScope context(
         call_->context(),
         settings.devices[stage],
-        call_->streams().own_stream(stage),
+        settings.streams->own_stream(stage),
         /*shared_casts=*/true);
     const c10::NoGradGuard no_grad;
     const at::Tensor& loss = call_->output(id.microbatch).front().value;
     cells_.set_output_grads(
         id.microbatch,
         {at::full(loss.sizes(), weights_[id.microbatch], loss.options())},
-        /*ready=*/{});
+        device::Mark());
   }
   cells_.run(stage, op);
 }
@@ -170,10 +184,13 @@ at::Tensor
 connect_step(const at::Tensor& loss, StepRun& run, const ChainPlan& plan) {
   const c10::NoGradGuard no_grad;
   const auto delivery = std::make_shared<Delivery>();
+  const CallSettings& settings = run.settings();
+  delivery->streams = settings.streams;
   const auto num_stages =
       static_cast<int32_t>(plan.backward->parameters.size());
   for (int32_t j = 0; j < num_stages; ++j) {
     delivery->parameter_grads.push_back(run.cells().take_parameter_grads(j));
+    delivery->marks.push_back(settings.streams->mark(settings.devices[j]));
   }
   const std::vector<Tensors> grads = run.cells().take_input_grads();
   for (std::size_t k = 0; k < plan.inputs.positions.size(); ++k) {

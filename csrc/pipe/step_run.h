@@ -27,6 +27,9 @@ class StepRun {
   // Runs the schedule and waits for its end; throws what a cell has thrown.
   void run(WorkerPool& pool, std::shared_ptr<const Schedule> schedule);
 
+  const CallSettings& settings() const noexcept {
+    return call_->settings();
+  }
   CellBackward& cells() noexcept {
     return cells_;
   }

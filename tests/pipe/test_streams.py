@@ -146,7 +146,8 @@ def check_copies(_rank, library):
     streams = [end for c in seen[0] for end in c.split(" -> ")]
     assert len(set(streams)) == len(streams)
 
-    pipe = make_pipe(places, copy_streams=False)
+    pipe = make_pipe(places)
+    pipe.ablation = Ablation(copy_streams=False)
     fake.copies()
     train(pipe, x, steps=1)
     between = [c for c in fake.copies() if "host" not in c]

@@ -19,7 +19,7 @@ TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node=4
 # The cores are shared with other programs: one intra-op thread per process.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint build bench seeds clean
+.PHONY: demo test sanitize lint build bench seeds clean
 
 demo: build
 	$(TORCHRUN) examples/finetune_vit.py --epochs $(EPOCHS) --seed $(SEED)
@@ -29,6 +29,10 @@ demo: build
 
 test: build
 	$(PY) -m pytest
+
+# The torch-free engine under thread, address and undefined sanitizers.
+sanitize:
+	tools/sanitize.sh
 
 bench: build
 	$(PY) benchmarks/table1_speedup.py --json benchmarks/results/table1_speedup.json

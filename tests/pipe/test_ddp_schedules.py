@@ -92,7 +92,7 @@ def schedule_matrix(rank, unused):
             model = DistributedDataParallel(
                 pipe, find_unused_parameters=flags[0], static_graph=flags[1]
             )
-            results[schedule, mode, *flags, kind] = train(
+            results[(schedule, mode, *flags, kind)] = train(
                 lambda x, y, model=model: value_of(model(x, targets=y)),
                 list(layers.parameters()),
                 rank,
@@ -115,7 +115,7 @@ def dispatch_matrix(rank):
             model = DistributedDataParallel(
                 pipe, find_unused_parameters=flags[0], static_graph=flags[1]
             )
-            results[dispatch, mode, *flags] = train(
+            results[(dispatch, mode, *flags)] = train(
                 lambda x, y, model=model: mean_square(model(x), y),
                 list(layers.parameters()),
                 rank,

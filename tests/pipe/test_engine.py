@@ -214,7 +214,8 @@ def test_exception_in_recomputation_surfaces_from_backward(stage):
 
 
 @pytest.mark.parametrize("in_backward", [False, True])
-def test_signal_ends_the_call_of_a_waiting_caller(in_backward):
+@pytest.mark.parametrize("dispatch", ["serial", "threads"])
+def test_signal_ends_the_call_of_a_waiting_caller(in_backward, dispatch):
     num_cells = 8
     never = threading.Event()
     started = []
@@ -238,7 +239,7 @@ def test_signal_ends_the_call_of_a_waiting_caller(in_backward):
             return grad
 
     layers = nn.Sequential(*linears(1), Functional(Interrupt.apply))
-    pipe = make_pipe(layers, 2, num_cells)
+    pipe = make_pipe(layers, 2, num_cells, dispatch=dispatch)
     # Ignored in a process that a shell has put into the background.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from _child import RunFailed, run_child
 from _machine import machine
-from _results import MIN_REPEATS, Ratio, RatioRefused, Row, ratio, write_json
+from _results import MIN_REPEATS, Ratio, RatioRefused, Row, compared, ratio, write_json
 from _timing import Sample, Selection, measured, select_clean
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Selection",
     "Series",
     "add_common_arguments",
+    "compared",
     "interleave",
     "machine",
     "measured",

@@ -60,6 +60,13 @@ def plain_loop(model: nn.Sequential, microbatches: int) -> Callable[[Tensor], Te
     return call
 
 
+def recomputed_share(mode: str | None, microbatches: int) -> float:
+    """Share of the cells whose forward is run again in backward."""
+    if mode == "always":
+        return 1.0
+    return (microbatches - 1) / microbatches if mode == "except_last" else 0.0
+
+
 def our_pipe(
     model: nn.Sequential, *, chunks: int, checkpoint: str, dispatch: str = "auto"
 ) -> Pipe:

@@ -128,6 +128,17 @@ def ratio(
     return Ratio(name, middle, min(pairs), max(pairs), len(pairs), better_than)
 
 
+def compared(
+    name: str, over: Row, under: Row, *, better_than: str, quick: bool = False
+) -> list[Ratio]:
+    """Return `ratio` of the same arguments; if it is refused, print why and nothing."""
+    try:
+        return [ratio(name, over, under, better_than=better_than, quick=quick)]
+    except RatioRefused as refusal:
+        print(f"refused: {refusal}")
+        return []
+
+
 def write_json(
     path: Path,
     name: str,

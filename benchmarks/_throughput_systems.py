@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+import torch
 from _encoder import Shape, batch, encoder, mean_loss, train_step
 from _pipe_bounds import pipeline_speedup, zero_bubble_speedup
-from _pipes import load_factory, tensor_of
+from _pipes import load_factory, recomputed_share, tensor_of
 from _rank_systems import DDP, SCHEDULES
 from torch import Tensor, nn
 
 from pipetransformer.pipe import Pipe
 
 ONE_THREAD = "one thread"
+INFERENCE = "inference, one thread"
 OUR_SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 
 Step = Callable[[], None]
@@ -37,6 +38,7 @@ class System:
         bound: Speed-up over one thread that it can reach at best; None: not a pipe.
         step: Trains a step in this process; None for the process systems.
         model: What the step trains; None for the process systems.
+        measure: Name of the plain system that it is compared with.
     """
 
     kind: str
@@ -44,6 +46,7 @@ class System:
     bound: float | None
     step: Step | None
     model: nn.Sequential | None
+    measure: str = ONE_THREAD
 
     @property
     def name(self) -> str:
@@ -55,7 +58,7 @@ class Maker:
     """Builds the systems for one set of options; each has weights of its own.
 
     Args:
-        args: ``slots``, ``dispatch``, ``seed`` and ``pipe`` of the script.
+        args: Options of the script.
         shape: Of the encoder.
     """
 
@@ -82,15 +85,12 @@ class Maker:
 
         return System(ONE_THREAD, microbatches, None, step, model)
 
-    def ours(self, schedule: str, microbatches: int) -> System:
-        """Return our pipeline."""
-        args, model = self._args, encoder(self._shape, self._args.seed)
-        pipe = Pipe.from_plan(
-            model,
-            cuts=self.cuts(),
-            num_microbatches=microbatches,
-            **_options(schedule, args.dispatch),
-        )
+    def ours(
+        self, schedule: str, microbatches: int, checkpoint: str = "never"
+    ) -> System:
+        """Return our pipeline; a recomputed forward is a third of a cell's work."""
+        model = encoder(self._shape, self._args.seed)
+        pipe = self._pipe(model, microbatches, schedule, checkpoint)
 
         def with_loss() -> None:
             model.zero_grad()
@@ -101,12 +101,43 @@ class Maker:
             train_step(pipe, self._inputs, self._targets)
 
         bound = zero_bubble_speedup if schedule == "zb-h1" else pipeline_speedup
+        work = 1 + recomputed_share(checkpoint, microbatches) / 3
         return System(
-            schedule,
+            schedule if checkpoint == "never" else f"{schedule} {checkpoint}",
             microbatches,
-            bound(args.slots, microbatches),
+            bound(self._args.slots, microbatches) / work,
             step if schedule == "gpipe" else with_loss,
             model,
+        )
+
+    def inference(self, microbatches: int) -> System:
+        """Return forward without gradients, through the pipeline or plain for M = 0."""
+        model = encoder(self._shape, self._args.seed).eval()
+        call: nn.Module = model
+        if microbatches:
+            call = self._pipe(model, microbatches, "gpipe", "never")
+
+        def step() -> None:
+            with torch.no_grad():
+                call(self._inputs)
+
+        kind = "inference, gpipe" if microbatches else INFERENCE
+        bound = None
+        if microbatches:
+            bound = pipeline_speedup(self._args.slots, microbatches)
+        return System(kind, microbatches, bound, step, None, INFERENCE)
+
+    def _pipe(
+        self, model: nn.Sequential, microbatches: int, schedule: str, checkpoint: str
+    ) -> Pipe:
+        return Pipe.from_plan(
+            model,
+            cuts=self.cuts(),
+            num_microbatches=microbatches,
+            checkpoint=checkpoint,
+            schedule=schedule,
+            loss=None if schedule == "gpipe" else mean_loss,
+            dispatch=self._args.dispatch,
         )
 
     def given(self, microbatches: int) -> System:
@@ -145,18 +176,13 @@ class Maker:
                 systems.append(self.given(count))
         if not args.no_processes:
             systems.append(self.in_processes(DDP, 0))
+        if args.modes:
+            most = max(args.microbatches)
+            systems += [self.ours("gpipe", most, m) for m in ("except_last", "always")]
+            systems += [self.inference(0), self.inference(most)]
         return systems
 
     def cuts(self) -> list[int]:
         """Return the borders of equal stages."""
         size = self._shape.blocks // self._args.slots
         return [size * j for j in range(self._args.slots + 1)]
-
-
-def _options(schedule: str, dispatch: str) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if schedule != "gpipe":
-        options.update(schedule=schedule, loss=mean_loss)
-    if dispatch != "auto":
-        options.update(dispatch=dispatch)
-    return options

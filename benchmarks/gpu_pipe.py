@@ -12,41 +12,26 @@ them one after another. Without CUDA it says that it was not run and ends with s
 from __future__ import annotations
 
 import argparse
-import gc
-import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from _cells import LOOP, TOLERANCE, WIDTH, System, measure_cells, print_table
 from _harness import (
     Ratio,
-    RatioRefused,
     Repeat,
     Row,
     Sample,
     add_common_arguments,
+    compared,
     interleave,
-    ratio,
     write_json,
 )
 from _pipe_bounds import pipeline_speedup
 from _pipes import CHECKPOINT_MODES, plain_loop, tensor_of
 from _text import text_table
-from pipe_overhead import (
-    BACKWARD,
-    FORWARD,
-    LOOP,
-    TOLERANCE,
-    UNIT,
-    WIDTH,
-    System,
-    overheads,
-    print_table,
-    recomputed_share,
-    runner,
-)
 from torch import Tensor, nn
 
 from pipetransformer.pipe import Pipe
@@ -117,14 +102,13 @@ def staged(
     own_streams: bool = False,
 ) -> Pipe:
     """Return a pipeline of one stage per layer, all on one device."""
-    options: dict[str, Any] = {"own_streams": True} if own_streams else {}
     return Pipe.from_plan(
         model,
         cuts=list(range(len(model) + 1)),
         num_microbatches=microbatches,
         checkpoint=checkpoint,
         devices=[device] * len(model),
-        **options,
+        own_streams=own_streams,
     )
 
 
@@ -162,39 +146,17 @@ def overlap_systems(
         return nn.Sequential(*layers).to(device)
 
     count = args.microbatches
-    systems = {
+    return {
         LOOP: step_of(plain_loop(model(), count)),
         ONE_STREAM: step_of(staged(model(), device, count)),
+        OWN_STREAMS: step_of(staged(model(), device, count, own_streams=True)),
     }
-    if "own_streams" in inspect.signature(Pipe.from_plan).parameters:
-        own = staged(model(), device, count, own_streams=True)
-        systems[OWN_STREAMS] = step_of(own)
-    return systems
 
 
 def wait_for(device: torch.device) -> None:
     """Wait until the device has done everything."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def measure_cells(args: argparse.Namespace, device: torch.device) -> list[Row]:
-    """Return the rows of the cells' cost, printed."""
-    systems = cell_systems(args, device)
-    gc.freeze()
-    run = runner(args, systems, device)
-    series = interleave(list(systems), run, repeats=args.repeats, tolerance=TOLERANCE)
-    found = [
-        each.row(metric, UNIT)
-        for each in series.values()
-        for metric in (FORWARD, BACKWARD)
-    ]
-    for name, system in systems.items():
-        if system.mode is not None:
-            share = recomputed_share(system.mode, args.microbatches)
-            found += overheads(name, series, share)
-    print_table(systems, {(row.system, row.metric): row for row in found})
-    return found
 
 
 def measure_overlap(
@@ -231,15 +193,11 @@ def measure_overlap(
 
 def gains(rows: Mapping[str, Row], *, quick: bool) -> list[Ratio]:
     """Return each pipeline's speed-up over the loop."""
-    found = []
-    for name in (name for name in rows if name != LOOP):
-        title = f"{name} / {LOOP}"
-        try:
-            found.append(
-                ratio(title, rows[LOOP], rows[name], better_than=LOOP, quick=quick)
-            )
-        except RatioRefused as refusal:
-            print(f"refused: {refusal}")
+    found: list[Ratio] = []
+    for name, row in rows.items():
+        if name != LOOP:
+            title = f"{name} / {LOOP}"
+            found += compared(title, rows[LOOP], row, better_than=LOOP, quick=quick)
     return found
 
 
@@ -250,7 +208,9 @@ def main() -> int:
         return int(not args.allow_no_gpu)
     torch.set_num_threads(1)
     device = torch.device("cuda", 0)
-    rows = measure_cells(args, device)
+    systems = cell_systems(args, device)
+    rows = measure_cells(args, systems, device)
+    print_table(systems, {(row.system, row.metric): row for row in rows})
     overlap_rows, ratios = measure_overlap(args, device)
     if args.json is not None:
         write_json(

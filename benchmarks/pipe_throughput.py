@@ -23,14 +23,13 @@ from _child import foreign_cpu_s, machine_busy_s
 from _encoder import Shape, batch
 from _harness import (
     Ratio,
-    RatioRefused,
     Repeat,
     Row,
     Sample,
     Series,
     add_common_arguments,
+    compared,
     interleave,
-    ratio,
     write_json,
 )
 from _live_bytes import LiveBytes
@@ -49,7 +48,7 @@ from _throughput_systems import (
 
 STEP, SAVED = "step time", "peak saved"
 SHAPE = Shape()
-QUICK_SHAPE = Shape(rows=16)
+QUICK_SHAPE = Shape(tokens=64, rows=8)
 TIMEOUT_S = 60.0
 
 
@@ -64,6 +63,7 @@ def parse_args() -> argparse.Namespace:
     add("--schedules", nargs="*", choices=OUR_SCHEDULES, default=list(OUR_SCHEDULES))
     add("--steps", type=int, default=1, help="of one repeat")
     add("--dispatch", choices=DISPATCHES, default="auto")
+    add("--no-modes", action="store_false", dest="modes", help="only `never`, training")
     add("--no-processes", action="store_true", help="leave the process systems out")
     add("--pipe", metavar="MODULE:ATTR", help="another pipeline beside ours")
     args = parser.parse_args()
@@ -102,6 +102,8 @@ def runner(
 
 def beside(system: System, names: Container[str]) -> tuple[str, ...]:
     """Return what a pipeline is compared with at the same M: one thread, a rival."""
+    if system.measure != ONE_THREAD:
+        return ()
     kinds = (ONE_THREAD, RIVAL_OF.get(system.kind))
     found = tuple(f"{kind} M={system.microbatches}" for kind in kinds)
     return tuple(name for name in found if name in names and name != system.name)
@@ -113,17 +115,12 @@ def speedups(
     """Return each system's speed-up over one thread, and over others of its M."""
     pairs = []
     for system in systems:
-        measures = (ONE_THREAD, *beside(system, rows))
+        measures = (system.measure, *beside(system, rows))
         pairs += [(system.name, each) for each in measures if each != system.name]
-    found = []
+    found: list[Ratio] = []
     for name, measure in pairs:
         title, over, under = f"{name} / {measure}", rows[measure], rows[name]
-        try:
-            found.append(
-                ratio(title, over, under, better_than=measure, quick=args.quick)
-            )
-        except RatioRefused as refusal:
-            print(f"refused: {refusal}")
+        found += compared(title, over, under, better_than=measure, quick=args.quick)
     return found
 
 
@@ -162,12 +159,12 @@ def print_table(
     lines = []
     for system in systems:
         row, bound, kept = rows[system.name], system.bound, saved.get(system.name)
-        told = values.get(f"{system.name} / {ONE_THREAD}")
+        told = values.get(f"{system.name} / {system.measure}")
         lines.append(
             [
                 system.name,
                 f"{row.median:.3f}" if row.values else "failed",
-                cell(system, ONE_THREAD),
+                cell(system, system.measure),
                 f"{bound:.3f}" if bound else "-",
                 f"{told / bound:.1%}" if told and bound else "-",
                 cell(system, f"{ONE_THREAD} M={system.microbatches}"),
@@ -213,6 +210,7 @@ def main() -> int:
             dispatch=args.dispatch,
             seed=args.seed,
             shape=vars(shape),
+            measures={s.name: s.measure for s in systems},
             bounds={s.name: s.bound for s in systems if s.bound},
             saved_share_of_1f1b={
                 str(m): one_f_one_b_saved_share(args.slots, m)

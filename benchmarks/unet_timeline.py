@@ -21,13 +21,12 @@ import torch
 from _cuts import balanced_cuts, move_stages, stage_devices
 from _harness import (
     Ratio,
-    RatioRefused,
     Repeat,
     Row,
     Sample,
     add_common_arguments,
+    compared,
     interleave,
-    ratio,
     write_json,
 )
 from _history import UNET_TIMELINE
@@ -185,15 +184,10 @@ def speedups(rows: Mapping[str, Row], *, quick: bool) -> list[Ratio]:
     """Return each variant's speed-up over the first, and early recomputation's."""
     pairs = [(VARIANTS[0].name, name) for name in rows if name != VARIANTS[0].name]
     pairs.append((VARIANTS[-1].name, VARIANTS[-2].name))
-    found = []
+    found: list[Ratio] = []
     for over, under in pairs:
         title = f"{under} / {over}"
-        try:
-            found.append(
-                ratio(title, rows[over], rows[under], better_than=over, quick=quick)
-            )
-        except RatioRefused as refusal:
-            print(f"refused: {refusal}")
+        found += compared(title, rows[over], rows[under], better_than=over, quick=quick)
     return found
 
 

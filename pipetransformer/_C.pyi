@@ -210,7 +210,6 @@ class CallOptions:
     spread: bool
     order_rule: bool
     early_recompute: bool
-    copy_streams: bool
     record: bool
     draws: DrawSettings
 
@@ -229,6 +228,7 @@ class PipeEngine:
         first_layers: Sequence[int],
         lanes: Sequence[tuple[int, int]],
         own_streams: bool,
+        copy_streams: bool,
     ) -> None: ...
     def forward(
         self,

@@ -22,138 +22,33 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+
+import _pipe_tables
+import _run_tables
+from _markdown import Content, ratios, rows
 
 ROOT = Path(__file__).resolve().parent.parent
 START = re.compile(r"<!-- results: (\S+) (\S+) -->")
 END = "<!-- end results -->"
 MIN_REPEATS = 3
 
-# A result file as benchmarks/_results.py writes it.
-Content = dict[str, Any]
-
 
 class TableError(ValueError):
     """A table that cannot be rendered, or must not be."""
 
 
-def ratios(content: Content) -> list[str]:
-    """Each ratio with its range over the paired repeats."""
-    return markdown(
-        ["ratio", "value", "min to max", "repeats"],
-        [
-            [
-                each["name"],
-                f"{each['value']:.2f}",
-                f"{each['min']:.2f} to {each['max']:.2f}",
-                str(each["repeats"]),
-            ]
-            for each in content["ratios"]
-        ],
-    )
-
-
-def rows(content: Content) -> list[str]:
-    """Systems by metrics: median, and the range in brackets."""
-    cells = {(row["system"], row["metric"]): row for row in content["rows"]}
-    systems = list(dict.fromkeys(system for system, _ in cells))
-    units = {row["metric"]: row["unit"] for row in content["rows"]}
-    return markdown(
-        ["system", *(f"{metric} ({unit})" for metric, unit in units.items())],
-        [
-            [system, *(median_and_range(cells.get((system, m))) for m in units)]
-            for system in systems
-        ],
-    )
-
-
-def table1(content: Content) -> list[str]:
-    """Wall time and speed-up over static-pipe of each system, in each setting."""
-    settings = list(content["settings"])
-    cells = {(row["system"], row["metric"]): row for row in content["rows"]}
-    speedups = {each["name"]: each for each in content["ratios"]}
-    headers = ["system"]
-    for setting in settings:
-        headers += [f"{setting}: seconds", "x static-pipe"]
-    lines = []
-    for system in dict.fromkeys(system for system, _ in cells):
-        line = [system]
-        for setting in settings:
-            row = cells.get((system, f"{setting} wall time"))
-            ratio = speedups.get(f"{setting} {system} / static-pipe")
-            own = "1.00" if system == "static-pipe" else "-"
-            absent = content["settings"][setting]["does_not_fit"]
-            missing = "does not fit" if system in absent else "not run"
-            line.append(median_and_range(row) if row else missing)
-            line.append(f"{ratio['value']:.2f}" if ratio else own)
-        lines.append(line)
-    return markdown(headers, lines)
-
-
-def bounds(content: Content) -> list[str]:
-    """Speed-up of the whole system over each rival, against its bound."""
-    speedups = {each["name"]: each for each in content["ratios"]}
-    lines = []
-    for setting, sections in content["settings"].items():
-        for rival, bound in sections["bounds"].items():
-            ratio = speedups.get(f"{setting} full / {rival}")
-            if ratio is None:
-                continue
-            value, low, high = (ratio[key] for key in ("value", "min", "max"))
-            told = f"{value:.2f} ({low:.2f} to {high:.2f})"
-            share = f"{value / bound:.0%}"
-            lines.append([f"full over {rival}, {setting}", told, f"{bound:.2f}", share])
-    return markdown(["ratio", "measured", "work bound", "share"], lines)
-
-
-def accuracy(content: Content) -> list[str]:
-    """Speed-up and paired accuracy of each freezing pace against unfrozen."""
-    speedups = {each["name"]: each for each in content["ratios"]}
-    lines = []
-    for system, test in content["accuracy"].items():
-        ratio = speedups[f"{system} / unfrozen"]
-        differences = ", ".join(f"{each:+.2f}" for each in test["differences"])
-        limit = f"{test['lower_limit']:+.2f}"
-        lines.append(
-            [
-                system,
-                f"{ratio['value']:.2f}",
-                differences,
-                f"{test['mean']:+.2f}",
-                f"{limit} ({'passes' if test['passes'] else 'fails'})",
-            ]
-        )
-    headers = ["system", "x unfrozen", "points by seed", "mean", "95 % lower limit"]
-    return markdown(headers, lines)
-
-
 # Table name -> lines of Markdown.
 TABLES: dict[str, Callable[[Content], list[str]]] = {
-    "accuracy": accuracy,
-    "bounds": bounds,
+    "accuracy": _run_tables.accuracy,
+    "bounds": _run_tables.bounds,
+    "models": _pipe_tables.models,
+    "overhead": _pipe_tables.overhead,
     "ratios": ratios,
     "rows": rows,
-    "table1": table1,
+    "table1": _run_tables.table1,
+    "throughput": _pipe_tables.throughput,
+    "timeline": _pipe_tables.timeline,
 }
-
-
-def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table; the first column to the left, the others to the right."""
-    rule = ["---", *["---:"] * (len(headers) - 1)]
-    return [f"| {' | '.join(line)} |" for line in (headers, rule, *lines)]
-
-
-def median_and_range(row: Content | None) -> str:
-    """A row's cell; a dash for a combination that was not measured."""
-    if row is None:
-        return "-"
-    middle, low, high = (number(row[key]) for key in ("median", "min", "max"))
-    return f"{middle} ({low} to {high})"
-
-
-def number(value: float) -> str:
-    """Four digits, without an exponent for large values."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def load(path: Path) -> Content:

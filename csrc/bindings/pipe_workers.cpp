@@ -152,9 +152,9 @@ PoolPtr make_pool(int num_workers, int intra_op_threads) {
   hooks.stop = [] {
     PyThreadState* const state = PyGILState_GetThisThreadState();
     PyEval_RestoreThread(state);
-    // Not PyGILState_Release: it counts the state as unused before it clears it,
-    // and a tensor that dies then (in thread-local data, say) takes and gives
-    // back the GIL, which deletes the state a first time.
+    // Not PyGILState_Release: it counts the state as unused before it clears
+    // it, and a tensor that dies then (in thread-local data, say) takes and
+    // gives back the GIL, which deletes the state a first time.
     PyThreadState_Clear(state);
     PyThreadState_DeleteCurrent();
   };

@@ -84,12 +84,13 @@ void keep_until(const at::Tensor& value, c10::Stream stream) {
 
 PipelineStreams::PipelineStreams(
     std::vector<c10::Device> devices,
-    bool own_streams)
+    Options options)
     : devices_(std::move(devices)),
-      several_streams_(use_several_streams(devices_, own_streams)),
+      options_(options),
+      several_streams_(use_several_streams(devices_, options.own_streams)),
       marks_(std::make_shared<MarkPool>()) {
   for (const c10::Device& device : devices_) {
-    const bool own = own_streams && has_streams(device);
+    const bool own = options_.own_streams && has_streams(device);
     own_streams_.push_back(
         own ? std::optional(pooled_stream(device)) : std::nullopt);
   }
@@ -216,14 +217,15 @@ PipelineStreams::copy_from_host(const at::Tensor& value, c10::Device target) {
 
 PipelineStreams::CopyStreams
 PipelineStreams::copy_streams(c10::Device source, c10::Device target) {
-  const bool pooled = use_copy_streams_;
-  const auto stream_of = [pooled](c10::Device device) {
-    if (!has_streams(device)) {  // c10 has a value for it
+  // CPU has no streams, but c10 has a stream value for it.
+  const auto stream_of = [this](c10::Device device) {
+    if (!has_streams(device)) {
       return c10::Stream(c10::Stream::DEFAULT, device);
     }
-    return pooled ? pooled_stream(device) : current_stream(device);
+    return options_.copy_streams ? pooled_stream(device)
+                                 : current_stream(device);
   };
-  if (!pooled) {
+  if (!options_.copy_streams) {
     return {stream_of(source), stream_of(target)};
   }
   const std::lock_guard lock(mutex_);

@@ -10,6 +10,7 @@ import torch
 from pipetransformer.pipe import _binding
 from pipetransformer.pipe.ablation import Ablation
 from pipetransformer.pipe.draws import draw_scope
+from pipetransformer.pipe.no_chunk import unwrap_whole
 from pipetransformer.pipe.skip.layout import inspect_lanes
 from pipetransformer.pipe.stage import PipeSequential, stage_functions
 from pipetransformer.pipe.workers import Workers
@@ -27,7 +28,7 @@ class RunSettings:
         dispatch: ``"auto"``, ``"serial"`` or ``"threads"``.
         strict: Whether to follow the removed torch Pipe exactly, see `set_strict`.
         spread: Whether a tuple between stages becomes the arguments of the next.
-        own_streams: Whether each stage of an accelerator computes on its own stream.
+        own_streams: Whether stages compute on streams of their own (accelerators).
     """
 
     num_microbatches: int
@@ -118,7 +119,10 @@ class Runner:
 
     def call_plain(self, stage: PipeSequential, arguments: Arguments) -> object:
         """Call a lone stage in this thread, as the plain module it is."""
-        args, kwargs = arguments
+        # The old interface hands containers on as they are.
+        depth = 0 if self.settings.strict else -1
+        args = [unwrap_whole(value, depth=depth) for value in arguments[0]]
+        kwargs = {k: unwrap_whole(v, depth=depth) for k, v in arguments[1].items()}
         if self.settings.strict:
             return _binding.gather_one(stage(*args, **kwargs), True)
         step, microbatch = self.position or (0, 0)
@@ -126,6 +130,11 @@ class Runner:
             self._call_seed(), step, microbatch=microbatch, layer=stage.first_layer
         ):
             return _binding.gather_one(stage(*args, **kwargs), False)
+
+    def ablate(self, ablation: Ablation) -> None:
+        """Put the rules in force for the calls from here on."""
+        self.ablation = ablation
+        self._engine = None  # the next one has the streams asked for
 
     def current_dispatch(self) -> str:
         """Return "serial" or "threads": what the next call uses."""
@@ -158,7 +167,6 @@ class Runner:
         options.spread = settings.spread
         options.order_rule = self.ablation.order_rule
         options.early_recompute = self.ablation.early_recompute
-        options.copy_streams = self.ablation.copy_streams
         options.record = record
         options.draws = self._draws()
         return options
@@ -204,6 +212,7 @@ class Runner:
                 [stage.first_layer for stage in stages],
                 [(lane.source, lane.destination) for lane in self.lanes],
                 self.settings.own_streams,
+                self.ablation.copy_streams,
             )
         return self._engine
 

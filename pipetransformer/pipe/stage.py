@@ -10,7 +10,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from pipetransformer.pipe import _binding
 from pipetransformer.pipe.skip.layout import Lane
-from pipetransformer.pipe.skip.stage import with_lanes
+from pipetransformer.pipe.skip.stage import with_lanes, with_own_tracker
+from pipetransformer.pipe.skip.wrapper import Skippable
 
 
 class PipeSequential(nn.Sequential):
@@ -84,6 +85,8 @@ def stage_functions(
         again = functools.partial(_call_keeping_statistics, stage)
     if popped or stashed:
         return with_lanes(stage, popped, stashed), with_lanes(again, popped, stashed)
+    if any(isinstance(layer, Skippable) for layer in stage.modules()):
+        return with_own_tracker(stage), with_own_tracker(again)
     return stage, again
 
 

@@ -11,6 +11,7 @@ from _harness import (
     RunFailed,
     Sample,
     add_common_arguments,
+    compared,
     interleave,
     machine,
     ratio,
@@ -245,3 +246,11 @@ def test_each_repeat_has_a_seed(given, seeds):
     parser = argparse.ArgumentParser()
     add_common_arguments(parser)
     assert seeds_of(parser.parse_args(given)) == seeds
+
+
+def test_refused_comparison_says_why_and_gives_nothing(capsys):
+    slow, fast = (Row(n, "t", "s", (v,) * 3) for n, v in (("a", 4.0), ("b", 2.0)))
+    assert [r.value for r in compared("b / a", slow, fast, better_than="a")] == [2.0]
+    broken = Row("b", "t", "s", (2.0,) * 3, failed=1)
+    assert compared("b / a", slow, broken, better_than="a") == []
+    assert "refused: ratio b / a: b, t: expected no failed" in capsys.readouterr().out

@@ -34,6 +34,7 @@ def arguments(**changes):
         "no_processes": True,
         "quick": True,
         "repeats": 1,
+        "modes": False,
     }
     return argparse.Namespace(**{**options, **changes})
 
@@ -152,6 +153,25 @@ def test_saved_bytes_of_gpipe_are_those_of_the_whole_batch():
     peaks = {row.system: row.values[0] for row in rows}
     assert peaks["gpipe M=3"] == pytest.approx(peaks[ONE_THREAD], rel=0.1)
     assert peaks[f"{ONE_THREAD} M=3"] < 0.5 * peaks[ONE_THREAD]
+
+
+def test_modes_and_inference_are_compared_with_their_like():
+    args = arguments(schedules=["gpipe"], modes=True)
+    systems = {system.name: system for system in Maker(args, TINY).all()}
+    always, plain = systems["gpipe always M=3"], systems["gpipe M=3"]
+    assert always.bound == pytest.approx(plain.bound * 3 / 4)
+    assert systems["gpipe except_last M=3"].bound == pytest.approx(
+        plain.bound / (1 + 2 / 9)
+    )
+    always.step()
+    found = [float(p.grad.square().sum()) for p in always.model.parameters()]
+    assert found == pytest.approx(squares(), rel=1e-3)
+    systems["inference, gpipe M=3"].step()
+    rows = {n: Row(n, "step time", "s", (1.0,)) for n in systems}
+    names = [r.name for r in pipe_throughput.speedups(args, systems.values(), rows)]
+    assert "inference, gpipe M=3 / inference, one thread" in names
+    assert not any(n.startswith("inference, one thread") for n in names)
+    assert not any(n.endswith("/ one thread") for n in names if "inference" in n)
 
 
 def test_slow_stages_keep_values_and_gradients():

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipetransformer.pipe import Pipe, WithDevice
+from pipetransformer.pipe import NoChunk, Pipe, WithDevice
+from pipetransformer.pipe.input_checks import check_inputs
 
 from .models import MODES, Functional, assert_same_training, dense, make_pipe
 
@@ -75,6 +76,34 @@ def test_device_of_tensors_in_other_objects_is_the_users_affair():
 
     pipe = Pipe(nn.Sequential(Functional(lambda x, box: x)), 2, return_tensors=True)
     assert torch.equal(pipe(X, Box()), X)
+    pipe.close()
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"k": {"p": [NoChunk(X)]}}], ids=["", "deep"])
+def test_no_chunk_is_no_input_and_may_be_anywhere(kwargs):
+    with pytest.raises(TypeError, match="expected at least one tensor among them"):
+        Pipe(nn.Sequential(Functional(lambda *a, **k: X)), 2)(NoChunk(X), **kwargs)
+    elsewhere = NoChunk(X.to("meta"))
+    check_inputs((X, elsewhere), {"k": Pair(1, [elsewhere])}, X.device)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_no_chunk_reaches_the_layer_as_its_tensor(chunks, num_stages):
+    # A lone stage with one micro-batch is called without the engine.
+    def check(x, *args, **kwargs):
+        found = [args[0], args[1][0], args[2]["p"].first, kwargs["k"]]
+        assert all(type(t) is torch.Tensor and len(t) == 3 for t in found)
+        assert (type(args[1]), type(args[2]["p"]), args[3]) == (list, Pair, 7)
+        return x + sum(t.sum() for t in found)
+
+    whole = NoChunk(torch.ones(3, requires_grad=True))
+    layers = nn.Sequential(Functional(check), nn.Identity())
+    pipe = make_pipe(layers, num_stages, chunks)
+    y = pipe(X, whole, [whole], {"p": Pair(whole, None)}, 7, k=whole)
+    assert torch.equal(y, X + 12)
+    y.sum().backward()
+    assert torch.equal(whole.tensor.grad, torch.full((3,), 4.0 * X.numel()))
     pipe.close()
 
 

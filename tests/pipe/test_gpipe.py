@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from pipetransformer.pipe import DeferredBatchNorm, GPipe, is_checkpointing
+from pipetransformer.pipe import (
+    DeferredBatchNorm,
+    GPipe,
+    from_plain_state_dict,
+    is_checkpointing,
+    to_plain_state_dict,
+)
 from pipetransformer.pipe.gpipe import verify_module
 
 from .models import MODES, Functional, dense, grads
@@ -46,6 +52,15 @@ def test_child_names_are_kept():
         "partitions.1.b.bias",
     ]
     assert model.partitions[1].c is layers["c"]
+
+
+def test_state_goes_to_and_from_the_plain_names():
+    layers = nn.Sequential(OrderedDict(a=nn.Linear(2, 2), b=Stash(), c=Pop()))
+    model = gpipe(layers, [1, 2])
+    state = model.state_dict()
+    plain = to_plain_state_dict(model, state)
+    assert list(plain) == list(layers.state_dict())
+    assert list(from_plain_state_dict(model, plain)) == list(state)
 
 
 @pytest.mark.parametrize("balance", [None, [], [2], [1, 1], [3, 0], [4, -1]])
@@ -200,10 +215,16 @@ def test_mode_is_read_on_the_module_itself():
     assert flags == [True, False]
 
 
-def test_skips_inside_a_stage():
-    model = gpipe(nn.Sequential(Stash(), nn.Tanh(), Pop()), [3], chunks=2)
-    x = torch.randn(4, 2)
-    torch.testing.assert_close(model(x), (2 * x).tanh() + x)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("balance", [[3], [2, 1], [1, 1, 1]])
+def test_skips_inside_and_between_stages(mode, balance):
+    layers = nn.Sequential(Stash(), nn.Tanh(), Pop())
+    model = gpipe(layers, balance, chunks=2, checkpoint=mode)
+    x = torch.randn(4, 2, dtype=torch.double, requires_grad=True)
+    y = (2 * x).tanh()
+    torch.testing.assert_close(model(x), y + x)
+    model(x).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * (1 - y**2) + 1)
 
 
 @pytest.mark.parametrize(

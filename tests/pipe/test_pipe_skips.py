@@ -325,6 +325,25 @@ def test_only_the_last_micro_batch_is_freed_early_under_except_last():
     assert watch.alive() == []
 
 
+@pytest.mark.parametrize("cuts", [[0, 3], [0, 1, 3]], ids=str)
+@pytest.mark.parametrize("dispatch", DISPATCH)
+def test_failure_between_stash_and_pop_frees_the_skip(cuts, dispatch):
+    memory = []
+
+    def make(x):
+        memory.append(StorageWeakRef((skip := x * 2).untyped_storage()))
+        return skip
+
+    def fail(x):
+        raise KeyError("x")
+
+    layers = nn.Sequential(StashValue(make), Functional(fail), Use(add_first))
+    pipe = from_plan(cuts, 2, dispatch=dispatch)(layers)
+    with pytest.raises(KeyError):
+        pipe(batch())
+    assert memory and all(reference.expired() for reference in memory)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_dropped_result_frees_the_skips(mode):
     watch, output = watched(mode, True)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pipetransformer.pipe import (
+    GPipe,
     Pipe,
     WithDevice,
     from_plain_state_dict,
@@ -53,6 +54,7 @@ PIPES = {
     "one stage": lambda m: make_pipe(m, 1, 1),
     "two stages": lambda m: make_pipe(m, 2, 1),
     "four stages": lambda m: make_pipe(m, 4, 1),
+    "GPipe": lambda m: GPipe(m, [2, 3], devices=["cpu", "cpu"]),
 }
 
 

@@ -285,6 +285,44 @@ def test_failed_call_leaves_the_streams_ordered(library):
     run_ranks(check_failures, 1, library, timeout_s=TIMEOUT_S)
 
 
+def check_dropout(_rank, library):
+    fake = load_fake_device(library)
+
+    def drop(x):  # without a generator, as CUDA's dropout and fused attention
+        return torch.native_dropout(x, 0.5, True)[0]
+
+    outputs = []
+    for places, dispatch in itertools.product(
+        (PLACES[0], PLACES[1]), ("threads", "serial")
+    ):
+        layers = nn.Sequential(*(Functional(drop) for _ in range(6)))
+        pipe = Pipe.from_plan(
+            layers,
+            cuts=CUTS,
+            num_microbatches=4,
+            checkpoint="always",
+            devices=[torch.device(place) for place in places],
+            dispatch=dispatch,
+        )
+        before = [fake.generator_position(device) for device in range(4)]
+        torch.manual_seed(0)
+        x = torch.ones(16, 64, dtype=torch.double).to(places[0]).requires_grad_()
+        y = pipe(x)
+        y.sum().backward()
+        assert [fake.generator_position(device) for device in range(4)] == before
+        assert torch.equal(y.detach().cpu() == 0, x.grad.cpu() == 0)
+        assert 0 < (x.grad.cpu() != 0).double().mean().item() < 0.5
+        outputs.append(y.detach().cpu())
+    for other in outputs[1:]:
+        assert torch.equal(other, outputs[0])
+    layer_masks = [outputs[0][:4] != 0, outputs[0][4:8] != 0]
+    assert not torch.equal(*layer_masks)
+
+
+def test_kernels_without_generator_draw_as_keyed_and_repeat_their_draws(library):
+    run_ranks(check_dropout, 1, library, timeout_s=TIMEOUT_S)
+
+
 def check_backward_ends(_rank, library):
     load_fake_device(library)
     expected = train(plain_model(), rows())

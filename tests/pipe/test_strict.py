@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipetransformer.pipe import Pipe, WithDevice, strict
+from pipetransformer.pipe import NoChunk, Pipe, WithDevice, strict
 
 from .models import Functional, make_pipe
 from .test_construction import OwnForward, hooked, layout
@@ -164,3 +164,12 @@ def test_strict_tensors_in_containers_are_not_checked(strict_pipes, switch):
             pipe(X, other)
     with pytest.raises(ValueError, match="All inputs should be on the same device"):
         pipe(X, other[0])
+
+
+def test_strict_no_chunk_in_a_container_stays_what_it_is(strict_pipes):
+    seen = []
+    layer = Functional(lambda x, whole, box: seen.append((type(whole), type(box[0]))))
+    layers = nn.Sequential(Functional(lambda *a: layer(*a) or a[0]))
+    for chunks in (1, 2):
+        Pipe(layers, chunks)(X, NoChunk(X), [NoChunk(X)])
+    assert set(seen) == {(torch.Tensor, NoChunk)} and len(seen) == 3

@@ -12,6 +12,23 @@ from pipetransformer.pipe.skip.tracker import SkipTracker, use_skip_tracker
 Skips = tuple["torch.Tensor | None", ...]
 
 
+def with_own_tracker(function: Callable[..., object]) -> Callable[..., object]:
+    """Let a stage function whose skips all stay inside keep them for one call only.
+
+    Args:
+        function: The stage function.
+
+    Returns:
+        A function like it; a call that fails leaves no skip tensor in the thread.
+    """
+
+    def call(*args: object, **kwargs: object) -> object:
+        with use_skip_tracker(SkipTracker()):
+            return function(*args, **kwargs)
+
+    return call
+
+
 def with_lanes(
     function: Callable[..., object], popped: Sequence[Lane], stashed: Sequence[Lane]
 ) -> Callable[..., tuple[object, Skips]]:

@@ -1,0 +1,58 @@
+"""Figures of a result file as Markdown tables; what all kinds of tables share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# A result file as benchmarks/_results.py writes it.
+Content = dict[str, Any]
+
+
+def ratios(content: Content) -> list[str]:
+    """Each ratio with its range over the paired repeats."""
+    return markdown(
+        ["ratio", "value", "min to max", "repeats"],
+        [
+            [
+                each["name"],
+                f"{each['value']:.2f}",
+                f"{each['min']:.2f} to {each['max']:.2f}",
+                str(each["repeats"]),
+            ]
+            for each in content["ratios"]
+        ],
+    )
+
+
+def rows(content: Content) -> list[str]:
+    """Systems by metrics: median, and the range in brackets."""
+    cells = {(row["system"], row["metric"]): row for row in content["rows"]}
+    systems = list(dict.fromkeys(system for system, _ in cells))
+    units = {row["metric"]: row["unit"] for row in content["rows"]}
+    return markdown(
+        ["system", *(f"{metric} ({unit})" for metric, unit in units.items())],
+        [
+            [system, *(median_and_range(cells.get((system, m))) for m in units)]
+            for system in systems
+        ],
+    )
+
+
+def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table; the first column to the left, the others to the right."""
+    rule = ["---", *["---:"] * (len(headers) - 1)]
+    return [f"| {' | '.join(line)} |" for line in (headers, rule, *lines)]
+
+
+def median_and_range(row: Content | None) -> str:
+    """A row's cell; a dash for a combination that was not measured."""
+    if row is None:
+        return "-"
+    middle, low, high = (number(row[key]) for key in ("median", "min", "max"))
+    return f"{middle} ({low} to {high})"
+
+
+def number(value: float) -> str:
+    """Four digits, without an exponent for large values."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

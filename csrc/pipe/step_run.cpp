@@ -94,10 +94,8 @@ class DeliveryNode : public torch::autograd::Node {
   }
 
  private:
-  void deliver(
-      Tensors& grads,
-      const device::Mark& ready,
-      variable_list& results) {
+  void
+  deliver(Tensors& grads, const device::Mark& ready, variable_list& results) {
     for (at::Tensor& grad : grads) {
       results.push_back(scaled(grad, ready, *delivery_));
       if (!delivery_->keep) {
@@ -150,8 +148,8 @@ void StepRun::run_op(int32_t stage, const Op& op) {
     return;
   }
   const CallSettings& settings = call_->settings();
-  const bool starts = op.kind == OpKind::kBackward ||
-                      op.kind == OpKind::kInputGrad;
+  const bool starts =
+      op.kind == OpKind::kBackward || op.kind == OpKind::kInputGrad;
   if (starts && stage + 1 == settings.num_stages) {
     const ContextScope context(
         call_->context(),
@@ -173,10 +171,10 @@ at::Tensor mean_loss(PipeCall& call, const std::vector<double>& weights) {
   at::Tensor sum;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const Activation& output = call.output(static_cast<int32_t>(i)).front();
-    const at::Tensor loss = call.streams().bring(
-        output.value, output.value.device(), output.ready);
-    const at::Tensor part = weights[i] == 1.0 ? loss.detach().clone()
-                                              : loss.mul(weights[i]);
+    const at::Tensor loss =
+        call.streams().bring(output.value, output.value.device(), output.ready);
+    const at::Tensor part =
+        weights[i] == 1.0 ? loss.detach().clone() : loss.mul(weights[i]);
     sum = sum.defined() ? sum.add(part) : part;
   }
   return sum;

@@ -201,13 +201,8 @@ def gains(rows: Mapping[str, Row], *, quick: bool) -> list[Ratio]:
     return found
 
 
-def main() -> int:
-    args = parse_args()
-    if not torch.cuda.is_available():
-        print("gpu_pipe: no CUDA device: not run", file=sys.stderr)
-        return int(not args.allow_no_gpu)
-    torch.set_num_threads(1)
-    device = torch.device("cuda", 0)
+def run_all(args: argparse.Namespace, device: torch.device) -> None:
+    """Measure, print and write everything."""
     systems = cell_systems(args, device)
     rows = measure_cells(args, systems, device)
     print_table(systems, {(row.system, row.metric): row for row in rows})
@@ -226,6 +221,15 @@ def main() -> int:
             seed=args.seed,
             bound=pipeline_speedup(args.stages, args.microbatches),
         )
+
+
+def main() -> int:
+    args = parse_args()
+    if not torch.cuda.is_available():
+        print("gpu_pipe: no CUDA device: not run", file=sys.stderr)
+        return int(not args.allow_no_gpu)
+    torch.set_num_threads(1)
+    run_all(args, torch.device("cuda", 0))
     return 0
 
 

@@ -22,8 +22,8 @@ from _harness import (
     Repeat,
     Sample,
     add_common_arguments,
+    compared,
     interleave,
-    ratio,
     write_json,
 )
 from _pipes import DISPATCHES, load_factory, our_pipe, plain_loop, tensor_of
@@ -133,18 +133,11 @@ def main() -> int:
     ideal = args.sleep * (args.microbatches + args.stages - 1)
     print(text_table(["s per pass", FORWARD, BACKWARD], lines))
     print(f"ideal: {ideal:.3f}")
-    ratios: list[Ratio] = [
-        ratio(
-            f"{name} / {LOOP}, {metric}",
-            rows[LOOP, metric],
-            rows[name, metric],
-            better_than=LOOP,
-            quick=args.quick,
-        )
-        for name in systems
-        if name != LOOP
-        for metric in (FORWARD, BACKWARD)
-    ]
+    ratios: list[Ratio] = []
+    for (name, metric), row in rows.items():
+        if name != LOOP:
+            title, loop = f"{name} / {LOOP}, {metric}", rows[LOOP, metric]
+            ratios += compared(title, loop, row, better_than=LOOP, quick=args.quick)
     if args.json is not None:
         write_json(
             args.json,

@@ -210,6 +210,7 @@ class CallOptions:
     spread: bool
     order_rule: bool
     early_recompute: bool
+    copy_streams: bool
     record: bool
     draws: DrawSettings
 
@@ -228,7 +229,6 @@ class PipeEngine:
         first_layers: Sequence[int],
         lanes: Sequence[tuple[int, int]],
         own_streams: bool,
-        copy_streams: bool,
     ) -> None: ...
     def forward(
         self,

@@ -106,6 +106,7 @@ void bind_options(py::module_& m) {
       .def_readwrite("spread", &CallOptions::spread)
       .def_readwrite("order_rule", &CallOptions::order_rule)
       .def_readwrite("early_recompute", &CallOptions::early_recompute)
+      .def_readwrite("copy_streams", &CallOptions::copy_streams)
       .def_readwrite("record", &CallOptions::record)
       .def_readwrite("draws", &CallOptions::draws);
   py::class_<CallStages>(m, "CallStages")
@@ -121,25 +122,17 @@ void bind_options(py::module_& m) {
 void bind_engine(py::module_& m) {
   py::class_<PipeEngine>(m, "PipeEngine")
       .def(
-          py::init([](PoolPtr pool,
-                      std::vector<c10::Device> devices,
-                      std::vector<int64_t> first_layers,
-                      const std::vector<std::pair<int32_t, int32_t>>& lanes,
-                      bool own_streams,
-                      bool copy_streams) {
-            return std::make_unique<PipeEngine>(
-                std::move(pool),
-                std::move(devices),
-                std::move(first_layers),
-                lanes,
-                device::PipelineStreams::Options{own_streams, copy_streams});
-          }),
+          py::init<
+              PoolPtr,
+              std::vector<c10::Device>,
+              std::vector<int64_t>,
+              std::vector<std::pair<int32_t, int32_t>>,
+              bool>(),
           py::arg("pool"),
           py::arg("devices"),
           py::arg("first_layers"),
           py::arg("lanes"),
-          py::arg("own_streams"),
-          py::arg("copy_streams"))
+          py::arg("own_streams"))
       .def(
           "forward",
           &PipeEngine::forward,

@@ -95,15 +95,16 @@ PipeEngine::PipeEngine(
     std::vector<c10::Device> devices,
     std::vector<int64_t> first_layers,
     const std::vector<std::pair<int32_t, int32_t>>& lanes,
-    device::PipelineStreams::Options streams)
+    bool own_streams)
     : pool_(std::move(pool)),
       devices_(std::move(devices)),
       first_layers_(std::move(first_layers)),
+      streams_(
+          std::make_shared<device::PipelineStreams>(devices_, own_streams)),
       schedules_(std::make_shared<planner::ScheduleCache>()),
       dispatch_(std::all_of(devices_.begin(), devices_.end(), [](auto device) {
         return device.is_cpu();
-      })),
-      streams_(std::make_shared<device::PipelineStreams>(devices_, streams)) {
+      })) {
   std::vector<pipe::Lane> all;
   for (const auto& [source, destination] : lanes) {
     all.push_back({source, destination});
@@ -258,7 +259,7 @@ py::list PipeEngine::run(
         Tree::take_apart(py::make_tuple(args, kwargs), tensors));
     inputs.emplace_back();
     for (at::Tensor& tensor : tensors) {
-      inputs.back().push_back({std::move(tensor), false, {}});
+      inputs.back().push_back({std::move(tensor), false});
     }
   }
   const std::size_t count = microbatches.size();
@@ -326,6 +327,7 @@ pipe::CallSettings PipeEngine::make_settings(
   settings.devices = devices_;
   settings.lanes = lanes_;
   settings.streams = streams_;
+  streams_->use_copy_streams(options.copy_streams);
   settings.timed = options.dispatch == "auto";
   if (settings.timed) {
     settings.dispatch = dispatch_.current();
@@ -364,11 +366,11 @@ void PipeEngine::run_forward(
       });
   try {
     run->wait_all([&call] { call->stages().poll(); });
-  } catch (...) {  // what has been queued still runs
-    call->streams().join();
+  } catch (...) {  // what is queued on streams still runs
+    call->finish();
     throw;
   }
-  call->streams().join();
+  call->finish();
   observe(*call);
 }
 

@@ -39,6 +39,7 @@ struct CallOptions {
   bool spread = true;  // see StageOptions
   bool order_rule = true;  // see LinkRules::at_most_one_ahead
   bool early_recompute = true;
+  bool copy_streams = true;  // see PipelineStreams::use_copy_streams
   bool record = true;  // gradients are recorded
   DrawSettings draws;
 };
@@ -52,14 +53,15 @@ struct CallStages {
 // All functions need the GIL; they release it while the stages run.
 class PipeEngine {
  public:
-  // Vectors by stage. `lanes`: stages between which skip tensors go. Throws
-  // std::invalid_argument for a lane that leads nowhere.
+  // Vectors by stage. `lanes`: stages between which skip tensors go.
+  // `own_streams`: see PipelineStreams. Throws std::invalid_argument for a lane
+  // that leads nowhere.
   PipeEngine(
       PoolPtr pool,
       std::vector<c10::Device> devices,
       std::vector<int64_t> first_layers,
       const std::vector<std::pair<int32_t, int32_t>>& lanes,
-      device::PipelineStreams::Options streams);
+      bool own_streams);
 
   // Scatter, forward, gather. Throws std::invalid_argument for an unknown word
   // in the options.
@@ -117,9 +119,9 @@ class PipeEngine {
   std::vector<c10::Device> devices_;
   std::vector<int64_t> first_layers_;
   std::shared_ptr<const pipe::Lanes> lanes_;
+  std::shared_ptr<device::PipelineStreams> streams_;
   std::shared_ptr<planner::ScheduleCache> schedules_;
   pipe::DispatchChoice dispatch_;
-  std::shared_ptr<device::PipelineStreams> streams_;
 };
 
 }  // namespace pipetransformer::bindings

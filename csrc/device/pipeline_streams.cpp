@@ -84,13 +84,12 @@ void keep_until(const at::Tensor& value, c10::Stream stream) {
 
 PipelineStreams::PipelineStreams(
     std::vector<c10::Device> devices,
-    Options options)
+    bool own_streams)
     : devices_(std::move(devices)),
-      options_(options),
-      several_streams_(use_several_streams(devices_, options.own_streams)),
+      several_streams_(use_several_streams(devices_, own_streams)),
       marks_(std::make_shared<MarkPool>()) {
   for (const c10::Device& device : devices_) {
-    const bool own = options_.own_streams && has_streams(device);
+    const bool own = own_streams && has_streams(device);
     own_streams_.push_back(
         own ? std::optional(pooled_stream(device)) : std::nullopt);
   }
@@ -217,15 +216,14 @@ PipelineStreams::copy_from_host(const at::Tensor& value, c10::Device target) {
 
 PipelineStreams::CopyStreams
 PipelineStreams::copy_streams(c10::Device source, c10::Device target) {
-  // CPU has no streams, but c10 has a stream value for it.
-  const auto stream_of = [this](c10::Device device) {
-    if (!has_streams(device)) {
+  const bool pooled = use_copy_streams_;
+  const auto stream_of = [pooled](c10::Device device) {
+    if (!has_streams(device)) {  // c10 has a value for it
       return c10::Stream(c10::Stream::DEFAULT, device);
     }
-    return options_.copy_streams ? pooled_stream(device)
-                                 : current_stream(device);
+    return pooled ? pooled_stream(device) : current_stream(device);
   };
-  if (!options_.copy_streams) {
+  if (!pooled) {
     return {stream_of(source), stream_of(target)};
   }
   const std::lock_guard lock(mutex_);

@@ -21,6 +21,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -33,14 +34,13 @@ namespace pipetransformer::device {
 
 class PipelineStreams {
  public:
-  struct Options {
-    bool own_streams = false;
-    // False copies on the streams that compute, for comparison.
-    bool copy_streams = true;
-  };
-
   // `devices`: by stage.
-  PipelineStreams(std::vector<c10::Device> devices, Options options);
+  PipelineStreams(std::vector<c10::Device> devices, bool own_streams);
+
+  // False copies on the streams that compute, for comparison.
+  void use_copy_streams(bool value) noexcept {
+    use_copy_streams_ = value;
+  }
 
   // The stream a stage computes on; none: the caller's current one.
   const std::optional<c10::Stream>& own_stream(int32_t stage) const noexcept {
@@ -82,10 +82,10 @@ class PipelineStreams {
       c10::Stream stream);
 
   const std::vector<c10::Device> devices_;
-  const Options options_;
   const bool several_streams_;
   const std::shared_ptr<MarkPool> marks_;
   std::vector<std::optional<c10::Stream>> own_streams_;  // by stage
+  std::atomic<bool> use_copy_streams_{true};
   std::mutex mutex_;
   std::vector<CopyStreams> copies_;  // by pair of devices, made when needed
 };

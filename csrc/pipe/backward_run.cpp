@@ -14,13 +14,13 @@ BackwardRun::BackwardRun(
           CallerContext::with_streams_of(call_->context()),
           keep_graph),
       held_hooks_(plan->parameters) {
-  device::PipelineStreams& streams = call_->streams();
-  const device::Mark ready = streams.mark(call_->settings().devices.back());
+  const device::Mark written =
+      call_->streams().mark(call_->settings().devices.back());
   for (std::size_t i = 0; i < output_grads.size(); ++i) {
     cells_.set_output_grads(
-        static_cast<int32_t>(i), output_grads[i], ready);
+        static_cast<int32_t>(i), std::move(output_grads[i]), written);
   }
-  streams.begin();
+  call_->streams().begin();
 }
 
 BackwardRun::~BackwardRun() {
@@ -51,10 +51,16 @@ void BackwardRun::start(
       });
 }
 
+// After a failure, when every running call has ended.
+void BackwardRun::clean_up() {
+  held_hooks_.restore_all();
+  call_->streams().join();
+}
+
 void BackwardRun::wait_stage(int32_t stage) {
   try {
     execution_->wait_stage(stage, [this] { call_->stages().poll(); });
-  } catch (...) {  // every running call has ended
+  } catch (...) {
     clean_up();
     throw;
   }
@@ -67,13 +73,6 @@ void BackwardRun::wait_all() {
     clean_up();
     throw;
   }
-  call_->streams().join();
-}
-
-// What has been queued on streams still runs.
-void BackwardRun::clean_up() {
-  held_hooks_.restore_all();
-  call_->streams().join();
 }
 
 }  // namespace pipetransformer::pipe

@@ -57,20 +57,20 @@ CellBackward::CellBackward(
       lane_grads_(
           static_cast<std::size_t>(call_->settings().num_microbatches) *
           call_->settings().lanes->count),
-      input_devices_(call_->settings().num_microbatches),
+      grad_marks_(grads_.size()),
+      lane_grad_marks_(lane_grads_.size()),
+      grad_devices_(grads_.size()),
       recomputed_(call_->num_cells()),
       weight_passes_(call_->num_cells()),
       parameter_grads_(call_->settings().num_stages),
-      parameter_marks_(call_->settings().num_stages) {}
+      stage_marks_(call_->settings().num_stages) {}
 
 void CellBackward::set_output_grads(
     int32_t microbatch,
-    const Tensors& grads,
-    const device::Mark& ready) {
-  grads_[microbatch].clear();
-  for (const at::Tensor& grad : grads) {
-    grads_[microbatch].push_back({grad, ready});
-  }
+    Tensors grads,
+    const device::Mark& written) {
+  grads_[microbatch] = std::move(grads);
+  grad_marks_[microbatch] = written;
 }
 
 void CellBackward::run(int32_t stage, const planner::Op& op) {
@@ -133,19 +133,13 @@ void CellBackward::backward_cell(CellId id, bool split) {
   const CellRange range(id, "");
   keep_backward_on_this_thread();
 
-  const Gradients output_grads = take_output_grads(id);
+  const Tensors output_grads = bring_output_grads(id, cell);
   GraphEnds ends;
   Tensors arriving;
   for (std::size_t p = 0; p < cell.output_edges.size(); ++p) {
-    // A stage above that detaches everything hands down no gradient at all.
-    if (p < output_grads.size() && output_grads[p].value.defined() &&
-        cell.output_edges[p].is_valid()) {
-      const auto& [node, input] = cell.output_edges[p];
+    if (output_grads[p].defined()) {
       ends.outputs.push_back(cell.output_edges[p]);
-      arriving.push_back(call_->streams().bring(
-          output_grads[p].value,
-          node->input_metadata(input).device(),
-          output_grads[p].ready));
+      arriving.push_back(output_grads[p]);
     }
   }
   ends.parameters = plan_->parameters[id.stage];
@@ -215,19 +209,35 @@ void CellBackward::weight_grads(CellId id) {
           pass.grads,
           /*keep_graph=*/false,
           plan_->parameters[id.stage]));
+  stage_marks_[id.stage] =
+      call_->streams().mark(call_->settings().devices[id.stage]);
 }
 
-// Those of the border, then those of the lanes that start at this stage.
-Gradients CellBackward::take_output_grads(CellId id) {
-  Gradients grads = std::move(grads_[id.microbatch]);
+// Those of the border, then those of the lanes that start at this stage, where
+// the outputs are. Undefined where the output takes none.
+Tensors CellBackward::bring_output_grads(CellId id, const Cell& cell) {
+  Tensors grads = std::move(grads_[id.microbatch]);
+  // A stage above that detaches everything hands down no gradient at all.
   const Lanes& lanes = *call_->settings().lanes;
   const std::vector<int32_t>& stashed = lanes.stashed[id.stage];
-  if (!stashed.empty()) {
-    grads.resize(call_->num_border_outputs(id));
-    for (const int32_t lane : stashed) {
-      grads.push_back(
-          std::move(lane_grads_[id.microbatch * lanes.count + lane]));
-    }
+  const std::size_t num_border = cell.output_edges.size() < stashed.size()
+                                     ? 0
+                                     : cell.output_edges.size() - stashed.size();
+  grads.resize(num_border);
+  std::vector<device::Mark> marks(num_border, grad_marks_[id.microbatch]);
+  for (const int32_t lane : stashed) {
+    const auto index = id.microbatch * lanes.count + lane;
+    grads.push_back(std::move(lane_grads_[index]));
+    marks.push_back(std::move(lane_grad_marks_[index]));
+  }
+  grads.resize(cell.output_edges.size());
+  for (std::size_t p = 0; p < grads.size(); ++p) {
+    const auto& [node, input] = cell.output_edges[p];
+    grads[p] = node == nullptr ? at::Tensor()
+                               : call_->streams().bring(
+                                     grads[p],
+                                     node->input_metadata(input).device(),
+                                     marks[p]);
   }
   return grads;
 }
@@ -236,27 +246,27 @@ Gradients CellBackward::take_output_grads(CellId id) {
 void CellBackward::hand_down(CellId id, const Cell& cell, Tensors grads) {
   const Lanes& lanes = *call_->settings().lanes;
   const std::vector<int32_t>& popped = lanes.popped[id.stage];
-  const device::Mark ready =
-      call_->streams().mark(call_->settings().devices[id.stage]);
-  Gradients by_position(cell.input_edges.size());
+  Tensors by_position(cell.input_edges.size());
   std::size_t next = 0;
   for (std::size_t p = 0; p < by_position.size(); ++p) {
     if (cell.input_edges[p].is_valid()) {
-      by_position[p] = {std::move(grads[next++]), ready};
+      by_position[p] = std::move(grads[next++]);
     }
   }
+  const device::Mark written =
+      call_->streams().mark(call_->settings().devices[id.stage]);
   if (by_position.size() >= popped.size()) {
     const std::size_t num_border = by_position.size() - popped.size();
     for (std::size_t k = 0; k < popped.size(); ++k) {
-      lane_grads_[id.microbatch * lanes.count + popped[k]] =
-          std::move(by_position[num_border + k]);
+      const auto index = id.microbatch * lanes.count + popped[k];
+      lane_grads_[index] = std::move(by_position[num_border + k]);
+      lane_grad_marks_[index] = written;
     }
     by_position.resize(num_border);
   }
   grads_[id.microbatch] = std::move(by_position);
-  if (id.stage == plan_->first_stage) {
-    input_devices_[id.microbatch] = cell.input_devices;
-  }
+  grad_devices_[id.microbatch] = cell.input_devices;
+  grad_marks_[id.microbatch] = stage_marks_[id.stage] = written;
 }
 
 void CellBackward::add_parameter_grads(int32_t stage, const Tensors& grads) {
@@ -265,8 +275,6 @@ void CellBackward::add_parameter_grads(int32_t stage, const Tensors& grads) {
   for (std::size_t p = 0; p < grads.size(); ++p) {
     add_to(sums[p], grads[p]);
   }
-  parameter_marks_[stage] =
-      call_->streams().mark(call_->settings().devices[stage]);
 }
 
 Tensors CellBackward::take_parameter_grads(int32_t stage) {
@@ -274,27 +282,20 @@ Tensors CellBackward::take_parameter_grads(int32_t stage) {
   grads.resize(plan_->parameters[stage].size());
   for (at::Tensor& grad : grads) {
     if (grad.defined()) {
-      grad = call_->streams().bring(
-          grad, grad.device(), parameter_marks_[stage]);
+      grad = call_->streams().bring(grad, grad.device(), stage_marks_[stage]);
     }
   }
   return grads;
 }
 
 std::vector<Tensors> CellBackward::take_input_grads() {
-  std::vector<Tensors> result;
   for (std::size_t i = 0; i < grads_.size(); ++i) {
-    result.emplace_back();
     for (std::size_t p = 0; p < grads_[i].size(); ++p) {
-      auto& [value, ready] = grads_[i][p];
-      result.back().push_back(
-          value.defined()
-              ? call_->streams().bring(value, input_devices_[i][p], ready)
-              : at::Tensor());
+      grads_[i][p] = call_->streams().bring(
+          grads_[i][p], grad_devices_[i][p], grad_marks_[i]);
     }
-    grads_[i].clear();
   }
-  return result;
+  return std::move(grads_);
 }
 
 }  // namespace pipetransformer::pipe

@@ -24,12 +24,6 @@ struct BackwardPlan {
   std::vector<torch::autograd::edge_list> parameters;  // by stage
 };
 
-struct Gradient {
-  at::Tensor value;
-  device::Mark ready;  // after it was written
-};
-using Gradients = std::vector<Gradient>;
-
 class CellBackward {
  public:
   // `context`: that of the backward, with the streams of the forward.
@@ -42,17 +36,17 @@ class CellBackward {
       bool keep_graph);
 
   // Gradients of the last stage's outputs, by position; undefined where none.
-  // `ready`: a mark after they were written.
+  // `written`: a mark after they were; empty where the last stage's stream did.
   void set_output_grads(
       int32_t microbatch,
-      const Tensors& grads,
-      const device::Mark& ready);
+      Tensors grads,
+      const device::Mark& written);
 
   // R, B, I or W of one cell, whose predecessors are over.
   void run(int32_t stage, const planner::Op& op);
 
-  // Summed over micro-batches, in the order of BackwardPlan::parameters. Both
-  // for use on the calling thread's current streams.
+  // For use on the calling thread's current streams.
+  // Summed over micro-batches, in the order of BackwardPlan::parameters.
   Tensors take_parameter_grads(int32_t stage);
   // Gradients of the first stage's inputs, by micro-batch and position.
   std::vector<Tensors> take_input_grads();
@@ -60,7 +54,7 @@ class CellBackward {
  private:
   void backward_cell(CellId id, bool split);
   void weight_grads(CellId id);
-  Gradients take_output_grads(CellId id);
+  Tensors bring_output_grads(CellId id, const Cell& cell);
   void hand_down(CellId id, const Cell& cell, Tensors grads);
   // Gradients of the inputs; what is left for the parameters goes to
   // `weight_passes_`, or is done at once where the graph cannot be split.
@@ -80,13 +74,16 @@ class CellBackward {
   const bool keep_graph_;
   const CallerContext context_;
   // Gradient at the border above the stage that runs next, by micro-batch.
-  std::vector<Gradients> grads_;
-  Gradients lane_grads_;  // by micro-batch, then lane
-  std::vector<std::vector<c10::Device>> input_devices_;  // by micro-batch
+  std::vector<Tensors> grads_;
+  Tensors lane_grads_;  // by micro-batch, then lane
+  // After the former were written, and where the call's inputs came from.
+  std::vector<device::Mark> grad_marks_;
+  std::vector<device::Mark> lane_grad_marks_;
+  std::vector<std::vector<c10::Device>> grad_devices_;
   std::vector<Cell> recomputed_;  // by stage, then micro-batch
   std::vector<WeightPass> weight_passes_;  // by stage, then micro-batch
   std::vector<Tensors> parameter_grads_;  // by stage
-  std::vector<device::Mark> parameter_marks_;  // by stage
+  std::vector<device::Mark> stage_marks_;  // by stage, after its last operation
 };
 
 }  // namespace pipetransformer::pipe

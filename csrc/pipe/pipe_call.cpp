@@ -50,7 +50,7 @@ Activation cut(const at::Tensor& tensor) {
     return {};
   }
   const bool requires_grad = tensor.requires_grad();
-  return {requires_grad ? tensor.detach() : tensor, requires_grad, {}};
+  return {requires_grad ? tensor.detach() : tensor, requires_grad};
 }
 
 }  // namespace
@@ -69,16 +69,13 @@ PipeCall::PipeCall(
       in_lanes_(
           static_cast<std::size_t>(settings_.num_microbatches) *
           settings_.lanes->count),
+      in_flight_marks_(
+          in_flight_.size(),
+          settings_.streams->mark_border(settings_.devices.front())),
+      in_lane_marks_(in_lanes_.size()),
       shortest_calls_ns_(settings_.num_stages, 0) {
   check_workers_can_draw(settings_.draw_mode != DrawMode::kFallback);
-  const device::Mark ready =
-      settings_.streams->mark_border(settings_.devices.front());
-  for (Activations& of_microbatch : in_flight_) {
-    for (Activation& input : of_microbatch) {
-      input.ready = ready;
-    }
-  }
-  settings_.streams->begin();
+  streams().begin();
 }
 
 // Enters the draws and the phase of this cell around the call.
@@ -111,11 +108,23 @@ Tensors PipeCall::call_stage(CellId id, Phase phase, const Tensors& inputs) {
   return outputs;
 }
 
-Activations PipeCall::take_inputs(CellId id) {
+// Takes the inputs to the stage's device. Runs inside the caller's context.
+Activations PipeCall::bring_inputs(CellId id, Cell& cell) {
+  const c10::Device device = settings_.devices[id.stage];
+  const auto bring = [&](Activation& input, const device::Mark& ready) {
+    cell.input_devices.push_back(
+        input.value.defined() ? input.value.device() : device);
+    input.value = streams().bring(input.value, device, ready);
+  };
   Activations inputs = std::move(in_flight_[id.microbatch]);
+  for (Activation& input : inputs) {
+    bring(input, in_flight_marks_[id.microbatch]);
+  }
   for (const int32_t lane : settings_.lanes->popped[id.stage]) {
-    inputs.push_back(std::move(
-        in_lanes_[id.microbatch * settings_.lanes->count + lane]));
+    const auto index = id.microbatch * settings_.lanes->count + lane;
+    inputs.push_back(std::move(in_lanes_[index]));
+    bring(inputs.back(), in_lane_marks_[index]);
+    in_lane_marks_[index] = {};
   }
   return inputs;
 }
@@ -123,26 +132,17 @@ Activations PipeCall::take_inputs(CellId id) {
 void PipeCall::send_outputs(CellId id, Activations outputs) {
   const std::vector<int32_t>& stashed = settings_.lanes->stashed[id.stage];
   const std::size_t num_border = outputs.size() - stashed.size();
+  const device::Mark written =
+      streams().mark_border(settings_.devices[id.stage]);
   for (std::size_t k = 0; k < stashed.size(); ++k) {
-    in_lanes_[id.microbatch * settings_.lanes->count + stashed[k]] =
-        std::move(outputs[num_border + k]);
+    const auto index =
+        id.microbatch * settings_.lanes->count + stashed[k];
+    in_lanes_[index] = std::move(outputs[num_border + k]);
+    in_lane_marks_[index] = written;
   }
   outputs.resize(num_border);
   in_flight_[id.microbatch] = std::move(outputs);
-}
-
-// Moves the inputs to the stage's device. Runs inside the caller's context.
-void PipeCall::bring_inputs(CellId id, Activations& inputs, Cell& cell) {
-  const c10::Device device = settings_.devices[id.stage];
-  for (Activation& input : inputs) {
-    const bool defined = input.value.defined();
-    cell.input_devices.push_back(defined ? input.value.device() : device);
-    if (defined) {
-      input.value =
-          settings_.streams->bring(input.value, device, input.ready);
-    }
-    input.ready = device::Mark();
-  }
+  in_flight_marks_[id.microbatch] = written;
 }
 
 // Gives the inputs that carry gradient their border history. Runs inside the
@@ -153,8 +153,13 @@ Tensors PipeCall::attach_inputs(const Activations& inputs, Cell& cell) {
   attached.reserve(inputs.size());
   cell.input_edges.assign(inputs.size(), {});
   for (std::size_t p = 0; p < inputs.size(); ++p) {
-    at::Tensor tensor = inputs[p].value;
-    if (inputs[p].requires_grad) {
+    const auto& [value, requires_grad] = inputs[p];
+    if (!value.defined()) {
+      attached.emplace_back();
+      continue;
+    }
+    at::Tensor tensor = value;
+    if (requires_grad) {
       if (!border) {
         border = make_node<BorderNode>();
       }
@@ -170,17 +175,16 @@ Tensors PipeCall::attach_inputs(const Activations& inputs, Cell& cell) {
 
 void PipeCall::forward_cell(CellId id) {
   const bool checkpoint = checkpointed(id);
-  Activations received = take_inputs(id);
   // A cast of a weight made while checkpointing has no graph to keep: do not
   // let autocast hand it to cells that need one.
   const ContextScope context(
       context_,
       settings_.devices[id.stage],
-      settings_.streams->own_stream(id.stage),
+      streams().own_stream(id.stage),
       /*shared_casts=*/settings_.num_checkpointed == 0);
   const CellRange range(id, "");
   Cell cell;
-  bring_inputs(id, received, cell);
+  Activations received = bring_inputs(id, cell);
   std::vector<int64_t> versions;
   GeneratorStates draws;
   if (checkpoint && settings_.record) {
@@ -195,8 +199,6 @@ void PipeCall::forward_cell(CellId id) {
       id,
       checkpoint ? Phase::kCheckpointing : Phase::kPlain,
       attach_inputs(received, cell));
-  const device::Mark ready =
-      settings_.streams->mark_border(settings_.devices[id.stage]);
   bool any = false;
   Activations sent;
   sent.reserve(outputs.size());
@@ -204,7 +206,6 @@ void PipeCall::forward_cell(CellId id) {
     sent.push_back(cut(output));
     const bool requires_grad = settings_.record && sent.back().requires_grad;
     sent.back().requires_grad = requires_grad;
-    sent.back().ready = ready;
     any = any || requires_grad;
     cell.output_requires_grad.push_back(requires_grad);
     if (!checkpoint) {
@@ -228,13 +229,20 @@ void PipeCall::forward_cell(CellId id) {
   this->cell(id) = std::move(cell);
 }
 
-Activations PipeCall::take_output(int32_t microbatch) {
-  Activations outputs = std::move(in_flight_[microbatch]);
-  for (Activation& output : outputs) {
-    output.value = settings_.streams->bring(
-        output.value, output.value.device(), output.ready);
+void PipeCall::finish() {
+  streams().join();
+  for (std::size_t i = 0; i < in_flight_.size(); ++i) {
+    for (Activation& output : in_flight_[i]) {
+      if (output.value.defined()) {
+        output.value = streams().bring(
+            output.value, output.value.device(), in_flight_marks_[i]);
+      }
+    }
   }
-  return outputs;
+}
+
+Activations PipeCall::take_output(int32_t microbatch) {
+  return std::move(in_flight_[microbatch]);
 }
 
 bool PipeCall::output_requires_grad() {
@@ -258,7 +266,7 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
   const ContextScope context(
       context_,
       settings_.devices[id.stage],
-      settings_.streams->own_stream(id.stage),
+      streams().own_stream(id.stage),
       /*shared_casts=*/false);
   into.input_devices = kept.input_devices;
   const CellRange range(id, "-recompute");

@@ -29,7 +29,6 @@ namespace pipetransformer::pipe {
 struct Activation {
   at::Tensor value;
   bool requires_grad = false;
-  device::Mark ready;  // after it was written
 };
 using Activations = std::vector<Activation>;
 
@@ -50,9 +49,9 @@ struct CallSettings {
   DrawPosition draws;                 // of micro-batch 0
   std::vector<int64_t> first_layers;  // by stage, absolute
   std::vector<c10::Device> devices;   // by stage
+  std::shared_ptr<device::PipelineStreams> streams;
   std::shared_ptr<const Lanes> lanes;
   Dispatch dispatch = Dispatch::kThreads;
-  std::shared_ptr<device::PipelineStreams> streams;
 };
 
 // What one cell keeps for its backward. Inputs and outputs are those of the
@@ -88,6 +87,9 @@ class PipeCall {
   StageCalls& stages() noexcept {
     return *stages_;
   }
+  device::PipelineStreams& streams() const noexcept {
+    return *settings_.streams;
+  }
   std::size_t num_cells() const noexcept {
     return cells_.size();
   }
@@ -98,24 +100,16 @@ class PipeCall {
   Cell& cell(CellId id) {
     return cells_[index_of(id)];
   }
-  // Outputs of a cell with something to do in backward, lanes left out.
-  std::size_t num_border_outputs(CellId id) {
-    const std::size_t count = cell(id).output_requires_grad.size();
-    const std::size_t lanes = settings_.lanes->stashed[id.stage].size();
-    return count < lanes ? 0 : count - lanes;
-  }
   bool checkpointed(CellId id) const noexcept {
     return id.microbatch < settings_.num_checkpointed;
   }
 
-  device::PipelineStreams& streams() noexcept {
-    return *settings_.streams;
-  }
-
   // Runs a cell forward; the previous stage's must be over.
   void forward_cell(CellId id);
-  // The last stage's output of one micro-batch, for use on the calling thread's
-  // current streams; can be taken once.
+  // To be called on the caller's thread when no cell runs any more, failed or
+  // not: its current streams may then use the outputs, and all other memory.
+  void finish();
+  // The last stage's output of one micro-batch; can be taken once.
   Activations take_output(int32_t microbatch);
   const Activations& output(int32_t microbatch) const {
     return in_flight_[microbatch];
@@ -133,11 +127,10 @@ class PipeCall {
   void recompute_cell(CellId id, Cell& into);
 
  private:
-  Activations take_inputs(CellId id);
+  Activations bring_inputs(CellId id, Cell& cell);
   void send_outputs(CellId id, Activations outputs);
   Tensors call_stage(CellId id, Phase phase, const Tensors& inputs);
   Tensors draw_and_call(CellId id, Phase phase, const Tensors& inputs);
-  void bring_inputs(CellId id, Activations& inputs, Cell& cell);
   Tensors attach_inputs(const Activations& inputs, Cell& cell);
 
   const CallSettings settings_;
@@ -147,6 +140,9 @@ class PipeCall {
   // Handed from stage to stage, by micro-batch.
   std::vector<Activations> in_flight_;
   std::vector<Activation> in_lanes_;  // by micro-batch, then lane
+  // After the former were written.
+  std::vector<device::Mark> in_flight_marks_;
+  std::vector<device::Mark> in_lane_marks_;
   std::vector<int64_t> shortest_calls_ns_;  // by stage
 };
 

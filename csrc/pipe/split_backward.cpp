@@ -91,8 +91,10 @@ class ReachMap {
   std::vector<NodePtr> nodes_;
 };
 
+// Torch's own functions compute what is asked for and nothing else.
 bool may_run_twice(Node& node) {
-  return node.is_traceable() && node.pre_hooks().empty() &&
+  return dynamic_cast<torch::autograd::TraceableFunction*>(&node) != nullptr &&
+         node.pre_hooks().empty() &&
          node.post_hooks().empty() && node.tensor_pre_hooks().empty() &&
          node.retains_grad_hooks().empty();
 }

@@ -19,12 +19,12 @@ using torch::autograd::variable_list;
 struct Delivery {
   std::vector<Tensors> parameter_grads;  // by stage
   Tensors input_grads;
-  // Gradients were ready on, and the scale arrives on, other streams than the
+  // Gradients were ready on, and the scale arrived on, other streams than the
   // current ones of the thread that delivers, perhaps.
   std::shared_ptr<device::PipelineStreams> streams;
-  std::vector<device::Mark> ready;  // by stage
+  std::vector<device::Mark> marks;  // by stage
   at::Tensor scale;
-  device::Mark scale_ready;
+  device::Mark scale_mark;
   bool keep = false;
   bool used_up = false;
 };
@@ -32,19 +32,19 @@ struct Delivery {
 // Multiplies where it changes anything; a kept gradient is copied, since
 // autograd may hand it on without a copy.
 at::Tensor scaled(
-    const at::Tensor& kept,
-    const device::Mark& ready,
+    const at::Tensor& ready,
+    const device::Mark& mark,
     const Delivery& delivery) {
-  if (!kept.defined()) {
-    return kept;
+  if (!ready.defined()) {
+    return ready;
   }
-  const at::Tensor grad = delivery.streams->bring(kept, kept.device(), ready);
+  const at::Tensor grad = delivery.streams->bring(ready, ready.device(), mark);
   const at::Tensor& scale = delivery.scale;
   if (scale.is_cpu() && scale.item<double>() == 1.0) {
     return delivery.keep ? grad.clone() : grad;
   }
   const at::Tensor factor =
-      delivery.streams->bring(scale, grad.device(), delivery.scale_ready);
+      delivery.streams->bring(scale, grad.device(), delivery.scale_mark);
   return grad.mul(factor).to(grad.scalar_type());
 }
 
@@ -61,7 +61,7 @@ class LossNode : public torch::autograd::Node {
     delivery_->keep = torch::autograd::get_current_graph_task_keep_graph();
     delivery_->used_up = !delivery_->keep;
     delivery_->scale = grads[0];
-    delivery_->scale_ready = delivery_->streams->mark(grads[0].device());
+    delivery_->scale_mark = delivery_->streams->mark(grads[0].device());
     return {make_token()};
   }
   std::string name() const override {
@@ -82,10 +82,9 @@ class DeliveryNode : public torch::autograd::Node {
     if (!lowest_) {
       results.push_back(make_token());
     }
-    const device::Mark& ready = delivery_->ready[stage_];
-    deliver(delivery_->parameter_grads[stage_], ready, results);
+    deliver(delivery_->parameter_grads[stage_], delivery_->marks[stage_], results);
     if (lowest_) {
-      deliver(delivery_->input_grads, ready, results);
+      deliver(delivery_->input_grads, delivery_->marks[stage_], results);
     }
     return results;
   }
@@ -94,10 +93,12 @@ class DeliveryNode : public torch::autograd::Node {
   }
 
  private:
-  void
-  deliver(Tensors& grads, const device::Mark& ready, variable_list& results) {
+  void deliver(
+      Tensors& grads,
+      const device::Mark& mark,
+      variable_list& results) {
     for (at::Tensor& grad : grads) {
-      results.push_back(scaled(grad, ready, *delivery_));
+      results.push_back(scaled(grad, mark, *delivery_));
       if (!delivery_->keep) {
         grad.reset();
       }
@@ -134,11 +135,11 @@ void StepRun::run(WorkerPool& pool, std::shared_ptr<const Schedule> schedule) {
       [this](int32_t stage, const Op& op) { run_op(stage, op); });
   try {
     execution->wait_all([this] { call_->stages().poll(); });
-  } catch (...) {  // what has been queued still runs
-    call_->streams().join();
+  } catch (...) {
+    call_->finish();
     throw;
   }
-  call_->streams().join();
+  call_->finish();
 }
 
 void StepRun::run_op(int32_t stage, const Op& op) {
@@ -148,20 +149,20 @@ void StepRun::run_op(int32_t stage, const Op& op) {
     return;
   }
   const CallSettings& settings = call_->settings();
-  const bool starts =
-      op.kind == OpKind::kBackward || op.kind == OpKind::kInputGrad;
+  const bool starts = op.kind == OpKind::kBackward ||
+                      op.kind == OpKind::kInputGrad;
   if (starts && stage + 1 == settings.num_stages) {
     const ContextScope context(
         call_->context(),
         settings.devices[stage],
-        call_->streams().own_stream(stage),
+        settings.streams->own_stream(stage),
         /*shared_casts=*/true);
     const c10::NoGradGuard no_grad;
     const at::Tensor& loss = call_->output(id.microbatch).front().value;
     cells_.set_output_grads(
         id.microbatch,
         {at::full(loss.sizes(), weights_[id.microbatch], loss.options())},
-        /*ready=*/{});
+        device::Mark());
   }
   cells_.run(stage, op);
 }
@@ -170,11 +171,10 @@ at::Tensor mean_loss(PipeCall& call, const std::vector<double>& weights) {
   const c10::NoGradGuard no_grad;
   at::Tensor sum;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    const Activation& output = call.output(static_cast<int32_t>(i)).front();
-    const at::Tensor loss =
-        call.streams().bring(output.value, output.value.device(), output.ready);
-    const at::Tensor part =
-        weights[i] == 1.0 ? loss.detach().clone() : loss.mul(weights[i]);
+    const at::Tensor& loss =
+        call.output(static_cast<int32_t>(i)).front().value;
+    const at::Tensor part = weights[i] == 1.0 ? loss.detach().clone()
+                                              : loss.mul(weights[i]);
     sum = sum.defined() ? sum.add(part) : part;
   }
   return sum;
@@ -183,14 +183,14 @@ at::Tensor mean_loss(PipeCall& call, const std::vector<double>& weights) {
 at::Tensor
 connect_step(const at::Tensor& loss, StepRun& run, const ChainPlan& plan) {
   const c10::NoGradGuard no_grad;
-  const CallSettings& settings = run.settings();
   const auto delivery = std::make_shared<Delivery>();
+  const CallSettings& settings = run.settings();
   delivery->streams = settings.streams;
   const auto num_stages =
       static_cast<int32_t>(plan.backward->parameters.size());
   for (int32_t j = 0; j < num_stages; ++j) {
     delivery->parameter_grads.push_back(run.cells().take_parameter_grads(j));
-    delivery->ready.push_back(settings.streams->mark(settings.devices[j]));
+    delivery->marks.push_back(settings.streams->mark(settings.devices[j]));
   }
   const std::vector<Tensors> grads = run.cells().take_input_grads();
   for (std::size_t k = 0; k < plan.inputs.positions.size(); ++k) {

@@ -133,9 +133,9 @@ class Pipe(StageLayers, FixedPlacement):
             schedule: As for the constructor.
             loss: As for the constructor.
             dispatch: As for the constructor.
-            own_streams: On accelerators, compute each stage on a stream of its own,
-                so that stages of one device overlap. By default stages compute on
-                the caller's current stream of their device.
+            own_streams: On accelerators, compute each stage on a stream of its own, so
+                that stages of one device overlap; by default stages compute on the
+                caller's current stream of their device.
 
         Raises:
             ValueError, TypeError: as the constructor, and for cuts, devices or
@@ -211,7 +211,7 @@ class Pipe(StageLayers, FixedPlacement):
 
     @ablation.setter
     def ablation(self, ablation: Ablation) -> None:
-        self._runner.ablate(ablation)
+        self._runner.ablation = ablation
 
     def current_dispatch(self) -> str:
         """Return "serial" or "threads": how the next call is run."""

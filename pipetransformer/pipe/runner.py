@@ -28,7 +28,7 @@ class RunSettings:
         dispatch: ``"auto"``, ``"serial"`` or ``"threads"``.
         strict: Whether to follow the removed torch Pipe exactly, see `set_strict`.
         spread: Whether a tuple between stages becomes the arguments of the next.
-        own_streams: Whether stages compute on streams of their own (accelerators).
+        own_streams: Whether each stage of an accelerator computes on its own stream.
     """
 
     num_microbatches: int
@@ -131,11 +131,6 @@ class Runner:
         ):
             return _binding.gather_one(stage(*args, **kwargs), False)
 
-    def ablate(self, ablation: Ablation) -> None:
-        """Put the rules in force for the calls from here on."""
-        self.ablation = ablation
-        self._engine = None  # the next one has the streams asked for
-
     def current_dispatch(self) -> str:
         """Return "serial" or "threads": what the next call uses."""
         if self._serial_only() or self.settings.dispatch != "auto":
@@ -167,6 +162,7 @@ class Runner:
         options.spread = settings.spread
         options.order_rule = self.ablation.order_rule
         options.early_recompute = self.ablation.early_recompute
+        options.copy_streams = self.ablation.copy_streams
         options.record = record
         options.draws = self._draws()
         return options
@@ -212,7 +208,6 @@ class Runner:
                 [stage.first_layer for stage in stages],
                 [(lane.source, lane.destination) for lane in self.lanes],
                 self.settings.own_streams,
-                self.ablation.copy_streams,
             )
         return self._engine
 

@@ -17,6 +17,7 @@ from tests.support.fake_device import place as place_layers
 from tests.support.ranks import run_ranks
 
 from .models import MODES, Functional
+from .skips import Pop, Stash
 
 pytestmark = [
     pytest.mark.slow,
@@ -98,7 +99,8 @@ def check_matrix(_rank, library, own_streams, copy_streams):
             torch.testing.assert_close(mine, plain, msg=case)
         pipe.close()
         del pipe
-        assert fake.violations() == [], case
+        found = fake.violations()
+        assert found == [], (case, found[:3])
     assert fake.num_blocks() == 0
 
 
@@ -224,6 +226,67 @@ def check_borders(_rank, library):
 
 def test_stages_wait_for_the_cell_they_need_and_no_later_one(library):
     run_ranks(check_borders, 1, library, timeout_s=TIMEOUT_S)
+
+
+def loss_of(output, targets):
+    return ((output - targets) ** 2).mean()
+
+
+def check_steps(_rank, library, schedule):
+    """Skip lanes, split backward, targets; delivered under other streams."""
+    fake = load_fake_device(library)
+    cuts = [0, 1, 3, 4]
+
+    def build():
+        torch.manual_seed(0)
+        layers = [Stash(), nn.Linear(6, 6), nn.Linear(6, 6), Pop()]
+        return nn.Sequential(*layers).double()
+
+    plain, x, targets = PipeSequential(*build()), rows(), rows().cos()
+    leaf = x.clone().requires_grad_()
+    expected = loss_of(plain(leaf), targets) * 3
+    expected.backward()
+    for places, own_streams, mode, dispatch in itertools.product(
+        PLACES, (False, True), MODES, ("serial", "threads")
+    ):
+        case = f"{places} {own_streams} {mode} {dispatch}"
+        pipe = Pipe.from_plan(
+            place_layers(build(), cuts, places),
+            cuts=cuts,
+            num_microbatches=4,
+            checkpoint=mode,
+            devices=[torch.device(place) for place in places],
+            own_streams=own_streams,
+            dispatch=dispatch,
+            schedule=schedule,
+            loss=None if schedule == "gpipe" else loss_of,
+        )
+        mine = x.to(places[0]).detach().clone().requires_grad_()
+        if schedule == "gpipe":
+            loss = loss_of(pipe(mine), targets.to(places[-1])) * 3
+        else:
+            loss = pipe(mine, targets=targets.clone()) * 3
+        for device in range(4):
+            fake.set_stream(device, 50)
+        loss.backward()
+        value = loss.detach()
+        del loss
+        grads = [mine.grad * 1, *(p.grad * 1 for p in pipe.parameters())]
+        found = fake.violations()
+        assert found == [], (case, found[:3])
+        fake.synchronize()
+        for device in range(4):
+            fake.set_stream(device, 0)
+        torch.testing.assert_close(value.cpu(), expected.detach(), msg=case)
+        wanted = [leaf.grad, *(p.grad for p in plain.parameters())]
+        for one, other in zip(grads, wanted, strict=True):
+            torch.testing.assert_close(one.cpu(), other, msg=case)
+        pipe.close()
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_lanes_and_steps_are_ordered_and_memory_safe(library, schedule):
+    run_ranks(check_steps, 1, library, schedule, timeout_s=TIMEOUT_S)
 
 
 def check_callers_streams(_rank, library):

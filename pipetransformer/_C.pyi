@@ -217,7 +217,7 @@ class CallOptions:
 class CallStages:
     def __init__(
         self,
-        functions: Sequence[tuple[object, object]],
+        functions: Sequence[tuple[object, object, tuple[object, ...] | None]],
         parameters: Sequence[Sequence[torch.Tensor]],
     ) -> None: ...
 

@@ -301,6 +301,7 @@ std::shared_ptr<PythonStages> PipeEngine::make_stages(
   StageOptions stage_options;
   stage_options.spread = options.spread;
   stage_options.output_depth = options.strict ? 1 : INT_MAX;
+  stage_options.first_layers = first_layers_;
   for (std::size_t j = 0; j < devices_.size(); ++j) {
     stage_options.has_lanes.push_back(
         !lanes_->popped[j].empty() || !lanes_->stashed[j].empty());
@@ -361,9 +362,11 @@ void PipeEngine::run_forward(
           shape_of(*call),
           {options.order_rule, options.early_recompute}),
       call->settings().dispatch,
-      [call](int32_t stage, const pipe::Op& op) {
-        call->forward_cell({stage, op.microbatch});
-      });
+      {[call](int32_t stage, const pipe::Op& op) {
+         call->forward_cell({stage, op.microbatch});
+       },
+       {},
+       [call] { return std::make_shared<pipe::CallerScope>(call->context()); }});
   try {
     run->wait_all([&call] { call->stages().poll(); });
   } catch (...) {  // what is queued on streams still runs

@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "pipe/random.h"
+
 namespace pipetransformer::bindings {
 
 namespace py = pybind11;
@@ -20,6 +22,35 @@ call(const py::object& function, const py::tuple& args, const py::object& kw) {
     throw py::error_already_set();
   }
   return py::reinterpret_steal<py::object>(result);
+}
+
+bool is_several(const py::object& value) {
+  return py::isinstance<py::tuple>(value) || py::isinstance<py::list>(value);
+}
+
+// What PipeSequential.forward does.
+py::object call_layers(
+    const py::tuple& layers,
+    int64_t first_layer,
+    const py::tuple& args,
+    const py::object& kwargs) {
+  py::object value;
+  for (std::size_t k = 0; k < layers.size(); ++k) {
+    pipe::set_draw_layer(first_layer + static_cast<int64_t>(k));
+    const py::object layer = layers[k];
+    if (k == 0) {
+      value = call(layer, args, kwargs);
+    } else if (is_several(value)) {
+      value = call(layer, py::tuple(value), py::object());
+    } else {
+      value = py::reinterpret_steal<py::object>(
+          PyObject_CallOneArg(layer.ptr(), value.ptr()));
+      if (!value) {
+        throw py::error_already_set();
+      }
+    }
+  }
+  return value;
 }
 
 // The tensors from `first` on, undefined ones as None.
@@ -82,7 +113,7 @@ py::object PythonStages::call_function(
     pipe::CellId cell,
     pipe::Phase phase,
     const pipe::Tensors& inputs) {
-  const auto& [plain, recomputed] = held_->functions[cell.stage];
+  const auto& [plain, recomputed, layers] = held_->functions[cell.stage];
   const py::object& function =
       phase == pipe::Phase::kRecomputing ? recomputed : plain;
   std::size_t next = 0;
@@ -97,10 +128,12 @@ py::object PythonStages::call_function(
   } else {
     const py::object value =
         tree(cell.stage - 1, cell.microbatch).put_together(inputs, next);
-    const bool several =
-        py::isinstance<py::tuple>(value) || py::isinstance<py::list>(value);
-    args = options_.spread && several ? py::tuple(value)
-                                      : py::make_tuple(value);
+    args = options_.spread && is_several(value) ? py::tuple(value)
+                                                : py::make_tuple(value);
+  }
+  if (layers && layers->size() > 0) {
+    return call_layers(
+        *layers, options_.first_layers[cell.stage], args, kwargs);
   }
   if (options_.has_lanes[cell.stage]) {
     args = prepend(lane_values(inputs, next), args);

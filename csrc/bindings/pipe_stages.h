@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -14,13 +15,16 @@ namespace pipetransformer::bindings {
 
 // A stage's forward(*args, **kwargs) and the same as a recomputation. Of a
 // stage with skip lanes: forward(popped, *args, **kwargs) -> (output, stashed),
-// a list that it empties and a tuple, with a tensor or None per lane.
-using StageFunctions = std::tuple<pybind11::object, pybind11::object>;
+// a list that it empties and a tuple, with a tensor or None per lane. Third: the
+// layers where calling them one after another does the same, else None.
+using StageFunctions = std::
+    tuple<pybind11::object, pybind11::object, std::optional<pybind11::tuple>>;
 
 struct StageOptions {
   bool spread = true;  // a tuple or list becomes the arguments of the next stage
   int output_depth = INT_MAX;  // as Opening::depth
   std::vector<bool> has_lanes;  // by stage
+  std::vector<int64_t> first_layers;  // by stage, for the random draws
 };
 
 // What makes a loss of the last stage's output.

@@ -36,19 +36,50 @@ void BackwardRun::start(
   if (settings.num_checkpointed > 0) {
     check_workers_can_draw(settings.draw_mode != DrawMode::kFallback);
   }
-  const Schedule* lists = schedule.get();
   execution_ = Execution::start(
       pool,
-      std::move(schedule),
+      schedule,
       settings.dispatch,
-      [self = weak_from_this(), lists](int32_t stage, const Op& op) {
-        if (const auto run = self.lock()) {
-          run->cells_.run(stage, op);
-          if (&op == &(*lists)[stage].back()) {
-            run->held_hooks_.restore(stage);
-          }
+      make_body(schedule));
+}
+
+// Nobody is left to take the results: the operations do nothing.
+Execution::Body BackwardRun::make_body(
+    const std::shared_ptr<const Schedule>& schedule) {
+  const std::weak_ptr<BackwardRun> self = weak_from_this();
+  const auto restore_hooks = [schedule](
+                                 BackwardRun& run, int32_t stage, const Op& op) {
+    if (&op == &(*schedule)[stage].back()) {
+      run.held_hooks_.restore(stage);
+    }
+  };
+  Execution::Body body;
+  body.run = [self, restore_hooks](int32_t stage, const Op& op) {
+    if (const auto run = self.lock()) {
+      run->cells_.run(stage, op);
+      restore_hooks(*run, stage, op);
+    }
+  };
+  if (cells_.may_run_together()) {
+    body.run_together = [self, restore_hooks](const auto& group) {
+      if (const auto run = self.lock()) {
+        std::vector<CellId> ids;
+        for (const auto& [stage, op] : group) {
+          ids.push_back({stage, op->microbatch});
         }
-      });
+        run->cells_.run_together(ids);
+        for (const auto& [stage, op] : group) {
+          restore_hooks(*run, stage, *op);
+        }
+      }
+    };
+  }
+  body.enter = [self]() -> std::shared_ptr<void> {
+    const auto run = self.lock();
+    return run == nullptr ? nullptr
+                          : std::make_shared<CallerScope>(run->cells_.context());
+  };
+  return body;
 }
 
 // After a failure, when every running call has ended.

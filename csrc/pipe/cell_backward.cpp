@@ -3,6 +3,7 @@
 #include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include <algorithm>
 #include <iterator>
 #include <optional>
 #include <stdexcept>
@@ -42,6 +43,17 @@ void add_to(at::Tensor& sum, const at::Tensor& grad) {
   }
 }
 
+template <class T>
+void append(std::vector<T>& all, const std::vector<T>& more) {
+  all.insert(all.end(), more.begin(), more.end());
+}
+
+const char* suffix_of(planner::OpKind kind) {
+  return kind == planner::OpKind::kRecompute    ? "-recompute"
+         : kind == planner::OpKind::kWeightGrad ? "-weights"
+                                                : "";
+}
+
 }  // namespace
 
 CellBackward::CellBackward(
@@ -75,15 +87,16 @@ void CellBackward::set_output_grads(
 
 void CellBackward::run(int32_t stage, const planner::Op& op) {
   const CellId id{stage, op.microbatch};
+  const CellRange range(id, suffix_of(op.kind));
   switch (op.kind) {
     case planner::OpKind::kRecompute:
       call_->recompute_cell(id, recomputed_[call_->index_of(id)]);
       break;
     case planner::OpKind::kBackward:
-      backward_cell(id, /*split=*/false);
+      run_together({id});
       break;
     case planner::OpKind::kInputGrad:
-      backward_cell(id, /*split=*/true);
+      input_grads(id);
       break;
     case planner::OpKind::kWeightGrad:
       weight_grads(id);
@@ -115,57 +128,86 @@ Tensors CellBackward::run_autograd(
   }
 }
 
-void CellBackward::backward_cell(CellId id, bool split) {
-  const CallSettings& settings = call_->settings();
-  const bool checkpointed = call_->checkpointed(id);
-  Cell recomputed;
-  if (checkpointed) {
-    recomputed = std::move(recomputed_[call_->index_of(id)]);
-  }
-  Cell& kept = call_->cell(id);
-  const Cell& cell = checkpointed ? recomputed : kept;
-
-  const ContextScope context(
-      context_,
-      settings.devices[id.stage],
-      call_->streams().own_stream(id.stage),
-      /*shared_casts=*/true);
-  const CellRange range(id, "");
-  keep_backward_on_this_thread();
-
-  const Tensors output_grads = bring_output_grads(id, cell);
-  GraphEnds ends;
-  Tensors arriving;
-  for (std::size_t p = 0; p < cell.output_edges.size(); ++p) {
-    if (output_grads[p].defined()) {
-      ends.outputs.push_back(cell.output_edges[p]);
-      arriving.push_back(output_grads[p]);
-    }
-  }
-  ends.parameters = plan_->parameters[id.stage];
-  for (const auto& edge : cell.input_edges) {
-    if (edge.is_valid()) {
-      ends.inputs.push_back(edge);
-    }
-  }
-  if (split) {
-    hand_down(id, cell, split_cell(id, ends, arriving));
+CellBackward::Open CellBackward::open(CellId id) {
+  Open open;
+  open.id = id;
+  if (call_->checkpointed(id)) {
+    open.cell = std::move(recomputed_[call_->index_of(id)]);
+  } else if (keep_graph_) {
+    open.cell = call_->cell(id);
   } else {
-    torch::autograd::edge_list wanted = ends.parameters;
-    wanted.insert(wanted.end(), ends.inputs.begin(), ends.inputs.end());
-    Tensors found = run_autograd(
-        ends.outputs, arriving, keep_graph_ && !checkpointed, wanted);
-    const auto middle =
-        found.begin() + static_cast<std::ptrdiff_t>(ends.parameters.size());
-    Tensors input_grads(
-        std::make_move_iterator(middle), std::make_move_iterator(found.end()));
-    found.resize(ends.parameters.size());
-    add_parameter_grads(id.stage, found);
-    hand_down(id, cell, std::move(input_grads));
+    open.cell = std::move(call_->cell(id));
   }
   if (!keep_graph_) {
-    kept = Cell();
+    call_->cell(id) = Cell();
   }
+  Tensors output_grads = bring_output_grads(id, open.cell);
+  for (std::size_t p = 0; p < open.cell.output_edges.size(); ++p) {
+    if (output_grads[p].defined()) {
+      open.ends.outputs.push_back(open.cell.output_edges[p]);
+      open.grads.push_back(std::move(output_grads[p]));
+    }
+  }
+  for (const auto& edge : open.cell.input_edges) {
+    if (edge.is_valid()) {
+      open.ends.inputs.push_back(edge);
+    }
+  }
+  return open;
+}
+
+void CellBackward::run_together(const std::vector<CellId>& ids) {
+  const CellScope scope(
+      context_,
+      call_->settings().devices[ids.front().stage],
+      call_->streams().own_stream(ids.front().stage),
+      /*shared_casts=*/true);
+  keep_backward_on_this_thread();
+  std::vector<Open> cells;
+  cells.reserve(ids.size());
+  torch::autograd::edge_list roots;
+  Tensors root_grads;
+  torch::autograd::edge_list wanted;
+  for (const CellId id : ids) {
+    Open& cell = cells.emplace_back(open(id));
+    append(roots, cell.ends.outputs);
+    append(root_grads, cell.grads);
+    append(wanted, plan_->parameters[id.stage]);
+    append(wanted, cell.ends.inputs);
+  }
+  Tensors found = run_autograd(roots, root_grads, keep_graph_, wanted);
+  auto next = std::make_move_iterator(found.begin());
+  for (const Open& cell : cells) {
+    const auto take = [&next](std::size_t count) {
+      const auto end = next + static_cast<std::ptrdiff_t>(count);
+      Tensors part(next, end);
+      next = end;
+      return part;
+    };
+    add_parameter_grads(
+        cell.id.stage, take(plan_->parameters[cell.id.stage].size()));
+    hand_down(cell.id, cell.cell, take(cell.ends.inputs.size()));
+  }
+}
+
+bool CellBackward::may_run_together() const {
+  const std::vector<c10::Device>& devices = call_->settings().devices;
+  return !plan_->stages_share_parameters && !CellRange::wanted() &&
+         std::all_of(devices.begin(), devices.end(), [](c10::Device device) {
+           return device.is_cpu();
+         });
+}
+
+void CellBackward::input_grads(CellId id) {
+  const CellScope scope(
+      context_,
+      call_->settings().devices[id.stage],
+      call_->streams().own_stream(id.stage),
+      /*shared_casts=*/true);
+  keep_backward_on_this_thread();
+  Open cell = open(id);
+  cell.ends.parameters = plan_->parameters[id.stage];
+  hand_down(id, cell.cell, split_cell(id, cell.ends, cell.grads));
 }
 
 Tensors CellBackward::split_cell(
@@ -194,12 +236,11 @@ Tensors CellBackward::split_cell(
 }
 
 void CellBackward::weight_grads(CellId id) {
-  const ContextScope context(
+  const CellScope scope(
       context_,
       call_->settings().devices[id.stage],
       call_->streams().own_stream(id.stage),
       /*shared_casts=*/true);
-  const CellRange range(id, "-weights");
   keep_backward_on_this_thread();
   const WeightPass pass = std::move(weight_passes_[call_->index_of(id)]);
   add_parameter_grads(

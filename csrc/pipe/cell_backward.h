@@ -22,6 +22,7 @@ namespace pipetransformer::pipe {
 struct BackwardPlan {
   int32_t first_stage = 0;  // lowest stage with anything to do
   std::vector<torch::autograd::edge_list> parameters;  // by stage
+  bool stages_share_parameters = false;
 };
 
 class CellBackward {
@@ -42,8 +43,19 @@ class CellBackward {
       Tensors grads,
       const device::Mark& written);
 
-  // R, B, I or W of one cell, whose predecessors are over.
+  // R, B, I or W of one cell, whose predecessors are over. Inside a CallerScope
+  // of context().
   void run(int32_t stage, const planner::Op& op);
+  // B of several cells that do not wait for each other, in one call of autograd,
+  // whose own cost is most of that of a small cell.
+  void run_together(const std::vector<CellId>& ids);
+  // Cells of different stages may: they are on the CPU, share no parameter, and
+  // nobody profiles each of them.
+  bool may_run_together() const;
+
+  const CallerContext& context() const noexcept {
+    return context_;
+  }
 
   // For use on the calling thread's current streams.
   // Summed over micro-batches, in the order of BackwardPlan::parameters.
@@ -52,7 +64,15 @@ class CellBackward {
   std::vector<Tensors> take_input_grads();
 
  private:
-  void backward_cell(CellId id, bool split);
+  // A cell whose backward is about to run.
+  struct Open {
+    CellId id;
+    Cell cell;
+    GraphEnds ends;
+    Tensors grads;  // at ends.outputs
+  };
+  Open open(CellId id);
+  void input_grads(CellId id);
   void weight_grads(CellId id);
   Tensors bring_output_grads(CellId id, const Cell& cell);
   void hand_down(CellId id, const Cell& cell, Tensors grads);

@@ -10,7 +10,8 @@
 namespace pipetransformer::pipe {
 
 CallerContext::CallerContext(const std::vector<c10::Device>& devices)
-    : autocast_cache_(at::autocast::is_autocast_cache_enabled()) {
+    : autograd_(c10::AutogradState::get_tls_state()),
+      autocast_cache_(at::autocast::is_autocast_cache_enabled()) {
   for (const c10::Device& device : devices) {
     if (device.is_cpu() || device.is_meta()) {
       continue;
@@ -37,15 +38,17 @@ CallerContext CallerContext::for_backward_of(const CallerContext& forward) {
   return with_streams_of(forward);
 }
 
-ContextScope::ContextScope(
+CallerScope::CallerScope(const CallerContext& context)
+    : state_(context.state_), streams_(context.streams_) {}
+
+CellScope::CellScope(
     const CallerContext& context,
     c10::Device device,
     const std::optional<c10::Stream>& own_stream,
     bool shared_casts)
-    : state_(context.state_),
-      streams_(context.streams_),
-      own_stream_(own_stream),
+    : own_stream_(own_stream),
       previous_cache_(at::autocast::is_autocast_cache_enabled()) {
+  c10::AutogradState::set_tls_state(context.autograd_);
   if (!device.is_cpu() && !device.is_meta()) {
     device_.reset_device(device);
   }
@@ -53,7 +56,7 @@ ContextScope::ContextScope(
       shared_casts && context.autocast_cache_);
 }
 
-ContextScope::~ContextScope() {
+CellScope::~CellScope() {
   at::autocast::set_autocast_cache_enabled(previous_cache_);
 }
 

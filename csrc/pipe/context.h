@@ -6,6 +6,7 @@
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 
@@ -29,29 +30,44 @@ class CallerContext {
   static CallerContext for_backward_of(const CallerContext& forward);
 
  private:
-  friend class ContextScope;
+  friend class CallerScope;
+  friend class CellScope;
   at::ThreadLocalState state_;
+  c10::AutogradState autograd_;
   bool autocast_cache_;
   std::vector<c10::Stream> streams_;
 };
 
-class ContextScope {
+// Enters the caller's context for as long as a thread works for one call. May
+// hold Python objects; needs no GIL.
+class CallerScope {
  public:
-  // `shared_casts` false: autocast keeps no cast of a weight, so a cast made
-  // where gradients are not recorded never serves where they are. `own_stream`:
-  // of `device`, current instead of the caller's.
-  ContextScope(
-      const CallerContext& context,
-      c10::Device device,
-      const std::optional<c10::Stream>& own_stream,
-      bool shared_casts);
-  ~ContextScope();
-  ContextScope(const ContextScope&) = delete;
-  ContextScope& operator=(const ContextScope&) = delete;
+  explicit CallerScope(const CallerContext& context);
+  CallerScope(const CallerScope&) = delete;
+  CallerScope& operator=(const CallerScope&) = delete;
 
  private:
   at::ThreadLocalStateGuard state_;
   c10::MultiStreamGuard streams_;
+};
+
+// What differs between cells inside a CallerScope of the same context: device
+// and stream. Also undoes what a layer before has done to the grad mode.
+class CellScope {
+ public:
+  // `shared_casts` false: autocast keeps no cast of a weight, so a cast made
+  // where gradients are not recorded never serves where they are. `own_stream`:
+  // of `device`, current instead of the caller's.
+  CellScope(
+      const CallerContext& context,
+      c10::Device device,
+      const std::optional<c10::Stream>& own_stream,
+      bool shared_casts);
+  ~CellScope();
+  CellScope(const CellScope&) = delete;
+  CellScope& operator=(const CellScope&) = delete;
+
+ private:
   c10::OptionalStreamGuard own_stream_;
   c10::OptionalDeviceGuard device_;
   bool previous_cache_;

@@ -1,5 +1,6 @@
 #include "pipe/execution.h"
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <stdexcept>
@@ -71,6 +72,7 @@ std::shared_ptr<Execution> Execution::start(
 
 void Execution::run_stage(int32_t stage) noexcept {
   Counter& counter = progress_[stage];
+  std::shared_ptr<void> scope = enter();
   for (const Op& op : (*schedule_)[stage]) {
     if (!wait_for(op) || !run_op(stage, op)) {
       break;
@@ -78,38 +80,67 @@ void Execution::run_stage(int32_t stage) noexcept {
     counter.value.fetch_add(1, std::memory_order_acq_rel);
     counter.value.notify_all();
   }
+  scope.reset();
   counter.value.store(kOver, std::memory_order_release);
   counter.value.notify_all();
   end_stage(stage);
 }
 
 void Execution::run_serially() noexcept {
+  const std::shared_ptr<void> scope = enter();
   for (std::size_t j = 0; j < schedule_->size(); ++j) {
     if ((*schedule_)[j].empty()) {
       end_stage(static_cast<int32_t>(j));
     }
   }
-  for (const auto& [stage, index] : planner::serial_order(*schedule_)) {
-    const planner::StageOps& ops = (*schedule_)[stage];
-    const Op& op = ops[index];
-    // What fails or is left out is followed by later clocks only on its stage.
-    if (op.clock <= last_clock_.load(std::memory_order_acquire)) {
-      run_op(stage, op);
+  for (const auto& positions : planner::serial_order(*schedule_)) {
+    std::vector<OpOfStage> group;
+    for (const auto& [stage, index] : positions) {
+      const Op& op = (*schedule_)[stage][index];
+      // What waits for a failed operation, or for one left out, is later too.
+      if (op.clock <= last_clock_.load(std::memory_order_acquire)) {
+        group.push_back({stage, &op});
+      }
     }
-    if (static_cast<std::size_t>(index) + 1 == ops.size()) {
-      end_stage(stage);
+    if (group.size() > 1 && body_.run_together) {
+      run_group(group);
+    } else {
+      for (const auto& [stage, op] : group) {
+        run_op(stage, *op);
+      }
+    }
+    for (const auto& [stage, index] : positions) {
+      if (static_cast<std::size_t>(index) + 1 == (*schedule_)[stage].size()) {
+        end_stage(stage);
+      }
     }
   }
+}
+
+std::shared_ptr<void> Execution::enter() const {
+  return body_.enter ? body_.enter() : nullptr;
 }
 
 // False when it failed.
 bool Execution::run_op(int32_t stage, const Op& op) noexcept {
   try {
-    body_(stage, op);
+    body_.run(stage, op);
     return true;
   } catch (...) {
     fail(op.clock, stage, std::current_exception());
     return false;
+  }
+}
+
+void Execution::run_group(const std::vector<OpOfStage>& group) noexcept {
+  try {
+    body_.run_together(group);
+  } catch (...) {
+    int32_t clock = kOver;
+    for (const OpOfStage& member : group) {
+      clock = std::min(clock, member.op->clock);
+    }
+    fail(clock, group.front().stage, std::current_exception());
   }
 }
 
@@ -118,10 +149,10 @@ void Execution::end_stage(int32_t stage) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (--num_using_body_ == 0) {
-      finished.swap(body_);
+      std::swap(finished, body_);
     }
   }
-  finished = nullptr;
+  finished = {};
   const std::lock_guard lock(mutex_);
   over_[stage] = true;
   --num_running_;

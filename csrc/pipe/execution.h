@@ -26,8 +26,20 @@ using planner::Schedule;
 
 class Execution : public std::enable_shared_from_this<Execution> {
  public:
-  // Runs one operation of a stage, on that stage's worker. May throw.
-  using Body = std::function<void(int32_t stage, const Op& op)>;
+  struct OpOfStage {
+    int32_t stage = 0;
+    const Op* op = nullptr;
+  };
+  struct Body {
+    // Runs one operation of a stage, on that stage's worker. May throw.
+    std::function<void(int32_t stage, const Op& op)> run;
+    // The one dispatcher runs groups of independent operations with this where
+    // it is given, and one by one otherwise.
+    std::function<void(const std::vector<OpOfStage>& group)> run_together = {};
+    // Called first on every thread; the result lives as long as the thread
+    // works for this run.
+    std::function<std::shared_ptr<void>()> enter = {};
+  };
   // Called every 100 ms by a waiting caller; may throw to give up (signals).
   using Poll = std::function<void()>;
 
@@ -63,7 +75,9 @@ class Execution : public std::enable_shared_from_this<Execution> {
   Execution(std::shared_ptr<const Schedule> schedule, Body body);
   void run_stage(int32_t stage) noexcept;
   void run_serially() noexcept;
+  std::shared_ptr<void> enter() const;
   bool run_op(int32_t stage, const Op& op) noexcept;
+  void run_group(const std::vector<OpOfStage>& group) noexcept;
   void end_stage(int32_t stage) noexcept;
   bool wait_for(const Op& op) const noexcept;
   void fail(int32_t clock, int32_t stage, std::exception_ptr error) noexcept;

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "pipe/cell_range.h"
+#include "pipe/cut_off.h"
 #include "pipe/node_ptr.h"
 
 namespace pipetransformer::pipe {
@@ -43,14 +44,10 @@ std::string describe(CellId id) {
          std::to_string(id.microbatch);
 }
 
-// The data of an output without its graph. Shares the version counter, so that
-// a change in place by the next stage is seen by this stage's backward.
+// The data of an output without its graph.
 Activation cut(const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    return {};
-  }
-  const bool requires_grad = tensor.requires_grad();
-  return {requires_grad ? tensor.detach() : tensor, requires_grad};
+  const bool requires_grad = tensor.defined() && tensor.requires_grad();
+  return {requires_grad ? cut_off(tensor) : tensor, requires_grad};
 }
 
 }  // namespace
@@ -146,8 +143,12 @@ void PipeCall::send_outputs(CellId id, Activations outputs) {
 }
 
 // Gives the inputs that carry gradient their border history. Runs inside the
-// caller's context.
-Tensors PipeCall::attach_inputs(const Activations& inputs, Cell& cell) {
+// caller's context. `shared`: the history must not reach `inputs` themselves:
+// they are kept, or views of what other micro-batches see.
+Tensors PipeCall::attach_inputs(
+    const Activations& inputs,
+    Cell& cell,
+    bool shared) {
   NodePtr border;
   Tensors attached;
   attached.reserve(inputs.size());
@@ -163,8 +164,9 @@ Tensors PipeCall::attach_inputs(const Activations& inputs, Cell& cell) {
       if (!border) {
         border = make_node<BorderNode>();
       }
-      // Another view of the data: the history must not reach the kept input.
-      tensor = tensor.detach();
+      if (shared) {
+        tensor = cut_off(tensor);
+      }
       torch::autograd::set_history(tensor, border);
       cell.input_edges[p] = torch::autograd::impl::gradient_edge(tensor);
     }
@@ -177,7 +179,7 @@ void PipeCall::forward_cell(CellId id) {
   const bool checkpoint = checkpointed(id);
   // A cast of a weight made while checkpointing has no graph to keep: do not
   // let autocast hand it to cells that need one.
-  const ContextScope context(
+  const CellScope scope(
       context_,
       settings_.devices[id.stage],
       streams().own_stream(id.stage),
@@ -198,7 +200,7 @@ void PipeCall::forward_cell(CellId id) {
   Tensors outputs = call_stage(
       id,
       checkpoint ? Phase::kCheckpointing : Phase::kPlain,
-      attach_inputs(received, cell));
+      attach_inputs(received, cell, checkpoint || id.stage == 0));
   bool any = false;
   Activations sent;
   sent.reserve(outputs.size());
@@ -263,13 +265,13 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
   if (kept.output_requires_grad.empty()) {
     return;
   }
-  const ContextScope context(
+  const CallerScope caller(context_);
+  const CellScope scope(
       context_,
       settings_.devices[id.stage],
       streams().own_stream(id.stage),
       /*shared_casts=*/false);
   into.input_devices = kept.input_devices;
-  const CellRange range(id, "-recompute");
   for (std::size_t p = 0; p < kept.inputs.size(); ++p) {
     if (version_of(kept.inputs[p].value) != kept.input_versions[p]) {
       throw std::runtime_error(
@@ -285,7 +287,7 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
     draws.emplace(kept.draws);
   }
   const Tensors outputs =
-      call_stage(id, Phase::kRecomputing, attach_inputs(kept.inputs, into));
+      call_stage(id, Phase::kRecomputing, attach_inputs(kept.inputs, into, /*shared=*/true));
   if (outputs.size() != kept.output_requires_grad.size()) {
     throw std::runtime_error(
         "recomputation of " + describe(id) + ": expected " +

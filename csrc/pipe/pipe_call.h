@@ -104,7 +104,8 @@ class PipeCall {
     return id.microbatch < settings_.num_checkpointed;
   }
 
-  // Runs a cell forward; the previous stage's must be over.
+  // Runs a cell forward, inside a CallerScope of context(); the previous
+  // stage's must be over.
   void forward_cell(CellId id);
   // To be called on the caller's thread when no cell runs any more, failed or
   // not: its current streams may then use the outputs, and all other memory.
@@ -131,7 +132,8 @@ class PipeCall {
   void send_outputs(CellId id, Activations outputs);
   Tensors call_stage(CellId id, Phase phase, const Tensors& inputs);
   Tensors draw_and_call(CellId id, Phase phase, const Tensors& inputs);
-  Tensors attach_inputs(const Activations& inputs, Cell& cell);
+  Tensors
+  attach_inputs(const Activations& inputs, Cell& cell, bool shared);
 
   const CallSettings settings_;
   const std::shared_ptr<StageCalls> stages_;

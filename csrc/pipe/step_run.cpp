@@ -132,7 +132,7 @@ void StepRun::run(WorkerPool& pool, std::shared_ptr<const Schedule> schedule) {
       pool,
       std::move(schedule),
       call_->settings().dispatch,
-      [this](int32_t stage, const Op& op) { run_op(stage, op); });
+      {[this](int32_t stage, const Op& op) { run_op(stage, op); }});
   try {
     execution->wait_all([this] { call_->stages().poll(); });
   } catch (...) {
@@ -145,15 +145,17 @@ void StepRun::run(WorkerPool& pool, std::shared_ptr<const Schedule> schedule) {
 void StepRun::run_op(int32_t stage, const Op& op) {
   const CellId id{stage, op.microbatch};
   if (op.kind == OpKind::kForward) {
+    const CallerScope caller(call_->context());
     call_->forward_cell(id);
     return;
   }
+  const CallerScope caller(cells_.context());
   const CallSettings& settings = call_->settings();
   const bool starts = op.kind == OpKind::kBackward ||
                       op.kind == OpKind::kInputGrad;
   if (starts && stage + 1 == settings.num_stages) {
-    const ContextScope context(
-        call_->context(),
+    const CellScope scope(
+        cells_.context(),
         settings.devices[stage],
         settings.streams->own_stream(stage),
         /*shared_casts=*/true);

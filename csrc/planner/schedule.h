@@ -69,13 +69,17 @@ Schedule parse_schedule(std::string_view text);
 // passes can be run without deadlock.
 void check_linked(const Schedule& schedule);
 
-// All operations in the order of one dispatcher: by clock; at one clock
-// forward operations by rising stage, the others by falling stage.
 struct StageOp {
   int32_t stage = 0;
   int32_t index = 0;  // in the stage's list
 };
-std::vector<StageOp> serial_order(const Schedule& schedule);
+
+// All operations in the order of one dispatcher: in waves, where an R belongs
+// to the wave of the backward right behind it; in a wave first R, then F by
+// rising stage, then the others by falling stage. Of a linked schedule without
+// R, waves are clocks. Every B of one wave is in one group, every other
+// operation in one of its own: those of a group do not wait for each other.
+std::vector<std::vector<StageOp>> serial_order(const Schedule& schedule);
 
 // Largest number of micro-batches, by stage, whose F has run and whose B or W
 // has not, at any point of the list: what the stage keeps activations of.

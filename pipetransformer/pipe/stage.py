@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from torch import nn
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.batchnorm import _NormBase
 
 from pipetransformer.pipe import _binding
@@ -66,28 +67,53 @@ class PipeSequential(nn.Sequential):
 
 
 StageFunction = Callable[..., object]
-StageFunctions = tuple[StageFunction, StageFunction]
+StageFunctions = tuple[StageFunction, StageFunction, tuple[nn.Module, ...] | None]
 
 
 def stage_functions(
     stage: PipeSequential, popped: Sequence[Lane], stashed: Sequence[Lane]
 ) -> StageFunctions:
-    """Return the two ways to call a stage: forward, and forward again.
+    """Return the ways to call a stage: forward, and forward again.
 
     Args:
         stage: The stage.
         popped: Skip lanes that end here.
         stashed: Skip lanes that begin here. With lanes the functions take and give
             their values too, see `with_lanes`.
+
+    Returns:
+        The two functions, and the layers where calling one after another is the same
+        as calling the stage: the engine then does without a call of the stage itself.
     """
     again: StageFunction = stage
     if any(_counts_rows(layer) for layer in stage.modules()):
         again = functools.partial(_call_keeping_statistics, stage)
     if popped or stashed:
-        return with_lanes(stage, popped, stashed), with_lanes(again, popped, stashed)
+        forward = with_lanes(stage, popped, stashed)
+        return forward, with_lanes(again, popped, stashed), None
     if any(isinstance(layer, Skippable) for layer in stage.modules()):
-        return with_own_tracker(stage), with_own_tracker(again)
-    return stage, again
+        return with_own_tracker(stage), with_own_tracker(again), None
+    plain = again is stage and _is_a_chain(stage)
+    return stage, again, tuple(stage) if plain else None
+
+
+def _is_a_chain(stage: PipeSequential) -> bool:
+    return (
+        type(stage) is PipeSequential
+        and stage._sets_draw_layer
+        and list in stage._spread
+        and "forward" not in stage.__dict__
+        and stage._compiled_call_impl is None
+        and not any(
+            getattr(stage, name) or getattr(torch_module, f"_global{name}")
+            for name in (
+                "_forward_hooks",
+                "_forward_pre_hooks",
+                "_backward_hooks",
+                "_backward_pre_hooks",
+            )
+        )
+    )
 
 
 def _counts_rows(layer: nn.Module) -> bool:

@@ -132,7 +132,7 @@ void StepRun::run(WorkerPool& pool, std::shared_ptr<const Schedule> schedule) {
       pool,
       std::move(schedule),
       call_->settings().dispatch,
-      {[this](int32_t stage, const Op& op) { run_op(stage, op); }});
+      {.run = [this](int32_t stage, const Op& op) { run_op(stage, op); }});
   try {
     execution->wait_all([this] { call_->stages().poll(); });
   } catch (...) {

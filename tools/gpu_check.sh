@@ -1,12 +1,20 @@
 #!/bin/sh
-# Builds the extension in place and runs the GPU tests; a missing GPU is a failure.
+# Builds the extension in place, runs the GPU tests and benchmarks; a missing GPU is a
+# failure.
 #
 #   tools/gpu_check.sh OUT_DIR
 #
-# Writes OUT_DIR/environment.log, build.log, tests.log and exit_code. Ends within nine
-# minutes: the build and the tests each have a limit. PYTHON chooses the interpreter
-# (with torch for CUDA, setuptools, ninja and pytest). nvcc is optional: without it the
-# same tests run on the ATen implementations, so environment.log says which it was.
+# Order: build, the tests that would hang where CUDA's backward threads are blocked, all
+# other tests of tests/gpu, benchmarks/gpu_*.py. Each part has a limit, and each test one
+# of its own; together they end within nine minutes. A part that fails does not stop the
+# next ones, except the build.
+#
+# Writes OUT_DIR/environment.log, build.log, deadlock.log, tests.log, BENCHMARK.log and
+# .json, summary.log (a line per part: name, exit code, seconds) and exit_code: the first
+# failure, 0 if there was none. PYTHON chooses the interpreter (with torch for CUDA,
+# setuptools, ninja and pytest; with pytest-timeout tests have limits of their own).
+# nvcc is optional: without it the same tests run on the ATen implementations, so
+# environment.log says which it was.
 #
 # Not run on a GPU so far: the CUDA side has been compiled and linked only.
 set -u
@@ -17,28 +25,49 @@ fi
 mkdir -p "$1" && out=$(cd "$1" && pwd) || exit 2
 cd "$(dirname "$0")/.." || exit 2
 python=${PYTHON:-python3}
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export FAIL_WITHOUT_CUDA=1
+started=$(date +%s)
+total=535
+first_failure=0
+: >"$out/summary.log"
 
-finish() {
-  echo "$1" >"$out/exit_code"
-  echo "gpu_check: exit code $1, logs in $out"
-  exit "$1"
+# part NAME LIMIT_S COMMAND...: runs a command within its limit and the total one.
+part() {
+  name=$1
+  limit=$2
+  shift 2
+  begin=$(date +%s)
+  left=$((started + total - begin))
+  if [ "$left" -lt "$limit" ]; then
+    limit=$left
+  fi
+  if [ "$limit" -lt 5 ]; then
+    code=124
+    echo "no time left" >"$out/$name.log"
+  else
+    timeout --kill-after=10 "$limit" "$@" >"$out/$name.log" 2>&1
+    code=$?
+  fi
+  echo "$name: exit code $code, $(($(date +%s) - begin)) s" | tee -a "$out/summary.log"
+  if [ $code -ne 0 ] && [ $first_failure -eq 0 ]; then
+    first_failure=$code
+  fi
+  return $code
 }
 
-timeout 300 "$python" setup.py build_ext --inplace >"$out/build.log" 2>&1
-code=$?
-if [ $code -ne 0 ]; then
-  tail -n 20 "$out/build.log"
-  finish $code
-fi
+finish() {
+  echo "$first_failure" >"$out/exit_code"
+  echo "gpu_check: exit code $first_failure, logs in $out"
+  exit "$first_failure"
+}
 
 {
   "$python" -c '
 import sys
 import torch
-from pipetransformer import _build_info
 print("python", sys.version)
 print("torch", torch.__version__, "CUDA", torch.version.cuda)
-print("kernels built:", _build_info.WITH_CUDA_KERNELS)
 for i in range(torch.cuda.device_count()):
     print("device", i, torch.cuda.get_device_name(i))
 '
@@ -46,8 +75,32 @@ for i in range(torch.cuda.device_count()):
   nvidia-smi 2>/dev/null || echo "nvidia-smi: not on the path"
 } >"$out/environment.log" 2>&1
 
-FAIL_WITHOUT_CUDA=1 timeout 200 "$python" -m pytest tests/gpu -v \
-  >"$out/tests.log" 2>&1
-code=$?
-tail -n 20 "$out/tests.log"
-finish $code
+if ! part build 240 "$python" setup.py build_ext --inplace; then
+  tail -n 20 "$out/build.log"
+  finish
+fi
+"$python" -c '
+from pipetransformer import _build_info
+print("kernels built:", _build_info.WITH_CUDA_KERNELS)
+' >>"$out/environment.log" 2>&1
+
+limits=
+if "$python" -c 'import pytest_timeout' 2>/dev/null; then
+  limits="--timeout=90"
+fi
+# shellcheck disable=SC2086 - a list of options
+part deadlock 150 "$python" -m pytest -v $limits --maxfail=2 \
+  tests/gpu/test_deadlock.py
+tail -n 15 "$out/deadlock.log"
+# shellcheck disable=SC2086
+part tests 180 "$python" -m pytest -v $limits tests/gpu \
+  --ignore tests/gpu/test_deadlock.py
+tail -n 25 "$out/tests.log"
+for script in benchmarks/gpu_*.py; do
+  if [ -f "$script" ]; then
+    name=$(basename "$script" .py)
+    part "$name" 120 "$python" "$script" --json "$out/$name.json"
+    tail -n 30 "$out/$name.log"
+  fi
+done
+finish

@@ -102,9 +102,11 @@ PipeEngine::PipeEngine(
       streams_(
           std::make_shared<device::PipelineStreams>(devices_, own_streams)),
       schedules_(std::make_shared<planner::ScheduleCache>()),
-      dispatch_(std::all_of(devices_.begin(), devices_.end(), [](auto device) {
-        return device.is_cpu();
-      })) {
+      on_cpu_(std::all_of(
+          devices_.begin(),
+          devices_.end(),
+          [](c10::Device device) { return device.is_cpu(); })),
+      dispatch_(on_cpu_) {
   std::vector<pipe::Lane> all;
   for (const auto& [source, destination] : lanes) {
     all.push_back({source, destination});
@@ -117,7 +119,8 @@ PipeEngine::Call PipeEngine::begin(
     const CallStages& stages,
     const py::tuple& args,
     const py::dict& kwargs,
-    const CallOptions& options) {
+    const CallOptions& options,
+    bool linkable) {
   Call call;
   std::vector<bool> whole;
   std::vector<Tree> trees;
@@ -135,8 +138,11 @@ PipeEngine::Call PipeEngine::begin(
   call.inputs.parameters = stages.parameters;
   call.count = scattered.microbatches.size();
   call.stages = make_stages(stages, std::move(trees), call.count, options);
+  pipe::CallSettings settings = make_settings(options, call.count);
+  settings.linked = linkable && options.record && on_cpu_ &&
+                    settings.dispatch == pipe::Dispatch::kSerial;
   call.cells = std::make_shared<pipe::PipeCall>(
-      make_settings(options, call.count),
+      std::move(settings),
       call.stages,
       std::move(scattered.microbatches));
   return call;
@@ -147,7 +153,7 @@ py::object PipeEngine::forward(
     const py::tuple& args,
     const py::dict& kwargs,
     const CallOptions& options) {
-  Call call = begin(stages, args, kwargs, options);
+  Call call = begin(stages, args, kwargs, options, /*linkable=*/true);
   run_forward(call.cells, options);
 
   const std::vector<Tree> output_trees = call.stages->take_output_trees();
@@ -181,7 +187,7 @@ at::Tensor PipeEngine::step(
     const py::object& loss,
     const std::string& schedule,
     const CallOptions& options) {
-  Call call = begin(stages, args, kwargs, options);
+  Call call = begin(stages, args, kwargs, options, /*linkable=*/false);
   LossFunction loss_function{loss, {}, {}};
   pipe::Tensors target_tensors;
   std::vector<bool> whole;
@@ -362,11 +368,14 @@ void PipeEngine::run_forward(
           shape_of(*call),
           {options.order_rule, options.early_recompute}),
       call->settings().dispatch,
-      {[call](int32_t stage, const pipe::Op& op) {
-         call->forward_cell({stage, op.microbatch});
-       },
-       {},
-       [call] { return std::make_shared<pipe::CallerScope>(call->context()); }});
+      {.run =
+           [call](int32_t stage, const pipe::Op& op) {
+             call->forward_cell({stage, op.microbatch});
+           },
+       .enter =
+           [call] {
+             return std::make_shared<pipe::CallerScope>(call->context());
+           }});
   try {
     run->wait_all([&call] { call->stages().poll(); });
   } catch (...) {  // what is queued on streams still runs

@@ -99,7 +99,8 @@ class PipeEngine {
       const CallStages& stages,
       const pybind11::tuple& args,
       const pybind11::dict& kwargs,
-      const CallOptions& options);
+      const CallOptions& options,
+      bool linkable);
   // Throws py::value_error unless there is one stage per device.
   std::shared_ptr<PythonStages> make_stages(
       const CallStages& stages,
@@ -121,6 +122,7 @@ class PipeEngine {
   std::shared_ptr<const pipe::Lanes> lanes_;
   std::shared_ptr<device::PipelineStreams> streams_;
   std::shared_ptr<planner::ScheduleCache> schedules_;
+  bool on_cpu_;
   pipe::DispatchChoice dispatch_;
 };
 

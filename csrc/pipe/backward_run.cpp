@@ -60,14 +60,11 @@ Execution::Body BackwardRun::make_body(
       restore_hooks(*run, stage, op);
     }
   };
-  if (cells_.may_run_together()) {
+  if (call_->settings().dispatch == Dispatch::kSerial && cells_.linked()) {
+    body.groups = planner::backward_columns(*schedule);
     body.run_together = [self, restore_hooks](const auto& group) {
       if (const auto run = self.lock()) {
-        std::vector<CellId> ids;
-        for (const auto& [stage, op] : group) {
-          ids.push_back({stage, op->microbatch});
-        }
-        run->cells_.run_together(ids);
+        run->cells_.run_together(group);
         for (const auto& [stage, op] : group) {
           restore_hooks(*run, stage, *op);
         }

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <optional>
 #include <stdexcept>
+#include <unordered_set>
 
 #include "pipe/cell_range.h"
 
@@ -90,10 +91,10 @@ void CellBackward::run(int32_t stage, const planner::Op& op) {
   const CellRange range(id, suffix_of(op.kind));
   switch (op.kind) {
     case planner::OpKind::kRecompute:
-      call_->recompute_cell(id, recomputed_[call_->index_of(id)]);
+      recompute({id});
       break;
     case planner::OpKind::kBackward:
-      run_together({id});
+      backward_cell(id);
       break;
     case planner::OpKind::kInputGrad:
       input_grads(id);
@@ -128,7 +129,7 @@ Tensors CellBackward::run_autograd(
   }
 }
 
-CellBackward::Open CellBackward::open(CellId id) {
+CellBackward::Open CellBackward::open(CellId id, bool takes_grads) {
   Open open;
   open.id = id;
   if (call_->checkpointed(id)) {
@@ -141,8 +142,11 @@ CellBackward::Open CellBackward::open(CellId id) {
   if (!keep_graph_) {
     call_->cell(id) = Cell();
   }
-  Tensors output_grads = bring_output_grads(id, open.cell);
-  for (std::size_t p = 0; p < open.cell.output_edges.size(); ++p) {
+  Tensors output_grads;
+  if (takes_grads) {
+    output_grads = bring_output_grads(id, open.cell);
+  }
+  for (std::size_t p = 0; p < output_grads.size(); ++p) {
     if (output_grads[p].defined()) {
       open.ends.outputs.push_back(open.cell.output_edges[p]);
       open.grads.push_back(std::move(output_grads[p]));
@@ -156,46 +160,106 @@ CellBackward::Open CellBackward::open(CellId id) {
   return open;
 }
 
-void CellBackward::run_together(const std::vector<CellId>& ids) {
+void CellBackward::recompute(const std::vector<CellId>& ids) {
+  const CallerScope caller(call_->context());
+  for (const CellId id : ids) {
+    call_->recompute_cell(id, recomputed_);
+  }
+}
+
+void CellBackward::backward_cell(CellId id) {
   const CellScope scope(
       context_,
-      call_->settings().devices[ids.front().stage],
-      call_->streams().own_stream(ids.front().stage),
+      call_->settings().devices[id.stage],
+      call_->streams().own_stream(id.stage),
       /*shared_casts=*/true);
   keep_backward_on_this_thread();
+  const Open cell = open(id, /*takes_grads=*/true);
+  const torch::autograd::edge_list& parameters = plan_->parameters[id.stage];
+  torch::autograd::edge_list wanted = parameters;
+  append(wanted, cell.ends.inputs);
+  Tensors found =
+      run_autograd(cell.ends.outputs, cell.grads, keep_graph_, wanted);
+  const auto middle =
+      found.begin() + static_cast<std::ptrdiff_t>(parameters.size());
+  Tensors input_grads(
+      std::make_move_iterator(middle), std::make_move_iterator(found.end()));
+  found.resize(parameters.size());
+  add_parameter_grads(id.stage, found);
+  hand_down(id, cell.cell, std::move(input_grads));
+}
+
+bool CellBackward::linked() const {
+  return call_->settings().linked && !CellRange::wanted();
+}
+
+// Note [One call for a column]
+// The cells of a micro-batch are linked at their borders, so one call of
+// autograd runs them all: from the outputs of the last stage to the parameters
+// of every stage and the inputs of the first. The call itself costs as much as
+// the backward of a small layer or two. Nodes run in the reverse order of their
+// forward, and sums over micro-batches are taken in the order of the lists, so
+// the results are those of cell by cell.
+void CellBackward::run_column(const std::vector<CellId>& ids) {
+  const CellScope scope(
+      context_, c10::kCPU, std::nullopt, /*shared_casts=*/true);
+  keep_backward_on_this_thread();
+  const int32_t last = call_->settings().num_stages - 1;
   std::vector<Open> cells;
   cells.reserve(ids.size());
   torch::autograd::edge_list roots;
   Tensors root_grads;
   torch::autograd::edge_list wanted;
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::vector<bool> taken;  // by parameter: the first stage that has it
+  for (int32_t j = plan_->first_stage; j <= last; ++j) {
+    for (const auto& edge : plan_->parameters[j]) {
+      taken.push_back(seen.insert(edge.function.get()).second);
+      if (taken.back()) {
+        wanted.push_back(edge);
+      }
+    }
+  }
   for (const CellId id : ids) {
-    Open& cell = cells.emplace_back(open(id));
+    const Open& cell = cells.emplace_back(open(id, id.stage == last));
     append(roots, cell.ends.outputs);
     append(root_grads, cell.grads);
-    append(wanted, plan_->parameters[id.stage]);
-    append(wanted, cell.ends.inputs);
+    if (id.stage == plan_->first_stage) {
+      append(wanted, cell.ends.inputs);
+    }
   }
   Tensors found = run_autograd(roots, root_grads, keep_graph_, wanted);
-  auto next = std::make_move_iterator(found.begin());
+  auto next = found.begin();
+  auto is_taken = taken.begin();
+  for (int32_t j = plan_->first_stage; j <= last; ++j) {
+    Tensors grads;
+    for (std::size_t p = 0; p < plan_->parameters[j].size(); ++p) {
+      grads.push_back(*is_taken++ ? std::move(*next++) : at::Tensor());
+    }
+    add_parameter_grads(j, grads);
+  }
   for (const Open& cell : cells) {
-    const auto take = [&next](std::size_t count) {
-      const auto end = next + static_cast<std::ptrdiff_t>(count);
-      Tensors part(next, end);
+    if (cell.id.stage == plan_->first_stage) {
+      const auto end =
+          next + static_cast<std::ptrdiff_t>(cell.ends.inputs.size());
+      hand_down(
+          cell.id,
+          cell.cell,
+          Tensors(std::make_move_iterator(next), std::make_move_iterator(end)));
       next = end;
-      return part;
-    };
-    add_parameter_grads(
-        cell.id.stage, take(plan_->parameters[cell.id.stage].size()));
-    hand_down(cell.id, cell.cell, take(cell.ends.inputs.size()));
+    }
   }
 }
 
-bool CellBackward::may_run_together() const {
-  const std::vector<c10::Device>& devices = call_->settings().devices;
-  return !plan_->stages_share_parameters && !CellRange::wanted() &&
-         std::all_of(devices.begin(), devices.end(), [](c10::Device device) {
-           return device.is_cpu();
-         });
+void CellBackward::run_together(const std::vector<Execution::OpOfStage>& group) {
+  std::vector<CellId> again;
+  std::vector<CellId> column;
+  for (const auto& [stage, op] : group) {
+    const bool recomputes = op->kind == planner::OpKind::kRecompute;
+    (recomputes ? again : column).push_back({stage, op->microbatch});
+  }
+  recompute(again);
+  run_column(column);
 }
 
 void CellBackward::input_grads(CellId id) {
@@ -205,7 +269,7 @@ void CellBackward::input_grads(CellId id) {
       call_->streams().own_stream(id.stage),
       /*shared_casts=*/true);
   keep_backward_on_this_thread();
-  Open cell = open(id);
+  Open cell = open(id, /*takes_grads=*/true);
   cell.ends.parameters = plan_->parameters[id.stage];
   hand_down(id, cell.cell, split_cell(id, cell.ends, cell.grads));
 }

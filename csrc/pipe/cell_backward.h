@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "pipe/context.h"
+#include "pipe/execution.h"
 #include "pipe/pipe_call.h"
 #include "pipe/split_backward.h"
 #include "planner/schedule.h"
@@ -22,7 +23,6 @@ namespace pipetransformer::pipe {
 struct BackwardPlan {
   int32_t first_stage = 0;  // lowest stage with anything to do
   std::vector<torch::autograd::edge_list> parameters;  // by stage
-  bool stages_share_parameters = false;
 };
 
 class CellBackward {
@@ -46,12 +46,10 @@ class CellBackward {
   // R, B, I or W of one cell, whose predecessors are over. Inside a CallerScope
   // of context().
   void run(int32_t stage, const planner::Op& op);
-  // B of several cells that do not wait for each other, in one call of autograd,
-  // whose own cost is most of that of a small cell.
-  void run_together(const std::vector<CellId>& ids);
-  // Cells of different stages may: they are on the CPU, share no parameter, and
-  // nobody profiles each of them.
-  bool may_run_together() const;
+  // A group of planner::backward_columns, for linked cells.
+  void run_together(const std::vector<Execution::OpOfStage>& group);
+  // Cells are linked, and nobody profiles each of them.
+  bool linked() const;
 
   const CallerContext& context() const noexcept {
     return context_;
@@ -71,8 +69,11 @@ class CellBackward {
     GraphEnds ends;
     Tensors grads;  // at ends.outputs
   };
-  Open open(CellId id);
+  Open open(CellId id, bool takes_grads);
+  void recompute(const std::vector<CellId>& ids);
+  void backward_cell(CellId id);
   void input_grads(CellId id);
+  void run_column(const std::vector<CellId>& ids);
   void weight_grads(CellId id);
   Tensors bring_output_grads(CellId id, const Cell& cell);
   void hand_down(CellId id, const Cell& cell, Tensors grads);

@@ -93,26 +93,28 @@ void Execution::run_serially() noexcept {
       end_stage(static_cast<int32_t>(j));
     }
   }
-  for (const auto& positions : planner::serial_order(*schedule_)) {
-    std::vector<OpOfStage> group;
-    for (const auto& [stage, index] : positions) {
-      const Op& op = (*schedule_)[stage][index];
-      // What waits for a failed operation, or for one left out, is later too.
-      if (op.clock <= last_clock_.load(std::memory_order_acquire)) {
-        group.push_back({stage, &op});
-      }
+  if (body_.run_together) {
+    const auto groups = body_.groups;  // the body goes with the last stage
+    for (const auto& positions : groups) {
+      run_group(positions);
+      end_stages(positions);
     }
-    if (group.size() > 1 && body_.run_together) {
-      run_group(group);
-    } else {
-      for (const auto& [stage, op] : group) {
-        run_op(stage, *op);
-      }
+    return;
+  }
+  for (const auto& [stage, index] : planner::serial_order(*schedule_)) {
+    const Op& op = (*schedule_)[stage][index];
+    // What waits for a failed operation, or for one left out, is later too.
+    if (op.clock <= last_clock_.load(std::memory_order_acquire)) {
+      run_op(stage, op);
     }
-    for (const auto& [stage, index] : positions) {
-      if (static_cast<std::size_t>(index) + 1 == (*schedule_)[stage].size()) {
-        end_stage(stage);
-      }
+    end_stages({{stage, index}});
+  }
+}
+
+void Execution::end_stages(const std::vector<planner::StageOp>& done) noexcept {
+  for (const auto& [stage, index] : done) {
+    if (static_cast<std::size_t>(index) + 1 == (*schedule_)[stage].size()) {
+      end_stage(stage);
     }
   }
 }
@@ -132,15 +134,22 @@ bool Execution::run_op(int32_t stage, const Op& op) noexcept {
   }
 }
 
-void Execution::run_group(const std::vector<OpOfStage>& group) noexcept {
+// After a failure nothing that belongs together is run in part.
+void Execution::run_group(
+    const std::vector<planner::StageOp>& positions) noexcept {
+  std::vector<OpOfStage> group;
+  int32_t clock = kOver;
+  for (const auto& [stage, index] : positions) {
+    group.push_back({stage, &(*schedule_)[stage][index]});
+    clock = std::min(clock, group.back().op->clock);
+  }
+  if (last_clock_.load(std::memory_order_acquire) != kOver) {
+    return;
+  }
   try {
     body_.run_together(group);
   } catch (...) {
-    int32_t clock = kOver;
-    for (const OpOfStage& member : group) {
-      clock = std::min(clock, member.op->clock);
-    }
-    fail(clock, group.front().stage, std::current_exception());
+    fail(clock, positions.front().stage, std::current_exception());
   }
 }
 

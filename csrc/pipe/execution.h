@@ -33,9 +33,11 @@ class Execution : public std::enable_shared_from_this<Execution> {
   struct Body {
     // Runs one operation of a stage, on that stage's worker. May throw.
     std::function<void(int32_t stage, const Op& op)> run;
-    // The one dispatcher runs groups of independent operations with this where
-    // it is given, and one by one otherwise.
+    // Where both are given, the one dispatcher runs these groups with this, and
+    // not serial_order(); every operation is in one group, after what it waits
+    // for or together with it.
     std::function<void(const std::vector<OpOfStage>& group)> run_together = {};
+    std::vector<std::vector<planner::StageOp>> groups = {};
     // Called first on every thread; the result lives as long as the thread
     // works for this run.
     std::function<std::shared_ptr<void>()> enter = {};
@@ -77,7 +79,8 @@ class Execution : public std::enable_shared_from_this<Execution> {
   void run_serially() noexcept;
   std::shared_ptr<void> enter() const;
   bool run_op(int32_t stage, const Op& op) noexcept;
-  void run_group(const std::vector<OpOfStage>& group) noexcept;
+  void run_group(const std::vector<planner::StageOp>& positions) noexcept;
+  void end_stages(const std::vector<planner::StageOp>& done) noexcept;
   void end_stage(int32_t stage) noexcept;
   bool wait_for(const Op& op) const noexcept;
   void fail(int32_t clock, int32_t stage, std::exception_ptr error) noexcept;

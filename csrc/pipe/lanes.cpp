@@ -16,6 +16,9 @@ Lanes Lanes::make(const std::vector<Lane>& lanes, int32_t num_stages) {
           std::to_string(num_stages) + ", got " + std::to_string(source) +
           " to " + std::to_string(destination));
     }
+    result.sources.push_back(source);
+    result.positions.push_back(
+        static_cast<int32_t>(result.stashed[source].size()));
     result.stashed[source].push_back(result.count);
     result.popped[destination].push_back(result.count);
     ++result.count;

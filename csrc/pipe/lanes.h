@@ -17,6 +17,8 @@ struct Lanes {
   int32_t count = 0;
   std::vector<std::vector<int32_t>> popped;  // lane numbers, by stage
   std::vector<std::vector<int32_t>> stashed;
+  std::vector<int32_t> sources;  // stage, by lane
+  std::vector<int32_t> positions;  // in `stashed` of its source, by lane
 
   // Throws std::invalid_argument unless every lane goes from a stage to a later
   // one of `num_stages`.

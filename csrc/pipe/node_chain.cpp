@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <unordered_set>
 
 namespace pipetransformer::pipe {
 
@@ -29,13 +28,6 @@ ChainPlan plan_chain(const CallInputs& inputs) {
     }
     backward->parameters.push_back(
         torch::autograd::collect_next_edges(inputs.parameters[j]));
-  }
-  std::unordered_set<const torch::autograd::Node*> seen;
-  for (const auto& of_stage : backward->parameters) {
-    for (const auto& edge : of_stage) {
-      backward->stages_share_parameters |=
-          !seen.insert(edge.function.get()).second;
-    }
   }
   plan.backward = std::move(backward);
   return plan;

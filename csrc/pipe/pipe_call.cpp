@@ -19,13 +19,14 @@ namespace {
 
 // Note [Border nodes]
 // A stage input that carries gradient is not a leaf: layers may change it in
-// place, as in the plain model. Its history is a node without successors, and
-// the gradient is picked up where it would enter that node. The node is
-// therefore never run.
+// place, as in the plain model. Its history is a border node, and the gradient
+// is picked up where it would enter that node, which is then not run. Borders
+// of linked cells lead on to the outputs of the cells that made the inputs: a
+// backward that asks for no input's gradient there runs through them.
 struct BorderNode : torch::autograd::Node {
   torch::autograd::variable_list
-  apply(torch::autograd::variable_list&& /*grads*/) override {
-    throw std::logic_error("pipe: border node was run; please report");
+  apply(torch::autograd::variable_list&& grads) override {
+    return std::move(grads);
   }
   std::string name() const override {
     return "PipeBorder";
@@ -146,9 +147,13 @@ void PipeCall::send_outputs(CellId id, Activations outputs) {
 // caller's context. `shared`: the history must not reach `inputs` themselves:
 // they are kept, or views of what other micro-batches see.
 Tensors PipeCall::attach_inputs(
+    CellId id,
     const Activations& inputs,
     Cell& cell,
+    const std::vector<Cell>& cells,
     bool shared) {
+  const torch::autograd::edge_list below =
+      settings_.linked ? producers(id, cells) : torch::autograd::edge_list();
   NodePtr border;
   Tensors attached;
   attached.reserve(inputs.size());
@@ -167,12 +172,46 @@ Tensors PipeCall::attach_inputs(
       if (shared) {
         tensor = cut_off(tensor);
       }
+      border->add_next_edge(
+          p < below.size() ? below[p] : torch::autograd::Edge());
       torch::autograd::set_history(tensor, border);
       cell.input_edges[p] = torch::autograd::impl::gradient_edge(tensor);
     }
     attached.push_back(std::move(tensor));
   }
   return attached;
+}
+
+// Where the gradients of a cell's inputs go on, among the outputs of `cells`;
+// empty below the first stage and where nothing requires grad.
+torch::autograd::edge_list PipeCall::producers(
+    CellId id,
+    const std::vector<Cell>& cells) const {
+  torch::autograd::edge_list edges;
+  if (id.stage == 0) {
+    return edges;
+  }
+  const Lanes& lanes = *settings_.lanes;
+  const auto outputs_of = [&](int32_t stage) -> const auto& {
+    return cells[index_of({stage, id.microbatch})].output_edges;
+  };
+  const auto num_border = [&](int32_t stage) {
+    const std::size_t count = outputs_of(stage).size();
+    return count == 0 ? 0 : count - lanes.stashed[stage].size();
+  };
+  const auto& below = outputs_of(id.stage - 1);
+  edges.assign(
+      below.begin(),
+      below.begin() + static_cast<std::ptrdiff_t>(num_border(id.stage - 1)));
+  for (const int32_t lane : lanes.popped[id.stage]) {
+    const int32_t source = lanes.sources[lane];
+    const auto& outputs = outputs_of(source);
+    edges.push_back(
+        outputs.empty()
+            ? torch::autograd::Edge()
+            : outputs[num_border(source) + lanes.positions[lane]]);
+  }
+  return edges;
 }
 
 void PipeCall::forward_cell(CellId id) {
@@ -200,7 +239,8 @@ void PipeCall::forward_cell(CellId id) {
   Tensors outputs = call_stage(
       id,
       checkpoint ? Phase::kCheckpointing : Phase::kPlain,
-      attach_inputs(received, cell, checkpoint || id.stage == 0));
+      attach_inputs(
+          id, received, cell, cells_, checkpoint || id.stage == 0));
   bool any = false;
   Activations sent;
   sent.reserve(outputs.size());
@@ -259,13 +299,13 @@ bool PipeCall::output_requires_grad() {
   return false;
 }
 
-void PipeCall::recompute_cell(CellId id, Cell& into) {
+void PipeCall::recompute_cell(CellId id, std::vector<Cell>& cells) {
   const Cell& kept = cell(id);
+  Cell& into = cells[index_of(id)];
   into = Cell();
   if (kept.output_requires_grad.empty()) {
     return;
   }
-  const CallerScope caller(context_);
   const CellScope scope(
       context_,
       settings_.devices[id.stage],
@@ -287,7 +327,7 @@ void PipeCall::recompute_cell(CellId id, Cell& into) {
     draws.emplace(kept.draws);
   }
   const Tensors outputs =
-      call_stage(id, Phase::kRecomputing, attach_inputs(kept.inputs, into, /*shared=*/true));
+      call_stage(id, Phase::kRecomputing, attach_inputs(id, kept.inputs, into, cells, /*shared=*/true));
   if (outputs.size() != kept.output_requires_grad.size()) {
     throw std::runtime_error(
         "recomputation of " + describe(id) + ": expected " +

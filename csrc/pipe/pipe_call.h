@@ -45,6 +45,9 @@ struct CallSettings {
   int32_t num_checkpointed = 0;
   bool record = false;  // gradients are recorded
   bool timed = false;  // shortest_calls_ns() is wanted
+  // Borders lead on to the cell below, so that one call of autograd can run
+  // several cells. For one dispatcher on the CPU.
+  bool linked = false;
   DrawMode draw_mode = DrawMode::kKeyed;
   DrawPosition draws;                 // of micro-batch 0
   std::vector<int64_t> first_layers;  // by stage, absolute
@@ -122,18 +125,26 @@ class PipeCall {
     return shortest_calls_ns_;
   }
 
-  // Runs a checkpointed cell's forward again, this time keeping its graph;
-  // fills `into` like an uncheckpointed cell. Throws std::runtime_error when
-  // the stage changed its inputs in place, or gives another number of outputs.
-  void recompute_cell(CellId id, Cell& into);
+  // Runs a checkpointed cell's forward again, inside a CallerScope of
+  // context(), this time keeping its graph; fills its place in `cells` (by
+  // index_of) like an uncheckpointed cell. Throws std::runtime_error when the
+  // stage changed its inputs in place, or gives another number of outputs.
+  void recompute_cell(CellId id, std::vector<Cell>& cells);
 
  private:
   Activations bring_inputs(CellId id, Cell& cell);
   void send_outputs(CellId id, Activations outputs);
   Tensors call_stage(CellId id, Phase phase, const Tensors& inputs);
   Tensors draw_and_call(CellId id, Phase phase, const Tensors& inputs);
-  Tensors
-  attach_inputs(const Activations& inputs, Cell& cell, bool shared);
+  Tensors attach_inputs(
+      CellId id,
+      const Activations& inputs,
+      Cell& cell,
+      const std::vector<Cell>& cells,
+      bool shared);
+  torch::autograd::edge_list producers(
+      CellId id,
+      const std::vector<Cell>& cells) const;
 
   const CallSettings settings_;
   const std::shared_ptr<StageCalls> stages_;

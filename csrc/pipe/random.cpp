@@ -27,6 +27,12 @@ namespace pipetransformer::pipe {
 // as long as it runs a cell. The kernel puts the thread's generator where none
 // was given and calls on below the key. All other operations fall through at no
 // cost. The generator is seeded at the first draw of each layer only.
+//
+// Some kernels of accelerators (fused dropout, fused attention) take no
+// generator: they draw from their device's default one. For these the default
+// one is lent: under a lock it gets our seed and offset for the call, and has
+// its own back after it. Work that draws from the same default generator on a
+// thread without a scope at that moment is not kept out.
 
 namespace {
 
@@ -138,6 +144,69 @@ void supply_generator(
   op.redispatchBoxed(keys & below, stack);
 }
 
+// The default generator of a device, with another one's seed and offset while
+// it lives; the other one then continues where the default one has got to.
+class LentGenerator {
+ public:
+  explicit LentGenerator(at::Generator mine)
+      : alone_(mutex()),
+        mine_(std::move(mine)),
+        shared_(at::globalContext().defaultGenerator(mine_.device())),
+        seed_(shared_.current_seed()),
+        offset_(shared_.get_offset()) {
+    put(shared_, mine_.current_seed(), mine_.get_offset());
+  }
+  ~LentGenerator() {
+    mine_.set_offset(shared_.get_offset());
+    put(shared_, seed_, offset_);
+  }
+  LentGenerator(const LentGenerator&) = delete;
+  LentGenerator& operator=(const LentGenerator&) = delete;
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static void put(at::Generator& generator, uint64_t seed, uint64_t offset) {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(seed);
+    generator.set_offset(offset);
+  }
+
+  const std::lock_guard<std::mutex> alone_;
+  at::Generator mine_;
+  at::Generator shared_;
+  const uint64_t seed_;
+  const uint64_t offset_;
+};
+
+void lend_default_generator(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kDrawKey);
+  const std::size_t first = stack->size() - op.schema().arguments().size();
+  const c10::Device device = device_of_call(*stack, first);
+  std::optional<LentGenerator> lent;
+  if (state_of_thread != nullptr && !device.is_cpu() && !device.is_meta()) {
+    lent.emplace(state_of_thread->generator(device));
+  }
+  op.redispatchBoxed(keys & below, stack);
+}
+
+// A kernel of an accelerator that draws, and not one made of other operations:
+// those meet their own kernels here.
+bool draws_without_generator(const c10::OperatorHandle& op) {
+  const auto has_kernel = [&op](c10::DispatchKey key) {
+    return op.hasKernelForDispatchKey(key);
+  };
+  return op.hasTag(at::Tag::nondeterministic_seeded) &&
+         (has_kernel(c10::DispatchKey::CUDA) ||
+          has_kernel(c10::DispatchKey::XPU) ||
+          has_kernel(c10::DispatchKey::PrivateUse1));
+}
+
 bool takes_generator(const c10::FunctionSchema& schema) {
   for (const c10::Argument& argument : schema.arguments()) {
     if (is_generator(argument)) {
@@ -158,8 +227,11 @@ std::vector<torch::Library> register_kernels() {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
-    if (!op || op->operator_name().getNamespace() != "aten" ||
-        !takes_generator(op->schema())) {
+    if (!op || op->operator_name().getNamespace() != "aten") {
+      continue;
+    }
+    const bool supply = takes_generator(op->schema());
+    if (!supply && !draws_without_generator(*op)) {
       continue;
     }
     const std::string full = name.overload_name.empty()
@@ -167,7 +239,9 @@ std::vector<torch::Library> register_kernels() {
                                  : name.name + "." + name.overload_name;
     libraries.back().impl(
         full.c_str(),
-        torch::CppFunction::makeFromBoxedFunction<&supply_generator>());
+        supply ? torch::CppFunction::makeFromBoxedFunction<&supply_generator>()
+               : torch::CppFunction::makeFromBoxedFunction<
+                     &lend_default_generator>());
   }
   return libraries;
 }

@@ -132,7 +132,7 @@ void StepRun::run(WorkerPool& pool, std::shared_ptr<const Schedule> schedule) {
       pool,
       std::move(schedule),
       call_->settings().dispatch,
-      {[this](int32_t stage, const Op& op) { run_op(stage, op); }});
+      {.run = [this](int32_t stage, const Op& op) { run_op(stage, op); }});
   try {
     execution->wait_all([this] { call_->stages().poll(); });
   } catch (...) {
@@ -192,12 +192,14 @@ connect_step(const at::Tensor& loss, StepRun& run, const ChainPlan& plan) {
       static_cast<int32_t>(plan.backward->parameters.size());
   for (int32_t j = 0; j < num_stages; ++j) {
     delivery->parameter_grads.push_back(run.cells().take_parameter_grads(j));
-    delivery->marks.push_back(settings.streams->mark(settings.devices[j]));
   }
   const std::vector<Tensors> grads = run.cells().take_input_grads();
   for (std::size_t k = 0; k < plan.inputs.positions.size(); ++k) {
     delivery->input_grads.push_back(
         gather_grads(grads, plan.inputs.positions[k], plan.inputs.rows[k]));
+  }
+  for (const c10::Device& device : settings.devices) {  // all is written
+    delivery->marks.push_back(settings.streams->mark(device));
   }
   const at::Tensor token =
       chain_nodes(plan, [&](int32_t stage, bool lowest) -> NodePtr {

@@ -242,49 +242,6 @@ StageOps parse_line(std::string_view text, std::size_t line) {
   return ops;
 }
 
-std::vector<StageOp> sorted_by_clock(const Schedule& schedule) {
-  std::vector<StageOp> order;
-  for (std::size_t j = 0; j < schedule.size(); ++j) {
-    for (std::size_t k = 0; k < schedule[j].size(); ++k) {
-      order.push_back({static_cast<int32_t>(j), static_cast<int32_t>(k)});
-    }
-  }
-  std::stable_sort(
-      order.begin(), order.end(), [&](const StageOp& a, const StageOp& b) {
-        return schedule[a.stage][a.index].clock <
-               schedule[b.stage][b.index].clock;
-      });
-  return order;
-}
-
-// An R right before the backward that needs it.
-bool joins_next(const StageOps& ops, int32_t index) {
-  const auto next = static_cast<std::size_t>(index) + 1;
-  return ops[index].kind == OpKind::kRecompute && next < ops.size() &&
-         gives_input_grad(ops[next].kind) &&
-         ops[next].microbatch == ops[index].microbatch;
-}
-
-// One more than the waves of what comes before; those that join their
-// successor's (still negative here) are left out.
-int32_t next_wave(
-    const Schedule& schedule,
-    const std::vector<std::vector<int32_t>>& waves,
-    const StageOp& at) {
-  int32_t wave = 0;
-  const std::vector<int32_t>& mine = waves[at.stage];
-  for (int32_t k = at.index - 1; k >= 0; --k) {
-    if (mine[k] >= 0) {
-      wave = mine[k] + 1;
-      break;
-    }
-  }
-  for (const StageProgress& wait : schedule[at.stage][at.index].waits) {
-    wave = std::max(wave, waves[wait.stage][wait.count - 1] + 1);
-  }
-  return wave;
-}
-
 }  // namespace
 
 void link(Schedule& schedule, const LinkRules& rules) {
@@ -338,49 +295,43 @@ void check_linked(const Schedule& schedule) {
   }
 }
 
-std::vector<std::vector<StageOp>> serial_order(const Schedule& schedule) {
-  const std::vector<StageOp> by_clock = sorted_by_clock(schedule);
-  const auto op_at = [&schedule](const StageOp& at) -> const Op& {
-    return schedule[at.stage][at.index];
-  };
-  std::vector<std::vector<int32_t>> waves;
-  for (const StageOps& ops : schedule) {
-    waves.emplace_back(ops.size(), -1);
-  }
-  for (const StageOp& at : by_clock) {
-    if (!joins_next(schedule[at.stage], at.index)) {
-      waves[at.stage][at.index] = next_wave(schedule, waves, at);
+std::vector<StageOp> serial_order(const Schedule& schedule) {
+  std::vector<StageOp> order;
+  for (std::size_t j = 0; j < schedule.size(); ++j) {
+    for (std::size_t k = 0; k < schedule[j].size(); ++k) {
+      order.push_back({static_cast<int32_t>(j), static_cast<int32_t>(k)});
     }
   }
-  for (const StageOp& at : by_clock) {
-    std::vector<int32_t>& of_stage = waves[at.stage];
-    if (of_stage[at.index] < 0) {
-      of_stage[at.index] = of_stage[at.index + 1];
-    }
-  }
-  const auto key = [&](const StageOp& at) {
-    const OpKind kind = op_at(at).kind;
-    const bool forward = kind == OpKind::kForward;
-    const int32_t rank = kind == OpKind::kRecompute ? 0 : (forward ? 1 : 2);
-    return std::tuple(
-        waves[at.stage][at.index], rank, forward ? at.stage : -at.stage);
+  const auto key = [&schedule](const StageOp& at) {
+    const Op& op = schedule[at.stage][at.index];
+    const bool forward = op.kind == OpKind::kForward;
+    return std::tuple(op.clock, !forward, forward ? at.stage : -at.stage);
   };
-  std::vector<StageOp> order = by_clock;
-  std::stable_sort(
-      order.begin(), order.end(), [&](const StageOp& a, const StageOp& b) {
+  std::sort(
+      order.begin(), order.end(), [&key](const StageOp& a, const StageOp& b) {
         return key(a) < key(b);
       });
-  std::vector<std::vector<StageOp>> groups;
-  for (const StageOp& at : order) {
-    const bool joins = !groups.empty() &&
-                       op_at(at).kind == OpKind::kBackward &&
-                       op_at(groups.back().back()).kind == OpKind::kBackward &&
-                       std::get<0>(key(groups.back().back())) ==
-                           std::get<0>(key(at));
-    if (!joins) {
-      groups.emplace_back();
+  return order;
+}
+
+std::vector<std::vector<StageOp>> backward_columns(const Schedule& schedule) {
+  std::map<int32_t, std::size_t> columns;
+  bool recomputes = false;
+  for (const Op& op : schedule.back()) {
+    columns.emplace(op.microbatch, columns.size());
+    recomputes = recomputes || op.kind == OpKind::kRecompute;
+  }
+  std::vector<std::vector<StageOp>> groups(recomputes ? columns.size() : 1);
+  for (const bool recompute : {true, false}) {
+    for (std::size_t j = 0; j < schedule.size(); ++j) {
+      for (std::size_t k = 0; k < schedule[j].size(); ++k) {
+        const Op& op = schedule[j][k];
+        if ((op.kind == OpKind::kRecompute) == recompute) {
+          groups[recomputes ? columns.at(op.microbatch) : 0].push_back(
+              {static_cast<int32_t>(j), static_cast<int32_t>(k)});
+        }
+      }
     }
-    groups.back().push_back(at);
   }
   return groups;
 }

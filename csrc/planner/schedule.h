@@ -74,12 +74,15 @@ struct StageOp {
   int32_t index = 0;  // in the stage's list
 };
 
-// All operations in the order of one dispatcher: in waves, where an R belongs
-// to the wave of the backward right behind it; in a wave first R, then F by
-// rising stage, then the others by falling stage. Of a linked schedule without
-// R, waves are clocks. Every B of one wave is in one group, every other
-// operation in one of its own: those of a group do not wait for each other.
-std::vector<std::vector<StageOp>> serial_order(const Schedule& schedule);
+// All operations in the order of one dispatcher: by clock; at one clock
+// forward operations by rising stage, the others by falling stage.
+std::vector<StageOp> serial_order(const Schedule& schedule);
+
+// The operations of a schedule without F for one dispatcher that runs several
+// at once: of each micro-batch the R by rising stage, then the rest, in one
+// group; all in one group where there is no R. Micro-batches in the order of the
+// last stage's list. Other stages have the same order of micro-batches.
+std::vector<std::vector<StageOp>> backward_columns(const Schedule& schedule);
 
 // Largest number of micro-batches, by stage, whose F has run and whose B or W
 // has not, at any point of the list: what the stage keeps activations of.

@@ -142,6 +142,7 @@ struct Cells {
   std::vector<int> running;                       // by stage
   std::set<std::pair<int32_t, int32_t>> fail_at;  // (clock, stage)
   std::atomic<int> num_run{0};
+  std::atomic<int> num_inside{0};  // threads that work for this run
 };
 
 int num_ops(const Schedule& schedule) {
@@ -157,23 +158,45 @@ Dispatch draw_dispatch(const Schedule& schedule, const WorkerPool& pool) {
   return fits && draw(0, 2) > 0 ? Dispatch::kThreads : Dispatch::kSerial;
 }
 
+Execution::Body body_of(
+    const std::shared_ptr<Cells>& cells,
+    const std::shared_ptr<const Schedule>& schedule,
+    bool together = false) {
+  Execution::Body body;
+  body.run = [cells, schedule](int32_t stage, const Op& op) {
+    cells->run(stage, op);
+  };
+  if (together) {
+    body.run_together = [cells](const auto& group) {
+      for (const auto& [stage, op] : group) {
+        cells->run(stage, *op);
+      }
+    };
+  }
+  body.enter = [cells] {
+    ++cells->num_inside;
+    return std::shared_ptr<void>(
+        nullptr, [cells](void*) { --cells->num_inside; });
+  };
+  return body;
+}
+
 std::shared_ptr<Execution> start(
     WorkerPool& pool,
     const std::shared_ptr<const Schedule>& schedule,
-    const std::shared_ptr<Cells>& cells) {
+    const std::shared_ptr<Cells>& cells,
+    bool together = false) {
   return Execution::start(
       pool,
       schedule,
       draw_dispatch(*schedule, pool),
-      [cells, schedule](int32_t stage, const Op& op) {
-        cells->run(stage, op);
-      });
+      body_of(cells, schedule, together));
 }
 
 void run_to_the_end(WorkerPool& pool) {
   const auto schedule = draw_schedule();
   const auto cells = std::make_shared<Cells>(*schedule);
-  const auto run = start(pool, schedule, cells);
+  const auto run = start(pool, schedule, cells, draw(0, 1) > 0);
   const auto stage = draw(0, static_cast<int>(schedule->size()) - 1);
   run->wait_stage(stage, kNoPoll);
   for (const Op& op : (*schedule)[stage]) {
@@ -183,6 +206,11 @@ void run_to_the_end(WorkerPool& pool) {
   }
   run->wait_all(kNoPoll);
   check(cells->num_run == num_ops(*schedule), "every operation has run");
+  // The one dispatcher leaves a moment after the caller has been told.
+  for (int k = 0; k < 1'000'000 && cells->num_inside > 0; ++k) {
+    std::this_thread::yield();
+  }
+  check(cells->num_inside == 0, "every thread has left what it entered");
 }
 
 void run_with_failures(WorkerPool& pool) {
@@ -247,10 +275,10 @@ void poll_that_throws(WorkerPool& pool) {
       planner::forward_pass({/*num_microbatches=*/6, 1, 0, 0}));
   const auto num_run = std::make_shared<std::atomic<int>>(0);
   const auto run = Execution::start(
-      pool, schedule, Dispatch::kThreads, [num_run](int32_t, const Op&) {
+      pool, schedule, Dispatch::kThreads, {[num_run](int32_t, const Op&) {
         ++*num_run;
         std::this_thread::sleep_for(std::chrono::milliseconds(60));
-      });
+      }});
   bool thrown = false;
   try {
     run->wait_all([] { throw PollFailure(); });
@@ -272,11 +300,7 @@ void several_callers(WorkerPool& pool) {
     callers.emplace_back([&pool, schedule, dispatch] {
       for (int round = 0; round < 3; ++round) {
         const auto fresh = std::make_shared<Cells>(*schedule);
-        Execution::start(
-            pool,
-            schedule,
-            dispatch,
-            [fresh](int32_t stage, const Op& op) { fresh->run(stage, op); })
+        Execution::start(pool, schedule, dispatch, body_of(fresh, schedule))
             ->wait_all(kNoPoll);
       }
     });
@@ -299,12 +323,7 @@ void shutdown_race() {
         for (int round = 0; round < 20; ++round) {
           const auto cells = std::make_shared<Cells>(*schedule);
           const auto run = Execution::start(
-              pool,
-              schedule,
-              Dispatch::kThreads,
-              [cells, schedule](int32_t stage, const Op& op) {
-                cells->run(stage, op);
-              });
+              pool, schedule, Dispatch::kThreads, body_of(cells, schedule));
           ++num_started;
           run->wait_all(kNoPoll);
           check(cells->num_run == num_ops(*schedule), "what was queued runs");
@@ -329,7 +348,10 @@ void shutdown_race() {
 
 // The child of a fork has no such threads: its copy does nothing and frees
 // nothing that they use.
-void fork_while_running(WorkerPool& pool) {
+void fork_while_running() {
+  auto owner = std::make_unique<WorkerPool>(
+      draw(1, 5), WorkerPool::ThreadHooks{[] {}, [] {}});
+  WorkerPool& pool = *owner;
   const auto schedule = draw_schedule();
   const auto cells = std::make_shared<Cells>(*schedule);
   const auto run = start(pool, schedule, cells);
@@ -342,6 +364,7 @@ void fork_while_running(WorkerPool& pool) {
       code = pool.when_done().empty() && pool.cpu_seconds().empty() ? 0 : 1;
     }
     pool.shutdown();
+    owner.reset();  // joins nothing, frees nothing that threads use
     _exit(code);
   }
   int status = 1;
@@ -367,7 +390,7 @@ int main(int argc, char** argv) {
     if (round % 10 == 0) {
       poll_that_throws(pool);
       shutdown_race();
-      fork_while_running(pool);
+      fork_while_running();
     }
   }
   std::printf("%d rounds, %d failures\n", rounds, num_failures.load());

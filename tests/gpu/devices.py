@@ -51,3 +51,8 @@ def sleep(device, cycles=50_000_000):
 def own_streams_of(device):
     """Both settings of `own_streams`, where they differ."""
     return (False,) if torch.device(device).type == "cpu" else (False, True)
+
+
+def leaf(x, device):
+    """A tensor with the same values on `device` that requires grad."""
+    return x.detach().clone().to(device).requires_grad_()

@@ -18,7 +18,7 @@ from tests.support.ranks import run_ranks
 
 from .devices import CPU, cuda, own_streams_of, place, spread
 
-DEADLINE_S = 100
+DEADLINE_S = 60
 
 
 def train_all(_rank, device, num_stages, under_ddp):

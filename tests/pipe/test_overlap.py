@@ -1,4 +1,4 @@
-"""CPU stages work at the same time, shown by meetings with a deadline."""
+"""Stages work at the same time, shown by barriers: neighbours have to meet."""
 
 import threading
 
@@ -8,132 +8,92 @@ from torch import nn
 
 from pipetransformer.pipe import is_recomputing
 
-from .models import Functional, make_pipe
+from .models import MODES, Functional, even_cuts, grads, make_pipe
 
-DEADLINE_S = 20
+DEADLINE_S = 30
+STAGES, MICROBATCHES = 3, 4
 
 
-class MeetInBackward(torch.autograd.Function):
-    """Waits for a partner in backward."""
+class Watch(torch.autograd.Function):
+    """Passes a tensor through; calls a function in backward."""
 
     @staticmethod
-    def forward(ctx, x, barrier):
-        ctx.barrier = barrier
-        return x * 2
+    def forward(ctx, x, call):
+        ctx.call = call
+        return x.view_as(x)
 
     @staticmethod
     def backward(ctx, grad):
-        if ctx.barrier is not None:
-            ctx.barrier.wait(DEADLINE_S)
-        return grad * 2, None
+        ctx.call()
+        return grad, None
 
 
-class Meetings:
-    """Cells of one clock (of a pass) on neighbouring stages wait for each other."""
+class Meeting:
+    """Cell (i, j) meets the cells of its own wave: (i + 1, j - 1) and (i - 1, j + 1).
 
-    def __init__(self, num_stages, num_microbatches, in_pass):
-        self.in_pass = in_pass
-        self.met = 0
+    The waves of the backward pass join the same cells, in reverse order.
+    """
+
+    def __init__(self, deadline_s):
+        self.deadline_s = deadline_s
         self.barriers = {
-            clock: threading.Barrier(members, action=self.count)
-            for clock in range(num_stages + num_microbatches - 1)
-            if (members := self.members(clock, num_stages, num_microbatches)) > 1
+            (i, j): threading.Barrier(2)  # of (i, j) and (i - 1, j + 1)
+            for i in range(1, MICROBATCHES)
+            for j in range(STAGES - 1)
         }
 
-    @staticmethod
-    def members(clock, num_stages, num_microbatches):
-        return sum(0 <= clock - j < num_microbatches for j in range(num_stages))
-
-    def count(self):
-        self.met += 1
-
-    def layer(self, stage, row_of):
-        def fn(x):
-            barrier = self.barriers.get(int(row_of(x)) + stage)
-            this = "recomputation" if is_recomputing() else "forward"
-            if barrier is not None and self.in_pass == this:
-                barrier.wait(DEADLINE_S)
-            meets = barrier if self.in_pass == "backward" else None
-            return MeetInBackward.apply(x, meets)
-
-        return Functional(fn)
+    def arrive(self, i, j):
+        for met in ((i + 1, j - 1), (i, j)):
+            if met in self.barriers:
+                self.barriers[met].wait(self.deadline_s)
 
 
-def run(num_stages, num_microbatches, mode, meetings, **options):
-    """Outputs and input gradient; row i holds i * 2 ** (number of stages passed)."""
-    layers = nn.Sequential(
-        *[
-            meetings.layer(j, lambda x, j=j: x[0, 0].item() / 2**j)
-            for j in range(num_stages)
-        ]
-    )
-    pipe = make_pipe(layers, num_stages, num_microbatches, mode, **options)
-    x = torch.arange(float(num_microbatches))[:, None].requires_grad_()
-    y = pipe(x)
-    y.sum().backward()
-    pipe.close()
-    return y.detach(), x.grad
+def run(dispatch, mode, deadline_s=None):
+    """Outputs and gradients; with a deadline, cells of a wave have to meet."""
+    torch.manual_seed(0)
+    forward = backward = None
+    if deadline_s is not None:
+        forward, backward = Meeting(deadline_s), Meeting(deadline_s)
+    num_forward, num_backward = [0] * STAGES, [0] * STAGES
+
+    def meet_in_backward(j):
+        i = MICROBATCHES - 1 - num_backward[j]
+        num_backward[j] += 1
+        if backward is not None:
+            backward.arrive(i, j)
+
+    def layer(j):
+        def call(x):
+            if not is_recomputing():
+                i = num_forward[j]
+                num_forward[j] += 1
+                if forward is not None:
+                    forward.arrive(i, j)
+            return Watch.apply(x, lambda: meet_in_backward(j))
+
+        return nn.Sequential(nn.Linear(5, 5).double(), Functional(call), nn.Tanh())
+
+    layers = nn.Sequential(*(layer(j) for j in range(STAGES)))
+    assert even_cuts(len(layers), STAGES) == list(range(STAGES + 1))
+    pipe = make_pipe(layers, STAGES, MICROBATCHES, mode, dispatch=dispatch)
+    x = torch.randn(8, 5, dtype=torch.double, requires_grad=True)
+    try:
+        y = pipe(x)
+        y.sum().backward()
+    finally:
+        pipe.close()
+    assert num_forward == num_backward == [MICROBATCHES] * STAGES
+    return [y.detach(), x.grad, *grads(layers)]
 
 
-@pytest.mark.parametrize("num_stages, num_microbatches", [(2, 2), (2, 4), (3, 4)])
-@pytest.mark.parametrize(
-    "mode, in_pass",
-    [
-        ("never", "forward"),
-        ("never", "backward"),
-        ("always", "forward"),
-        ("always", "backward"),
-        ("always", "recomputation"),
-        ("except_last", "forward"),
-        ("except_last", "backward"),
-    ],
-)
-def test_stages_meet_in_every_pass_with_the_numbers_of_one_dispatcher(
-    num_stages, num_microbatches, mode, in_pass
-):
-    shape = (num_stages, num_microbatches, mode)
-    nobody = Meetings(num_stages, 0, "nowhere")
-    expected = run(*shape, nobody, dispatch="serial")
-    meetings = Meetings(num_stages, num_microbatches, in_pass)
-    actual = run(*shape, meetings, dispatch="threads")
-    assert meetings.met == len(meetings.barriers) > 0
-    for mine, other in zip(actual, expected, strict=True):
-        assert torch.equal(mine, other)
+@pytest.mark.parametrize("mode", MODES)
+def test_neighbouring_stages_overlap_in_both_passes(mode):
+    met = run("threads", mode, DEADLINE_S)
+    for mine, serial in zip(met, run("serial", mode), strict=True):
+        assert torch.equal(mine, serial)
 
 
-def test_backward_of_one_stage_meets_the_forward_of_another():
-    # What a schedule with the loss is for: the passes of different micro-batches
-    # run at the same time. Forward of 2 on stage 0 while stage 1 is in backward of 1.
-    barrier = threading.Barrier(2)
-    both = []
-
-    class Meet(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.here = int(x[0, 0].item()) == 1
-            return x * 1
-
-        @staticmethod
-        def backward(ctx, grad):
-            if ctx.here:
-                both.append(barrier.wait(DEADLINE_S))
-            return grad
-
-    def first(x):
-        if int(x[0, 0].item()) == 2:
-            both.append(barrier.wait(DEADLINE_S))
-        return x * 1
-
-    pipe = make_pipe(
-        nn.Sequential(Functional(first), Functional(Meet.apply)),
-        2,
-        4,
-        schedule="1f1b",
-        loss=lambda y, t: (y * t).mean(),
-        dispatch="threads",
-    )
-    x = torch.arange(4.0)[:, None].requires_grad_()
-    pipe(x, targets=torch.ones(4, 1)).backward()
-    pipe.close()
-    assert sorted(both) == [0, 1]
-    assert torch.equal(x.grad, torch.full((4, 1), 0.25))
+def test_one_dispatcher_lets_no_stages_meet():
+    # What the barriers show would not be shown by anything that runs in turns.
+    with pytest.raises(threading.BrokenBarrierError):
+        run("serial", "never", deadline_s=0.1)

@@ -12,78 +12,20 @@ from torch import nn
 
 from pipetransformer.pipe import Pipe, PipeSequential
 from pipetransformer.pipe.ablation import Ablation
-from tests.support.fake_device import COMPILER, build_fake_device, load_fake_device
+from tests.support.fake_device import build_fake_device, load_fake_device
 from tests.support.fake_device import place as place_layers
 from tests.support.ranks import run_ranks
 
 from .models import MODES, Functional
+from .placed import MARKS, PLACES, TIMEOUT_S, make_pipe, plain_model, rows, train
+from .skips import Pop, Stash
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
-]
-TIMEOUT_S = 100
-CUTS = [0, 2, 4, 6]
-PLACES = (
-    ("fake:0", "fake:0", "fake:0"),
-    ("fake:0", "fake:1", "fake:2"),
-    ("fake:0", "fake:0", "fake:1"),
-    ("fake:0", "fake:1", "fake:0"),
-    ("cpu", "fake:0", "cpu"),
-    ("fake:0", "cpu", "fake:1"),
-)
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
 def library():
     return str(build_fake_device())
-
-
-def fork(x):
-    """A tuple of a shifted view, integers and a tensor of its own."""
-    y = torch.tanh(x)
-    return y.view(-1, 2, 3)[:, 1:].squeeze(1), (x > 0).long(), y * 2
-
-
-def join(part, positive, y):
-    return torch.cat([part * 3, y[:, :3] * positive[:, :3]], 1)
-
-
-def make_layers():
-    torch.manual_seed(0)
-    layers = [nn.Linear(6, 6), Functional(fork), Functional(join)]
-    layers += [nn.Linear(6, 6), Functional(fork), Functional(join)]
-    return nn.Sequential(*layers).double()
-
-
-def plain_model():
-    return PipeSequential(*make_layers())
-
-
-def make_pipe(places, mode="never", num_microbatches=4, **options):
-    layers = place_layers(make_layers(), CUTS, places)
-    return Pipe.from_plan(
-        layers,
-        cuts=CUTS,
-        num_microbatches=num_microbatches,
-        checkpoint=mode,
-        devices=[torch.device(place) for place in places],
-        **options,
-    )
-
-
-def train(model, x, steps=2):
-    """Two steps; gradients and input gradient of the last, on CPU."""
-    for _ in range(steps):
-        x = x.detach().requires_grad_()
-        model.zero_grad()
-        (model(x) ** 2).sum().backward()
-    return [x.grad.cpu(), *(p.grad.cpu() for p in model.parameters())]
-
-
-def rows(device="cpu"):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(9, 6, dtype=torch.double, generator=generator).to(device)
 
 
 def check_matrix(_rank, library, own_streams, copy_streams):
@@ -98,7 +40,8 @@ def check_matrix(_rank, library, own_streams, copy_streams):
             torch.testing.assert_close(mine, plain, msg=case)
         pipe.close()
         del pipe
-        assert fake.violations() == [], case
+        found = fake.violations()
+        assert found == [], (case, found[:3])
     assert fake.num_blocks() == 0
 
 
@@ -226,84 +169,62 @@ def test_stages_wait_for_the_cell_they_need_and_no_later_one(library):
     run_ranks(check_borders, 1, library, timeout_s=TIMEOUT_S)
 
 
-def check_callers_streams(_rank, library):
+def loss_of(output, targets):
+    return ((output - targets) ** 2).mean()
+
+
+def check_steps(_rank, library, schedule):
+    """Skip lanes, split backward, targets; delivered under other streams."""
     fake = load_fake_device(library)
-    expected = train(plain_model(), rows())
-    for places, own_streams in itertools.product(PLACES[:4], (False, True)):
-        pipe = make_pipe(places, "except_last", own_streams=own_streams)
-        x = rows(places[0]).requires_grad_()
+    cuts = [0, 1, 3, 4]
+
+    def build():
+        torch.manual_seed(0)
+        layers = [Stash(), nn.Linear(6, 6), nn.Linear(6, 6), Pop()]
+        return nn.Sequential(*layers).double()
+
+    plain, x, targets = PipeSequential(*build()), rows(), rows().cos()
+    leaf = x.clone().requires_grad_()
+    expected = loss_of(plain(leaf), targets) * 3
+    expected.backward()
+    for places, own_streams, mode, dispatch in itertools.product(
+        PLACES, (False, True), MODES, ("serial", "threads")
+    ):
+        case = f"{places} {own_streams} {mode} {dispatch}"
+        pipe = Pipe.from_plan(
+            place_layers(build(), cuts, places),
+            cuts=cuts,
+            num_microbatches=4,
+            checkpoint=mode,
+            devices=[torch.device(place) for place in places],
+            own_streams=own_streams,
+            dispatch=dispatch,
+            schedule=schedule,
+            loss=None if schedule == "gpipe" else loss_of,
+        )
+        mine = x.to(places[0]).detach().clone().requires_grad_()
+        if schedule == "gpipe":
+            loss = loss_of(pipe(mine), targets.to(places[-1])) * 3
+        else:
+            loss = pipe(mine, targets=targets.clone()) * 3
+        for device in range(4):
+            fake.set_stream(device, 50)
+        loss.backward()
+        value = loss.detach()
+        del loss
+        grads = [mine.grad * 1, *(p.grad * 1 for p in pipe.parameters())]
+        found = fake.violations()
+        assert found == [], (case, found[:3])
         fake.synchronize()
-        for stream in (0, 40):
-            pipe.zero_grad(set_to_none=True)
-            x.grad = None
-            for device in range(4):
-                fake.set_stream(device, stream)
-            loss = (pipe(x) ** 2).sum()
-            for device in range(4):  # backward is called under other streams
-                fake.set_stream(device, 50)
-            loss.backward()
-            del loss
-            # Read on these streams at once: backward has made them wait.
-            grads = [x.grad * 1, *(p.grad * 1 for p in pipe.parameters())]
-            assert fake.violations() == [], (places, own_streams, stream)
-            fake.synchronize()
-            for mine, plain in zip(grads, expected, strict=True):
-                torch.testing.assert_close(mine.cpu(), plain)
-            for device in range(4):
-                fake.set_stream(device, 0)
+        for device in range(4):
+            fake.set_stream(device, 0)
+        torch.testing.assert_close(value.cpu(), expected.detach(), msg=case)
+        wanted = [leaf.grad, *(p.grad for p in plain.parameters())]
+        for one, other in zip(grads, wanted, strict=True):
+            torch.testing.assert_close(one.cpu(), other, msg=case)
+        pipe.close()
 
 
-def test_backward_under_other_streams_is_ordered(library):
-    run_ranks(check_callers_streams, 1, library, timeout_s=TIMEOUT_S)
-
-
-def check_failures(_rank, library):
-    fake = load_fake_device(library)
-    for places, own_streams in itertools.product(PLACES[:4], (False, True)):
-        pipe = make_pipe(places, own_streams=own_streams)
-        x = rows(places[0])
-        train(pipe, x, steps=1)
-        calls = []
-
-        def fail(x, calls=calls):
-            calls.append(1)
-            if len(calls) == 3:
-                raise ValueError("stage")
-            return x
-
-        pipe.partitions[1][1] = nn.Sequential(pipe.partitions[1][1], Functional(fail))
-        with pytest.raises(ValueError, match="stage"):
-            pipe(x)
-        with torch.no_grad():
-            for parameter in pipe.parameters():  # on the caller's streams
-                parameter.mul_(0.5)
-        train(pipe, x, steps=1)
-        assert fake.violations() == [], (places, own_streams)
-
-
-def test_failed_call_leaves_the_streams_ordered(library):
-    run_ranks(check_failures, 1, library, timeout_s=TIMEOUT_S)
-
-
-def check_backward_ends(_rank, library):
-    load_fake_device(library)
-    expected = train(plain_model(), rows())
-    for stages, mode in itertools.product((1, 2, 3), MODES):
-        layers = make_layers().to("fake:0")
-        cuts = [6 * k // stages for k in range(stages + 1)]
-        for num_microbatches in (1, 4):
-            pipe = Pipe.from_plan(
-                layers,
-                cuts=cuts,
-                num_microbatches=num_microbatches,
-                checkpoint=mode,
-                devices=[torch.device("fake:0")] * stages,
-            )
-            for mine, plain in zip(train(pipe, rows("fake:0")), expected, strict=True):
-                torch.testing.assert_close(mine, plain)
-            pipe.close()
-
-
-def test_backward_on_one_device_does_not_wait_for_its_own_thread(library):
-    # Autograd runs all nodes with gradients of one device on one thread.
-    run_ranks(check_backward_ends, 1, library, timeout_s=TIMEOUT_S)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_lanes_and_steps_are_ordered_and_memory_safe(library, schedule):
+    run_ranks(check_steps, 1, library, schedule, timeout_s=TIMEOUT_S)

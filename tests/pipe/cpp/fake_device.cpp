@@ -305,7 +305,80 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
+// A generator with a seed and an offset, as CUDA's; values come from hashing.
+struct Generator final : c10::GeneratorImpl {
+  explicit Generator(c10::DeviceIndex index)
+      : c10::GeneratorImpl(
+            c10::Device(kType, index),
+            c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)) {}
+  void set_current_seed(uint64_t seed) override {
+    seed_ = seed;
+    offset_ = 0;
+  }
+  void set_offset(uint64_t offset) override {
+    offset_ = offset;
+  }
+  uint64_t get_offset() const override {
+    return offset_;
+  }
+  uint64_t current_seed() const override {
+    return seed_;
+  }
+  uint64_t seed() override {
+    return seed_;
+  }
+  void set_state(const c10::TensorImpl&) override {
+    TORCH_CHECK(false, "no state");
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    TORCH_CHECK(false, "no state");
+  }
+  void
+  graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>&) override {}
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
+    return c10::intrusive_ptr<c10::GeneratorImpl>::reclaim(clone_impl());
+  }
+  c10::DeviceType device_type() const {
+    return kType;
+  }
+  bool next_bit() {
+    uint64_t word = seed_ * 0x9E3779B97F4A7C15ULL + ++offset_;
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBULL;
+    return ((word ^ (word >> 31)) & 1) != 0;
+  }
+
+ private:
+  c10::GeneratorImpl* clone_impl() const override {
+    auto* copy = new Generator(device().index());
+    copy->seed_ = seed_;
+    copy->offset_ = offset_;
+    return copy;
+  }
+  uint64_t seed_ = 0;
+  uint64_t offset_ = 0;
+};
+
+const at::Generator& default_generator(c10::DeviceIndex index) {
+  static auto* const all = [] {
+    auto* made = new std::vector<at::Generator>();
+    for (int k = 0; k < kDevices; ++k) {
+      made->push_back(
+          at::make_generator<Generator>(static_cast<c10::DeviceIndex>(k)));
+    }
+    return made;
+  }();
+  return all->at(index < 0 ? current_device : index);
+}
+
 struct Hooks final : at::PrivateUse1HooksInterface {
+  const at::Generator&
+  getDefaultGenerator(c10::DeviceIndex index) const override {
+    return default_generator(index);
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override {
+    return at::make_generator<Generator>(index);
+  }
   bool isBuilt() const override {
     return true;
   }
@@ -407,6 +480,25 @@ copy_from(const at::Tensor& self, const at::Tensor& target, bool non_blocking) {
   const at::AutoDispatchBelowAutograd guard;
   (to ? on_cpu(target) : target).copy_(from ? on_cpu(self) : self);
   return target;
+}
+
+// Fused dropout, as CUDA's: takes no generator, draws from the default one.
+std::tuple<at::Tensor, at::Tensor> native_dropout(
+    const at::Tensor& input,
+    double p,
+    std::optional<bool> /*train*/) {
+  TORCH_CHECK(p == 0.5, "the pretended dropout knows p = 0.5 only");
+  at::Tensor mask = at::empty(input.sizes(), at::kBool);
+  {
+    at::Generator shared = default_generator(input.device().index());
+    auto* generator = static_cast<Generator*>(shared.unsafeGetGeneratorImpl());
+    const std::lock_guard lock(shared.mutex());
+    for (int64_t k = 0; k < mask.numel(); ++k) {
+      mask.data_ptr<bool>()[k] = generator->next_bit();
+    }
+  }
+  mask = mask.to(input.device());
+  return {input * mask * 2, mask};
 }
 
 // Everything else: on the current stream, computed by the CPU's kernel on the
@@ -565,6 +657,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
   m.impl("view", &at::native::view);
   m.impl("_copy_from", &copy_from);
+  m.impl("native_dropout", &native_dropout);
 }
 
 // --- what tests ask --------------------------------------------------------
@@ -603,6 +696,13 @@ TORCH_LIBRARY(fake_device, m) {
   m.def("num_blocks() -> int", [] {
     const std::lock_guard lock(world().mutex);
     return static_cast<int64_t>(world().memory.size());
+  });
+  m.def("generator_position(int device) -> int[]", [](int64_t device) {
+    const at::Generator& shared =
+        default_generator(static_cast<c10::DeviceIndex>(device));
+    return std::vector<int64_t>{
+        static_cast<int64_t>(shared.current_seed()),
+        static_cast<int64_t>(shared.get_offset())};
   });
   m.def("synchronize() -> ()", [] { Guard().synchronizeDevice(0); });
 }

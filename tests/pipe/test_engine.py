@@ -247,5 +247,9 @@ def test_signal_ends_the_call_of_a_waiting_caller(in_backward, dispatch):
             pipe(torch.randn(num_cells, 5, dtype=torch.double)).sum().backward()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert 0 < len(started) < num_cells
+    assert started
+    # One dispatcher may run the whole backward in one call of autograd, which ends
+    # as plain autograd does: when its nodes have run.
+    if dispatch == "threads" or not in_backward:
+        assert len(started) < num_cells
     pipe.close()

@@ -139,7 +139,9 @@ PipeEngine::Call PipeEngine::begin(
   call.count = scattered.microbatches.size();
   call.stages = make_stages(stages, std::move(trees), call.count, options);
   pipe::CallSettings settings = make_settings(options, call.count);
+  // Columns recompute one micro-batch at a time: that is the order rule.
   settings.linked = linkable && options.record && on_cpu_ &&
+                    options.order_rule &&
                     settings.dispatch == pipe::Dispatch::kSerial;
   call.cells = std::make_shared<pipe::PipeCall>(
       std::move(settings),

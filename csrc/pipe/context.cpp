@@ -47,7 +47,8 @@ CellScope::CellScope(
     const std::optional<c10::Stream>& own_stream,
     bool shared_casts)
     : own_stream_(own_stream),
-      previous_cache_(at::autocast::is_autocast_cache_enabled()) {
+      previous_cache_(at::autocast::is_autocast_cache_enabled()),
+      previous_keys_(c10::impl::tls_local_dispatch_key_set()) {
   c10::AutogradState::set_tls_state(context.autograd_);
   if (!device.is_cpu() && !device.is_meta()) {
     device_.reset_device(device);
@@ -57,6 +58,7 @@ CellScope::CellScope(
 }
 
 CellScope::~CellScope() {
+  c10::impl::_force_tls_local_dispatch_key_set(previous_keys_);
   at::autocast::set_autocast_cache_enabled(previous_cache_);
 }
 

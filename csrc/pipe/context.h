@@ -9,6 +9,7 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
 #include <vector>
@@ -52,7 +53,7 @@ class CallerScope {
 };
 
 // What differs between cells inside a CallerScope of the same context: device
-// and stream. Also undoes what a layer before has done to the grad mode.
+// and stream. Also undoes what a layer has done to the grad mode and to autocast.
 class CellScope {
  public:
   // `shared_casts` false: autocast keeps no cast of a weight, so a cast made
@@ -71,6 +72,7 @@ class CellScope {
   c10::OptionalStreamGuard own_stream_;
   c10::OptionalDeviceGuard device_;
   bool previous_cache_;
+  c10::impl::LocalDispatchKeySet previous_keys_;
 };
 
 }  // namespace pipetransformer::pipe

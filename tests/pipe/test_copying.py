@@ -99,6 +99,22 @@ def test_copy_keeps_what_the_pipeline_was_told(duplicate):
     other.close()
 
 
+def mean_square(output, targets):
+    return ((output - targets) ** 2).mean()
+
+
+@both_ways
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_copy_keeps_schedule_loss_and_dispatch(duplicate, schedule):
+    pipe = Pipe(dense(2), 3, schedule=schedule, loss=mean_square, dispatch="serial")
+    other = duplicate(pipe)
+    assert (other.schedule, other.current_dispatch()) == (schedule, "serial")
+    for each in (pipe, other):
+        each(X, targets=X).backward()
+        each.close()
+    torch.testing.assert_close(grads(other), grads(pipe))
+
+
 @both_ways
 def test_copy_makes_threads_of_its_own(duplicate):
     with Workers(2) as workers:

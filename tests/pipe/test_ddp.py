@@ -98,5 +98,7 @@ def test_ddp_matrix_trains_like_one_process(unused):
         ):
             assert mine == other, combination
             torch.testing.assert_close(
-                torch.tensor(mine), torch.tensor(plain), msg=str(combination)
+                torch.tensor(mine, dtype=torch.double),
+                torch.tensor(plain, dtype=torch.double),
+                msg=str(combination),
             )

@@ -214,7 +214,8 @@ def test_exception_in_recomputation_surfaces_from_backward(stage):
 
 
 @pytest.mark.parametrize("in_backward", [False, True])
-def test_signal_ends_the_call_of_a_waiting_caller(in_backward):
+@pytest.mark.parametrize("dispatch", ["serial", "threads"])
+def test_signal_ends_the_call_of_a_waiting_caller(in_backward, dispatch):
     num_cells = 8
     never = threading.Event()
     started = []
@@ -238,7 +239,7 @@ def test_signal_ends_the_call_of_a_waiting_caller(in_backward):
             return grad
 
     layers = nn.Sequential(*linears(1), Functional(Interrupt.apply))
-    pipe = make_pipe(layers, 2, num_cells)
+    pipe = make_pipe(layers, 2, num_cells, dispatch=dispatch)
     # Ignored in a process that a shell has put into the background.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -246,5 +247,9 @@ def test_signal_ends_the_call_of_a_waiting_caller(in_backward):
             pipe(torch.randn(num_cells, 5, dtype=torch.double)).sum().backward()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert 0 < len(started) < num_cells
+    assert started
+    # One dispatcher may run the whole backward in one call of autograd, which ends
+    # as plain autograd does: when its nodes have run.
+    if dispatch == "threads" or not in_backward:
+        assert len(started) < num_cells
     pipe.close()

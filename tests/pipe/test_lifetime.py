@@ -96,6 +96,23 @@ def test_two_pipes_in_turn_share_workers():
                 loss.backward()
 
 
+@pytest.mark.parametrize("dispatch", ["serial", "threads"])
+def test_two_pipes_with_threads_of_their_own_work_in_turn(dispatch):
+    models = [dense() for _ in range(2)]
+    pipes = [make_pipe(m, 4, 3, "always", dispatch=dispatch) for m in models]
+    x = torch.randn(6, 5, dtype=torch.double)
+    before = num_threads()
+    for _ in range(3):
+        first, second = [pipe(x).sum() for pipe in pipes]
+        (first * second).backward()  # one backward goes through both
+    for model, other in (models, models[::-1]):
+        scale = 3 * other(x).sum().detach()
+        expected = torch.autograd.grad(scale * model(x).sum(), list(model.parameters()))
+        torch.testing.assert_close(grads(model), list(expected))
+    del pipes, first, second
+    assert wait_for_threads(before) == before
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_dropping_the_result_frees_activations(mode):
     seen = []

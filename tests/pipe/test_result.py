@@ -56,6 +56,24 @@ def test_backward_runs_that_of_the_one_tensor_held(mode):
     torch.testing.assert_close(layers[0].weight.grad, 2 * expected)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_backward_passes_an_integer_beside_a_float_at_every_border(mode):
+    layers = nn.Sequential(
+        nn.Linear(5, 5, dtype=torch.double),
+        Functional(lambda x: (x.argmax(1), x)),
+        Functional(lambda i, x: (i + 1, x * 3, i > 0)),
+        Functional(lambda i, x, b: (b, i, x.gather(1, i[:, None] - 1))),
+    )
+    value = layers[0](X[:1])
+    expected = torch.autograd.grad(3 * value.max(), layers[0].weight)[0]
+    pipe = Pipe(layers, 2, mode)
+    result = pipe(X[:1])
+    assert [t.dtype for t in result.local_value()[:2]] == [torch.bool, torch.int64]
+    result.backward()
+    torch.testing.assert_close(layers[0].weight.grad, expected)
+    pipe.close()
+
+
 @pytest.mark.parametrize("count", [0, 2])
 def test_backward_refuses_none_and_several_tensors(count):
     value = [torch.ones(1, requires_grad=True) for _ in range(count)]

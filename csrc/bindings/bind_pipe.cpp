@@ -161,17 +161,18 @@ void bind_engine(py::module_& m) {
 
 void bind_values(py::module_& m) {
   py::class_<NoChunk>(m, "NoChunk")
-      .def(py::init([](const py::object& value) {
-             if (!THPVariable_Check(value.ptr())) {
-               throw py::type_error(
-                   "NoChunk only supported for tensors: expected a tensor, "
-                   "got " +
-                   py::str(py::type::of(value).attr("__name__"))
-                       .cast<std::string>());
-             }
-             return NoChunk{value.cast<at::Tensor>()};
-           }),
-           py::arg("tensor"))
+      .def(
+          py::init([](const py::object& value) {
+            if (!THPVariable_Check(value.ptr())) {
+              throw py::type_error(
+                  "NoChunk only supported for tensors: expected a tensor, "
+                  "got " +
+                  py::str(py::type::of(value).attr("__name__"))
+                      .cast<std::string>());
+            }
+            return NoChunk{value.cast<at::Tensor>()};
+          }),
+          py::arg("tensor"))
       .def_readonly("tensor", &NoChunk::tensor)
       .def(py::pickle(
           [](const NoChunk& self) { return py::make_tuple(self.tensor); },

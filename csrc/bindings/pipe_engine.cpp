@@ -17,10 +17,8 @@ namespace {
 
 using Part = planner::ScheduleCache::Part;
 
-[[noreturn]] void refuse_word(
-    const char* what,
-    const char* expected,
-    const std::string& word) {
+[[noreturn]] void
+refuse_word(const char* what, const char* expected, const std::string& word) {
   throw std::invalid_argument(
       std::string(what) + ": expected " + expected + ", got '" + word + "'");
 }
@@ -62,7 +60,8 @@ pipe::RowSplit row_split(const CallOptions& options) {
 }
 
 // How much each micro-batch's mean counts in the mean of all rows.
-std::vector<double> row_weights(const pipe::RowLayout& rows, std::size_t count) {
+std::vector<double>
+row_weights(const pipe::RowLayout& rows, std::size_t count) {
   for (const std::vector<int64_t>& of_tensor : rows) {
     int64_t total = 0;
     for (const int64_t part : of_tensor) {
@@ -142,11 +141,9 @@ PipeEngine::Call PipeEngine::begin(
   // Columns recompute one micro-batch at a time: that is the order rule.
   settings.linked = linkable && options.record && on_cpu_ &&
                     options.order_rule &&
-                    settings.dispatch == pipe::Dispatch::kSerial;
+                    settings.dispatch != pipe::Dispatch::kThreads;
   call.cells = std::make_shared<pipe::PipeCall>(
-      std::move(settings),
-      call.stages,
-      std::move(scattered.microbatches));
+      std::move(settings), call.stages, std::move(scattered.microbatches));
   return call;
 }
 
@@ -196,8 +193,8 @@ at::Tensor PipeEngine::step(
   loss_function.target_tree =
       Tree::take_apart(targets, target_tensors, {INT_MAX, &whole});
   for (at::Tensor& tensor : target_tensors) {
-    tensor = tensor.to(
-        devices_.back(), /*non_blocking=*/!devices_.back().is_cpu());
+    tensor =
+        tensor.to(devices_.back(), /*non_blocking=*/!devices_.back().is_cpu());
   }
   call.cells->streams().begin();  // once more: after the targets are there
   const pipe::Scattered cut = pipe::scatter(
@@ -206,27 +203,27 @@ at::Tensor PipeEngine::step(
       options.num_microbatches,
       row_split(options),
       /*record=*/false);
-  const bool any_cut = std::any_of(
-      cut.rows.begin(), cut.rows.end(), [](const auto& rows) {
+  const bool any_cut =
+      std::any_of(cut.rows.begin(), cut.rows.end(), [](const auto& rows) {
         return !rows.empty();
       });
   if (any_cut && cut.microbatches.size() != call.count) {
     throw std::runtime_error(
         "Found different number of chunks: expected " +
-        std::to_string(call.count) + " micro-batches of targets, as of the "
-        "inputs, got " + std::to_string(cut.microbatches.size()));
+        std::to_string(call.count) +
+        " micro-batches of targets, as of the "
+        "inputs, got " +
+        std::to_string(cut.microbatches.size()));
   }
   for (std::size_t i = 0; i < call.count; ++i) {
     loss_function.targets.emplace_back();
-    for (const pipe::Activation& target :
-         cut.microbatches[any_cut ? i : 0]) {
+    for (const pipe::Activation& target : cut.microbatches[any_cut ? i : 0]) {
       loss_function.targets.back().push_back(target.value);
     }
   }
   call.stages->set_loss(std::move(loss_function));
 
-  const std::vector<double> weights =
-      row_weights(call.inputs.rows, call.count);
+  const std::vector<double> weights = row_weights(call.inputs.rows, call.count);
   const pipe::ChainPlan plan = pipe::plan_chain(call.inputs);
   const auto num_stages = static_cast<int32_t>(devices_.size());
   if (!options.record || plan.backward->first_stage == num_stages) {
@@ -249,8 +246,8 @@ at::Tensor PipeEngine::step(
   const at::Tensor mean = pipe::mean_loss(*call.cells, weights);
   bool carries = false;
   for (std::size_t i = 0; i < call.count; ++i) {
-    carries = carries ||
-              call.cells->output(static_cast<int32_t>(i))[0].requires_grad;
+    carries =
+        carries || call.cells->output(static_cast<int32_t>(i))[0].requires_grad;
   }
   return carries ? pipe::connect_step(mean, run, plan) : mean;
 }
@@ -343,8 +340,10 @@ pipe::CallSettings PipeEngine::make_settings(
   } else if (options.dispatch == "serial") {
     settings.dispatch = pipe::Dispatch::kSerial;
   } else if (options.dispatch != "threads") {
-    refuse_word(
-        "dispatch", "'auto', 'serial' or 'threads'", options.dispatch);
+    refuse_word("dispatch", "'auto', 'serial' or 'threads'", options.dispatch);
+  }
+  if (on_cpu_ && settings.dispatch == pipe::Dispatch::kSerial) {
+    settings.dispatch = pipe::Dispatch::kHere;
   }
   return settings;
 }

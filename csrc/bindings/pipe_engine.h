@@ -36,11 +36,11 @@ struct CallOptions {
   // As the removed torch Pipe: only tensors at top level count, and
   // "except_last" goes by the number of micro-batches asked for.
   bool strict = false;
-  bool spread = true;  // see StageOptions
+  bool spread = true;      // see StageOptions
   bool order_rule = true;  // see LinkRules::at_most_one_ahead
   bool early_recompute = true;
   bool copy_streams = true;  // see PipelineStreams::use_copy_streams
-  bool record = true;  // gradients are recorded
+  bool record = true;        // gradients are recorded
   DrawSettings draws;
 };
 
@@ -107,9 +107,8 @@ class PipeEngine {
       std::vector<Tree> inputs,
       std::size_t num_microbatches,
       const CallOptions& options) const;
-  pipe::CallSettings make_settings(
-      const CallOptions& options,
-      std::size_t num_microbatches) const;
+  pipe::CallSettings
+  make_settings(const CallOptions& options, std::size_t num_microbatches) const;
   planner::ScheduleShape shape_of(const pipe::PipeCall& call) const;
   void run_forward(
       const std::shared_ptr<pipe::PipeCall>& call,

@@ -16,8 +16,8 @@ namespace {
 py::object
 call(const py::object& function, const py::tuple& args, const py::object& kw) {
   const bool named = kw.ptr() != nullptr && PyDict_Size(kw.ptr()) > 0;
-  PyObject* result = PyObject_Call(
-      function.ptr(), args.ptr(), named ? kw.ptr() : nullptr);
+  PyObject* result =
+      PyObject_Call(function.ptr(), args.ptr(), named ? kw.ptr() : nullptr);
   if (result == nullptr) {
     throw py::error_already_set();
   }
@@ -153,7 +153,8 @@ pipe::Tensors PythonStages::call(
     output = both[0];
     stashed = both[1];
   }
-  const bool last = cell.stage + 1 == static_cast<int32_t>(held_->functions.size());
+  const bool last =
+      cell.stage + 1 == static_cast<int32_t>(held_->functions.size());
   if (last && held_->loss.function) {
     output = loss_of(cell, output);
   }
@@ -170,8 +171,7 @@ pipe::Tensors PythonStages::call(
   return tensors;
 }
 
-py::object
-PythonStages::loss_of(pipe::CellId cell, const py::object& output) {
+py::object PythonStages::loss_of(pipe::CellId cell, const py::object& output) {
   std::size_t next = 0;
   const py::object targets = held_->loss.target_tree.put_together(
       held_->loss.targets[cell.microbatch], next);

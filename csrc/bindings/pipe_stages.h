@@ -15,15 +15,16 @@ namespace pipetransformer::bindings {
 
 // A stage's forward(*args, **kwargs) and the same as a recomputation. Of a
 // stage with skip lanes: forward(popped, *args, **kwargs) -> (output, stashed),
-// a list that it empties and a tuple, with a tensor or None per lane. Third: the
-// layers where calling them one after another does the same, else None.
+// a list that it empties and a tuple, with a tensor or None per lane. Third:
+// the layers where calling them one after another does the same, else None.
 using StageFunctions = std::
     tuple<pybind11::object, pybind11::object, std::optional<pybind11::tuple>>;
 
 struct StageOptions {
-  bool spread = true;  // a tuple or list becomes the arguments of the next stage
-  int output_depth = INT_MAX;  // as Opening::depth
-  std::vector<bool> has_lanes;  // by stage
+  bool spread =
+      true;  // a tuple or list becomes the arguments of the next stage
+  int output_depth = INT_MAX;         // as Opening::depth
+  std::vector<bool> has_lanes;        // by stage
   std::vector<int64_t> first_layers;  // by stage, for the random draws
 };
 
@@ -53,10 +54,9 @@ class PythonStages final : public pipe::StageCalls {
 
   // Throws py::type_error for an output without a tensor and for a loss that is
   // no scalar tensor.
-  pipe::Tensors call(
-      pipe::CellId cell,
-      pipe::Phase phase,
-      const pipe::Tensors& inputs) override;
+  pipe::Tensors
+  call(pipe::CellId cell, pipe::Phase phase, const pipe::Tensors& inputs)
+      override;
   void poll() override;
   void forget_failure() noexcept override;
 
@@ -74,8 +74,10 @@ class PythonStages final : public pipe::StageCalls {
   Tree& tree(int32_t stage, int32_t microbatch) {
     return held_->trees[stage * num_microbatches_ + microbatch];
   }
-  pybind11::object
-  call_function(pipe::CellId cell, pipe::Phase phase, const pipe::Tensors& inputs);
+  pybind11::object call_function(
+      pipe::CellId cell,
+      pipe::Phase phase,
+      const pipe::Tensors& inputs);
   pybind11::object loss_of(pipe::CellId cell, const pybind11::object& output);
 
   const int32_t num_microbatches_;

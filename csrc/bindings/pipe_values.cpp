@@ -34,9 +34,8 @@ Tree Tree::take_apart(
   }
   const Opening inner{opening.depth - 1, opening.whole};
   const bool opens = opening.depth > 0;
-  if (opens &&
-      (PyTuple_CheckExact(value.ptr()) ||
-       (PyTuple_Check(value.ptr()) && is_named_tuple(value)))) {
+  if (opens && (PyTuple_CheckExact(value.ptr()) ||
+                (PyTuple_Check(value.ptr()) && is_named_tuple(value)))) {
     tree.kind_ = Kind::kTuple;
     tree.value_ = py::type::of(value);
     for (const py::handle item : py::reinterpret_borrow<py::tuple>(value)) {
@@ -173,8 +172,7 @@ void Tree::check_same(const std::vector<Tree>& trees) {
   }
 }
 
-py::object
-Tree::gather_one(const py::handle& value, const Opening& opening) {
+py::object Tree::gather_one(const py::handle& value, const Opening& opening) {
   std::vector<at::Tensor> tensors;
   std::vector<Tree> trees;
   trees.push_back(take_apart(value, tensors, opening));

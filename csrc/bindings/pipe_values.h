@@ -54,9 +54,8 @@ class Tree {
 
   // gather() of a single micro-batch's output, taken apart on the spot. Throws
   // py::type_error without a tensor in it, std::runtime_error for 0-dim ones.
-  static pybind11::object gather_one(
-      const pybind11::handle& value,
-      const Opening& opening);
+  static pybind11::object
+  gather_one(const pybind11::handle& value, const Opening& opening);
 
   bool has_tensor() const;
 

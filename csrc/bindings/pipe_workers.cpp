@@ -158,6 +158,14 @@ PoolPtr make_pool(int num_workers, int intra_op_threads) {
     PyThreadState_Clear(state);
     PyThreadState_DeleteCurrent();
   };
+  hooks.borrow = [intra_op_threads]() -> std::shared_ptr<void> {
+    const int callers = at::get_num_threads();
+    if (callers == intra_op_threads) {
+      return nullptr;
+    }
+    at::set_num_threads(intra_op_threads);
+    return {nullptr, [callers](void*) { at::set_num_threads(callers); }};
+  };
   auto pool = std::make_unique<pipe::WorkerPool>(num_workers, std::move(hooks));
   at::set_num_threads(callers_threads);
   PoolPtr shared(pool.release(), [](pipe::WorkerPool* raw) {

@@ -81,7 +81,10 @@ class OutputNode : public torch::autograd::Node {
 class StageNode : public torch::autograd::Node {
  public:
   // `inputs`: of the call, for the lowest stage; else empty.
-  StageNode(std::shared_ptr<Shared> shared, int32_t stage, CarryingInputs inputs)
+  StageNode(
+      std::shared_ptr<Shared> shared,
+      int32_t stage,
+      CarryingInputs inputs)
       : shared_(std::move(shared)), stage_(stage), inputs_(std::move(inputs)) {}
 
   variable_list apply(variable_list&& /*token*/) override {

@@ -36,23 +36,20 @@ void BackwardRun::start(
   if (settings.num_checkpointed > 0) {
     check_workers_can_draw(settings.draw_mode != DrawMode::kFallback);
   }
-  execution_ = Execution::start(
-      pool,
-      schedule,
-      settings.dispatch,
-      make_body(schedule));
+  execution_ =
+      Execution::start(pool, schedule, settings.dispatch, make_body(schedule));
 }
 
 // Nobody is left to take the results: the operations do nothing.
-Execution::Body BackwardRun::make_body(
-    const std::shared_ptr<const Schedule>& schedule) {
+Execution::Body
+BackwardRun::make_body(const std::shared_ptr<const Schedule>& schedule) {
   const std::weak_ptr<BackwardRun> self = weak_from_this();
-  const auto restore_hooks = [schedule](
-                                 BackwardRun& run, int32_t stage, const Op& op) {
-    if (&op == &(*schedule)[stage].back()) {
-      run.held_hooks_.restore(stage);
-    }
-  };
+  const auto restore_hooks =
+      [schedule](BackwardRun& run, int32_t stage, const Op& op) {
+        if (&op == &(*schedule)[stage].back()) {
+          run.held_hooks_.restore(stage);
+        }
+      };
   Execution::Body body;
   body.run = [self, restore_hooks](int32_t stage, const Op& op) {
     if (const auto run = self.lock()) {
@@ -60,7 +57,7 @@ Execution::Body BackwardRun::make_body(
       restore_hooks(*run, stage, op);
     }
   };
-  if (call_->settings().dispatch == Dispatch::kSerial && cells_.linked()) {
+  if (cells_.linked()) {
     body.groups = planner::backward_columns(*schedule);
     body.run_together = [self, restore_hooks](const auto& group) {
       if (const auto run = self.lock()) {
@@ -73,8 +70,9 @@ Execution::Body BackwardRun::make_body(
   }
   body.enter = [self]() -> std::shared_ptr<void> {
     const auto run = self.lock();
-    return run == nullptr ? nullptr
-                          : std::make_shared<CallerScope>(run->cells_.context());
+    return run == nullptr
+               ? nullptr
+               : std::make_shared<CallerScope>(run->cells_.context());
   };
   return body;
 }

@@ -251,7 +251,8 @@ void CellBackward::run_column(const std::vector<CellId>& ids) {
   }
 }
 
-void CellBackward::run_together(const std::vector<Execution::OpOfStage>& group) {
+void CellBackward::run_together(
+    const std::vector<Execution::OpOfStage>& group) {
   std::vector<CellId> again;
   std::vector<CellId> column;
   for (const auto& [stage, op] : group) {
@@ -325,9 +326,10 @@ Tensors CellBackward::bring_output_grads(CellId id, const Cell& cell) {
   // A stage above that detaches everything hands down no gradient at all.
   const Lanes& lanes = *call_->settings().lanes;
   const std::vector<int32_t>& stashed = lanes.stashed[id.stage];
-  const std::size_t num_border = cell.output_edges.size() < stashed.size()
-                                     ? 0
-                                     : cell.output_edges.size() - stashed.size();
+  const std::size_t num_border =
+      cell.output_edges.size() < stashed.size()
+          ? 0
+          : cell.output_edges.size() - stashed.size();
   grads.resize(num_border);
   std::vector<device::Mark> marks(num_border, grad_marks_[id.microbatch]);
   for (const int32_t lane : stashed) {
@@ -338,11 +340,11 @@ Tensors CellBackward::bring_output_grads(CellId id, const Cell& cell) {
   grads.resize(cell.output_edges.size());
   for (std::size_t p = 0; p < grads.size(); ++p) {
     const auto& [node, input] = cell.output_edges[p];
-    grads[p] = node == nullptr ? at::Tensor()
-                               : call_->streams().bring(
-                                     grads[p],
-                                     node->input_metadata(input).device(),
-                                     marks[p]);
+    grads[p] =
+        node == nullptr
+            ? at::Tensor()
+            : call_->streams().bring(
+                  grads[p], node->input_metadata(input).device(), marks[p]);
   }
   return grads;
 }

@@ -79,10 +79,8 @@ class CellBackward {
   void hand_down(CellId id, const Cell& cell, Tensors grads);
   // Gradients of the inputs; what is left for the parameters goes to
   // `weight_passes_`, or is done at once where the graph cannot be split.
-  Tensors split_cell(
-      CellId id,
-      const GraphEnds& ends,
-      const Tensors& output_grads);
+  Tensors
+  split_cell(CellId id, const GraphEnds& ends, const Tensors& output_grads);
   Tensors run_autograd(
       const torch::autograd::edge_list& roots,
       const Tensors& root_grads,
@@ -101,9 +99,9 @@ class CellBackward {
   std::vector<device::Mark> grad_marks_;
   std::vector<device::Mark> lane_grad_marks_;
   std::vector<std::vector<c10::Device>> grad_devices_;
-  std::vector<Cell> recomputed_;  // by stage, then micro-batch
+  std::vector<Cell> recomputed_;           // by stage, then micro-batch
   std::vector<WeightPass> weight_passes_;  // by stage, then micro-batch
-  std::vector<Tensors> parameter_grads_;  // by stage
+  std::vector<Tensors> parameter_grads_;   // by stage
   std::vector<device::Mark> stage_marks_;  // by stage, after its last operation
 };
 

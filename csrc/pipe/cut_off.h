@@ -1,6 +1,7 @@
-// A tensor with the same data and no history, as detach() gives it at a fraction
-// of its cost: no dispatch. Shares the version counter, so that a change in
-// place behind a border is seen by the backward of the cell before it.
+// A tensor with the same data and no history, as detach() gives it at a
+// fraction of its cost: no dispatch. Shares the version counter, so that a
+// change in place behind a border is seen by the backward of the cell before
+// it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

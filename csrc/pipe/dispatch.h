@@ -15,7 +15,8 @@ namespace pipetransformer::pipe {
 
 enum class Dispatch : uint8_t {
   kThreads,  // each stage runs its list, and waits for the others' counters
-  kSerial,  // one thread runs all lists, in clock order
+  kSerial,   // one worker runs all lists, in clock order
+  kHere,     // the same in the calling thread: nothing is handed over (CPU)
 };
 
 class DispatchChoice {

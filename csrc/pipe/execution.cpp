@@ -15,11 +15,12 @@ namespace pipetransformer::pipe {
 // stage sets its counter to kOver when it ends, for whatever reason.
 // check_linked makes sure that clocks fall along every wait, so the operation
 // with the lowest clock never waits: some worker always moves, until all are
-// over. One dispatcher runs by rising clock and so never waits at all. After a failure at clock c, operations of clock <= c still find what
-// they wait for: it has a smaller clock, so it neither failed nor was left out.
-// All other operations are left out, whether their counter reads kOver or not.
-// A caller waits for workers only, so its wait is bounded by the stage calls;
-// it looks up every 100 ms for signals.
+// over. One dispatcher runs by rising clock and so never waits at all. After a
+// failure at clock c, operations of clock <= c still find what they wait for:
+// it has a smaller clock, so it neither failed nor was left out. All other
+// operations are left out, whether their counter reads kOver or not. A caller
+// waits for workers only, so its wait is bounded by the stage calls; it looks
+// up every 100 ms for signals.
 
 namespace {
 
@@ -46,7 +47,7 @@ std::shared_ptr<Execution> Execution::start(
     Body body) {
   check_linked(*schedule);
   const auto num_stages = static_cast<int32_t>(schedule->size());
-  const bool serial = dispatch == Dispatch::kSerial;
+  const bool serial = dispatch != Dispatch::kThreads;
   if (!serial && num_stages > pool.num_workers()) {
     throw std::invalid_argument(
         "workers: expected one per stage (" + std::to_string(num_stages) +
@@ -59,6 +60,10 @@ std::shared_ptr<Execution> Execution::start(
   };
   std::shared_ptr<Execution> run =
       std::make_shared<Access>(std::move(schedule), std::move(body));
+  if (dispatch == Dispatch::kHere) {
+    pool.run_here([run] { run->run_serially(); });
+    return run;
+  }
   std::vector<WorkerPool::Task> tasks;
   if (serial) {
     tasks.emplace_back([run] { run->run_serially(); });

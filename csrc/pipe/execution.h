@@ -1,5 +1,6 @@
 // One run of a Schedule on a WorkerPool: stage j on worker j, or all stages on
-// worker 0. Torch-free. See Note [Who waits for whom] in execution.cpp.
+// worker 0 or the calling thread. Torch-free. See Note [Who waits for whom] in
+// execution.cpp.
 //
 // Thread safety: the wait functions and cancel() may be called from any thread
 // outside the pool. Ownership: the queued tasks keep the Execution and its body
@@ -45,9 +46,10 @@ class Execution : public std::enable_shared_from_this<Execution> {
   // Called every 100 ms by a waiting caller; may throw to give up (signals).
   using Poll = std::function<void()>;
 
-  // Queues the schedule and returns at once. Throws std::invalid_argument
-  // when kThreads has more stages than workers, std::logic_error for a schedule
-  // that could deadlock, std::runtime_error for closed workers.
+  // Queues the schedule and returns at once; with kHere, when it is over.
+  // Throws std::invalid_argument when kThreads has more stages than workers,
+  // std::logic_error for a schedule that could deadlock, std::runtime_error for
+  // closed workers.
   static std::shared_ptr<Execution> start(
       WorkerPool& pool,
       std::shared_ptr<const Schedule> schedule,

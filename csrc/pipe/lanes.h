@@ -8,7 +8,7 @@
 namespace pipetransformer::pipe {
 
 struct Lane {
-  int32_t source = 0;  // stage
+  int32_t source = 0;       // stage
   int32_t destination = 0;  // a later stage
 };
 
@@ -17,7 +17,7 @@ struct Lanes {
   int32_t count = 0;
   std::vector<std::vector<int32_t>> popped;  // lane numbers, by stage
   std::vector<std::vector<int32_t>> stashed;
-  std::vector<int32_t> sources;  // stage, by lane
+  std::vector<int32_t> sources;    // stage, by lane
   std::vector<int32_t> positions;  // in `stashed` of its source, by lane
 
   // Throws std::invalid_argument unless every lane goes from a stage to a later

@@ -36,8 +36,9 @@ struct BorderNode : torch::autograd::Node {
 constexpr int64_t kNoVersion = -1;
 
 int64_t version_of(const at::Tensor& tensor) {
-  return !tensor.defined() || tensor.is_inference() ? kNoVersion
-                               : static_cast<int64_t>(tensor._version());
+  return !tensor.defined() || tensor.is_inference()
+             ? kNoVersion
+             : static_cast<int64_t>(tensor._version());
 }
 
 std::string describe(CellId id) {
@@ -77,8 +78,7 @@ PipeCall::PipeCall(
 }
 
 // Enters the draws and the phase of this cell around the call.
-Tensors
-PipeCall::draw_and_call(CellId id, Phase phase, const Tensors& inputs) {
+Tensors PipeCall::draw_and_call(CellId id, Phase phase, const Tensors& inputs) {
   std::optional<DrawScope> draws;
   if (settings_.draw_mode != DrawMode::kGlobal) {
     DrawPosition position = settings_.draws;
@@ -133,8 +133,7 @@ void PipeCall::send_outputs(CellId id, Activations outputs) {
   const device::Mark written =
       streams().mark_border(settings_.devices[id.stage]);
   for (std::size_t k = 0; k < stashed.size(); ++k) {
-    const auto index =
-        id.microbatch * settings_.lanes->count + stashed[k];
+    const auto index = id.microbatch * settings_.lanes->count + stashed[k];
     in_lanes_[index] = std::move(outputs[num_border + k]);
     in_lane_marks_[index] = written;
   }
@@ -184,9 +183,8 @@ Tensors PipeCall::attach_inputs(
 
 // Where the gradients of a cell's inputs go on, among the outputs of `cells`;
 // empty below the first stage and where nothing requires grad.
-torch::autograd::edge_list PipeCall::producers(
-    CellId id,
-    const std::vector<Cell>& cells) const {
+torch::autograd::edge_list
+PipeCall::producers(CellId id, const std::vector<Cell>& cells) const {
   torch::autograd::edge_list edges;
   if (id.stage == 0) {
     return edges;
@@ -207,9 +205,8 @@ torch::autograd::edge_list PipeCall::producers(
     const int32_t source = lanes.sources[lane];
     const auto& outputs = outputs_of(source);
     edges.push_back(
-        outputs.empty()
-            ? torch::autograd::Edge()
-            : outputs[num_border(source) + lanes.positions[lane]]);
+        outputs.empty() ? torch::autograd::Edge()
+                        : outputs[num_border(source) + lanes.positions[lane]]);
   }
   return edges;
 }
@@ -239,8 +236,7 @@ void PipeCall::forward_cell(CellId id) {
   Tensors outputs = call_stage(
       id,
       checkpoint ? Phase::kCheckpointing : Phase::kPlain,
-      attach_inputs(
-          id, received, cell, cells_, checkpoint || id.stage == 0));
+      attach_inputs(id, received, cell, cells_, checkpoint || id.stage == 0));
   bool any = false;
   Activations sent;
   sent.reserve(outputs.size());
@@ -326,8 +322,10 @@ void PipeCall::recompute_cell(CellId id, std::vector<Cell>& cells) {
   if (!kept.draws.empty()) {
     draws.emplace(kept.draws);
   }
-  const Tensors outputs =
-      call_stage(id, Phase::kRecomputing, attach_inputs(id, kept.inputs, into, cells, /*shared=*/true));
+  const Tensors outputs = call_stage(
+      id,
+      Phase::kRecomputing,
+      attach_inputs(id, kept.inputs, into, cells, /*shared=*/true));
   if (outputs.size() != kept.output_requires_grad.size()) {
     throw std::runtime_error(
         "recomputation of " + describe(id) + ": expected " +
@@ -337,8 +335,8 @@ void PipeCall::recompute_cell(CellId id, std::vector<Cell>& cells) {
   }
   into.output_requires_grad = kept.output_requires_grad;
   for (std::size_t p = 0; p < outputs.size(); ++p) {
-    const bool carries = kept.output_requires_grad[p] &&
-                         outputs[p].defined() && outputs[p].requires_grad();
+    const bool carries = kept.output_requires_grad[p] && outputs[p].defined() &&
+                         outputs[p].requires_grad();
     into.output_edges.push_back(
         carries ? torch::autograd::impl::gradient_edge(outputs[p])
                 : torch::autograd::Edge());

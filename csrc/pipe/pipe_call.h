@@ -33,9 +33,9 @@ struct Activation {
 using Activations = std::vector<Activation>;
 
 enum class DrawMode : uint8_t {
-  kKeyed,  // by (seed, step, micro-batch, layer)
+  kKeyed,     // by (seed, step, micro-batch, layer)
   kFallback,  // the same draws, cells one by one: keyed_draws_work() is false
-  kGlobal,  // from the default generators, in the order of the cells
+  kGlobal,    // from the default generators, in the order of the cells
 };
 
 struct CallSettings {
@@ -44,7 +44,7 @@ struct CallSettings {
   // Micro-batches below this are checkpointed.
   int32_t num_checkpointed = 0;
   bool record = false;  // gradients are recorded
-  bool timed = false;  // shortest_calls_ns() is wanted
+  bool timed = false;   // shortest_calls_ns() is wanted
   // Borders lead on to the cell below, so that one call of autograd can run
   // several cells. For one dispatcher on the CPU.
   bool linked = false;
@@ -142,9 +142,8 @@ class PipeCall {
       Cell& cell,
       const std::vector<Cell>& cells,
       bool shared);
-  torch::autograd::edge_list producers(
-      CellId id,
-      const std::vector<Cell>& cells) const;
+  torch::autograd::edge_list
+  producers(CellId id, const std::vector<Cell>& cells) const;
 
   const CallSettings settings_;
   const std::shared_ptr<StageCalls> stages_;

@@ -94,9 +94,8 @@ class ReachMap {
 // Torch's own functions compute what is asked for and nothing else.
 bool may_run_twice(Node& node) {
   return dynamic_cast<torch::autograd::TraceableFunction*>(&node) != nullptr &&
-         node.pre_hooks().empty() &&
-         node.post_hooks().empty() && node.tensor_pre_hooks().empty() &&
-         node.retains_grad_hooks().empty();
+         node.pre_hooks().empty() && node.post_hooks().empty() &&
+         node.tensor_pre_hooks().empty() && node.retains_grad_hooks().empty();
 }
 
 }  // namespace

@@ -82,7 +82,8 @@ class DeliveryNode : public torch::autograd::Node {
     if (!lowest_) {
       results.push_back(make_token());
     }
-    deliver(delivery_->parameter_grads[stage_], delivery_->marks[stage_], results);
+    deliver(
+        delivery_->parameter_grads[stage_], delivery_->marks[stage_], results);
     if (lowest_) {
       deliver(delivery_->input_grads, delivery_->marks[stage_], results);
     }
@@ -93,10 +94,8 @@ class DeliveryNode : public torch::autograd::Node {
   }
 
  private:
-  void deliver(
-      Tensors& grads,
-      const device::Mark& mark,
-      variable_list& results) {
+  void
+  deliver(Tensors& grads, const device::Mark& mark, variable_list& results) {
     for (at::Tensor& grad : grads) {
       results.push_back(scaled(grad, mark, *delivery_));
       if (!delivery_->keep) {
@@ -151,8 +150,8 @@ void StepRun::run_op(int32_t stage, const Op& op) {
   }
   const CallerScope caller(cells_.context());
   const CallSettings& settings = call_->settings();
-  const bool starts = op.kind == OpKind::kBackward ||
-                      op.kind == OpKind::kInputGrad;
+  const bool starts =
+      op.kind == OpKind::kBackward || op.kind == OpKind::kInputGrad;
   if (starts && stage + 1 == settings.num_stages) {
     const CellScope scope(
         cells_.context(),
@@ -173,10 +172,9 @@ at::Tensor mean_loss(PipeCall& call, const std::vector<double>& weights) {
   const c10::NoGradGuard no_grad;
   at::Tensor sum;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    const at::Tensor& loss =
-        call.output(static_cast<int32_t>(i)).front().value;
-    const at::Tensor part = weights[i] == 1.0 ? loss.detach().clone()
-                                              : loss.mul(weights[i]);
+    const at::Tensor& loss = call.output(static_cast<int32_t>(i)).front().value;
+    const at::Tensor part =
+        weights[i] == 1.0 ? loss.detach().clone() : loss.mul(weights[i]);
     sum = sum.defined() ? sum.add(part) : part;
   }
   return sum;

@@ -22,6 +22,15 @@ namespace {
 // Brief: a busy neighbour on the same core must not pay for our waiting.
 constexpr int kSpinRounds = 200;
 
+int64_t thread_cpu_ns() {
+  timespec used{};
+  if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used) != 0) {
+    throw std::system_error(
+        errno, std::generic_category(), "processor time of a thread");
+  }
+  return int64_t{1'000'000'000} * used.tv_sec + used.tv_nsec;
+}
+
 // One thread and its queue.
 class Worker {
  public:
@@ -120,6 +129,8 @@ struct WorkerPool::State {
   bool closed = false;
   pid_t owner = getpid();
   std::vector<std::unique_ptr<Worker>> workers;
+  std::function<std::shared_ptr<void>()> borrow;
+  std::atomic<int64_t> here_ns{0};  // processor time of run_here()
 };
 
 WorkerPool::WorkerPool(int num_workers, ThreadHooks hooks) {
@@ -128,6 +139,7 @@ WorkerPool::WorkerPool(int num_workers, ThreadHooks hooks) {
         "num_workers: expected at least 1, got " + std::to_string(num_workers));
   }
   state_ = std::make_unique<State>();
+  state_->borrow = hooks.borrow;
   try {
     for (int w = 0; w < num_workers; ++w) {
       state_->workers.push_back(std::make_unique<Worker>(hooks));
@@ -172,6 +184,26 @@ void WorkerPool::submit(std::vector<Task> tasks) {
   }
 }
 
+void WorkerPool::run_here(const Task& task) {
+  if (state_->owner != getpid()) {
+    throw std::runtime_error(
+        "workers: expected a call in the process that made them, got one in a "
+        "forked child");
+  }
+  {
+    const std::lock_guard lock(state_->submitting);
+    if (state_->closed) {
+      throw std::runtime_error(
+          "workers: expected open workers, got closed ones");
+    }
+  }
+  const std::shared_ptr<void> borrowed =
+      state_->borrow ? state_->borrow() : nullptr;
+  const int64_t before_ns = thread_cpu_ns();
+  task();
+  state_->here_ns += thread_cpu_ns() - before_ns;
+}
+
 std::vector<std::future<void>> WorkerPool::when_done() {
   std::vector<std::future<void>> futures;
   if (state_->owner != getpid()) {
@@ -204,6 +236,7 @@ std::vector<double> WorkerPool::cpu_seconds() const {
   for (const auto& worker : state_->workers) {
     seconds.push_back(worker->cpu_seconds());
   }
+  seconds.front() += 1e-9 * static_cast<double>(state_->here_ns.load());
   return seconds;
 }
 

@@ -22,6 +22,8 @@ class WorkerPool {
   struct ThreadHooks {
     std::function<void()> start;  // first thing on each thread
     std::function<void()> stop;   // last thing on each thread
+    // Makes the calling thread compute like a worker while the result lives.
+    std::function<std::shared_ptr<void>()> borrow = {};
   };
 
   // Returns once every thread has run its start hook. Throws
@@ -40,16 +42,20 @@ class WorkerPool {
   // shutdown, in a forked child, and on one of the pool's own threads.
   void submit(std::vector<Task> tasks);
 
+  // Runs the task on the calling thread, as worker 0 would. Throws
+  // std::runtime_error after shutdown and in a forked child.
+  void run_here(const Task& task);
+
   // One future per worker, ready once all that is queued on it so far is over;
   // none after shutdown and in a forked child, where nothing runs. Throws
   // std::runtime_error on one of the pool's own threads.
   std::vector<std::future<void>> when_done();
 
-  // Processor seconds that each worker's thread has used so far, waiting left
-  // out; threads that it computes with besides its own are not counted. Empty
-  // after shutdown and in a forked child. Throws std::system_error when the
-  // system keeps no such clock, std::runtime_error on one of the pool's own
-  // threads.
+  // Processor seconds that each worker's thread has used so far, and for
+  // worker 0 those of run_here(), waiting left out; threads that it computes
+  // with besides its own are not counted. Empty after shutdown and in a forked
+  // child. Throws std::system_error when the system keeps no such clock,
+  // std::runtime_error on one of the pool's own threads.
   std::vector<double> cpu_seconds() const;
 
   // Runs what is queued, then joins; idempotent.

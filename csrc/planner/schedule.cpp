@@ -26,8 +26,7 @@ std::string name_of(const Op& op) {
     const std::string& expected) {
   throw std::invalid_argument(
       "schedule: stage " + std::to_string(stage) + ", operation " +
-      name_of(op) + ": expected " + expected + ", got\n" +
-      to_string(schedule));
+      name_of(op) + ": expected " + expected + ", got\n" + to_string(schedule));
 }
 
 // Where each operation of each stage is in its list.
@@ -57,8 +56,7 @@ class Positions {
  private:
   using Key = std::pair<char, int32_t>;
   static Key key(OpKind kind, int32_t microbatch) {
-    const OpKind known =
-        kind == OpKind::kInputGrad ? OpKind::kBackward : kind;
+    const OpKind known = kind == OpKind::kInputGrad ? OpKind::kBackward : kind;
     return {static_cast<char>(known), microbatch};
   }
   std::vector<std::map<Key, std::size_t>> by_stage_;
@@ -139,11 +137,8 @@ class Linker {
   }
 
   // Where the list has that operation at all, it comes first.
-  void need_earlier(
-      std::size_t stage,
-      const Op& op,
-      int32_t index,
-      OpKind kind) const {
+  void need_earlier(std::size_t stage, const Op& op, int32_t index, OpKind kind)
+      const {
     if (positions_.find(stage, kind, op.microbatch) > index) {
       refuse(
           schedule_,
@@ -187,8 +182,7 @@ class Linker {
       if (next[wait.stage] < static_cast<std::size_t>(wait.count)) {
         return false;
       }
-      clock = std::max(
-          clock, schedule_[wait.stage][wait.count - 1].clock + 1);
+      clock = std::max(clock, schedule_[wait.stage][wait.count - 1].clock + 1);
     }
     op.clock = clock;
     return true;
@@ -265,8 +259,7 @@ Schedule parse_schedule(std::string_view text) {
   while (!text.empty()) {
     const std::size_t end = text.find('\n');
     schedule.push_back(parse_line(text.substr(0, end), schedule.size()));
-    text.remove_prefix(
-        end == std::string_view::npos ? text.size() : end + 1);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
   }
   link(schedule);
   return schedule;

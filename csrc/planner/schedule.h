@@ -16,9 +16,9 @@ namespace pipetransformer::planner {
 
 enum class OpKind : char {
   kForward = 'F',
-  kRecompute = 'R',  // forward again, before the backward that needs it
-  kBackward = 'B',  // gradients of the stage's inputs and weights
-  kInputGrad = 'I',  // first half of B: gradients of the inputs
+  kRecompute = 'R',   // forward again, before the backward that needs it
+  kBackward = 'B',    // gradients of the stage's inputs and weights
+  kInputGrad = 'I',   // first half of B: gradients of the inputs
   kWeightGrad = 'W',  // second half of B: gradients of the weights
 };
 
@@ -80,8 +80,8 @@ std::vector<StageOp> serial_order(const Schedule& schedule);
 
 // The operations of a schedule without F for one dispatcher that runs several
 // at once: of each micro-batch the R by rising stage, then the rest, in one
-// group; all in one group where there is no R. Micro-batches in the order of the
-// last stage's list. Other stages have the same order of micro-batches.
+// group; all in one group where there is no R. Micro-batches in the order of
+// the last stage's list. Other stages have the same order of micro-batches.
 std::vector<std::vector<StageOp>> backward_columns(const Schedule& schedule);
 
 // Largest number of micro-batches, by stage, whose F has run and whose B or W

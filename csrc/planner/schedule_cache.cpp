@@ -35,8 +35,7 @@ std::shared_ptr<const Schedule> ScheduleCache::get(
   if (made_.size() >= kMaxEntries) {
     made_.clear();
   }
-  return made_[key] =
-             std::make_shared<const Schedule>(std::move(schedule));
+  return made_[key] = std::make_shared<const Schedule>(std::move(schedule));
 }
 
 }  // namespace pipetransformer::planner

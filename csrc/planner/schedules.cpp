@@ -80,8 +80,8 @@ class ZeroBubbleLists {
 
   bool done() const {
     for (int32_t j = 0; j < shape_.num_stages; ++j) {
-      const int32_t reached = has_backward(j) ? stages_[j].num_weight_grad
-                                              : stages_[j].num_forward;
+      const int32_t reached =
+          has_backward(j) ? stages_[j].num_weight_grad : stages_[j].num_forward;
       if (reached < shape_.num_microbatches) {
         return false;
       }

@@ -28,9 +28,8 @@ Schedule forward_pass(const ScheduleShape& shape, const LinkRules& rules = {});
 // Backward only: per stage the micro-batches in reverse order, each with its R
 // just before it: recomputed activations never pile up. Without the rule
 // `at_most_one_ahead` all R come first, and do.
-Schedule gpipe_backward(
-    const ScheduleShape& shape,
-    const LinkRules& rules = {});
+Schedule
+gpipe_backward(const ScheduleShape& shape, const LinkRules& rules = {});
 
 // Forward and backward in one list: stage j (of those with a backward) runs
 // num_stages - j forwards ahead, then backward and forward in turns. Keeps

@@ -53,7 +53,8 @@ class CallerScope {
 };
 
 // What differs between cells inside a CallerScope of the same context: device
-// and stream. Also undoes what a layer has done to the grad mode and to autocast.
+// and stream. Also undoes what a layer has done to the grad mode and to
+// autocast.
 class CellScope {
  public:
   // `shared_casts` false: autocast keeps no cast of a weight, so a cast made

@@ -311,8 +311,11 @@ std::vector<std::vector<StageOp>> backward_columns(const Schedule& schedule) {
   std::map<int32_t, std::size_t> columns;
   bool recomputes = false;
   for (const Op& op : schedule.back()) {
-    columns.emplace(op.microbatch, columns.size());
-    recomputes = recomputes || op.kind == OpKind::kRecompute;
+    if (op.kind == OpKind::kRecompute) {
+      recomputes = true;
+    } else {
+      columns.emplace(op.microbatch, columns.size());
+    }
   }
   std::vector<std::vector<StageOp>> groups(recomputes ? columns.size() : 1);
   for (const bool recompute : {true, false}) {

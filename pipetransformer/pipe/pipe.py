@@ -58,7 +58,8 @@ class Pipe(StageLayers, FixedPlacement):
             rows of a micro-batch; without parameters that train.
         dispatch: ``"threads"``: a thread per stage; ``"serial"``: one for all, which
             runs cells in one order, as layers with collectives need it;
-            ``"auto"``: chosen from measured times. Results are equal.
+            ``"auto"``: chosen from measured times. Results are equal; where layers
+            of several stages share a parameter, up to the order of its sum.
 
     Raises:
         ValueError: for a number of micro-batches below 1, an unknown mode, schedule

@@ -182,7 +182,7 @@ void bind_values(py::module_& m) {
   m.def(
       "gather_one",
       [](const py::handle& value, bool strict) {
-        return Tree::gather_one(value, {strict ? 1 : INT_MAX, nullptr});
+        return Tree::gather_one(value, {strict ? 1 : INT_MAX, nullptr, 0});
       },
       py::arg("value"),
       py::arg("strict"));

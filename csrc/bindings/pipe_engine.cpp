@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "pipe/cell_range.h"
 #include "pipe/execution.h"
 #include "pipe/scatter_gather.h"
 #include "pipe/step_run.h"
@@ -79,11 +80,38 @@ row_weights(const pipe::RowLayout& rows, std::size_t count) {
   return std::vector<double>(count, 1.0 / static_cast<double>(count));
 }
 
+void refuse_gradient(const at::Tensor& target, const CallOptions& options) {
+  if (options.record && target.requires_grad()) {
+    throw std::invalid_argument(
+        "targets: expected tensors that do not require grad, got one that does "
+        "(it would get no gradient); detach it, or pass it as an input");
+  }
+}
+
 }  // namespace
 
 // One call between scatter and gather.
 struct PipeEngine::Call {
+  // Throws std::runtime_error when a layer has changed an input that is a leaf
+  // in place: autograd would refuse that in the plain model.
+  void check_leaves() const {
+    for (std::size_t p = 0; p < inputs.tensors.size(); ++p) {
+      const at::Tensor& tensor = inputs.tensors[p];
+      if (tensor.requires_grad() && tensor.is_leaf() &&
+          !tensor.is_inference() &&
+          static_cast<int64_t>(tensor._version()) != input_versions[p]) {
+        throw std::runtime_error(
+            "input " + std::to_string(p) +
+            ": expected to be left as it is, got an in-place change: a leaf "
+            "Variable that requires grad is being used in an in-place "
+            "operation");
+      }
+    }
+  }
+
   pipe::CallInputs inputs;
+  std::vector<int64_t> input_versions;
+  pipe::ChainPlan plan;
   std::shared_ptr<PythonStages> stages;
   std::shared_ptr<pipe::PipeCall> cells;
   std::size_t count = 0;
@@ -126,7 +154,7 @@ PipeEngine::Call PipeEngine::begin(
   trees.push_back(Tree::take_apart(
       py::make_tuple(args, kwargs),
       call.inputs.tensors,
-      {options.strict ? 2 : INT_MAX, &whole}));
+      {options.strict ? 2 : INT_MAX, &whole, 0}));
   pipe::Scattered scattered = pipe::scatter(
       call.inputs.tensors,
       whole,
@@ -134,16 +162,24 @@ PipeEngine::Call PipeEngine::begin(
       row_split(options),
       options.record);
   call.inputs.rows = std::move(scattered.rows);
+  for (const at::Tensor& tensor : call.inputs.tensors) {
+    call.input_versions.push_back(
+        tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version()));
+  }
   call.inputs.parameters = stages.parameters;
   call.count = scattered.microbatches.size();
   call.stages = make_stages(stages, std::move(trees), call.count, options);
   pipe::CallSettings settings = make_settings(options, call.count);
   // Columns recompute one micro-batch at a time: that is the order rule.
   settings.linked = linkable && options.record && on_cpu_ &&
-                    options.order_rule &&
+                    options.order_rule && !pipe::CellRange::wanted() &&
                     settings.dispatch != pipe::Dispatch::kThreads;
+  call.plan = pipe::plan_chain(call.inputs);
   call.cells = std::make_shared<pipe::PipeCall>(
-      std::move(settings), call.stages, std::move(scattered.microbatches));
+      std::move(settings),
+      call.plan.backward,
+      call.stages,
+      std::move(scattered.microbatches));
   return call;
 }
 
@@ -154,6 +190,9 @@ py::object PipeEngine::forward(
     const CallOptions& options) {
   Call call = begin(stages, args, kwargs, options, /*linkable=*/true);
   run_forward(call.cells, options);
+  if (options.record) {
+    call.check_leaves();
+  }
 
   const std::vector<Tree> output_trees = call.stages->take_output_trees();
   Tree::check_same(output_trees);
@@ -169,7 +208,7 @@ py::object PipeEngine::forward(
       tensors = pipe::connect(
           {pool_, schedules_, {options.order_rule, options.early_recompute}},
           std::move(call.cells),
-          call.inputs,
+          call.plan,
           gathered);
     } else {
       tensors = std::move(gathered.tensors);
@@ -191,8 +230,9 @@ at::Tensor PipeEngine::step(
   pipe::Tensors target_tensors;
   std::vector<bool> whole;
   loss_function.target_tree =
-      Tree::take_apart(targets, target_tensors, {INT_MAX, &whole});
+      Tree::take_apart(targets, target_tensors, {INT_MAX, &whole, 0});
   for (at::Tensor& tensor : target_tensors) {
+    refuse_gradient(tensor, options);
     tensor =
         tensor.to(devices_.back(), /*non_blocking=*/!devices_.back().is_cpu());
   }
@@ -224,7 +264,7 @@ at::Tensor PipeEngine::step(
   call.stages->set_loss(std::move(loss_function));
 
   const std::vector<double> weights = row_weights(call.inputs.rows, call.count);
-  const pipe::ChainPlan plan = pipe::plan_chain(call.inputs);
+  const pipe::ChainPlan& plan = call.plan;
   const auto num_stages = static_cast<int32_t>(devices_.size());
   if (!options.record || plan.backward->first_stage == num_stages) {
     run_forward(call.cells, options);
@@ -264,14 +304,18 @@ py::list PipeEngine::run(
         Tree::take_apart(py::make_tuple(args, kwargs), tensors));
     inputs.emplace_back();
     for (at::Tensor& tensor : tensors) {
-      inputs.back().push_back({std::move(tensor), false});
+      inputs.back().push_back({std::move(tensor), false, 0});
     }
   }
   const std::size_t count = microbatches.size();
   const auto python_stages =
       make_stages(stages, std::move(input_trees), count, options);
+  const pipe::ChainPlan plan = pipe::plan_chain({{}, {}, stages.parameters});
   const auto call = std::make_shared<pipe::PipeCall>(
-      make_settings(options, count), python_stages, std::move(inputs));
+      make_settings(options, count),
+      plan.backward,
+      python_stages,
+      std::move(inputs));
   run_forward(call, options);
 
   py::list results;

@@ -160,7 +160,7 @@ pipe::Tensors PythonStages::call(
   }
   pipe::Tensors tensors;
   Tree tree_of_output =
-      Tree::take_apart(output, tensors, {options_.output_depth, nullptr});
+      Tree::take_apart(output, tensors, {options_.output_depth, nullptr, 0});
   check_stage_output(tree_of_output, output, cell.stage);
   if (stashed) {
     add_lane_tensors(stashed, tensors);

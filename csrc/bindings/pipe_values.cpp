@@ -13,6 +13,8 @@ namespace py = pybind11;
 
 namespace {
 
+constexpr int kDeepest = 100;
+
 bool is_named_tuple(const py::handle& value) {
   return !PyTuple_CheckExact(value.ptr()) && py::hasattr(value, "_fields");
 }
@@ -32,7 +34,12 @@ Tree Tree::take_apart(
     }
     return tree;
   }
-  const Opening inner{opening.depth - 1, opening.whole};
+  if (opening.level > kDeepest) {
+    throw py::value_error(
+        "nested value: expected at most " + std::to_string(kDeepest) +
+        " levels of containers, got more (one that holds itself?)");
+  }
+  const Opening inner{opening.depth - 1, opening.whole, opening.level + 1};
   const bool opens = opening.depth > 0;
   if (opens && (PyTuple_CheckExact(value.ptr()) ||
                 (PyTuple_Check(value.ptr()) && is_named_tuple(value)))) {

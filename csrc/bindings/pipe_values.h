@@ -24,6 +24,7 @@ struct Opening {
   // Filled in step with the tensors: which came as NoChunk. Null: a NoChunk is
   // one value.
   std::vector<bool>* whole = nullptr;
+  int level = 0;  // containers around the value
 };
 
 // A structure without its tensors. Tuples (named ones included), lists and

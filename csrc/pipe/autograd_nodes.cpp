@@ -132,9 +132,8 @@ class StageNode : public torch::autograd::Node {
 Tensors connect(
     Runner runner,
     std::shared_ptr<PipeCall> call,
-    const CallInputs& inputs,
+    const ChainPlan& plan,
     const Gathered& outputs) {
-  ChainPlan plan = plan_chain(inputs);
   check_has_stage(*plan.backward);
   auto shared = std::make_shared<Shared>();
   shared->runner = std::move(runner);

@@ -32,7 +32,7 @@ struct Runner {
 Tensors connect(
     Runner runner,
     std::shared_ptr<PipeCall> call,
-    const CallInputs& inputs,
+    const ChainPlan& plan,
     const Gathered& outputs);
 
 }  // namespace pipetransformer::pipe

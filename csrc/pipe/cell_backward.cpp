@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
+#include <deque>
 #include <iterator>
 #include <optional>
 #include <stdexcept>
@@ -88,7 +89,6 @@ void CellBackward::set_output_grads(
 
 void CellBackward::run(int32_t stage, const planner::Op& op) {
   const CellId id{stage, op.microbatch};
-  const CellRange range(id, suffix_of(op.kind));
   switch (op.kind) {
     case planner::OpKind::kRecompute:
       recompute({id});
@@ -161,6 +161,14 @@ CellBackward::Open CellBackward::open(CellId id, bool takes_grads) {
 }
 
 void CellBackward::recompute(const std::vector<CellId>& ids) {
+  if (CellRange::wanted()) {  // by this thread, not by that of the forward
+    for (const CellId id : ids) {
+      const CellRange range(id, suffix_of(planner::OpKind::kRecompute));
+      const CallerScope caller(call_->context());
+      call_->recompute_cell(id, recomputed_);
+    }
+    return;
+  }
   const CallerScope caller(call_->context());
   for (const CellId id : ids) {
     call_->recompute_cell(id, recomputed_);
@@ -168,6 +176,7 @@ void CellBackward::recompute(const std::vector<CellId>& ids) {
 }
 
 void CellBackward::backward_cell(CellId id) {
+  const CellRange range(id, suffix_of(planner::OpKind::kBackward));
   const CellScope scope(
       context_,
       call_->settings().devices[id.stage],
@@ -190,7 +199,7 @@ void CellBackward::backward_cell(CellId id) {
 }
 
 bool CellBackward::linked() const {
-  return call_->settings().linked && !CellRange::wanted();
+  return call_->settings().linked;
 }
 
 // Note [One call for a column]
@@ -204,6 +213,12 @@ void CellBackward::run_column(const std::vector<CellId>& ids) {
   const CellScope scope(
       context_, c10::kCPU, std::nullopt, /*shared_casts=*/true);
   keep_backward_on_this_thread();
+  std::deque<CellRange> ranges;  // one within the other
+  for (const CellId id : ids) {
+    if (CellRange::wanted()) {
+      ranges.emplace_back(id, suffix_of(planner::OpKind::kBackward));
+    }
+  }
   const int32_t last = call_->settings().num_stages - 1;
   std::vector<Open> cells;
   cells.reserve(ids.size());
@@ -264,6 +279,7 @@ void CellBackward::run_together(
 }
 
 void CellBackward::input_grads(CellId id) {
+  const CellRange range(id, suffix_of(planner::OpKind::kInputGrad));
   const CellScope scope(
       context_,
       call_->settings().devices[id.stage],
@@ -301,6 +317,7 @@ Tensors CellBackward::split_cell(
 }
 
 void CellBackward::weight_grads(CellId id) {
+  const CellRange range(id, suffix_of(planner::OpKind::kWeightGrad));
   const CellScope scope(
       context_,
       call_->settings().devices[id.stage],

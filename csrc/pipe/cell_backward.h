@@ -19,12 +19,6 @@
 
 namespace pipetransformer::pipe {
 
-// Where backward delivers to.
-struct BackwardPlan {
-  int32_t first_stage = 0;  // lowest stage with anything to do
-  std::vector<torch::autograd::edge_list> parameters;  // by stage
-};
-
 class CellBackward {
  public:
   // `context`: that of the backward, with the streams of the forward.
@@ -48,7 +42,8 @@ class CellBackward {
   void run(int32_t stage, const planner::Op& op);
   // A group of planner::backward_columns, for linked cells.
   void run_together(const std::vector<Execution::OpOfStage>& group);
-  // Cells are linked, and nobody profiles each of them.
+  // See CallSettings::linked. Linked cells are only run in columns: backward of
+  // a single one would run on into those below where they share a parameter.
   bool linked() const;
 
   const CallerContext& context() const noexcept {

@@ -1,5 +1,6 @@
 #include "pipe/pipe_call.h"
 
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -8,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
 
 #include "pipe/cell_range.h"
 #include "pipe/cut_off.h"
@@ -49,16 +51,63 @@ std::string describe(CellId id) {
 // The data of an output without its graph.
 Activation cut(const at::Tensor& tensor) {
   const bool requires_grad = tensor.defined() && tensor.requires_grad();
-  return {requires_grad ? cut_off(tensor) : tensor, requires_grad};
+  return {requires_grad ? cut_off(tensor) : tensor, requires_grad, 0};
+}
+
+// In one model a layer behind the stash that changes the tensor in place
+// changes what is popped, gradient and all. Past a border it would change the
+// value alone, and only where no device lies between.
+void check_unchanged(const Activation& skip, int32_t from, int32_t to) {
+  if (version_of(skip.value) != skip.version) {
+    throw std::runtime_error(
+        "skip tensor from stage " + std::to_string(from) + " to stage " +
+        std::to_string(to) +
+        ": expected to be unchanged between stash and pop, got an in-place "
+        "change by a layer in between; use an out-of-place operation");
+  }
+}
+
+std::vector<int64_t> versions_of(const Tensors& tensors) {
+  std::vector<int64_t> versions;
+  versions.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    versions.push_back(version_of(tensor));
+  }
+  return versions;
+}
+
+// Two inputs of one memory have separate histories: a change of one in place
+// would not reach the gradient of the other.
+void check_no_shared_change(
+    CellId id,
+    const Tensors& inputs,
+    const std::vector<int64_t>& versions) {
+  for (std::size_t p = 0; p < inputs.size(); ++p) {
+    if (version_of(inputs[p]) == versions[p]) {
+      continue;
+    }
+    for (std::size_t q = 0; q < inputs.size(); ++q) {
+      if (q != p && inputs[q].defined() && inputs[q].has_storage() &&
+          inputs[p].has_storage() && inputs[q].is_alias_of(inputs[p])) {
+        throw std::runtime_error(
+            "inputs " + std::to_string(p) + " and " + std::to_string(q) +
+            " of " + describe(id) +
+            ": expected no in-place change of inputs that share memory, got "
+            "one; use an out-of-place operation");
+      }
+    }
+  }
 }
 
 }  // namespace
 
 PipeCall::PipeCall(
     CallSettings settings,
+    std::shared_ptr<const BackwardPlan> plan,
     std::shared_ptr<StageCalls> stages,
     std::vector<Activations> inputs)
     : settings_(std::move(settings)),
+      plan_(std::move(plan)),
       stages_(std::move(stages)),
       context_(settings_.devices),
       cells_(
@@ -121,6 +170,7 @@ Activations PipeCall::bring_inputs(CellId id, Cell& cell) {
   for (const int32_t lane : settings_.lanes->popped[id.stage]) {
     const auto index = id.microbatch * settings_.lanes->count + lane;
     inputs.push_back(std::move(in_lanes_[index]));
+    check_unchanged(inputs.back(), settings_.lanes->sources[lane], id.stage);
     bring(inputs.back(), in_lane_marks_[index]);
     in_lane_marks_[index] = {};
   }
@@ -135,6 +185,7 @@ void PipeCall::send_outputs(CellId id, Activations outputs) {
   for (std::size_t k = 0; k < stashed.size(); ++k) {
     const auto index = id.microbatch * settings_.lanes->count + stashed[k];
     in_lanes_[index] = std::move(outputs[num_border + k]);
+    in_lanes_[index].version = version_of(in_lanes_[index].value);
     in_lane_marks_[index] = written;
   }
   outputs.resize(num_border);
@@ -158,13 +209,13 @@ Tensors PipeCall::attach_inputs(
   attached.reserve(inputs.size());
   cell.input_edges.assign(inputs.size(), {});
   for (std::size_t p = 0; p < inputs.size(); ++p) {
-    const auto& [value, requires_grad] = inputs[p];
+    const at::Tensor& value = inputs[p].value;
     if (!value.defined()) {
       attached.emplace_back();
       continue;
     }
     at::Tensor tensor = value;
-    if (requires_grad) {
+    if (inputs[p].requires_grad) {
       if (!border) {
         border = make_node<BorderNode>();
       }
@@ -233,10 +284,19 @@ void PipeCall::forward_cell(CellId id) {
       versions.push_back(version_of(input.value));
     }
   }
-  Tensors outputs = call_stage(
-      id,
-      checkpoint ? Phase::kCheckpointing : Phase::kPlain,
-      attach_inputs(id, received, cell, cells_, checkpoint || id.stage == 0));
+  const Tensors attached =
+      attach_inputs(id, received, cell, cells_, checkpoint || id.stage == 0);
+  const bool several = settings_.record && attached.size() > 1;
+  const std::vector<int64_t> before =
+      several ? versions_of(attached) : std::vector<int64_t>();
+  const Tensors outputs = call_stage(
+      id, checkpoint ? Phase::kCheckpointing : Phase::kPlain, attached);
+  if (several) {
+    check_no_shared_change(id, attached, before);
+  }
+  if (settings_.record && id.microbatch == 0) {
+    check_own_leaves(id, outputs, cell);
+  }
   bool any = false;
   Activations sent;
   sent.reserve(outputs.size());
@@ -275,6 +335,51 @@ void PipeCall::finish() {
         output.value = streams().bring(
             output.value, output.value.device(), in_flight_marks_[i]);
       }
+    }
+  }
+}
+
+// Gradients end at the stage's own parameters and inputs; what leads elsewhere
+// (another stage's parameter, a tensor kept from an earlier call) would get
+// none. Looked for in the first micro-batch only.
+void PipeCall::check_own_leaves(
+    CellId id,
+    const Tensors& outputs,
+    const Cell& cell) const {
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::unordered_set<const torch::autograd::Node*> own;
+  for (const auto& edge : plan_->parameters[id.stage]) {
+    own.insert(edge.function.get());
+  }
+  for (const auto& edge : cell.input_edges) {
+    own.insert(edge.function.get());
+  }
+  std::vector<const torch::autograd::Node*> open;
+  for (const at::Tensor& output : outputs) {
+    if (output.defined() && output.requires_grad()) {
+      open.push_back(
+          torch::autograd::impl::gradient_edge(output).function.get());
+    }
+  }
+  while (!open.empty()) {
+    const torch::autograd::Node* node = open.back();
+    open.pop_back();
+    if (node == nullptr || own.count(node) > 0 || !seen.insert(node).second) {
+      continue;
+    }
+    const bool foreign =
+        dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr ||
+        dynamic_cast<const BorderNode*>(node) != nullptr;
+    if (foreign) {
+      throw std::runtime_error(
+          "stage " + std::to_string(id.stage) +
+          ": expected every tensor that requires grad to be a parameter of the "
+          "stage or an input of it, got one from elsewhere; it would get no "
+          "gradient (make it a parameter of the layer, pass it on, or detach "
+          "it)");
+    }
+    for (const auto& edge : node->next_edges()) {
+      open.push_back(edge.function.get());
     }
   }
 }

@@ -29,6 +29,7 @@ namespace pipetransformer::pipe {
 struct Activation {
   at::Tensor value;
   bool requires_grad = false;
+  int64_t version = 0;  // in a skip lane: when it was stashed
 };
 using Activations = std::vector<Activation>;
 
@@ -46,7 +47,7 @@ struct CallSettings {
   bool record = false;  // gradients are recorded
   bool timed = false;   // shortest_calls_ns() is wanted
   // Borders lead on to the cell below, so that one call of autograd can run
-  // several cells. For one dispatcher on the CPU.
+  // several cells. For one dispatcher on the CPU that nobody profiles.
   bool linked = false;
   DrawMode draw_mode = DrawMode::kKeyed;
   DrawPosition draws;                 // of micro-batch 0
@@ -55,6 +56,12 @@ struct CallSettings {
   std::shared_ptr<device::PipelineStreams> streams;
   std::shared_ptr<const Lanes> lanes;
   Dispatch dispatch = Dispatch::kThreads;
+};
+
+// Where backward delivers to.
+struct BackwardPlan {
+  int32_t first_stage = 0;  // lowest stage with anything to do
+  std::vector<torch::autograd::edge_list> parameters;  // by stage
 };
 
 // What one cell keeps for its backward. Inputs and outputs are those of the
@@ -78,6 +85,7 @@ class PipeCall {
   // inside a draw scope that its workers would wait for.
   PipeCall(
       CallSettings settings,
+      std::shared_ptr<const BackwardPlan> plan,
       std::shared_ptr<StageCalls> stages,
       std::vector<Activations> inputs);
 
@@ -145,7 +153,11 @@ class PipeCall {
   torch::autograd::edge_list
   producers(CellId id, const std::vector<Cell>& cells) const;
 
+  void
+  check_own_leaves(CellId id, const Tensors& outputs, const Cell& cell) const;
+
   const CallSettings settings_;
+  const std::shared_ptr<const BackwardPlan> plan_;
   const std::shared_ptr<StageCalls> stages_;
   const CallerContext context_;
   std::vector<Cell> cells_;  // by stage, then micro-batch

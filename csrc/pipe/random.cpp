@@ -323,6 +323,12 @@ void set_draw_layer(int64_t layer) {
 }
 
 uint64_t draw_seed() {
+  // Inside a cell of another pipe: one of that cell's own draws.
+  if (state_of_thread != nullptr && state_of_thread->include.has_value()) {
+    at::Generator own = state_of_thread->generator(c10::kCPU);
+    const std::lock_guard lock(own.mutex());
+    return at::check_generator<at::CPUGeneratorImpl>(own)->random64();
+  }
   at::Generator shared = at::detail::getDefaultCPUGenerator();
   const std::lock_guard lock(shared.mutex());
   return at::check_generator<at::CPUGeneratorImpl>(shared)->random64();

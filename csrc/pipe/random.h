@@ -47,7 +47,8 @@ void check_workers_can_draw(bool keyed);
 // Draws from here on belong to `layer`; nothing happens outside a scope.
 void set_draw_layer(int64_t layer);
 
-// One 64-bit draw from the caller's default CPU generator.
+// One 64-bit draw from the caller's default CPU generator, or from that of the
+// keyed scope it is in.
 uint64_t draw_seed();
 
 }  // namespace pipetransformer::pipe

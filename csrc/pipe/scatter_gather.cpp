@@ -42,7 +42,7 @@ Scattered scatter(
     for (std::size_t i = 0; i < result.microbatches.size(); ++i) {
       const bool uncut = rows.empty() || count == 1;
       result.microbatches[i].push_back(
-          {uncut ? data : data.narrow(0, start, rows[i]), requires_grad});
+          {uncut ? data : data.narrow(0, start, rows[i]), requires_grad, 0});
       start += uncut ? 0 : rows[i];
     }
   }

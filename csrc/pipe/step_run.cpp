@@ -35,8 +35,8 @@ at::Tensor scaled(
     const at::Tensor& ready,
     const device::Mark& mark,
     const Delivery& delivery) {
-  if (!ready.defined()) {
-    return ready;
+  if (!ready.defined() || !delivery.scale.defined()) {
+    return {};  // nothing has arrived, or none is wanted
   }
   const at::Tensor grad = delivery.streams->bring(ready, ready.device(), mark);
   const at::Tensor& scale = delivery.scale;
@@ -61,7 +61,9 @@ class LossNode : public torch::autograd::Node {
     delivery_->keep = torch::autograd::get_current_graph_task_keep_graph();
     delivery_->used_up = !delivery_->keep;
     delivery_->scale = grads[0];
-    delivery_->scale_mark = delivery_->streams->mark(grads[0].device());
+    if (grads[0].defined()) {
+      delivery_->scale_mark = delivery_->streams->mark(grads[0].device());
+    }
     return {make_token()};
   }
   std::string name() const override {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 from torch import nn
 
 from pipetransformer.pipe.skip import verify_skippables
+from pipetransformer.pipe.stage import PipeSequential
 from pipetransformer.pipe.with_device import WithDevice
 
 CHECKPOINT_MODES = ("always", "except_last", "never")
@@ -18,6 +20,8 @@ def check_chunks(chunks: int) -> None:
     """Raise ValueError unless there is at least one micro-batch."""
     if chunks <= 0:
         raise ValueError(f"chunks: expected at least 1, got {chunks}")
+    if chunks >= 2**31:
+        raise ValueError(f"chunks: expected less than 2**31, got {chunks}")
 
 
 def check_mode(checkpoint: str) -> None:
@@ -35,6 +39,12 @@ def check_module(module: nn.Module) -> None:
         raise TypeError(
             "module must be nn.Sequential to be partitioned, got "
             f"{type(module).__name__}"
+        )
+    if type(module).forward not in (nn.Sequential.forward, PipeSequential.forward):
+        warnings.warn(
+            f"module: expected nn.Sequential's own forward, got {type(module).__name__} "
+            "with another one; the layers are called one after another, it is not",
+            stacklevel=3,
         )
     names: dict[int, str] = {}
     for name, child in module._modules.items():

@@ -201,7 +201,10 @@ class Runner:
             workers = self._workers
             if workers is None:
                 num_workers = 1 if self._serial_only() else len(stages)
-                workers = self._own_workers = Workers(num_workers)
+                workers = self._own_workers = Workers(
+                    num_workers,
+                    intra_op_threads=max(1, torch.get_num_threads() // num_workers),
+                )
             self._engine = _binding.PipeEngine(
                 workers.pool,
                 self._devices,

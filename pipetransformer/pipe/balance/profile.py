@@ -49,6 +49,8 @@ def profile_times(
     seconds: list[list[float]] = [[] for _ in module]
     with _kept_random_state(device):
         layers = list(layerwise_sandbox(module, device))
+        if not timeout >= 0:
+            raise ValueError(f"timeout: expected seconds >= 0, got {timeout}")
         deadline = time.perf_counter() + timeout
         for num_passes in itertools.count():
             chain = Chain(sample, device, spread)

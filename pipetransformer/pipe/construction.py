@@ -42,7 +42,8 @@ def check_module(module: nn.Module) -> None:
         )
     if type(module).forward not in (nn.Sequential.forward, PipeSequential.forward):
         warnings.warn(
-            f"module: expected nn.Sequential's own forward, got {type(module).__name__} "
+            "module: expected nn.Sequential's own forward, got "
+            f"{type(module).__name__} "
             "with another one; the layers are called one after another, it is not",
             stacklevel=3,
         )

@@ -43,6 +43,11 @@ TORCH_FREE = (
     "autocache/shared_memory",
     "autocache/slab",
     "autocache/slot",
+    "pipe/dispatch",
+    "pipe/execution",
+    "pipe/lanes",
+    "pipe/rows",
+    "pipe/worker_pool",
 )
 
 # What a header belongs to, by its path; the first match counts.

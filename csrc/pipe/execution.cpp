@@ -98,7 +98,7 @@ void Execution::run_serially() noexcept {
       end_stage(static_cast<int32_t>(j));
     }
   }
-  if (body_.run_together) {
+  if (body_.run_together && !body_.groups.empty()) {
     const auto groups = body_.groups;  // the body goes with the last stage
     for (const auto& positions : groups) {
       run_group(positions);

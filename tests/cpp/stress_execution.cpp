@@ -166,7 +166,7 @@ Execution::Body body_of(
   body.run = [cells, schedule](int32_t stage, const Op& op) {
     cells->run(stage, op);
   };
-  if (together) {
+  if (together) {  // without groups: one by one
     body.run_together = [cells](const auto& group) {
       for (const auto& [stage, op] : group) {
         cells->run(stage, *op);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "pipe/cell_checks.h"
 #include "pipe/cell_range.h"
 #include "pipe/execution.h"
 #include "pipe/scatter_gather.h"
@@ -18,68 +19,6 @@ namespace {
 
 using Part = planner::ScheduleCache::Part;
 
-[[noreturn]] void
-refuse_word(const char* what, const char* expected, const std::string& word) {
-  throw std::invalid_argument(
-      std::string(what) + ": expected " + expected + ", got '" + word + "'");
-}
-
-int32_t count_checkpointed(const CallOptions& options, std::size_t count) {
-  const auto num_microbatches = static_cast<int32_t>(count);
-  if (options.checkpoint == "always") {
-    return num_microbatches;
-  }
-  if (options.checkpoint == "except_last") {
-    return options.strict
-               ? std::min(
-                     num_microbatches,
-                     static_cast<int32_t>(options.num_microbatches) - 1)
-               : num_microbatches - 1;
-  }
-  if (options.checkpoint == "never") {
-    return 0;
-  }
-  refuse_word(
-      "checkpoint", "'always', 'except_last' or 'never'", options.checkpoint);
-}
-
-pipe::DrawMode draw_mode(const std::string& mode) {
-  if (mode == "keyed") {
-    return pipe::DrawMode::kKeyed;
-  }
-  if (mode == "fallback") {
-    return pipe::DrawMode::kFallback;
-  }
-  if (mode == "global") {
-    return pipe::DrawMode::kGlobal;
-  }
-  refuse_word("draws", "'keyed', 'fallback' or 'global'", mode);
-}
-
-pipe::RowSplit row_split(const CallOptions& options) {
-  return options.even ? pipe::RowSplit::kEven : pipe::RowSplit::kChunk;
-}
-
-// How much each micro-batch's mean counts in the mean of all rows.
-std::vector<double>
-row_weights(const pipe::RowLayout& rows, std::size_t count) {
-  for (const std::vector<int64_t>& of_tensor : rows) {
-    int64_t total = 0;
-    for (const int64_t part : of_tensor) {
-      total += part;
-    }
-    if (total > 0) {
-      std::vector<double> weights;
-      for (const int64_t part : of_tensor) {
-        weights.push_back(
-            static_cast<double>(part) / static_cast<double>(total));
-      }
-      return weights;
-    }
-  }
-  return std::vector<double>(count, 1.0 / static_cast<double>(count));
-}
-
 void refuse_gradient(const at::Tensor& target, const CallOptions& options) {
   if (options.record && target.requires_grad()) {
     throw std::invalid_argument(
@@ -92,23 +31,6 @@ void refuse_gradient(const at::Tensor& target, const CallOptions& options) {
 
 // One call between scatter and gather.
 struct PipeEngine::Call {
-  // Throws std::runtime_error when a layer has changed an input that is a leaf
-  // in place: autograd would refuse that in the plain model.
-  void check_leaves() const {
-    for (std::size_t p = 0; p < inputs.tensors.size(); ++p) {
-      const at::Tensor& tensor = inputs.tensors[p];
-      if (tensor.requires_grad() && tensor.is_leaf() &&
-          !tensor.is_inference() &&
-          static_cast<int64_t>(tensor._version()) != input_versions[p]) {
-        throw std::runtime_error(
-            "input " + std::to_string(p) +
-            ": expected to be left as it is, got an in-place change: a leaf "
-            "Variable that requires grad is being used in an in-place "
-            "operation");
-      }
-    }
-  }
-
   pipe::CallInputs inputs;
   std::vector<int64_t> input_versions;
   pipe::ChainPlan plan;
@@ -162,10 +84,7 @@ PipeEngine::Call PipeEngine::begin(
       row_split(options),
       options.record);
   call.inputs.rows = std::move(scattered.rows);
-  for (const at::Tensor& tensor : call.inputs.tensors) {
-    call.input_versions.push_back(
-        tensor.is_inference() ? 0 : static_cast<int64_t>(tensor._version()));
-  }
+  call.input_versions = pipe::versions_of(call.inputs.tensors);
   call.inputs.parameters = stages.parameters;
   call.count = scattered.microbatches.size();
   call.stages = make_stages(stages, std::move(trees), call.count, options);
@@ -190,9 +109,7 @@ py::object PipeEngine::forward(
     const CallOptions& options) {
   Call call = begin(stages, args, kwargs, options, /*linkable=*/true);
   run_forward(call.cells, options);
-  if (options.record) {
-    call.check_leaves();
-  }
+  pipe::check_leaves_unchanged(call.inputs.tensors, call.input_versions);
 
   const std::vector<Tree> output_trees = call.stages->take_output_trees();
   Tree::check_same(output_trees);
@@ -217,15 +134,11 @@ py::object PipeEngine::forward(
   return Tree::gather(output_trees, tensors);
 }
 
-at::Tensor PipeEngine::step(
-    const CallStages& stages,
-    const py::tuple& args,
-    const py::dict& kwargs,
-    const py::object& targets,
+LossFunction PipeEngine::cut_targets(
     const py::object& loss,
-    const std::string& schedule,
-    const CallOptions& options) {
-  Call call = begin(stages, args, kwargs, options, /*linkable=*/false);
+    const py::object& targets,
+    const Call& call,
+    const CallOptions& options) const {
   LossFunction loss_function{loss, {}, {}};
   pipe::Tensors target_tensors;
   std::vector<bool> whole;
@@ -236,7 +149,6 @@ at::Tensor PipeEngine::step(
     tensor =
         tensor.to(devices_.back(), /*non_blocking=*/!devices_.back().is_cpu());
   }
-  call.cells->streams().begin();  // once more: after the targets are there
   const pipe::Scattered cut = pipe::scatter(
       target_tensors,
       whole,
@@ -261,9 +173,23 @@ at::Tensor PipeEngine::step(
       loss_function.targets.back().push_back(target.value);
     }
   }
-  call.stages->set_loss(std::move(loss_function));
+  return loss_function;
+}
 
-  const std::vector<double> weights = row_weights(call.inputs.rows, call.count);
+at::Tensor PipeEngine::step(
+    const CallStages& stages,
+    const py::tuple& args,
+    const py::dict& kwargs,
+    const py::object& targets,
+    const py::object& loss,
+    const std::string& schedule,
+    const CallOptions& options) {
+  Call call = begin(stages, args, kwargs, options, /*linkable=*/false);
+  call.stages->set_loss(cut_targets(loss, targets, call, options));
+  call.cells->streams().begin();  // once more: after the targets are there
+
+  const std::vector<double> weights =
+      pipe::row_weights(call.inputs.rows, call.count);
   const pipe::ChainPlan& plan = call.plan;
   const auto num_stages = static_cast<int32_t>(devices_.size());
   if (!options.record || plan.backward->first_stage == num_stages) {
@@ -283,6 +209,7 @@ at::Tensor PipeEngine::step(
           shape,
           {options.order_rule, options.early_recompute}));
   observe(*call.cells);
+  pipe::check_leaves_unchanged(call.inputs.tensors, call.input_versions);
   const at::Tensor mean = pipe::mean_loss(*call.cells, weights);
   bool carries = false;
   for (std::size_t i = 0; i < call.count; ++i) {
@@ -370,7 +297,7 @@ pipe::CallSettings PipeEngine::make_settings(
   settings.num_microbatches = static_cast<int32_t>(num_microbatches);
   settings.num_checkpointed = count_checkpointed(options, num_microbatches);
   settings.record = options.record;
-  settings.draw_mode = draw_mode(options.draws.mode);
+  settings.draw_mode = draw_mode(options);
   settings.draws = {
       options.draws.seed, options.draws.step, options.draws.first_microbatch};
   settings.first_layers = first_layers_;
@@ -379,13 +306,7 @@ pipe::CallSettings PipeEngine::make_settings(
   settings.streams = streams_;
   streams_->use_copy_streams(options.copy_streams);
   settings.timed = options.dispatch == "auto";
-  if (settings.timed) {
-    settings.dispatch = dispatch_.current();
-  } else if (options.dispatch == "serial") {
-    settings.dispatch = pipe::Dispatch::kSerial;
-  } else if (options.dispatch != "threads") {
-    refuse_word("dispatch", "'auto', 'serial' or 'threads'", options.dispatch);
-  }
+  settings.dispatch = dispatch_of(options, dispatch_.current());
   if (on_cpu_ && settings.dispatch == pipe::Dispatch::kSerial) {
     settings.dispatch = pipe::Dispatch::kHere;
   }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/pipe_options.h"
 #include "bindings/pipe_stages.h"
 #include "bindings/pipe_workers.h"
 #include "device/pipeline_streams.h"
@@ -18,31 +19,6 @@
 #include "pipe/pipe_call.h"
 
 namespace pipetransformer::bindings {
-
-// Keys of the random draws of one call.
-struct DrawSettings {
-  std::string mode = "keyed";  // "keyed", "fallback" or "global"
-  uint64_t seed = 0;
-  int64_t step = 0;
-  int64_t first_microbatch = 0;
-};
-
-// How a call is run.
-struct CallOptions {
-  int64_t num_microbatches = 1;
-  bool even = false;  // sizes at most one row apart, else as Tensor.chunk
-  std::string checkpoint = "never";
-  std::string dispatch = "auto";
-  // As the removed torch Pipe: only tensors at top level count, and
-  // "except_last" goes by the number of micro-batches asked for.
-  bool strict = false;
-  bool spread = true;      // see StageOptions
-  bool order_rule = true;  // see LinkRules::at_most_one_ahead
-  bool early_recompute = true;
-  bool copy_streams = true;  // see PipelineStreams::use_copy_streams
-  bool record = true;        // gradients are recorded
-  DrawSettings draws;
-};
 
 // The stages of one call.
 struct CallStages {
@@ -101,6 +77,14 @@ class PipeEngine {
       const pybind11::dict& kwargs,
       const CallOptions& options,
       bool linkable);
+  // The targets on the last device, by micro-batch. Throws
+  // std::invalid_argument when they require grad, std::runtime_error when their
+  // rows give another number of micro-batches than the inputs'.
+  LossFunction cut_targets(
+      const pybind11::object& loss,
+      const pybind11::object& targets,
+      const Call& call,
+      const CallOptions& options) const;
   // Throws py::value_error unless there is one stage per device.
   std::shared_ptr<PythonStages> make_stages(
       const CallStages& stages,

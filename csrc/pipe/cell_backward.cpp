@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "pipe/cell_range.h"
+#include "pipe/gradient_sum.h"
 
 namespace pipetransformer::pipe {
 
@@ -22,27 +23,6 @@ void keep_backward_on_this_thread() {
   auto state = c10::AutogradState::get_tls_state();
   state.set_multithreading_enabled(false);
   c10::AutogradState::set_tls_state(state);
-}
-
-bool owned_alone(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && tensor.use_count() == 1 &&
-         tensor.has_storage() && tensor.storage().use_count() == 1 &&
-         tensor.is_non_overlapping_and_dense();
-}
-
-void add_to(at::Tensor& sum, const at::Tensor& grad) {
-  if (!grad.defined()) {
-    return;
-  }
-  if (!sum.defined()) {
-    sum = grad;
-  } else if (owned_alone(sum) && sum.scalar_type() == grad.scalar_type()) {
-    sum.add_(grad);
-  } else if (sum.layout() == at::kStrided) {
-    sum = sum.add(grad);
-  } else {
-    sum = grad.add(sum);  // sparse + dense is only defined this way round
-  }
 }
 
 template <class T>
@@ -67,25 +47,11 @@ CellBackward::CellBackward(
       plan_(std::move(plan)),
       keep_graph_(keep_graph),
       context_(std::move(context)),
-      grads_(call_->settings().num_microbatches),
-      lane_grads_(
-          static_cast<std::size_t>(call_->settings().num_microbatches) *
-          call_->settings().lanes->count),
-      grad_marks_(grads_.size()),
-      lane_grad_marks_(lane_grads_.size()),
-      grad_devices_(grads_.size()),
+      borders_(call_->settings()),
       recomputed_(call_->num_cells()),
       weight_passes_(call_->num_cells()),
       parameter_grads_(call_->settings().num_stages),
       stage_marks_(call_->settings().num_stages) {}
-
-void CellBackward::set_output_grads(
-    int32_t microbatch,
-    Tensors grads,
-    const device::Mark& written) {
-  grads_[microbatch] = std::move(grads);
-  grad_marks_[microbatch] = written;
-}
 
 void CellBackward::run(int32_t stage, const planner::Op& op) {
   const CellId id{stage, op.microbatch};
@@ -144,7 +110,7 @@ CellBackward::Open CellBackward::open(CellId id, bool takes_grads) {
   }
   Tensors output_grads;
   if (takes_grads) {
-    output_grads = bring_output_grads(id, open.cell);
+    output_grads = borders_.take_output_grads(id, open.cell.output_edges);
   }
   for (std::size_t p = 0; p < output_grads.size(); ++p) {
     if (output_grads[p].defined()) {
@@ -336,61 +302,9 @@ void CellBackward::weight_grads(CellId id) {
       call_->streams().mark(call_->settings().devices[id.stage]);
 }
 
-// Those of the border, then those of the lanes that start at this stage, where
-// the outputs are. Undefined where the output takes none.
-Tensors CellBackward::bring_output_grads(CellId id, const Cell& cell) {
-  Tensors grads = std::move(grads_[id.microbatch]);
-  // A stage above that detaches everything hands down no gradient at all.
-  const Lanes& lanes = *call_->settings().lanes;
-  const std::vector<int32_t>& stashed = lanes.stashed[id.stage];
-  const std::size_t num_border =
-      cell.output_edges.size() < stashed.size()
-          ? 0
-          : cell.output_edges.size() - stashed.size();
-  grads.resize(num_border);
-  std::vector<device::Mark> marks(num_border, grad_marks_[id.microbatch]);
-  for (const int32_t lane : stashed) {
-    const auto index = id.microbatch * lanes.count + lane;
-    grads.push_back(std::move(lane_grads_[index]));
-    marks.push_back(std::move(lane_grad_marks_[index]));
-  }
-  grads.resize(cell.output_edges.size());
-  for (std::size_t p = 0; p < grads.size(); ++p) {
-    const auto& [node, input] = cell.output_edges[p];
-    grads[p] =
-        node == nullptr
-            ? at::Tensor()
-            : call_->streams().bring(
-                  grads[p], node->input_metadata(input).device(), marks[p]);
-  }
-  return grads;
-}
-
-// `grads`: of the inputs that carry gradient, in order.
 void CellBackward::hand_down(CellId id, const Cell& cell, Tensors grads) {
-  const Lanes& lanes = *call_->settings().lanes;
-  const std::vector<int32_t>& popped = lanes.popped[id.stage];
-  Tensors by_position(cell.input_edges.size());
-  std::size_t next = 0;
-  for (std::size_t p = 0; p < by_position.size(); ++p) {
-    if (cell.input_edges[p].is_valid()) {
-      by_position[p] = std::move(grads[next++]);
-    }
-  }
-  const device::Mark written =
-      call_->streams().mark(call_->settings().devices[id.stage]);
-  if (by_position.size() >= popped.size()) {
-    const std::size_t num_border = by_position.size() - popped.size();
-    for (std::size_t k = 0; k < popped.size(); ++k) {
-      const auto index = id.microbatch * lanes.count + popped[k];
-      lane_grads_[index] = std::move(by_position[num_border + k]);
-      lane_grad_marks_[index] = written;
-    }
-    by_position.resize(num_border);
-  }
-  grads_[id.microbatch] = std::move(by_position);
-  grad_devices_[id.microbatch] = cell.input_devices;
-  grad_marks_[id.microbatch] = stage_marks_[id.stage] = written;
+  stage_marks_[id.stage] = borders_.hand_down(
+      id, cell.input_edges, cell.input_devices, std::move(grads));
 }
 
 void CellBackward::add_parameter_grads(int32_t stage, const Tensors& grads) {
@@ -410,16 +324,6 @@ Tensors CellBackward::take_parameter_grads(int32_t stage) {
     }
   }
   return grads;
-}
-
-std::vector<Tensors> CellBackward::take_input_grads() {
-  for (std::size_t i = 0; i < grads_.size(); ++i) {
-    for (std::size_t p = 0; p < grads_[i].size(); ++p) {
-      grads_[i][p] = call_->streams().bring(
-          grads_[i][p], grad_devices_[i][p], grad_marks_[i]);
-    }
-  }
-  return std::move(grads_);
 }
 
 }  // namespace pipetransformer::pipe

@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "pipe/border_grads.h"
 #include "pipe/context.h"
 #include "pipe/execution.h"
 #include "pipe/pipe_call.h"
@@ -30,12 +31,13 @@ class CellBackward {
       CallerContext context,
       bool keep_graph);
 
-  // Gradients of the last stage's outputs, by position; undefined where none.
-  // `written`: a mark after they were; empty where the last stage's stream did.
+  // See BorderGrads.
   void set_output_grads(
       int32_t microbatch,
       Tensors grads,
-      const device::Mark& written);
+      const device::Mark& written) {
+    borders_.set_output_grads(microbatch, std::move(grads), written);
+  }
 
   // R, B, I or W of one cell, whose predecessors are over. Inside a CallerScope
   // of context().
@@ -54,7 +56,9 @@ class CellBackward {
   // Summed over micro-batches, in the order of BackwardPlan::parameters.
   Tensors take_parameter_grads(int32_t stage);
   // Gradients of the first stage's inputs, by micro-batch and position.
-  std::vector<Tensors> take_input_grads();
+  std::vector<Tensors> take_input_grads() {
+    return borders_.take_input_grads();
+  }
 
  private:
   // A cell whose backward is about to run.
@@ -70,7 +74,6 @@ class CellBackward {
   void input_grads(CellId id);
   void run_column(const std::vector<CellId>& ids);
   void weight_grads(CellId id);
-  Tensors bring_output_grads(CellId id, const Cell& cell);
   void hand_down(CellId id, const Cell& cell, Tensors grads);
   // Gradients of the inputs; what is left for the parameters goes to
   // `weight_passes_`, or is done at once where the graph cannot be split.
@@ -87,13 +90,7 @@ class CellBackward {
   const std::shared_ptr<const BackwardPlan> plan_;
   const bool keep_graph_;
   const CallerContext context_;
-  // Gradient at the border above the stage that runs next, by micro-batch.
-  std::vector<Tensors> grads_;
-  Tensors lane_grads_;  // by micro-batch, then lane
-  // After the former were written, and where the call's inputs came from.
-  std::vector<device::Mark> grad_marks_;
-  std::vector<device::Mark> lane_grad_marks_;
-  std::vector<std::vector<c10::Device>> grad_devices_;
+  BorderGrads borders_;
   std::vector<Cell> recomputed_;           // by stage, then micro-batch
   std::vector<WeightPass> weight_passes_;  // by stage, then micro-batch
   std::vector<Tensors> parameter_grads_;   // by stage

@@ -1,6 +1,5 @@
 #include "pipe/pipe_call.h"
 
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -9,8 +8,9 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <unordered_set>
 
+#include "pipe/border_node.h"
+#include "pipe/cell_checks.h"
 #include "pipe/cell_range.h"
 #include "pipe/cut_off.h"
 #include "pipe/node_ptr.h"
@@ -19,84 +19,10 @@ namespace pipetransformer::pipe {
 
 namespace {
 
-// Note [Border nodes]
-// A stage input that carries gradient is not a leaf: layers may change it in
-// place, as in the plain model. Its history is a border node, and the gradient
-// is picked up where it would enter that node, which is then not run. Borders
-// of linked cells lead on to the outputs of the cells that made the inputs: a
-// backward that asks for no input's gradient there runs through them.
-struct BorderNode : torch::autograd::Node {
-  torch::autograd::variable_list
-  apply(torch::autograd::variable_list&& grads) override {
-    return std::move(grads);
-  }
-  std::string name() const override {
-    return "PipeBorder";
-  }
-};
-
-constexpr int64_t kNoVersion = -1;
-
-int64_t version_of(const at::Tensor& tensor) {
-  return !tensor.defined() || tensor.is_inference()
-             ? kNoVersion
-             : static_cast<int64_t>(tensor._version());
-}
-
-std::string describe(CellId id) {
-  return "stage " + std::to_string(id.stage) + ", micro-batch " +
-         std::to_string(id.microbatch);
-}
-
 // The data of an output without its graph.
 Activation cut(const at::Tensor& tensor) {
   const bool requires_grad = tensor.defined() && tensor.requires_grad();
   return {requires_grad ? cut_off(tensor) : tensor, requires_grad, 0};
-}
-
-// In one model a layer behind the stash that changes the tensor in place
-// changes what is popped, gradient and all. Past a border it would change the
-// value alone, and only where no device lies between.
-void check_unchanged(const Activation& skip, int32_t from, int32_t to) {
-  if (version_of(skip.value) != skip.version) {
-    throw std::runtime_error(
-        "skip tensor from stage " + std::to_string(from) + " to stage " +
-        std::to_string(to) +
-        ": expected to be unchanged between stash and pop, got an in-place "
-        "change by a layer in between; use an out-of-place operation");
-  }
-}
-
-std::vector<int64_t> versions_of(const Tensors& tensors) {
-  std::vector<int64_t> versions;
-  versions.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) {
-    versions.push_back(version_of(tensor));
-  }
-  return versions;
-}
-
-// Two inputs of one memory have separate histories: a change of one in place
-// would not reach the gradient of the other.
-void check_no_shared_change(
-    CellId id,
-    const Tensors& inputs,
-    const std::vector<int64_t>& versions) {
-  for (std::size_t p = 0; p < inputs.size(); ++p) {
-    if (version_of(inputs[p]) == versions[p]) {
-      continue;
-    }
-    for (std::size_t q = 0; q < inputs.size(); ++q) {
-      if (q != p && inputs[q].defined() && inputs[q].has_storage() &&
-          inputs[p].has_storage() && inputs[q].is_alias_of(inputs[p])) {
-        throw std::runtime_error(
-            "inputs " + std::to_string(p) + " and " + std::to_string(q) +
-            " of " + describe(id) +
-            ": expected no in-place change of inputs that share memory, got "
-            "one; use an out-of-place operation");
-      }
-    }
-  }
 }
 
 }  // namespace
@@ -170,7 +96,11 @@ Activations PipeCall::bring_inputs(CellId id, Cell& cell) {
   for (const int32_t lane : settings_.lanes->popped[id.stage]) {
     const auto index = id.microbatch * settings_.lanes->count + lane;
     inputs.push_back(std::move(in_lanes_[index]));
-    check_unchanged(inputs.back(), settings_.lanes->sources[lane], id.stage);
+    check_skip_unchanged(
+        inputs.back().value,
+        inputs.back().version,
+        settings_.lanes->sources[lane],
+        id.stage);
     bring(inputs.back(), in_lane_marks_[index]);
     in_lane_marks_[index] = {};
   }
@@ -292,10 +222,11 @@ void PipeCall::forward_cell(CellId id) {
   const Tensors outputs = call_stage(
       id, checkpoint ? Phase::kCheckpointing : Phase::kPlain, attached);
   if (several) {
-    check_no_shared_change(id, attached, before);
+    check_no_shared_change(describe(id), attached, before);
   }
   if (settings_.record && id.microbatch == 0) {
-    check_own_leaves(id, outputs, cell);
+    check_own_leaves(
+        id.stage, outputs, plan_->parameters[id.stage], cell.input_edges);
   }
   bool any = false;
   Activations sent;
@@ -335,51 +266,6 @@ void PipeCall::finish() {
         output.value = streams().bring(
             output.value, output.value.device(), in_flight_marks_[i]);
       }
-    }
-  }
-}
-
-// Gradients end at the stage's own parameters and inputs; what leads elsewhere
-// (another stage's parameter, a tensor kept from an earlier call) would get
-// none. Looked for in the first micro-batch only.
-void PipeCall::check_own_leaves(
-    CellId id,
-    const Tensors& outputs,
-    const Cell& cell) const {
-  std::unordered_set<const torch::autograd::Node*> seen;
-  std::unordered_set<const torch::autograd::Node*> own;
-  for (const auto& edge : plan_->parameters[id.stage]) {
-    own.insert(edge.function.get());
-  }
-  for (const auto& edge : cell.input_edges) {
-    own.insert(edge.function.get());
-  }
-  std::vector<const torch::autograd::Node*> open;
-  for (const at::Tensor& output : outputs) {
-    if (output.defined() && output.requires_grad()) {
-      open.push_back(
-          torch::autograd::impl::gradient_edge(output).function.get());
-    }
-  }
-  while (!open.empty()) {
-    const torch::autograd::Node* node = open.back();
-    open.pop_back();
-    if (node == nullptr || own.count(node) > 0 || !seen.insert(node).second) {
-      continue;
-    }
-    const bool foreign =
-        dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr ||
-        dynamic_cast<const BorderNode*>(node) != nullptr;
-    if (foreign) {
-      throw std::runtime_error(
-          "stage " + std::to_string(id.stage) +
-          ": expected every tensor that requires grad to be a parameter of the "
-          "stage or an input of it, got one from elsewhere; it would get no "
-          "gradient (make it a parameter of the layer, pass it on, or detach "
-          "it)");
-    }
-    for (const auto& edge : node->next_edges()) {
-      open.push_back(edge.function.get());
     }
   }
 }

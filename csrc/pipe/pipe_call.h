@@ -153,9 +153,6 @@ class PipeCall {
   torch::autograd::edge_list
   producers(CellId id, const std::vector<Cell>& cells) const;
 
-  void
-  check_own_leaves(CellId id, const Tensors& outputs, const Cell& cell) const;
-
   const CallSettings settings_;
   const std::shared_ptr<const BackwardPlan> plan_;
   const std::shared_ptr<StageCalls> stages_;

@@ -49,6 +49,24 @@ Scattered scatter(
   return result;
 }
 
+std::vector<double> row_weights(const RowLayout& rows, std::size_t count) {
+  for (const std::vector<int64_t>& of_tensor : rows) {
+    int64_t total = 0;
+    for (const int64_t part : of_tensor) {
+      total += part;
+    }
+    if (total > 0) {
+      std::vector<double> weights;
+      for (const int64_t part : of_tensor) {
+        weights.push_back(
+            static_cast<double>(part) / static_cast<double>(total));
+      }
+      return weights;
+    }
+  }
+  return std::vector<double>(count, 1.0 / static_cast<double>(count));
+}
+
 void check_has_rows(const at::Tensor& output, std::size_t position) {
   if (output.dim() == 0) {
     throw std::runtime_error(

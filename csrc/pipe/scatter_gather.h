@@ -31,6 +31,10 @@ Scattered scatter(
     RowSplit split,
     bool record);
 
+// How much the mean of each micro-batch counts in the mean of all rows; adds up
+// to one. Equal shares where there are no rows. `count`: micro-batches.
+std::vector<double> row_weights(const RowLayout& rows, std::size_t count);
+
 struct Gathered {
   RowLayout rows;
   Tensors tensors;

@@ -166,8 +166,16 @@ Execution::Body body_of(
   body.run = [cells, schedule](int32_t stage, const Op& op) {
     cells->run(stage, op);
   };
-  if (together) {  // without groups: one by one
-    body.run_together = [cells](const auto& group) {
+  const bool backward_only =
+      std::all_of(schedule->begin(), schedule->end(), [](const auto& ops) {
+        return ops.empty() || ops.front().kind != OpKind::kForward;
+      });
+  if (together && backward_only) {
+    body.groups = planner::backward_columns(*schedule);
+    body.run_together = [cells](auto group) {  // any order that is one
+      std::sort(group.begin(), group.end(), [](const auto& a, const auto& b) {
+        return a.op->clock < b.op->clock;
+      });
       for (const auto& [stage, op] : group) {
         cells->run(stage, *op);
       }

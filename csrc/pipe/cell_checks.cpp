@@ -1,0 +1,126 @@
+#include "pipe/cell_checks.h"
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <stdexcept>
+#include <unordered_set>
+
+#include "pipe/border_node.h"
+
+namespace pipetransformer::pipe {
+
+std::string describe(CellId id) {
+  return "stage " + std::to_string(id.stage) + ", micro-batch " +
+         std::to_string(id.microbatch);
+}
+
+int64_t version_of(const at::Tensor& tensor) {
+  return !tensor.defined() || tensor.is_inference()
+             ? -1
+             : static_cast<int64_t>(tensor._version());
+}
+
+std::vector<int64_t> versions_of(const Tensors& tensors) {
+  std::vector<int64_t> versions;
+  versions.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    versions.push_back(version_of(tensor));
+  }
+  return versions;
+}
+
+void check_skip_unchanged(
+    const at::Tensor& skip,
+    int64_t version,
+    int32_t source,
+    int32_t destination) {
+  if (version_of(skip) != version) {
+    throw std::runtime_error(
+        "skip tensor from stage " + std::to_string(source) + " to stage " +
+        std::to_string(destination) +
+        ": expected to be unchanged between stash and pop, got an in-place "
+        "change by a layer in between; use an out-of-place operation");
+  }
+}
+
+void check_no_shared_change(
+    const std::string& cell,
+    const Tensors& inputs,
+    const std::vector<int64_t>& versions) {
+  for (std::size_t p = 0; p < inputs.size(); ++p) {
+    if (version_of(inputs[p]) == versions[p]) {
+      continue;
+    }
+    for (std::size_t q = 0; q < inputs.size(); ++q) {
+      if (q != p && inputs[q].defined() && inputs[q].has_storage() &&
+          inputs[p].has_storage() && inputs[q].is_alias_of(inputs[p])) {
+        throw std::runtime_error(
+            "inputs " + std::to_string(p) + " and " + std::to_string(q) +
+            " of " + cell +
+            ": expected no in-place change of inputs that share memory, got "
+            "one; use an out-of-place operation");
+      }
+    }
+  }
+}
+
+void check_own_leaves(
+    int32_t stage,
+    const Tensors& outputs,
+    const torch::autograd::edge_list& parameters,
+    const torch::autograd::edge_list& inputs) {
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::unordered_set<const torch::autograd::Node*> own;
+  for (const auto& edge : parameters) {
+    own.insert(edge.function.get());
+  }
+  for (const auto& edge : inputs) {
+    own.insert(edge.function.get());
+  }
+  std::vector<const torch::autograd::Node*> open;
+  for (const at::Tensor& output : outputs) {
+    if (output.defined() && output.requires_grad()) {
+      open.push_back(
+          torch::autograd::impl::gradient_edge(output).function.get());
+    }
+  }
+  while (!open.empty()) {
+    const torch::autograd::Node* node = open.back();
+    open.pop_back();
+    if (node == nullptr || own.count(node) > 0 || !seen.insert(node).second) {
+      continue;
+    }
+    const bool foreign =
+        dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr ||
+        dynamic_cast<const BorderNode*>(node) != nullptr;
+    if (foreign) {
+      throw std::runtime_error(
+          "stage " + std::to_string(stage) +
+          ": expected every tensor that requires grad to be a parameter of the "
+          "stage or an input of it, got one from elsewhere; it would get no "
+          "gradient (make it a parameter of the layer, pass it on, or detach "
+          "it)");
+    }
+    for (const auto& edge : node->next_edges()) {
+      open.push_back(edge.function.get());
+    }
+  }
+}
+
+void check_leaves_unchanged(
+    const Tensors& inputs,
+    const std::vector<int64_t>& versions) {
+  for (std::size_t p = 0; p < inputs.size(); ++p) {
+    if (inputs[p].requires_grad() && inputs[p].is_leaf() &&
+        version_of(inputs[p]) != versions[p]) {
+      throw std::runtime_error(
+          "input " + std::to_string(p) +
+          ": expected to be left as it is, got an in-place change: a leaf "
+          "Variable that requires grad is being used in an in-place "
+          "operation");
+    }
+  }
+}
+
+}  // namespace pipetransformer::pipe

@@ -1,0 +1,56 @@
+// What a cell refuses because its gradient would be wrong and nobody would see
+// it: changes in place that one memory hides from another history, and tensors
+// that require grad and belong to nobody here. No state, thread-safe; every
+// check throws std::runtime_error.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "pipe/stage_calls.h"
+
+namespace pipetransformer::pipe {
+
+// "stage 1, micro-batch 0"
+std::string describe(CellId id);
+
+// Counts changes in place; -1 for tensors that do not count.
+int64_t version_of(const at::Tensor& tensor);
+std::vector<int64_t> versions_of(const Tensors& tensors);
+
+// In one model a layer behind the stash that changes the tensor in place
+// changes what is popped, gradient and all. Past a border it would change the
+// value alone, and only where no device lies between.
+// `version`: when it was stashed, on stage `source`.
+void check_skip_unchanged(
+    const at::Tensor& skip,
+    int64_t version,
+    int32_t source,
+    int32_t destination);
+
+// Two inputs of one memory have separate histories: a change of one in place
+// would not reach the gradient of the other. `versions`: before the call.
+void check_no_shared_change(
+    const std::string& cell,
+    const Tensors& inputs,
+    const std::vector<int64_t>& versions);
+
+// Gradients end at a stage's own parameters and inputs; what leads elsewhere
+// (another stage's parameter, a tensor kept from an earlier call) would get
+// none. Walks over the graph of the outputs.
+void check_own_leaves(
+    int32_t stage,
+    const Tensors& outputs,
+    const torch::autograd::edge_list& parameters,
+    const torch::autograd::edge_list& inputs);
+
+// Autograd refuses to change a leaf that requires grad in place; a micro-batch
+// is a view without history, so it cannot. `versions`: before the call.
+void check_leaves_unchanged(
+    const Tensors& inputs,
+    const std::vector<int64_t>& versions);
+
+}  // namespace pipetransformer::pipe

@@ -1,0 +1,61 @@
+// What a step costs, stage by stage and per micro-batch: the plain values that
+// schedules are timed with, by the planner's formulas and by the simulator.
+//
+// int64 nanoseconds and bytes, no behaviour, thread-safe as values. Times are
+// those of the largest micro-batch.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace pipetransformer::planner {
+
+enum class ScheduleKind { kGPipe, kOneFOneB, kZbH1 };
+
+// Where the frozen layers run. Replicated: every device of the replica holds
+// them all and runs its share of the micro-batches. Pipelined: each device
+// holds a part, micro-batches pass them in turn.
+enum class PrefixPlacement { kNone, kReplicated, kPipelined };
+
+// Where the frozen layers' outputs are read from instead of being computed.
+enum class CacheTier { kNone, kDevice, kHost, kDisk };
+
+struct StageCosts {
+  // Per micro-batch. B of a schedule takes input_grad_ns + weight_grad_ns.
+  int64_t forward_ns = 0;
+  int64_t recompute_ns = 0;  // R, for micro-batches that have one
+  int64_t input_grad_ns = 0;
+  int64_t weight_grad_ns = 0;
+  int64_t forward_copy_ns = 0;   // outputs to the next stage; 0 for the last
+  int64_t backward_copy_ns = 0;  // gradients to the stage before; 0 for first
+  bool has_backward = true;      // false: nothing at or before it trains
+
+  // Once per step, after the stage's last gradient.
+  int64_t all_reduce_ns = 0;
+
+  // Bytes on the stage's device: always, and per micro-batch kept from F to
+  // the end of B (or of I), from R to the end of B (or of I), and from I to W.
+  int64_t state_bytes = 0;
+  int64_t kept_bytes = 0;
+  int64_t recomputed_bytes = 0;
+  int64_t kept_for_weights_bytes = 0;
+};
+
+struct StepCosts {
+  ScheduleKind schedule = ScheduleKind::kGPipe;
+  int64_t num_microbatches = 1;
+  int64_t num_recomputed = 0;  // leading micro-batches that have an R
+  std::vector<StageCosts> stages;
+
+  // The frozen prefix, before the first forward. Replicated: one entry, the
+  // whole prefix per micro-batch. Pipelined: one per device, its part.
+  PrefixPlacement prefix_placement = PrefixPlacement::kNone;
+  std::vector<int64_t> prefix_ns;
+  int64_t prefix_copy_ns = 0;  // of one micro-batch between two devices
+  // Reads from the cache; they overlap with the step, which lasts no less.
+  int64_t cache_read_ns = 0;
+};
+
+}  // namespace pipetransformer::planner

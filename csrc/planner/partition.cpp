@@ -14,6 +14,20 @@ bool within(const Rules& rules, int64_t begin, int64_t end) {
       });
 }
 
+bool within_stage(
+    const Rules& rules,
+    std::size_t stage,
+    int64_t begin,
+    int64_t end) {
+  return std::all_of(
+      rules.stage_limits.begin(),
+      rules.stage_limits.end(),
+      [&](const StageLimit& limit) {
+        return limit.cost.stage(static_cast<int64_t>(stage), begin, end) <=
+               limit.cap;
+      });
+}
+
 bool layers_within(const Rules& rules, int64_t begin, int64_t end) {
   return std::all_of(
       rules.limits.begin(), rules.limits.end(), [&](const Limit& limit) {
@@ -79,7 +93,12 @@ std::optional<Cuts> cuts_within(const Rules& rules, int64_t num_stages) {
       for (int64_t end = std::max(begin + 1, rest.lowest); end <= last[index];
            ++end) {
         if (rest.next[static_cast<std::size_t>(end)] != kUnreachable &&
-            within(rules, begin, end)) {
+            within(rules, begin, end) &&
+            within_stage(
+                rules,
+                static_cast<std::size_t>(num_stages - stages),
+                begin,
+                end)) {
           level.next[index] = end;
           level.lowest = begin;
           break;

@@ -2,6 +2,14 @@
 
 from pipetransformer._C import (
     PlannerCandidate,
+    planner_step_costs,
+    PlannerStepCosts,
+    PlannerScheduleKind,
+    PlannerPrefixPlacement,
+    PlannerCopyModel,
+    PlannerChoice,
+    PlannerCacheTiers,
+    PlannerCacheTier,
     PlannerCheckpoint,
     PlannerCluster,
     PlannerLayer,
@@ -24,6 +32,14 @@ from pipetransformer._C import (
 
 __all__ = [
     "PlannerCandidate",
+    "planner_step_costs",
+    "PlannerStepCosts",
+    "PlannerScheduleKind",
+    "PlannerPrefixPlacement",
+    "PlannerCopyModel",
+    "PlannerChoice",
+    "PlannerCacheTiers",
+    "PlannerCacheTier",
     "PlannerCheckpoint",
     "PlannerCluster",
     "PlannerLayer",

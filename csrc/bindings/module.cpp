@@ -6,6 +6,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   pipetransformer::bindings::bind_core(m);
   pipetransformer::bindings::bind_planner(m);
   pipetransformer::bindings::bind_simulator(m);
+  pipetransformer::bindings::bind_planner_transition(m);
   pipetransformer::bindings::bind_autofreeze(m);
   pipetransformer::bindings::bind_pipe(m);
   pipetransformer::bindings::bind_autodp(m);

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from pipetransformer.planner import _binding, _reasons
 from pipetransformer.planner.cluster import Cluster
+from pipetransformer.planner.layer_profile import LayerProfile, Profile
 from pipetransformer.planner.plan import CHECKPOINT_MODES, Candidate, Plan
-from pipetransformer.planner.profile import LayerProfile, Profile
 
 _CHECKPOINTS = {
     "never": _binding.PlannerCheckpoint.NEVER,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipetransformer.planner import _binding, _native
 from pipetransformer.planner.cluster import Cluster
-from pipetransformer.planner.profile import Profile
+from pipetransformer.planner.layer_profile import Profile
 
 
 def lost(

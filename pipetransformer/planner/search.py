@@ -8,7 +8,7 @@ from pipetransformer.planner import _binding, _native, _reasons
 from pipetransformer.planner.candidate import CACHE_TIERS, SCHEDULES, Candidate
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.plan import Plan
-from pipetransformer.planner.profile import Profile
+from pipetransformer.planner.layer_profile import Profile
 
 class InfeasiblePlan(ValueError):
     """No pipeline fits; the text names each length, its layer and what misses."""

@@ -5,6 +5,15 @@
 
 namespace pipetransformer::planner {
 
+namespace {
+
+bool all_zero(const std::vector<int64_t>& values) {
+  return std::all_of(
+      values.begin(), values.end(), [](int64_t v) { return v == 0; });
+}
+
+}  // namespace
+
 SpanCost::SpanCost(
     const std::vector<int64_t>& layer_costs,
     std::vector<int64_t> entry,
@@ -19,6 +28,9 @@ SpanCost::SpanCost(
   }
   left_ = prefix_;
   right_ = prefix_;
+  if (all_zero(entry_) && all_zero(exit_)) {
+    charges_ = Charges::kAdded;
+  }
   if (charges_ == Charges::kOverlapped) {
     return;
   }

@@ -3,6 +3,7 @@
 // Times, bytes and memory of stages all have this form.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -33,14 +34,13 @@ class SpanCost {
   int64_t layers(int64_t begin, int64_t end) const {
     return at(prefix_, end) - at(prefix_, begin);
   }
+  // Cost of the layers with what is added to it, but not with what overlaps.
+  int64_t span(int64_t begin, int64_t end) const {
+    return at(right_, end) - at(left_, begin);
+  }
   int64_t stage(int64_t begin, int64_t end) const {
-    if (charges_ == Charges::kAdded) {
-      return at(right_, end) - at(left_, begin);
-    }
-    const int64_t charge = at(entry_, begin) > at(exit_, end)
-                               ? at(entry_, begin)
-                               : at(exit_, end);
-    return layers(begin, end) > charge ? layers(begin, end) : charge;
+    return overlapped() ? std::max({span(begin, end), entry(begin), exit(end)})
+                        : span(begin, end);
   }
   int64_t entry(int64_t boundary) const {
     return at(entry_, boundary);
@@ -48,12 +48,11 @@ class SpanCost {
   int64_t exit(int64_t boundary) const {
     return at(exit_, boundary);
   }
-  Charges charges() const {
-    return charges_;
+  // Whether cost = max(layers, entry, exit); false when nothing is charged.
+  bool overlapped() const {
+    return charges_ == Charges::kOverlapped;
   }
-  // Whether a stage never costs less than one inside it: always when no charges
-  // are added. What the charges of overlapped copies demand of single
-  // boundaries is not counted.
+  // Whether `span` never falls when a stage grows: always if nothing is added.
   bool monotone() const {
     return monotone_;
   }
@@ -67,8 +66,8 @@ class SpanCost {
   std::vector<int64_t> prefix_;
   std::vector<int64_t> entry_;
   std::vector<int64_t> exit_;
-  std::vector<int64_t> left_;   // prefix - entry
-  std::vector<int64_t> right_;  // prefix + exit
+  std::vector<int64_t> left_;   // prefix, less entry if added
+  std::vector<int64_t> right_;  // prefix, and exit if added
   bool monotone_ = true;
 };
 

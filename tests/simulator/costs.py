@@ -46,15 +46,14 @@ def step(schedule, stages, num_microbatches, *, prefix=None, **fields):
     return costs
 
 
-def simulate(costs, *, lists=None, prefix_mode="barrier", **fields):
-    """Result for one step or, given a list, for replicas that differ."""
+def simulate(costs, *, replicas=((),), lists=None, prefix_mode="barrier", **fields):
+    """Result of a step; replicas as speeds by stage in thousandths."""
     options = _binding.SimulatorStepOptions()
     options.prefix = MODES[prefix_mode]
     for name, value in fields.items():
         assert hasattr(options, name)
         setattr(options, name, value)
-    replicas = costs if isinstance(costs, list) else [costs]
-    return _binding.simulator_step(replicas, options, lists)
+    return _binding.simulator_step(costs, options, [list(r) for r in replicas], lists)
 
 
 def step_ns(costs, **fields):

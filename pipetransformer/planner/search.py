@@ -10,7 +10,6 @@ from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.layer_profile import Profile
 
-
 class InfeasiblePlan(ValueError):
     """No pipeline fits; the text names each length, its layer and what misses."""
 
@@ -115,7 +114,9 @@ def search(
         raise InfeasiblePlan(
             "plan: expected a pipeline that fits, got none; " + "; ".join(refusals)
         )
-    return _make_plan(result, profile, cluster, request, (checkpoint, copies), refusals)
+    return _make_plan(
+        result, profile, cluster, request, (checkpoint, copies), refusals
+    )
 
 
 def _order_in(names: tuple[str, ...]) -> Callable[[str], int]:

@@ -1,5 +1,6 @@
 """The simulator's part of the C++ extension."""
 
+from pipetransformer import _C  # noqa: F401  # loads the extension
 from pipetransformer._C import (
     PlannerPrefixPlacement,
     PlannerScheduleKind,

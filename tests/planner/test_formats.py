@@ -243,12 +243,19 @@ def test_plan_survives_json():
     ("path", "value", "text"),
     [
         (["num_replicas"], 7, r"plan plan_hash: expected .* \(of the content\)"),
-        (["plan_hash"], -1, "plan plan_hash: expected at least 0, got -1"),
+        (["plan_hash"], -1, r"plan plan_hash: expected 0 to 2\*\*64 - 1, got -1"),
         (["plan_hash"], "x", "plan plan_hash: expected an integer, got 'x'"),
         (["num_stages"], 4, r"plan cuts: expected 5 layer indices \(num_stages"),
         (["num_stages"], 0, "plan num_stages: expected 1 to"),
         (["boundary"], 0, "plan cuts: expected increasing layer indices from 0"),
-        (["schedule"], "1f1b", "plan schedule: expected 'gpipe', got '1f1b'"),
+        (["schedule"], "2f2b", "plan schedule: expected one of .*, got '2f2b'"),
+        (["prefix"], "serial", "plan prefix: expected one of .*, got 'serial'"),
+        (["cache"], 1, "plan cache: expected one of .*, got 1"),
+        (["copies"], None, "plan copies: expected one of .*, got None"),
+        (["bubble_fraction"], 1.5, "plan bubble_fraction: expected 0 to 1, got 1.5"),
+        (["global_batch"], 0, "plan global_batch: expected 1 to"),
+        (["candidates", 0, "cuts"], 3, r"plan candidates\[0\] cuts: expected a list"),
+        (["transition"], 3, "transition: expected an object, got int"),
         (["checkpoint"], "no", "plan checkpoint: expected one of"),
         (["bytes_per_stage"], [1, 2, 3], "plan bytes_per_stage: expected"),
         (["candidates", 0, "lost"], 3, r"plan candidates\[0\] lost: expected a string"),
@@ -260,6 +267,24 @@ def test_malformed_plan_is_refused_by_field(path, value, text):
     source = json.loads(demo_plan().to_json())
     with pytest.raises(ValueError, match=text):
         Plan.from_json(changed(source, path, value))
+
+
+def test_plan_written_by_hand_needs_counts_boundary_and_cuts_only():
+    text = json.dumps(
+        {
+            "version": 1,
+            "boundary": 2,
+            "num_stages": 2,
+            "num_replicas": 1,
+            "num_microbatches": 4,
+            "samples_per_microbatch": 8,
+            "global_batch": 32,
+            "cuts": [2, 5, 8],
+        }
+    )
+    plan = Plan.from_json(text)
+    assert plan.shape == (2, 1, 4) and plan.schedule == "gpipe"
+    assert plan == Plan.from_json(plan.to_json())
 
 
 def test_profile_built_in_code_is_checked_too():

@@ -4,7 +4,8 @@ from pipetransformer.planner import paper, solvers
 from pipetransformer.planner.cluster import CacheTiers, Cluster
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
 from pipetransformer.planner.measure import profile
-from pipetransformer.planner.plan import Candidate, Plan
+from pipetransformer.planner.candidate import Candidate
+from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.search import InfeasiblePlan, search
 
 __all__ = [

@@ -110,6 +110,10 @@ StepCosts StepModel::step(const Cuts& cuts) const {
                              stage.weight_grad_ns;
       }
       stage.all_reduce_ns = delivered_all_reduce_ns(begin, end);
+      stage.network_all_reduce_ns = std::min(
+          stage.all_reduce_ns,
+          network_all_reduce_ns(
+              gradient_bytes_.layers(begin, end), cluster_, shape_));
     }
     if (!serial_) {
       stage.forward_copy_ns =

@@ -114,48 +114,50 @@ def _measure(arguments: argparse.Namespace) -> tuple[Profile, float]:
 
 
 def _table(profile: Profile) -> Table:
-    """Return one row per layer: times at each size in microseconds, and bytes."""
-    from rich import box
+    """Return one row per layer: times at each micro-batch size, and bytes."""
     from rich.table import Table
 
+    triples = [triple for layer in profile.layers for triple in _times(layer)]
+    long = max(max(triple) for triple in triples) >= 10_000_000
+    unit, unit_ns = ("ms", 1_000_000) if long else ("us", 1000)
     table = Table(
-        box=box.SIMPLE_HEAD,
+        box=None,
         pad_edge=False,
         padding=(0, 1, 0, 0),
-        title="microseconds forward/input/weight gradients; bytes",
+        title=f"{unit} of forward/input gradient/weight gradient; bytes",
         title_justify="left",
         title_style="",
     )
     table.add_column("layer", overflow="fold")
     for size in profile.microbatch_samples:
-        table.add_column(f"{size} row{'s' if size > 1 else ''}", justify="right")
+        rows = "1 row" if size == 1 else f"{size} rows"
+        table.add_column(rows, justify="right", overflow="fold")
     for heading in ("weights", "saved/row", "out/row"):
         table.add_column(heading, justify="right", overflow="fold")
     for layer in profile.layers:
-        table.add_row(*_row(layer))
+        table.add_row(
+            layer.name,
+            *("/".join(_digits(ns / unit_ns) for ns in each) for each in _times(layer)),
+            _bytes(layer.parameter_bytes),
+            _bytes(layer.activation_bytes_per_sample),
+            _bytes(layer.boundary_bytes_per_sample),
+        )
     return table
 
 
-def _row(layer: LayerProfile) -> list[str]:
-    times = zip(
-        layer.forward_ns, layer.input_grad_ns, layer.weight_grad_ns, strict=True
-    )
-    sizes = (
-        layer.parameter_bytes,
-        layer.activation_bytes_per_sample,
-        layer.boundary_bytes_per_sample,
-    )
-    return [
-        layer.name,
-        *("/".join(f"{ns / 1000:.0f}" for ns in triple) for triple in times),
-        *map(_bytes, sizes),
-    ]
+def _times(layer: LayerProfile) -> list[tuple[int, int, int]]:
+    columns = layer.forward_ns, layer.input_grad_ns, layer.weight_grad_ns
+    return list(zip(*columns, strict=True))
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _bytes(size: int) -> str:
     value: float = size
     for unit in ("", "K", "M", "G"):
         if value < 1000:
-            return f"{value:.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
+            return _digits(value) + unit
         value /= 1024
-    return f"{value:.0f}T"
+    return _digits(value) + "T"

@@ -23,6 +23,7 @@ class PlannerLayer:
     forward_only_ns: list[int]
     parameter_bytes: int
     activation_bytes_per_sample: int
+    weight_grad_activation_bytes_per_sample: int
     boundary_bytes_per_sample: int
     trainable: bool
     def __init__(self) -> None: ...
@@ -31,6 +32,13 @@ class PlannerProfile:
     microbatch_samples: list[int]
     layers: list[PlannerLayer]
     tied_layers: list[tuple[int, int]]
+    def __init__(self) -> None: ...
+
+class PlannerCacheTiers:
+    host_bytes: int
+    host_bytes_per_s: int
+    disk_bytes: int
+    disk_bytes_per_s: int
     def __init__(self) -> None: ...
 
 class PlannerCluster:
@@ -43,6 +51,7 @@ class PlannerCluster:
     network_latency_ns: int
     optimizer_bytes_per_parameter_byte: float
     context_bytes: int
+    cache: PlannerCacheTiers | None
     def __init__(self) -> None: ...
 
 class PlannerCheckpoint:
@@ -50,6 +59,32 @@ class PlannerCheckpoint:
     EXCEPT_LAST: PlannerCheckpoint
     ALWAYS: PlannerCheckpoint
     __members__: dict[str, PlannerCheckpoint]
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    def __index__(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class PlannerCopyModel:
+    OVERLAPPED: PlannerCopyModel
+    SERIAL: PlannerCopyModel
+    __members__: dict[str, PlannerCopyModel]
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    def __index__(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class PlannerCacheTier:
+    NONE: PlannerCacheTier
+    DEVICE: PlannerCacheTier
+    HOST: PlannerCacheTier
+    DISK: PlannerCacheTier
+    __members__: dict[str, PlannerCacheTier]
     def __init__(self, value: int) -> None: ...
     def __int__(self) -> int: ...
     def __index__(self) -> int: ...
@@ -73,8 +108,29 @@ class PlannerWorkload:
     global_batch: int
     boundary: int
     checkpoint: PlannerCheckpoint
-    prefix_cached: bool
+    copies: PlannerCopyModel
+    num_samples: int | None
     def __init__(self) -> None: ...
+
+class PlannerChoice:
+    def __init__(
+        self,
+        shape: PlannerShape,
+        schedule: PlannerScheduleKind,
+        prefix: PlannerPrefixPlacement,
+        cache: PlannerCacheTier,
+        cuts: list[int],
+    ) -> None: ...
+    @property
+    def shape(self) -> PlannerShape: ...
+    @property
+    def schedule(self) -> PlannerScheduleKind: ...
+    @property
+    def prefix(self) -> PlannerPrefixPlacement: ...
+    @property
+    def cache(self) -> PlannerCacheTier: ...
+    @property
+    def cuts(self) -> list[int]: ...
 
 class PlannerRequest:
     workload: PlannerWorkload
@@ -82,18 +138,24 @@ class PlannerRequest:
     max_replicas: int | None
     num_microbatches: int | None
     cuts: list[int] | None
-    current: PlannerShape | None
     min_microbatch_samples: int
+    schedules: list[PlannerScheduleKind]
+    prefix_placements: list[PlannerPrefixPlacement]
+    cache_tiers: list[PlannerCacheTier]
     def __init__(self) -> None: ...
 
 class PlannerCandidate:
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
-    def shape(self) -> PlannerShape: ...
+    def choice(self) -> PlannerChoice: ...
     @property
-    def cuts(self) -> list[int]: ...
+    def estimate_ns(self) -> int: ...
     @property
-    def step_ns(self) -> int: ...
+    def lower_bound_ns(self) -> int: ...
+    @property
+    def simulated_ns(self) -> int: ...
+    @property
+    def bubble_fraction(self) -> float: ...
     @property
     def bytes_per_stage(self) -> list[int]: ...
 
@@ -131,15 +193,19 @@ class PlannerResult:
     @property
     def candidates(self) -> list[PlannerCandidate]: ...
     @property
-    def chosen(self) -> PlannerCandidate: ...
-    @property
-    def kept_current(self) -> bool: ...
+    def exhaustive(self) -> bool: ...
     @property
     def refusals(self) -> list[PlannerRefusal]: ...
 
 def planner_search(
     profile: PlannerProfile, cluster: PlannerCluster, request: PlannerRequest
 ) -> PlannerResult: ...
+def planner_step_costs(
+    profile: PlannerProfile,
+    cluster: PlannerCluster,
+    workload: PlannerWorkload,
+    choice: PlannerChoice,
+) -> PlannerStepCosts: ...
 def planner_min_max(
     costs: list[int],
     entry: list[int],
@@ -317,6 +383,134 @@ def planner_decide(offer: PlannerOffer) -> PlannerVerdict: ...
 def planner_best_offer(
     offers: Sequence[PlannerOffer], verdicts: Sequence[PlannerVerdict]
 ) -> int | None: ...
+
+class PlannerScheduleKind:
+    GPIPE: PlannerScheduleKind
+    ONE_F_ONE_B: PlannerScheduleKind
+    ZB_H1: PlannerScheduleKind
+    __members__: dict[str, PlannerScheduleKind]
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    def __index__(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class PlannerPrefixPlacement:
+    NONE: PlannerPrefixPlacement
+    REPLICATED: PlannerPrefixPlacement
+    PIPELINED: PlannerPrefixPlacement
+    __members__: dict[str, PlannerPrefixPlacement]
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    def __index__(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class PlannerStageCosts:
+    forward_ns: int
+    recompute_ns: int
+    input_grad_ns: int
+    weight_grad_ns: int
+    forward_copy_ns: int
+    backward_copy_ns: int
+    has_backward: bool
+    all_reduce_ns: int
+    state_bytes: int
+    kept_bytes: int
+    recomputed_bytes: int
+    kept_for_weights_bytes: int
+    def __init__(self) -> None: ...
+
+class PlannerStepCosts:
+    schedule: PlannerScheduleKind
+    num_microbatches: int
+    num_recomputed: int
+    stages: list[PlannerStageCosts]
+    prefix_placement: PlannerPrefixPlacement
+    prefix_ns: list[int]
+    prefix_copy_ns: int
+    cache_read_ns: int
+    def __init__(self) -> None: ...
+
+class SimulatorPrefixMode:
+    BARRIER: SimulatorPrefixMode
+    SERIAL: SimulatorPrefixMode
+    FILLED: SimulatorPrefixMode
+    __members__: dict[str, SimulatorPrefixMode]
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    def __index__(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class SimulatorStepOptions:
+    prefix: SimulatorPrefixMode
+    at_most_one_ahead: bool
+    shared_network: bool
+    optimizer_ns: list[int]
+    cache_write_ns: int
+    keep_timeline: bool
+    def __init__(self) -> None: ...
+
+class SimulatorEvent:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def replica(self) -> int: ...
+    @property
+    def stage(self) -> int: ...
+    @property
+    def microbatch(self) -> int: ...
+    @property
+    def direction(self) -> str: ...
+    @property
+    def begin_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+
+class SimulatorPipelineResult:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+    @property
+    def begin_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+    @property
+    def stage_busy_ns(self) -> list[int]: ...
+    @property
+    def peak_bytes(self) -> list[int]: ...
+    @property
+    def bubble_fraction(self) -> float: ...
+
+class SimulatorStepResult:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+    @property
+    def step_ns(self) -> int: ...
+    @property
+    def exposed_all_reduce_ns(self) -> int: ...
+    @property
+    def pipelines(self) -> list[SimulatorPipelineResult]: ...
+    @property
+    def timeline(self) -> list[SimulatorEvent]: ...
+
+def simulator_step(
+    replicas: list[PlannerStepCosts],
+    options: SimulatorStepOptions,
+    lists: str | None = None,
+) -> SimulatorStepResult: ...
+def simulator_replay(
+    num_resources: int,
+    tasks: list[tuple[int, int]],
+    waits: list[tuple[int, int]],
+    fill_ns: int = 0,
+    grain_ns: int = 1,
+) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]], int]: ...
 
 # autofreeze
 def check_alpha(alpha: float) -> None: ...

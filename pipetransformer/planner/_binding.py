@@ -1,7 +1,16 @@
 """The planner's part of the C++ extension, and the project's content hash."""
 
+from pipetransformer import _C  # noqa: F401  # loads the extension
 from pipetransformer._C import (
     PlannerCandidate,
+    planner_step_costs,
+    PlannerStepCosts,
+    PlannerScheduleKind,
+    PlannerPrefixPlacement,
+    PlannerCopyModel,
+    PlannerChoice,
+    PlannerCacheTiers,
+    PlannerCacheTier,
     PlannerCheckpoint,
     PlannerCluster,
     PlannerLayer,
@@ -41,6 +50,14 @@ from pipetransformer._C import (
 
 __all__ = [
     "PlannerCandidate",
+    "planner_step_costs",
+    "PlannerStepCosts",
+    "PlannerScheduleKind",
+    "PlannerPrefixPlacement",
+    "PlannerCopyModel",
+    "PlannerChoice",
+    "PlannerCacheTiers",
+    "PlannerCacheTier",
     "PlannerCheckpoint",
     "PlannerCluster",
     "PlannerLayer",

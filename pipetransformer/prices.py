@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipetransformer.autodp import ActiveGroup
-from pipetransformer.planner import PauseModel
+from pipetransformer.planner import PauseModel, Plan
 
 _NANOSECONDS = 1_000_000_000
 
@@ -100,3 +100,13 @@ class Prices:
             ValueError: malformed; the text names the field.
         """
         self.pauses = PauseModel.from_dict(state)
+
+
+def kind_of(before: Plan | None, after: Plan) -> str:
+    """Return the class of a change that was carried out, as in `planner.Transition`.
+
+    A first plan builds a group, as a new K or R does.
+    """
+    if before is None or before.shape[:2] != after.shape[:2]:
+        return "shape"
+    return "boundary" if before.boundary != after.boundary else "cuts"

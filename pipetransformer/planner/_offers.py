@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipetransformer.planner import _binding, _transition_text
-from pipetransformer.planner._native import Natives
+from pipetransformer.planner._places import Places
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.pauses import PauseModel, native_model, terms_of
 from pipetransformer.planner.plan import Plan
@@ -59,7 +59,7 @@ class Market:
     """Prices candidates against the plan in force and picks one.
 
     Args:
-        natives: profile and cluster, at the new boundary.
+        places: profile and cluster, at the new boundary.
         current: the plan in force.
         staying: the same at the new boundary; None when it cannot go on.
         why_not: why it cannot; empty when it can.
@@ -68,19 +68,19 @@ class Market:
 
     def __init__(
         self,
-        natives: Natives,
+        places: Places,
         current: Plan,
         staying: Plan | None,
         why_not: str,
         terms: Terms,
     ) -> None:
-        self._natives = natives
+        self._places = places
         self._current = current
         self._staying = staying
         self._why_not = why_not
         self._terms = terms
         self._model = native_model(terms.pauses)
-        self._before = natives.placement(current, current.boundary)
+        self._before = places.placement(current, current.boundary)
         self._anyway: dict[str, int] = {}
         if staying is not None and staying.boundary != current.boundary:
             self._anyway = self._pause(staying)[1]
@@ -88,19 +88,18 @@ class Market:
     def price(self, candidate: Candidate) -> Priced:
         """Return what the change to `candidate` takes, and the decision."""
         moves, terms_ns, kind = self._pause(candidate)
-        terms = self._terms
         offer = _binding.PlannerOffer()
         offer.kind = kind
         if self._staying is not None:
             offer.step_in_force_ns = self._staying.simulated_step_ns
         offer.step_ns = candidate.simulated_step_ns
-        offer.remaining_steps = terms.remaining_steps
+        offer.remaining_steps = self._terms.remaining_steps
         offer.pause_ns = sum(terms_ns.values())
         offer.anyway_ns = sum(self._anyway.values())
-        offer.hysteresis_permille = terms.hysteresis_permille
-        offer.since_last_ns = terms.since_last_ns
+        offer.hysteresis_permille = self._terms.hysteresis_permille
+        offer.since_last_ns = self._terms.since_last_ns
         offer.crowded = moves.crowded is not None
-        offer.reshape = RESHAPES[terms.reshape]
+        offer.reshape = RESHAPES[self._terms.reshape]
         return Priced(
             candidate=candidate,
             offer=offer,
@@ -125,7 +124,7 @@ class Market:
             name=short(priced.candidate),
             staying=self._why_not if staying is None else short(staying),
             crowded=priced.moves.crowded,
-            memory_bytes=self._natives.cluster.device_memory_bytes,
+            memory_bytes=self._places.cluster.device_memory_bytes,
         )
 
     def transition(self, priced: Priced) -> Transition:
@@ -163,18 +162,26 @@ class Market:
     ) -> tuple[
         _binding.PlannerMoves, dict[str, int], _binding.PlannerTransitionKind
     ]:
-        natives, before = self._natives, self._before
-        after = natives.placement(plan, natives.boundary)
+        places, before = self._places, self._before
+        after = places.placement(plan, places.boundary)
         moves = _binding.planner_moves(
-            natives.profile, natives.cluster, before, after
+            places.profile, places.cluster, before, after
         )
-        kind = _binding.planner_transition_kind(
-            before, after, plan.schedule == self._current.schedule
-        )
+        kind = _binding.planner_transition_kind(before, after, self._same_order(plan))
+        reshapes = kind == _binding.PlannerTransitionKind.SHAPE
+        lost = places.lost_cache_bytes(plan) if reshapes else 0
         pause = _binding.planner_predicted_pause(
-            self._model, natives.cluster, kind, moves, natives.lost_cache_bytes(plan)
+            self._model, places.cluster, kind, moves, lost
         )
         return moves, terms_of(pause), kind
+
+    def _same_order(self, plan: Plan | Candidate) -> bool:
+        """Tell whether schedule, placement of the prefix and tier stay."""
+        current = self._current
+        same = plan.schedule == current.schedule
+        if current.boundary == 0 or self._places.boundary == 0:
+            return same
+        return same and (plan.prefix, plan.cache) == (current.prefix, current.cache)
 
 
 def short(plan: Plan | Candidate) -> str:

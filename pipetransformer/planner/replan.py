@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from pipetransformer.planner import _binding, _fields
-from pipetransformer.planner._native import Natives
+from pipetransformer.planner._places import Places
 from pipetransformer.planner._offers import RESHAPES, Market, Priced, Terms, short
 from pipetransformer.planner._wishes import Wishes
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.pauses import PauseModel
 from pipetransformer.planner.plan import Plan
-from pipetransformer.planner.profile import Profile
+from pipetransformer.planner.layer_profile import Profile
 from pipetransformer.planner.search import InfeasiblePlan
 from pipetransformer.planner.transition import Transition
 
@@ -112,8 +112,8 @@ def replan(
     )
     best = wishes.search(profile, cluster, boundary)
     staying, why_not = _plan_in_force(profile, cluster, wishes, current, boundary)
-    natives = Natives(profile, cluster, wishes, boundary)
-    market = Market(natives, current, staying, why_not, terms)
+    places = Places(profile, cluster, wishes, boundary)
+    market = Market(places, current, staying, why_not, terms)
     others = _others(profile, cluster, wishes, current, best, staying)
     offers = [market.price(candidate) for candidate in others]
     return _settle(profile, cluster, wishes, best, staying, market, offers)

@@ -192,7 +192,9 @@ class Director:
             replica.prefix.refresh()
         run.freezer.train(True)
         self._left = False
-        self._pass = run.current_pass = Pass(run, replica, records.shape_of(run, replica.plan))
+        self._pass = run.current_pass = Pass(
+            run, replica, records.shape_of(run, replica.plan)
+        )
         return sampler
 
     def leave_pass(self) -> None:

@@ -267,9 +267,8 @@ def propose(run: Run, replica: Replica | None) -> Proposal | None:
         market = run.prices.agree(replica.group, remaining_steps(run))
         plan = next_plan(run, decision.boundary, replica.plan, market)
         _compare_plans(replica.group, plan.plan_hash, market)
-        if run.info.rank == 0 and plan.transition is not None:
-            if not plan.transition.accepted:
-                record_refusal(run, plan.transition)
+        if run.info.rank == 0:
+            record_refusal(run, plan.transition)
         if _runs_alike(plan, replica.plan):
             return None
     return Proposal(

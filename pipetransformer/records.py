@@ -60,8 +60,10 @@ def record_change(
     _LOG.info("%s", transformation_line(record))
 
 
-def record_refusal(run: Run, transition: Transition) -> None:
+def record_refusal(run: Run, transition: Transition | None) -> None:
     """Write a change that was not worth it into the history; on the lead."""
+    if transition is None or transition.accepted:
+        return
     record = RefusalRecord(epoch=run.state.epoch, transition=transition.to_dict())
     run.history.refusals.append(record)
     _LOG.info("%s", refusal_line(record))

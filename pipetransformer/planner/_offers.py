@@ -159,14 +159,10 @@ class Market:
 
     def _pause(
         self, plan: Plan | Candidate
-    ) -> tuple[
-        _binding.PlannerMoves, dict[str, int], _binding.PlannerTransitionKind
-    ]:
+    ) -> tuple[_binding.PlannerMoves, dict[str, int], _binding.PlannerTransitionKind]:
         places, before = self._places, self._before
         after = places.placement(plan, places.boundary)
-        moves = _binding.planner_moves(
-            places.profile, places.cluster, before, after
-        )
+        moves = _binding.planner_moves(places.profile, places.cluster, before, after)
         kind = _binding.planner_transition_kind(before, after, self._same_order(plan))
         reshapes = kind == _binding.PlannerTransitionKind.SHAPE
         lost = places.lost_cache_bytes(plan) if reshapes else 0

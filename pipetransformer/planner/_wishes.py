@@ -6,8 +6,8 @@ import dataclasses
 
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import Cluster
-from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.layer_profile import Profile
+from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.search import search
 
 

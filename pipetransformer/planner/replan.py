@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from pipetransformer.planner import _binding, _fields
-from pipetransformer.planner._places import Places
+from pipetransformer.planner import _binding, _fields, _reasons
 from pipetransformer.planner._offers import RESHAPES, Market, Priced, Terms, short
+from pipetransformer.planner._places import Places
 from pipetransformer.planner._wishes import Wishes
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import Cluster
+from pipetransformer.planner.layer_profile import Profile
 from pipetransformer.planner.pauses import PauseModel
 from pipetransformer.planner.plan import Plan
-from pipetransformer.planner.layer_profile import Profile
 from pipetransformer.planner.search import InfeasiblePlan
 from pipetransformer.planner.transition import Transition
 
@@ -176,10 +177,8 @@ def _others(
         same = dataclasses.replace(
             wishes, num_stages=current.num_stages, max_replicas=current.num_replicas
         )
-        try:
+        with contextlib.suppress(InfeasiblePlan):  # then this K and R has no offer
             found += same.search(profile, cluster, best.boundary).candidates
-        except InfeasiblePlan:
-            pass  # then nothing with this K and R is on offer
     kept = [] if staying is None else [_identity(staying)]
     unique: list[Candidate] = []
     for candidate in found:
@@ -223,18 +222,23 @@ def _settle(
             transition = market.nothing_better(staying)
         else:
             transition = market.transition(shortest)
-    return _recorded(plan, best, transition, market, offers)
+    reasons = best.reasons
+    if plan is not best:
+        shape = (plan.num_stages, plan.num_replicas)
+        used, idle = plan.bytes_per_stage, plan.idle_devices
+        reasons = tuple(_reasons.use(used, shape, cluster, wishes.max_replicas, idle))
+    decided = {_identity(each.candidate): market.rule(each) for each in offers}
+    return _recorded(plan, best, transition, (transition.rule, *reasons), decided)
 
 
 def _recorded(
     plan: Plan,
     best: Plan,
     transition: Transition,
-    market: Market,
-    offers: list[Priced],
+    reasons: tuple[str, ...],
+    rules: Mapping[tuple[object, ...], str],
 ) -> Plan:
     """Return `plan` with the decision, and with what it was compared with."""
-    rules = {_identity(each.candidate): market.rule(each) for each in offers}
     mine = Candidate(
         num_stages=plan.num_stages,
         num_replicas=plan.num_replicas,
@@ -258,7 +262,7 @@ def _recorded(
         transition=transition,
         candidates=candidates,
         refusals=best.refusals,
-        reasons=(transition.rule, *plan.reasons),
+        reasons=reasons,
         plan_hash=-1,
     )
 

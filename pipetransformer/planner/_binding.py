@@ -2,17 +2,13 @@
 
 from pipetransformer import _C  # noqa: F401  # loads the extension
 from pipetransformer._C import (
-    PlannerCandidate,
-    planner_step_costs,
-    PlannerStepCosts,
-    PlannerScheduleKind,
-    PlannerPrefixPlacement,
-    PlannerCopyModel,
-    PlannerChoice,
-    PlannerCacheTiers,
     PlannerCacheTier,
+    PlannerCacheTiers,
+    PlannerCandidate,
     PlannerCheckpoint,
+    PlannerChoice,
     PlannerCluster,
+    PlannerCopyModel,
     PlannerCrowded,
     PlannerLayer,
     PlannerMoves,
@@ -20,6 +16,7 @@ from pipetransformer._C import (
     PlannerPause,
     PlannerPauseModel,
     PlannerPlacement,
+    PlannerPrefixPlacement,
     PlannerProfile,
     PlannerRefusal,
     PlannerRefusalCause,
@@ -27,7 +24,9 @@ from pipetransformer._C import (
     PlannerReshape,
     PlannerResult,
     PlannerRunningMean,
+    PlannerScheduleKind,
     PlannerShape,
+    PlannerStepCosts,
     PlannerTransitionKind,
     PlannerTransitionRule,
     PlannerVerdict,
@@ -46,6 +45,7 @@ from pipetransformer._C import (
     planner_predicted_pause,
     planner_search,
     planner_staircase,
+    planner_step_costs,
     planner_transition_kind,
 )
 

@@ -42,9 +42,10 @@ def sentence(
     if verdict.rule == rules.TOO_LITTLE:
         return f"{staying} stays: {saves}, less than 2 %"
     if verdict.rule == rules.CROWDED and crowded is not None:
-        return (
-            f"{staying} stays: until the change is done device {crowded.device} of "
-            f"node {crowded.node} would hold {crowded.old_bytes} bytes of it and "
+        stuck = offer.step_in_force_ns is None
+        return (f"{name} is out of reach: " if stuck else f"{staying} stays: ") + (
+            f"until the change is done device {crowded.device} of node {crowded.node} "
+            f"would hold {crowded.old_bytes} bytes of the old plan and "
             f"{crowded.new_bytes} of {name}, more than {memory_bytes}"
         )
     if verdict.rule == rules.TOO_DEAR:

@@ -39,7 +39,7 @@ class Wishes:
         """Return why `plan` cannot go on with `num_active` layers; empty: it can."""
         name = f"K={plan.num_stages} R={plan.num_replicas} M={plan.num_microbatches}"
         if plan.num_stages > num_active:
-            return f"{name} cannot go on: {num_active} layers are active"
+            return f"{name} cannot go on: active layers left: {num_active}"
         for what, wanted, had in (
             ("K", self.num_stages, plan.num_stages),
             ("M", self.num_microbatches, plan.num_microbatches),

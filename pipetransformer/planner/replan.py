@@ -117,6 +117,9 @@ def replan(
     market = Market(places, current, staying, why_not, terms)
     others = _others(profile, cluster, wishes, current, best, staying)
     offers = [market.price(candidate) for candidate in others]
+    if market.pick(offers) is None and any(each.offer.crowded for each in offers):
+        rest = _without_new_replicas(profile, cluster, wishes, current, boundary)
+        offers += [market.price(c) for c in rest if c not in others]
     return _settle(profile, cluster, wishes, best, staying, market, offers)
 
 
@@ -186,6 +189,19 @@ def _others(
             kept.append(_identity(candidate))
             unique.append(candidate)
     return unique
+
+
+def _without_new_replicas(
+    profile: Profile, cluster: Cluster, wishes: Wishes, current: Plan, boundary: int
+) -> list[Candidate]:
+    """Return what processes that have the model can run: one replica per node."""
+    kept = min(cluster.num_nodes, current.num_replicas)
+    if wishes.max_replicas is not None:
+        kept = min(kept, wishes.max_replicas)
+    fewer = dataclasses.replace(wishes, max_replicas=kept)
+    with contextlib.suppress(InfeasiblePlan):
+        return list(fewer.search(profile, cluster, boundary).candidates)
+    return []
 
 
 def _identity(plan: Plan | Candidate) -> tuple[object, ...]:

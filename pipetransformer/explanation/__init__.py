@@ -1,0 +1,30 @@
+"""Why a plan is as it is: reports for people and for programs."""
+
+from pipetransformer.explanation.document import Section, Table
+from pipetransformer.explanation.explain import explain_plan
+from pipetransformer.explanation.options import Options
+from pipetransformer.explanation.report import (
+    Counterfactual,
+    Explanation,
+    Inputs,
+    Limit,
+    Measurement,
+    StageReport,
+)
+from pipetransformer.explanation.run import Change, RunExplanation, explain_run
+
+__all__ = [
+    "Change",
+    "Counterfactual",
+    "Explanation",
+    "Inputs",
+    "Limit",
+    "Measurement",
+    "Options",
+    "RunExplanation",
+    "Section",
+    "StageReport",
+    "Table",
+    "explain_plan",
+    "explain_run",
+]

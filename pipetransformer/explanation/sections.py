@@ -1,0 +1,238 @@
+"""The sections of a plan's explanation, in the order people read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipetransformer.explanation.document import (
+    Section,
+    Table,
+    hash_text,
+    megabytes,
+    milliseconds,
+    percent,
+)
+from pipetransformer.planner import Candidate, Plan
+
+if TYPE_CHECKING:
+    from pipetransformer.explanation.report import Explanation, Measurement
+
+
+def sections(explanation: Explanation) -> list[Section]:
+    """Return everything the explanation holds; what it does not hold is left out."""
+    plan = explanation.plan
+    found = [
+        headline(plan),
+        inputs(explanation),
+        stages(explanation),
+        limits(explanation),
+        candidates(plan),
+        refusals(plan),
+        counterfactuals(explanation),
+        reasons(plan),
+        transition(plan),
+        idle(plan),
+        measured(explanation),
+    ]
+    return [section for section in found if section.lines or section.table]
+
+
+def headline(plan: Plan) -> Section:
+    """One sentence: the shape, its order, its step."""
+    step = f"predicted step {milliseconds(plan.predicted_step_ns)}, simulated "
+    step += f"{milliseconds(plan.simulated_step_ns)} (at least "
+    step += f"{milliseconds(plan.lower_bound_ns)}), bubble "
+    step += percent(plan.bubble_fraction)
+    rows = f"{plan.global_batch} rows a step, at most {plan.samples_per_microbatch} a "
+    rows += f"micro-batch; checkpoint {plan.checkpoint}"
+    frozen = "no frozen layers"
+    if plan.boundary:
+        frozen = f"{plan.boundary} frozen layers, {plan.prefix}"
+        frozen += f"; cache {plan.cache}"
+    name = f"plan {hash_text(plan.plan_hash)}: {plan.describe()}, {plan.schedule}"
+    return Section("", (name, step, f"{rows}; {frozen}"))
+
+
+def inputs(explanation: Explanation) -> Section:
+    """What the plan was made for."""
+    given = explanation.inputs
+    lines = []
+    if given.model is not None:
+        lines.append(
+            f"model {given.model!r}: {given.num_layers} layers, {given.boundary} frozen"
+        )
+    if given.num_nodes is not None:
+        lines.append(
+            f"cluster: {given.num_nodes} nodes x {given.devices_per_node} devices, "
+            f"{megabytes(given.device_memory_bytes)} each"
+        )
+    lines.append(
+        f"profile {hash_text(given.profile_hash)}, cluster "
+        f"{hash_text(given.cluster_hash)}"
+    )
+    return Section("Inputs", (*lines, *given.notes))
+
+
+def stages(explanation: Explanation) -> Section:
+    """The plan as one row per stage."""
+    cap = explanation.inputs.device_memory_bytes
+    columns = ("stage", "layers", "f", "b", "w", "recompute", "bytes", "of cap")
+    rows = []
+    for stage in explanation.stages:
+        layers = f"{stage.first_layer}-{stage.last_layer}"
+        times = (
+            stage.forward_ns,
+            stage.input_grad_ns,
+            stage.weight_grad_ns,
+            stage.recompute_ns,
+        )
+        rows.append(
+            (
+                str(stage.stage),
+                layers,
+                *(milliseconds(ns) for ns in times),
+                megabytes(stage.device_bytes),
+                percent(None if cap is None else stage.device_bytes / cap),
+                "-" if stage.in_flight is None else str(stage.in_flight),
+                percent(stage.bubble_share),
+            )
+        )
+    table = Table((*columns, "in flight", "bubble"), tuple(rows))
+    return Section("Stages (times of the largest micro-batch)", (), table)
+
+
+def limits(explanation: Explanation) -> Section:
+    """What would shorten the step, largest gain first."""
+    if not explanation.limits:
+        return Section("Limiting resource")
+    name = explanation.limiting_resource
+    sentence = (
+        "nothing: no single resource, twice as good, shortens the step"
+        if name is None
+        else f"{name}: {explanation.limits[0].change} saves "
+        f"{milliseconds(explanation.limits[0].gain_ns)} of each step"
+    )
+    rows = tuple(
+        (entry.resource, entry.change, milliseconds(entry.step_ns),
+         milliseconds(entry.gain_ns))
+        for entry in explanation.limits
+    )
+    table = Table(("resource<", "if<", "simulated", "saved"), rows)
+    return Section("Limiting resource", (sentence,), table)
+
+
+def candidates(plan: Plan) -> Section:
+    """The best candidates and why they lost."""
+    if not plan.candidates:
+        return Section("Candidates")
+    columns = ("K", "R", "M", "cuts<", "schedule<", "prefix<", "cache<", "estimate")
+    columns += ("bound", "simulated", "lost because<")
+    rows = tuple(_candidate(entry) for entry in plan.candidates)
+    marked = next((i for i, c in enumerate(plan.candidates) if not c.lost), None)
+    return Section(
+        f"Candidates (best {len(rows)})", (), Table(columns, rows, marked)
+    )
+
+
+def _candidate(entry: Candidate) -> tuple[str, ...]:
+    return (
+        str(entry.num_stages),
+        str(entry.num_replicas),
+        str(entry.num_microbatches),
+        _cuts(entry.cuts),
+        entry.schedule,
+        entry.prefix,
+        entry.cache,
+        milliseconds(entry.predicted_step_ns),
+        milliseconds(entry.lower_bound_ns),
+        milliseconds(entry.simulated_step_ns),
+        entry.lost or "chosen",
+    )
+
+
+def _cuts(cuts: tuple[int, ...]) -> str:
+    shown = [str(cut) for cut in cuts]
+    return " ".join(shown if len(shown) <= 9 else [*shown[:4], "..", *shown[-4:]])
+
+
+def refusals(plan: Plan) -> Section:
+    """Pipeline lengths that are out."""
+    return Section("Does not fit", plan.refusals)
+
+
+def counterfactuals(explanation: Explanation) -> Section:
+    """The other ways to run the model."""
+    if not explanation.counterfactuals:
+        return Section("Other ways to run it")
+    chosen = explanation.plan.simulated_step_ns
+    rows = []
+    for entry in explanation.counterfactuals:
+        ratio = "-"
+        if entry.step_ns is not None and chosen > 0:
+            ratio = f"{entry.step_ns / chosen:.2f} x"
+        rows.append(
+            (
+                entry.title,
+                milliseconds(entry.step_ns),
+                ratio,
+                megabytes(entry.peak_bytes),
+                entry.plan,
+                entry.reason,
+            )
+        )
+    columns = ("way<", "simulated", "of chosen", "peak", "plan<", "remark<")
+    return Section("Other ways to run it", (), Table(columns, tuple(rows)))
+
+
+def reasons(plan: Plan) -> Section:
+    """Sentences of the search."""
+    return Section("Reasons", tuple(f"- {reason}" for reason in plan.reasons))
+
+
+def transition(plan: Plan) -> Section:
+    """What the change to this plan costs and wins."""
+    change = plan.transition
+    if change is None:
+        return Section("Transition")
+    verdict = "accepted" if change.accepted else "refused"
+    pay_back = "never pays back"
+    if change.pay_back_steps is not None:
+        pay_back = f"pays back after {change.pay_back_steps} steps"
+    lines = (
+        f"change of {change.kind}, {verdict}: {change.rule}",
+        f"gain {milliseconds(change.gain_ns_per_step)} a step over "
+        f"{change.remaining_steps} steps left; {pay_back}",
+    )
+    terms = sorted(change.terms_ns.items())
+    rows = tuple((name, milliseconds(ns)) for name, ns in terms)
+    rows += (("pause", milliseconds(change.pause_ns)),)
+    return Section("Transition", lines, Table(("term<", "time"), rows))
+
+
+def idle(plan: Plan) -> Section:
+    """Devices that no replica uses."""
+    if not plan.idle_devices:
+        return Section("Idle devices")
+    return Section("Idle devices", (f"{plan.idle_devices} devices have no work",))
+
+
+def measured(explanation: Explanation) -> Section:
+    """Predicted beside measured."""
+    table = measured_table(explanation.measured)
+    return Section("Predicted against measured", (), table)
+
+
+def measured_table(measured: tuple[Measurement, ...]) -> Table | None:
+    """One row per measurement; None without any."""
+    if not measured:
+        return None
+    rows = tuple(
+        (
+            entry.what,
+            milliseconds(entry.predicted_ns),
+            milliseconds(entry.measured_ns),
+            "-" if entry.error is None else f"{100 * entry.error:+.1f} %",
+        )
+        for entry in measured
+    )
+    return Table(("what<", "predicted", "measured", "error"), rows)

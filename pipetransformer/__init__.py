@@ -1,24 +1,29 @@
-"""Elastic pipelined fine-tuning of ``nn.Sequential`` models."""
+"""Elastic pipelined fine-tuning of ``nn.Sequential`` models.
 
-from pipetransformer._extension import load as _load
+Names are imported when they are first used: ``import pipetransformer`` alone loads
+neither torch nor the C++ extension, so that the command line starts at once and
+``pipetransformer doctor`` can tell why an extension does not load.
+"""
 
-_load()
+from importlib import import_module as _import_module
+from importlib.util import find_spec as _find_spec
+from typing import TYPE_CHECKING
 
-# The extension must be there before the rooms that bind it.
-from pipetransformer import autofreeze as freeze  # noqa: E402
-from pipetransformer import report  # noqa: E402
-from pipetransformer.autodp import AutoDPConfig, PeerFailure  # noqa: E402
-from pipetransformer.config import (  # noqa: E402
-    CacheConfig,
-    CheckpointConfig,
-    Config,
-    PipeConfig,
-    PlanConfig,
-)
-from pipetransformer.data import Batch  # noqa: E402
-from pipetransformer.engine import PipeTransformer  # noqa: E402
-from pipetransformer.pipe import Pipe  # noqa: E402
-from pipetransformer.planner import InfeasiblePlan, Plan  # noqa: E402
+if TYPE_CHECKING:
+    from pipetransformer import autofreeze as freeze
+    from pipetransformer import report
+    from pipetransformer.autodp import AutoDPConfig, PeerFailure
+    from pipetransformer.config import (
+        CacheConfig,
+        CheckpointConfig,
+        Config,
+        PipeConfig,
+        PlanConfig,
+    )
+    from pipetransformer.data import Batch
+    from pipetransformer.engine import PipeTransformer
+    from pipetransformer.pipe import Pipe
+    from pipetransformer.planner import InfeasiblePlan, Plan
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,3 +42,41 @@ __all__ = [
     "freeze",
     "report",
 ]
+
+# Where the public names live.
+_HOMES = {
+    "AutoDPConfig": "autodp",
+    "Batch": "data",
+    "CacheConfig": "config",
+    "CheckpointConfig": "config",
+    "Config": "config",
+    "InfeasiblePlan": "planner",
+    "PeerFailure": "autodp",
+    "Pipe": "pipe",
+    "PipeConfig": "config",
+    "PipeTransformer": "engine",
+    "Plan": "planner",
+    "PlanConfig": "config",
+}
+
+if not TYPE_CHECKING:  # type checkers know the names from above, and no others
+
+    def __getattr__(name):
+        """Import a public name, or a module of this package, on its first use."""
+        if name == "_C":
+            from pipetransformer._extension import load
+
+            return load()
+        if name in _HOMES:
+            value = getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)
+        elif name == "freeze":
+            value = _import_module(f"{__name__}.autofreeze")
+        elif not name.startswith("__") and _find_spec(f"{__name__}.{name}"):
+            value = _import_module(f"{__name__}.{name}")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

@@ -1,5 +1,6 @@
 """The C++ side of this room; the only file here that imports the extension."""
 
+from pipetransformer import _C  # noqa: F401  # loads the extension
 from pipetransformer._C import (
     ActiveGroup,
     DecisionMachine,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pipetransformer import _C  # noqa: F401  # loads the extension
 from pipetransformer._C import alpha_cap_advance, check_alpha
 
 __all__ = ["alpha_cap_advance", "check_alpha", "squared_norms"]

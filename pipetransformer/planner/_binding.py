@@ -1,5 +1,6 @@
 """The planner's part of the C++ extension, and the project's content hash."""
 
+from pipetransformer import _C  # noqa: F401  # loads the extension
 from pipetransformer._C import (
     PlannerCandidate,
     PlannerCheckpoint,

@@ -23,7 +23,7 @@ def test_missing_build_says_how_to_rebuild(tmp_path):
                 if name == "pipetransformer._build_info":
                     raise ModuleNotFoundError(name)
         sys.meta_path.insert(0, Hide())
-        import pipetransformer
+        from pipetransformer import PipeTransformer
     """
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],

@@ -1,0 +1,7 @@
+"""``python -m pipetransformer``: the command line."""
+
+import sys
+
+from pipetransformer.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,113 @@
+"""Reads and writes the commands' files: profiles, clusters and plans."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipetransformer.planner import Cluster, Plan, Profile
+
+_MOST_BYTES = 256 * 2**20
+
+
+def read_profile(path: str) -> Profile:
+    """Read a profile from a file, or from standard input for ``"-"``.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no profile; the text names file and field.
+    """
+    from pipetransformer.planner import Profile
+
+    text = read_text(path)
+    with _named(path):
+        return Profile.from_json(text)
+
+
+def read_cluster(path: str) -> Cluster:
+    """Read a cluster; otherwise as :func:`read_profile`."""
+    from pipetransformer.planner import Cluster
+
+    text = read_text(path)
+    with _named(path):
+        return Cluster.from_json(text)
+
+
+def read_plan(path: str) -> Plan:
+    """Read a plan; otherwise as :func:`read_profile`."""
+    from pipetransformer.planner import Plan
+
+    text = read_text(path)
+    with _named(path):
+        return Plan.from_json(text)
+
+
+def read_text(path: str, *, most_bytes: int = _MOST_BYTES) -> str:
+    """Read UTF-8 text from a file, or from standard input for ``"-"``.
+
+    Args:
+        path: of the file.
+        most_bytes: larger files are refused.
+
+    Returns:
+        The text.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is too large, or no UTF-8; the text names it.
+    """
+    if path == "-":
+        data = sys.stdin.buffer.read(most_bytes + 1)
+    else:
+        with open(path, "rb") as file:
+            data = file.read(most_bytes + 1)
+    with _named(path):
+        if len(data) > most_bytes:
+            raise ValueError(f"size: expected at most {most_bytes} bytes, got more")
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"text: expected UTF-8, got byte 0x{data[error.start]:02x} at "
+                f"{error.start}"
+            ) from None
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file that is whole or absent, readable by its owner alone.
+
+    Args:
+        path: of the file; ``"-"`` is standard output.
+        text: its content; a line feed is added at the end.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if path == "-":
+        sys.stdout.write(text + "\n")
+        return
+    target = Path(path)
+    # mkstemp makes it readable by its owner alone.
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        name = "standard input" if path == "-" else path
+        raise ValueError(f"{name}: {error}") from None

@@ -1,0 +1,56 @@
+"""What the commands print: tables by rich, JSON, errors; and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+OK = 0
+NEGATIVE = 1  # a negative finding: nothing fits, something needed is missing
+BAD_INPUT = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141  # as a shell shows a program that SIGPIPE ended
+
+_NO_RICH = (
+    "text output: expected the package rich, got none; "
+    "pip install 'pipetransformer[cli]', or use --json"
+)
+
+
+def console() -> Console:
+    """Return the console that tables go to: standard output, as wide as it is.
+
+    Returns:
+        A ``rich`` console; call it before a long computation.
+
+    Raises:
+        ValueError: ``rich`` is not installed; says what to install.
+    """
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        raise ValueError(_NO_RICH) from None
+    return Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
+
+
+def print_json(value: Mapping[str, object]) -> None:
+    """Print one JSON object to standard output.
+
+    Raises:
+        ValueError: a value is NaN or infinite: JSON has no such numbers.
+    """
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def print_error(error: BaseException) -> None:
+    """Print one ``error:`` line to standard error."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    # What the terminal cannot show is escaped: a message quotes what was read.
+    encoding = sys.stderr.encoding or "utf-8"
+    shown = text.encode(encoding, "backslashreplace").decode(encoding)
+    sys.stderr.write(f"error: {shown}\n")

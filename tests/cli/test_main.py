@@ -1,0 +1,148 @@
+"""The command line's frame: help, exit codes, errors in one line, a fast start."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+import pipetransformer
+from pipetransformer.cli import main as cli
+from pipetransformer.cli import output
+from pipetransformer.cli.arguments import add_command
+
+
+def a_command(run):
+    """A module with one command, ``act``, that calls ``run``."""
+
+    def add_parser(subparsers):
+        add_command(
+            subparsers, "act", run, summary="s", description="d", examples="act --json"
+        )
+
+    return types.SimpleNamespace(add_parser=add_parser)
+
+
+def raises(error):
+    def run(arguments):
+        raise error
+
+    return run
+
+
+def run_act(monkeypatch, run, *arguments):
+    monkeypatch.setattr(cli, "_COMMANDS", (a_command(run),))
+    return cli.main(["act", *arguments])
+
+
+def python(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ValueError("cuts: expected\n 3"), 2, "error: cuts: expected 3\n"),
+        (OSError(2, "No such file", "x"), 2, "error: [Errno 2] No such file: 'x'\n"),
+        (ImportError("no torch"), 2, "error: no torch\n"),
+        (ValueError(), 2, "error: ValueError\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(monkeypatch, capsys, error, code, text):
+    assert run_act(monkeypatch, raises(error)) == code
+    captured = capsys.readouterr()
+    assert captured.err == text and captured.out == ""
+
+
+def test_a_bug_of_ours_is_not_swallowed(monkeypatch):
+    with pytest.raises(RuntimeError, match="please report"):
+        run_act(monkeypatch, raises(RuntimeError("please report")))
+
+
+def test_the_command_gives_the_exit_code_and_knows_json(monkeypatch):
+    assert run_act(monkeypatch, lambda arguments: int(arguments.json)) == 0
+    assert run_act(monkeypatch, lambda arguments: int(arguments.json), "--json") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["nope"], ["--nope"]])
+def test_bad_arguments_are_one_error_line(capsys, arguments):
+    assert cli.main(arguments) == output.BAD_INPUT
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    assert "--help" in captured.err
+
+
+def test_help_shows_examples_and_exit_codes(monkeypatch, capsys):
+    assert run_act(monkeypatch, raises(RuntimeError()), "--help") == 0
+    assert "examples:\n  act --json" in capsys.readouterr().out
+    assert cli.main(["--help"]) == 0
+    assert "exit codes:\n  0 done" in capsys.readouterr().out
+
+
+def test_version_is_the_packages(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pipetransformer {pipetransformer.__version__}\n"
+
+
+def test_a_reader_that_went_away_is_no_error():
+    script = (
+        "import sys; from pipetransformer.cli import main, output\n"
+        "def run(arguments):\n"
+        "    for _ in range(100):\n"
+        "        output.print_json({str(i): i for i in range(10**3)})\n"
+        "    return 0\n"
+        "class C:\n"
+        "    def add_parser(s):\n"
+        "        main.arguments.add_command(s, 'act', run, summary='', "
+        "description='', examples='')\n"
+        "main._COMMANDS = (C,)\n"
+        "sys.exit(main.main(['act']))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.wait(timeout=60) == output.BROKEN_PIPE
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_help_loads_no_torch():
+    script = (
+        "import sys; from pipetransformer.cli.main import main\n"
+        "main(['--help']); assert 'torch' not in sys.modules\n"
+    )
+    result = python("-c", script)
+    assert result.returncode == 0, result.stderr
+    assert "COMMAND" in result.stdout
+
+
+def test_the_package_runs_as_a_module():
+    result = python("-m", "pipetransformer", "nope")
+    assert result.returncode == output.BAD_INPUT
+    assert result.stderr.startswith("error: ") and "Traceback" not in result.stderr
+
+
+def test_text_without_rich_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert run_act(monkeypatch, lambda arguments: bool(output.console())) == 2
+    assert (
+        "pip install 'pipetransformer[cli]', or use --json" in capsys.readouterr().err
+    )
+
+
+def test_public_names_are_imported_on_first_use():
+    for name in pipetransformer.__all__:
+        assert getattr(pipetransformer, name) is not None
+        assert name in dir(pipetransformer)
+    assert pipetransformer.planner.Plan is pipetransformer.Plan
+    with pytest.raises(AttributeError, match="has no attribute 'nope'"):
+        _ = pipetransformer.nope

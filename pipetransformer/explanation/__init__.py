@@ -1,7 +1,7 @@
 """Why a plan is as it is: reports for people and for programs."""
 
 from pipetransformer.explanation.document import Section, Table
-from pipetransformer.explanation.explain import explain_plan
+from pipetransformer.explanation.explain import explain_plan, outline
 from pipetransformer.explanation.options import Options
 from pipetransformer.explanation.report import (
     Counterfactual,
@@ -27,4 +27,5 @@ __all__ = [
     "Table",
     "explain_plan",
     "explain_run",
+    "outline",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pipetransformer.explanation.alternatives import find_alternatives
 from pipetransformer.explanation.limits import find_limits
@@ -10,7 +11,7 @@ from pipetransformer.explanation.options import Options
 from pipetransformer.explanation.report import Explanation, Inputs, Measurement
 from pipetransformer.explanation.stages import bare_stages, stage_reports
 from pipetransformer.planner import Cluster, Plan, Profile
-from pipetransformer.simulator import simulate
+from pipetransformer.simulator import Simulation, simulate
 
 
 def explain_plan(
@@ -50,13 +51,29 @@ def explain_plan(
         )
     options = Options() if options is None else options
     run = simulate(plan, profile, cluster)
+    return replace(
+        outline(plan, profile, cluster, run),
+        limits=find_limits(plan, profile, cluster, run.step_ns, options),
+        counterfactuals=find_alternatives(plan, profile, cluster, options),
+        measured=tuple(measured),
+    )
+
+
+def outline(
+    plan: Plan, profile: Profile, cluster: Cluster, run: Simulation
+) -> Explanation:
+    """Return what needs no further planning: inputs and stages.
+
+    Args:
+        plan: the plan.
+        profile: its layers.
+        cluster: its machines.
+        run: ``simulate(plan, profile, cluster)``.
+    """
     return Explanation(
         plan=plan,
         inputs=_inputs(plan, profile, cluster),
         stages=stage_reports(plan, profile, cluster, run),
-        limits=find_limits(plan, profile, cluster, run.step_ns, options),
-        counterfactuals=find_alternatives(plan, profile, cluster, options),
-        measured=tuple(measured),
     )
 
 

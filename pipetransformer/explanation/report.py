@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from pipetransformer.explanation.sections import sections
+from pipetransformer.explanation.document import Section
+from pipetransformer.explanation.sections import plan_sections
 from pipetransformer.explanation.text import render
 from pipetransformer.planner import Plan
 
@@ -177,9 +178,13 @@ class Explanation:
             ],
         }
 
+    def sections(self) -> list[Section]:
+        """Return the report as sentences and tables, to be drawn."""
+        return plan_sections(self)
+
     def __str__(self) -> str:
         """Return the report as plain text."""
-        return render(sections(self))
+        return render(self.sections())
 
 
 def _plain(entry: Inputs | StageReport | Limit | Counterfactual | Measurement) -> dict[str, object]:

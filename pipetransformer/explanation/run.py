@@ -14,7 +14,7 @@ from pipetransformer.explanation.document import (
     seconds,
 )
 from pipetransformer.explanation.report import Measurement
-from pipetransformer.explanation.sections import measured_table
+from pipetransformer.explanation.sections import measured_table, transition_lines
 from pipetransformer.explanation.text import render
 from pipetransformer.planner import Transition
 
@@ -78,9 +78,13 @@ class RunExplanation:
             ],
         }
 
+    def sections(self) -> list[Section]:
+        """Return the report as sentences and tables, to be drawn."""
+        return run_sections(self)
+
     def __str__(self) -> str:
         """Return the report as plain text."""
-        return render(run_sections(self))
+        return render(self.sections())
 
 
 def _change_dict(change: Change) -> dict[str, object]:
@@ -140,9 +144,16 @@ def _change(record: object, what: str) -> Change:
         ),
         phases_ns=_phases(values.get("phases", {}), f"{what} phases"),
         transition=(
-            None if moved is None else Transition.from_dict(moved, f"{what} transition")
+            None if moved is None else _transition(moved, f"{what} transition")
         ),
     )
+
+
+def _transition(value: object, what: str) -> Transition:
+    try:
+        return Transition.from_dict(value)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
 
 
 def _shape(value: object, what: str) -> str:
@@ -190,7 +201,7 @@ def _pause(change: Change) -> Measurement:
     moved = change.transition
     return Measurement(
         what=f"pause before epoch {change.epoch}",
-        predicted_ns=None if moved is None else moved.pause_ns,
+        predicted_ns=None if moved is None else sum(moved.expected_terms_ns.values()),
         measured_ns=change.pause_ns,
     )
 
@@ -213,12 +224,10 @@ def _lines(change: Change) -> list[str]:
     lines.append(f"  {change.reason}")
     moved = change.transition
     if moved is not None:
-        verdict = "accepted" if moved.accepted else "refused"
-        lines.append(f"  {moved.kind} {verdict}: {moved.rule}")
-        terms = ", ".join(
-            f"{name} {milliseconds(ns)}" for name, ns in sorted(moved.terms_ns.items())
-        )
-        lines.append(f"  predicted pause {milliseconds(moved.pause_ns)}: {terms}")
+        lines += [f"  {line}" for line in transition_lines(moved)]
+        terms = [f"{n} {milliseconds(t)}" for n, t in moved.expected_terms_ns.items()]
+        if terms:
+            lines.append(f"  predicted: {', '.join(terms)}")
     parts = [f"{name} {milliseconds(ns)}" for name, ns in change.phases_ns.items()]
     if parts:
         lines.append(f"  measured: {', '.join(parts)}")

@@ -12,13 +12,14 @@ from pipetransformer.explanation.document import (
     milliseconds,
     percent,
 )
-from pipetransformer.planner import Candidate, Plan
+from pipetransformer.planner import Candidate, Plan, Transition
+from pipetransformer.simulator import Simulation
 
 if TYPE_CHECKING:
     from pipetransformer.explanation.report import Explanation, Measurement
 
 
-def sections(explanation: Explanation) -> list[Section]:
+def plan_sections(explanation: Explanation) -> list[Section]:
     """Return everything the explanation holds; what it does not hold is left out."""
     plan = explanation.plan
     found = [
@@ -190,23 +191,40 @@ def reasons(plan: Plan) -> Section:
 
 
 def transition(plan: Plan) -> Section:
-    """What the change to this plan costs and wins."""
+    """What the change to this plan costs and wins, term by term."""
     change = plan.transition
     if change is None:
         return Section("Transition")
+    lines = transition_lines(change)
+    return Section("Transition", lines, _transition_table(change))
+
+
+def transition_lines(change: Transition) -> tuple[str, ...]:
+    """Return what was priced, the rule that decided, and when it pays back."""
     verdict = "accepted" if change.accepted else "refused"
-    pay_back = "never pays back"
+    offered = f" to {change.offered}" if change.offered else ""
+    pay_back = "does not pay back"
     if change.pay_back_steps is not None:
         pay_back = f"pays back after {change.pay_back_steps} steps"
-    lines = (
-        f"change of {change.kind}, {verdict}: {change.rule}",
+    return (
+        f"change of {change.kind}{offered}, {verdict}: {change.rule}",
         f"gain {milliseconds(change.gain_ns_per_step)} a step over "
         f"{change.remaining_steps} steps left; {pay_back}",
     )
-    terms = sorted(change.terms_ns.items())
-    rows = tuple((name, milliseconds(ns)) for name, ns in terms)
-    rows += (("pause", milliseconds(change.pause_ns)),)
-    return Section("Transition", lines, Table(("term<", "time"), rows))
+
+
+def _transition_table(change: Transition) -> Table | None:
+    if not change.terms_ns:
+        return None
+    anyway = change.anyway_terms_ns
+    rows = [
+        (name, milliseconds(ns), milliseconds(anyway.get(name)))
+        for name, ns in change.terms_ns.items()
+    ]
+    total = sum(anyway.values()) if anyway else None
+    rows.append(("pause", milliseconds(change.pause_ns), milliseconds(total)))
+    columns = ("term<", "this change", "new boundary alone")
+    return Table(columns, tuple(rows))
 
 
 def idle(plan: Plan) -> Section:
@@ -236,3 +254,27 @@ def measured_table(measured: tuple[Measurement, ...]) -> Table | None:
         for entry in measured
     )
     return Table(("what<", "predicted", "measured", "error"), rows)
+
+
+def simulated(plan: Plan, run: Simulation, notes: tuple[str, ...]) -> Section:
+    """What the simulator measured, one row per stage."""
+    step = f"simulated: step {milliseconds(run.step_ns)}, bubble "
+    step += f"{percent(run.bubble_fraction)}, exposed all-reduce "
+    step += milliseconds(run.exposed_all_reduce_ns)
+    lines = [f"plan {hash_text(plan.plan_hash)}: {plan.describe()}, {plan.schedule}"]
+    lines.append(step)
+    if run.steps > 1:
+        lines.append(f"{run.steps} steps: {milliseconds(run.total_ns)}")
+    rows = tuple(
+        (
+            str(stage),
+            milliseconds(busy),
+            percent(busy / run.step_ns if run.step_ns else 0.0),
+            megabytes(peak),
+        )
+        for stage, (busy, peak) in enumerate(
+            zip(run.stage_busy_ns, run.peak_bytes_per_stage, strict=True)
+        )
+    )
+    table = Table(("stage", "busy", "of step", "peak"), rows)
+    return Section("Simulation", (*lines, *notes), table)

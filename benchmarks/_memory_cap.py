@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from pipetransformer import planner
 from pipetransformer.planner import (
     Cluster,
     InfeasiblePlan,
     Profile,
-    measure_profile,
     search,
 )
 
@@ -41,7 +41,7 @@ def memory_cap(
     """
     if slots < 2:
         raise ValueError(f"slots: expected at least 2 for a memory cap, got {slots}")
-    profile = measure_profile(
+    profile = planner.profile(
         model, inputs, microbatch_samples=(len(inputs),), repeats=1
     )
 
@@ -68,7 +68,7 @@ def fits(
     num_stages: int,
 ) -> bool:
     """Ask the planner whether the unfrozen model fits so many stages under a cap."""
-    profile = measure_profile(
+    profile = planner.profile(
         model, inputs, microbatch_samples=(len(inputs),), repeats=1
     )
     cluster = Cluster(devices_per_node=slots, device_memory_bytes=cap)

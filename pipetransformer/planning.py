@@ -7,6 +7,7 @@ import json
 
 from torch import nn
 
+from pipetransformer import planner
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.autofreeze import (
     FreezeStatistics,
@@ -16,7 +17,7 @@ from pipetransformer.autofreeze import (
 )
 from pipetransformer.layout import ranks_of_plan
 from pipetransformer.memory import host_bytes
-from pipetransformer.planner import Cluster, Plan, Profile, measure_profile, search
+from pipetransformer.planner import Cluster, Plan, Profile, search
 from pipetransformer.proposal import Proposal
 from pipetransformer.run import Run
 from pipetransformer.transformation import Replica
@@ -105,7 +106,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
     if lead:
         most = run.workload.global_batch
         sizes = [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
-        profile = measure_profile(
+        profile = planner.profile(
             run.recipe.model, run.workload.sample(max(sizes)), microbatch_samples=sizes
         )
         cluster = _cluster(run)

@@ -8,6 +8,8 @@
 #include "planner/request.h"
 #include "planner/search.h"
 #include "planner/staircase.h"
+#include "planner/step_model.h"
+#include "simulator/step.h"
 
 namespace pipetransformer::bindings {
 
@@ -28,6 +30,9 @@ void bind_inputs(py::module_& m) {
           "activation_bytes_per_sample",
           &LayerProfile::activation_bytes_per_sample)
       .def_readwrite(
+          "weight_grad_activation_bytes_per_sample",
+          &LayerProfile::weight_grad_activation_bytes_per_sample)
+      .def_readwrite(
           "boundary_bytes_per_sample", &LayerProfile::boundary_bytes_per_sample)
       .def_readwrite("trainable", &LayerProfile::trainable);
   py::class_<Profile>(m, "PlannerProfile")
@@ -35,6 +40,12 @@ void bind_inputs(py::module_& m) {
       .def_readwrite("microbatch_samples", &Profile::microbatch_samples)
       .def_readwrite("layers", &Profile::layers)
       .def_readwrite("tied_layers", &Profile::tied_layers);
+  py::class_<CacheTiers>(m, "PlannerCacheTiers")
+      .def(py::init<>())
+      .def_readwrite("host_bytes", &CacheTiers::host_bytes)
+      .def_readwrite("host_bytes_per_s", &CacheTiers::host_bytes_per_s)
+      .def_readwrite("disk_bytes", &CacheTiers::disk_bytes)
+      .def_readwrite("disk_bytes_per_s", &CacheTiers::disk_bytes_per_s);
   py::class_<Cluster>(m, "PlannerCluster")
       .def(py::init<>())
       .def_readwrite("num_nodes", &Cluster::num_nodes)
@@ -48,7 +59,8 @@ void bind_inputs(py::module_& m) {
       .def_readwrite(
           "optimizer_bytes_per_parameter_byte",
           &Cluster::optimizer_bytes_per_parameter_byte)
-      .def_readwrite("context_bytes", &Cluster::context_bytes);
+      .def_readwrite("context_bytes", &Cluster::context_bytes)
+      .def_readwrite("cache", &Cluster::cache);
 }
 
 void bind_request(py::module_& m) {
@@ -56,6 +68,14 @@ void bind_request(py::module_& m) {
       .value("NEVER", Checkpoint::kNever)
       .value("EXCEPT_LAST", Checkpoint::kExceptLast)
       .value("ALWAYS", Checkpoint::kAlways);
+  py::enum_<CopyModel>(m, "PlannerCopyModel")
+      .value("OVERLAPPED", CopyModel::kOverlapped)
+      .value("SERIAL", CopyModel::kSerial);
+  py::enum_<CacheTier>(m, "PlannerCacheTier")
+      .value("NONE", CacheTier::kNone)
+      .value("DEVICE", CacheTier::kDevice)
+      .value("HOST", CacheTier::kHost)
+      .value("DISK", CacheTier::kDisk);
   py::class_<Shape>(m, "PlannerShape")
       .def(
           py::init<int64_t, int64_t, int64_t>(),
@@ -70,7 +90,26 @@ void bind_request(py::module_& m) {
       .def_readwrite("global_batch", &Workload::global_batch)
       .def_readwrite("boundary", &Workload::boundary)
       .def_readwrite("checkpoint", &Workload::checkpoint)
-      .def_readwrite("prefix_cached", &Workload::prefix_cached);
+      .def_readwrite("copies", &Workload::copies)
+      .def_readwrite("num_samples", &Workload::num_samples);
+  py::class_<Choice>(m, "PlannerChoice")
+      .def(
+          py::init<
+              Shape,
+              ScheduleKind,
+              PrefixPlacement,
+              CacheTier,
+              std::vector<int64_t>>(),
+          py::arg("shape"),
+          py::arg("schedule"),
+          py::arg("prefix"),
+          py::arg("cache"),
+          py::arg("cuts"))
+      .def_readonly("shape", &Choice::shape)
+      .def_readonly("schedule", &Choice::schedule)
+      .def_readonly("prefix", &Choice::prefix)
+      .def_readonly("cache", &Choice::cache)
+      .def_readonly("cuts", &Choice::cuts);
   py::class_<Request>(m, "PlannerRequest")
       .def(py::init<>())
       .def_readwrite("workload", &Request::workload)
@@ -78,16 +117,20 @@ void bind_request(py::module_& m) {
       .def_readwrite("max_replicas", &Request::max_replicas)
       .def_readwrite("num_microbatches", &Request::num_microbatches)
       .def_readwrite("cuts", &Request::cuts)
-      .def_readwrite("current", &Request::current)
       .def_readwrite(
-          "min_microbatch_samples", &Request::min_microbatch_samples);
+          "min_microbatch_samples", &Request::min_microbatch_samples)
+      .def_readwrite("schedules", &Request::schedules)
+      .def_readwrite("prefix_placements", &Request::prefix_placements)
+      .def_readwrite("cache_tiers", &Request::cache_tiers);
 }
 
 void bind_result(py::module_& m) {
   py::class_<Candidate>(m, "PlannerCandidate")
-      .def_readonly("shape", &Candidate::shape)
-      .def_readonly("cuts", &Candidate::cuts)
-      .def_readonly("step_ns", &Candidate::step_ns)
+      .def_readonly("choice", &Candidate::choice)
+      .def_readonly("estimate_ns", &Candidate::estimate_ns)
+      .def_readonly("lower_bound_ns", &Candidate::lower_bound_ns)
+      .def_readonly("simulated_ns", &Candidate::simulated_ns)
+      .def_readonly("bubble_fraction", &Candidate::bubble_fraction)
       .def_readonly("bytes_per_stage", &Candidate::bytes_per_stage);
   py::enum_<RefusalCause>(m, "PlannerRefusalCause")
       .value("MEMORY", RefusalCause::kMemory)
@@ -103,9 +146,46 @@ void bind_result(py::module_& m) {
       .def_readonly("layer", &Refusal::layer);
   py::class_<SearchResult>(m, "PlannerResult")
       .def_readonly("candidates", &SearchResult::candidates)
-      .def_readonly("chosen", &SearchResult::chosen)
-      .def_readonly("kept_current", &SearchResult::kept_current)
+      .def_readonly("exhaustive", &SearchResult::exhaustive)
       .def_readonly("refusals", &SearchResult::refusals);
+}
+
+// Here the planner meets the simulator, which decides between its candidates.
+Simulated simulated(const StepCosts& costs) {
+  const simulator::StepResult result =
+      simulator::simulate_step(costs, /*keep_timeline=*/false);
+  return {result.step_ns, result.pipelines.front().bubble_fraction};
+}
+
+void bind_search(py::module_& m) {
+  m.def(
+      "planner_search",
+      [](const Profile& profile,
+         const Cluster& cluster,
+         const Request& request) {
+        return search(profile, cluster, request, simulated);
+      },
+      py::arg("profile"),
+      py::arg("cluster"),
+      py::arg("request"),
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "planner_step_costs",
+      [](const Profile& profile,
+         const Cluster& cluster,
+         const Workload& workload,
+         const Choice& choice) {
+        Request request;
+        request.workload = workload;
+        request.cuts = choice.cuts;
+        check(profile, cluster, workload.global_batch);
+        check(request, profile, cluster);
+        return step_costs(profile, cluster, workload, choice);
+      },
+      py::arg("profile"),
+      py::arg("cluster"),
+      py::arg("workload"),
+      py::arg("choice"));
 }
 
 void bind_paper(py::module_& m) {
@@ -206,13 +286,7 @@ void bind_planner(py::module_& m) {
   bind_inputs(m);
   bind_request(m);
   bind_result(m);
-  m.def(
-      "planner_search",
-      &search,
-      py::arg("profile"),
-      py::arg("cluster"),
-      py::arg("request"),
-      py::call_guard<py::gil_scoped_release>());
+  bind_search(m);
   bind_solvers(m);
   bind_paper(m);
 }

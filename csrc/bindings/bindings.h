@@ -9,6 +9,8 @@ namespace pipetransformer::bindings {
 
 void bind_core(pybind11::module_& m);
 void bind_planner(pybind11::module_& m);
+void bind_simulator(pybind11::module_& m);
+void bind_planner_transition(pybind11::module_& m);  // after bind_planner
 void bind_autofreeze(pybind11::module_& m);
 void bind_pipe(pybind11::module_& m);
 void bind_autodp(pybind11::module_& m);

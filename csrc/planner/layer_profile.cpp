@@ -104,6 +104,13 @@ void check_cluster(const Cluster& cluster) {
   require_not_negative(
       cluster.network_latency_ns, "cluster network_latency_ns");
   require_not_negative(cluster.context_bytes, "cluster context_bytes");
+  const CacheTiers tiers = cluster.cache.value_or(CacheTiers{});
+  require_not_negative(tiers.host_bytes, "cluster cache host_bytes");
+  require_not_negative(
+      tiers.host_bytes_per_s, "cluster cache host_bytes_per_s");
+  require_not_negative(tiers.disk_bytes, "cluster cache disk_bytes");
+  require_not_negative(
+      tiers.disk_bytes_per_s, "cluster cache disk_bytes_per_s");
   const double factor = cluster.optimizer_bytes_per_parameter_byte;
   if (!(factor >= 0.0 && factor <= kHeadroom)) {  // also refuses NaN
     fail(
@@ -142,6 +149,9 @@ void check(
     };
     add_bytes(layer.parameter_bytes, "parameter_bytes");
     add_bytes(layer.activation_bytes_per_sample, "activation_bytes_per_sample");
+    add_bytes(
+        layer.weight_grad_activation_bytes_per_sample,
+        "weight_grad_activation_bytes_per_sample");
     add_bytes(layer.boundary_bytes_per_sample, "boundary_bytes_per_sample");
   }
   check_sums(times, bytes, global_batch);

@@ -22,6 +22,7 @@ struct LayerProfile {
   std::vector<int64_t> forward_only_ns;  // without gradients, as frozen
   int64_t parameter_bytes = 0;
   int64_t activation_bytes_per_sample = 0;  // held from forward to backward
+  int64_t weight_grad_activation_bytes_per_sample = 0;  // and to W, where split
   int64_t boundary_bytes_per_sample = 0;    // needed by later layers
   bool trainable = true;  // false: the user froze it, or it has no parameter
 };
@@ -36,6 +37,15 @@ struct Profile {
   }
 };
 
+// The activation cache of one node. A tier without bytes does not exist; a rate
+// of 0 is not known, and reads from it cost nothing.
+struct CacheTiers {
+  int64_t host_bytes = 0;
+  int64_t host_bytes_per_s = 0;
+  int64_t disk_bytes = 0;
+  int64_t disk_bytes_per_s = 0;
+};
+
 // Rates of nullopt mean that transfers cost nothing (CPU slots).
 struct Cluster {
   int64_t num_nodes = 1;
@@ -47,6 +57,7 @@ struct Cluster {
   int64_t network_latency_ns = 0;
   double optimizer_bytes_per_parameter_byte = 2.0;
   int64_t context_bytes = 0;
+  std::optional<CacheTiers> cache;  // nullopt: tiers without limits
 };
 
 // Throws std::invalid_argument when a list has a wrong length, a value is

@@ -24,26 +24,59 @@ struct Limit {
   int64_t cap;
 };
 
+// Cost of a stage that depends on its position: stage k of K costs
+// fixed.stage(begin, end) + counts[k] * repeated.stage(begin, end). Memory of
+// schedules that keep fewer micro-batches on later stages. Both costs add their
+// charges. Holds references.
+struct StageCost {
+  std::reference_wrapper<const SpanCost> fixed;
+  std::reference_wrapper<const SpanCost> repeated;
+  std::vector<int64_t> counts;  // K entries, not negative
+
+  int64_t stage(int64_t index, int64_t begin, int64_t end) const {
+    return fixed.get().stage(begin, end) +
+           counts[static_cast<std::size_t>(index)] *
+               repeated.get().stage(begin, end);
+  }
+};
+
+// Every stage k must satisfy cost.stage(k, begin, end) <= cap.
+struct StageLimit {
+  StageCost cost;
+  int64_t cap;
+};
+
 struct MinMax {
   int64_t value;  // the largest stage
   Cuts cuts;
 };
 
-// What a partition may do: `cut_allowed[j]` for 0 < j < n, and the limits.
+// What a partition may do.
 struct Rules {
   std::vector<char> cut_allowed;  // n + 1 entries, the ends are ignored
-  std::vector<Limit> limits;
+  std::vector<Limit> limits = {};
+  std::vector<StageLimit> stage_limits = {};  // each with K counts
+  // Empty, or for each begin the last end that its stage may have; must not
+  // decrease.
+  std::vector<int64_t> last_ends = {};
 };
 
 // The lexicographically smallest cuts within all limits, nullopt if none are.
-// See Note [Windowed reachability] for the cost.
 std::optional<Cuts> cuts_within(const Rules& rules, int64_t num_stages);
 
 // The smallest possible largest stage of `cost` under `rules`, by bisection;
-// nullopt if no partition satisfies the rules.
+// nullopt if no partition satisfies the rules. See Note [Moving caps].
 std::optional<MinMax>
 min_max(const SpanCost& cost, const Rules& rules, int64_t num_stages);
 
+// The same for a cost with one count per stage.
+std::optional<MinMax>
+min_max(const StageCost& cost, const Rules& rules, int64_t num_stages);
+
+// What the largest stage can not be below: the largest layer, and the mean.
+int64_t least_possible(const SpanCost& cost, int64_t num_stages);
+
 int64_t largest_stage(const SpanCost& cost, const Cuts& cuts);
+int64_t largest_stage(const StageCost& cost, const Cuts& cuts);
 
 }  // namespace pipetransformer::planner

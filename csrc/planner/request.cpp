@@ -135,6 +135,13 @@ void check(
   require_positive(request.min_microbatch_samples, "min_microbatch_samples");
   require_positive(request.max_replicas.value_or(1), "max_replicas");
   require_positive(request.num_microbatches.value_or(1), "num_microbatches");
+  require_positive(request.workload.num_samples.value_or(1), "num_samples");
+  if (request.schedules.empty() || request.prefix_placements.empty() ||
+      request.cache_tiers.empty()) {
+    fail(
+        "schedules, prefix placements, cache tiers: expected at least one of "
+        "each, got none");
+  }
   std::optional<int64_t> num_stages = request.num_stages;
   if (request.cuts) {
     check_cuts(*request.cuts, profile, request);

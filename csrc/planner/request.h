@@ -5,9 +5,10 @@
 #include <optional>
 #include <vector>
 
-#include "planner/cost.h"
 #include "planner/layer_profile.h"
 #include "planner/partition.h"
+#include "planner/step_costs.h"
+#include "planner/workload.h"
 
 namespace pipetransformer::planner {
 
@@ -18,8 +19,14 @@ struct Request {
   std::optional<int64_t> max_replicas;
   std::optional<int64_t> num_microbatches;
   std::optional<Cuts> cuts;      // layer indices from the boundary to L
-  std::optional<Shape> current;  // shape in use: kept unless clearly beaten
   int64_t min_microbatch_samples = 1;
+  // What may be chosen, none of them empty. Of the placements the first that
+  // fits is taken; they and the tiers matter to frozen layers alone.
+  std::vector<ScheduleKind> schedules{ScheduleKind::kGPipe};
+  std::vector<PrefixPlacement> prefix_placements{
+      PrefixPlacement::kReplicated,
+      PrefixPlacement::kPipelined};
+  std::vector<CacheTier> cache_tiers{CacheTier::kNone};
 };
 
 // Throws std::invalid_argument naming the option, what is expected and what was

@@ -1,36 +1,31 @@
-// Cost of a stage that holds the layers [begin, end): a prefix difference plus
-// a charge for the boundary it opens with and one for the boundary it ends
-// with. Times, bytes and memory of stages all have this form.
+// Cost of a stage that holds the layers [begin, end): a prefix difference and a
+// charge for the boundary it opens with and one for the boundary it ends with.
+// Times, bytes and memory of stages all have this form.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 namespace pipetransformer::planner {
 
-// Indices run over 0..n, n = number of layers. `prefix` does not decrease;
-// `entry` and `exit` are not negative. Immutable values: thread-safe.
+// How the charges of a stage's boundaries join the cost of its layers. Added: a
+// copy occupies the device, cost = layers + entry + exit. Overlapped: copies
+// have engines of their own, cost = max(layers, entry, exit).
+enum class Charges { kAdded, kOverlapped };
+
+// Indices run over 0..n, n = number of layers. Layer costs and charges are not
+// negative and sum to less than 2^62. Immutable values: thread-safe.
 class SpanCost {
  public:
   SpanCost(
       const std::vector<int64_t>& layer_costs,
       std::vector<int64_t> entry,
-      std::vector<int64_t> exit)
-      : prefix_(layer_costs.size() + 1, 0),
-        entry_(std::move(entry)),
-        exit_(std::move(exit)) {
-    for (std::size_t i = 0; i < layer_costs.size(); ++i) {
-      prefix_[i + 1] = prefix_[i] + layer_costs[i];
-    }
-  }
+      std::vector<int64_t> exit,
+      Charges charges = Charges::kAdded);
 
-  explicit SpanCost(const std::vector<int64_t>& layer_costs)
-      : SpanCost(
-            layer_costs,
-            std::vector<int64_t>(layer_costs.size() + 1, 0),
-            std::vector<int64_t>(layer_costs.size() + 1, 0)) {}
+  explicit SpanCost(const std::vector<int64_t>& layer_costs);
 
   int64_t num_layers() const {
     return static_cast<int64_t>(prefix_.size()) - 1;
@@ -39,11 +34,27 @@ class SpanCost {
   int64_t layers(int64_t begin, int64_t end) const {
     return at(prefix_, end) - at(prefix_, begin);
   }
+  // Cost of the layers with what is added to it, but not with what overlaps.
+  int64_t span(int64_t begin, int64_t end) const {
+    return at(right_, end) - at(left_, begin);
+  }
   int64_t stage(int64_t begin, int64_t end) const {
-    return layers(begin, end) + at(entry_, begin) + at(exit_, end);
+    return overlapped() ? std::max({span(begin, end), entry(begin), exit(end)})
+                        : span(begin, end);
   }
   int64_t entry(int64_t boundary) const {
     return at(entry_, boundary);
+  }
+  int64_t exit(int64_t boundary) const {
+    return at(exit_, boundary);
+  }
+  // Whether cost = max(layers, entry, exit); false when nothing is charged.
+  bool overlapped() const {
+    return charges_ == Charges::kOverlapped;
+  }
+  // Whether `span` never falls when a stage grows: always if nothing is added.
+  bool monotone() const {
+    return monotone_;
   }
 
  private:
@@ -51,9 +62,13 @@ class SpanCost {
     return values[static_cast<std::size_t>(index)];
   }
 
+  Charges charges_;
   std::vector<int64_t> prefix_;
   std::vector<int64_t> entry_;
   std::vector<int64_t> exit_;
+  std::vector<int64_t> left_;   // prefix, less entry if added
+  std::vector<int64_t> right_;  // prefix, and exit if added
+  bool monotone_ = true;
 };
 
 }  // namespace pipetransformer::planner

@@ -2,9 +2,9 @@
 
 from pipetransformer.planner import paper, solvers
 from pipetransformer.planner.cluster import CacheTiers, Cluster
-from pipetransformer.planner.measure import measure_profile
+from pipetransformer.planner.layer_profile import LayerProfile, Profile
+from pipetransformer.planner.measure import profile
 from pipetransformer.planner.plan import Candidate, Plan
-from pipetransformer.planner.profile import LayerProfile, Profile
 from pipetransformer.planner.search import InfeasiblePlan, search
 
 __all__ = [
@@ -15,8 +15,8 @@ __all__ = [
     "LayerProfile",
     "Plan",
     "Profile",
-    "measure_profile",
     "paper",
+    "profile",
     "search",
     "solvers",
 ]

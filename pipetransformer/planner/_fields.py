@@ -38,6 +38,29 @@ def check_str(value: object, what: str) -> str:
     return value
 
 
+def check_choice(value: object, what: str, choices: tuple[str, ...]) -> str:
+    """Return ``value`` if it is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{what}: expected one of {choices}, got {value!r}")
+    return value
+
+
+def check_fraction(value: object, what: str) -> float:
+    """Return ``value`` as a float from 0 to 1."""
+    if check_float(value, what) > 1:
+        raise ValueError(f"{what}: expected 0 to 1, got {value}")
+    return float(value)  # type: ignore[arg-type]  # a number: checked
+
+
+def check_hash(value: object, what: str) -> int:
+    """Return ``value`` if it is a 64-bit hash."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{what}: expected an integer, got {value!r}")
+    if not 0 <= value < 2**64:
+        raise ValueError(f"{what}: expected 0 to 2**64 - 1, got {value}")
+    return value
+
+
 def check_bool(value: object, what: str) -> bool:
     """Return ``value`` if it is true or false."""
     if not isinstance(value, bool):

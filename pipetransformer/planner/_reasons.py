@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from pipetransformer.planner import _binding
+from pipetransformer.planner import _binding, _native
 from pipetransformer.planner.cluster import Cluster
-from pipetransformer.planner.profile import Profile
-
-
-def same(a: _binding.PlannerCandidate, b: _binding.PlannerCandidate) -> bool:
-    """Whether two candidates have the same shape (then they are the same)."""
-    return _shape(a.shape) == _shape(b.shape)
+from pipetransformer.planner.layer_profile import Profile
 
 
 def lost(
     candidate: _binding.PlannerCandidate, chosen: _binding.PlannerCandidate
 ) -> str:
-    """Why ``candidate`` was not chosen; empty for the chosen one."""
-    if same(candidate, chosen):
-        return ""
-    if candidate.step_ns < chosen.step_ns:
-        gain = _percent(chosen.step_ns - candidate.step_ns, chosen.step_ns)
-        return f"{gain} faster than the current shape: less than 2 %"
-    if candidate.step_ns == chosen.step_ns:
+    """Why ``candidate`` was not chosen."""
+    slower = candidate.simulated_ns - chosen.simulated_ns
+    if slower == 0:
         return "equal step time: ties go to the first cuts, then to fewer micro-batches"
-    slower = _percent(candidate.step_ns - chosen.step_ns, chosen.step_ns)
-    return f"{slower} slower"
+    return f"{_percent(slower, chosen.simulated_ns)} slower"
 
 
 def choice(
@@ -33,34 +23,34 @@ def choice(
     request: _binding.PlannerRequest,
     idle_devices: int,
 ) -> list[str]:
-    """Why the chosen shape won, and what it leaves unused."""
-    chosen = result.chosen
-    name = _shape_text(chosen.shape)
-    step = f"predicted step {_milliseconds(chosen.step_ns)}"
-    others = [c for c in result.candidates if not same(c, chosen)]
-    if result.kept_current:
-        best = others[0]
-        gain = _percent(chosen.step_ns - best.step_ns, chosen.step_ns)
+    """Why the chosen candidate won, and what it leaves unused."""
+    chosen, *others = result.candidates
+    step = f"simulated step {_milliseconds(chosen.simulated_ns)}"
+    name = _name(chosen)
+    if others:
+        behind = _percent(
+            others[0].simulated_ns - chosen.simulated_ns, chosen.simulated_ns
+        )
         sentences = [
-            f"{name} kept, {step}: {_shape_text(best.shape)} would be {gain} faster, "
-            "a new shape must be 2 % faster"
-        ]
-    elif others:
-        behind = _percent(others[0].step_ns - chosen.step_ns, chosen.step_ns)
-        sentences = [
-            f"{name} has the shortest {step}; next is "
-            f"{_shape_text(others[0].shape)}, {behind} slower"
+            f"{name} has the shortest {step}; next is {_name(others[0])}, "
+            f"{behind} slower"
         ]
     else:
-        sentences = [f"{name} is the only shape that fits, {step}"]
+        sentences = [f"{name} is the only one that fits, {step}"]
+    if result.exhaustive:
+        sentences.append(
+            "nothing else that was allowed simulates faster: all cuts were bounded or "
+            "simulated"
+        )
     sizes = chosen.bytes_per_stage
     sentences.append(
         f"the fullest stage, {sizes.index(max(sizes))}, needs {max(sizes)} of "
         f"{cluster.device_memory_bytes} bytes"
     )
     if idle_devices:
-        cause = f"K={chosen.shape.num_stages} on {cluster.devices_per_node} per node"
-        if request.max_replicas == chosen.shape.num_replicas:
+        shape = chosen.choice.shape
+        cause = f"K={shape.num_stages} on {cluster.devices_per_node} per node"
+        if request.max_replicas == shape.num_replicas:
             cause = f"at most {request.max_replicas} replicas"
         sentences.append(f"{idle_devices} devices idle: {cause}")
     return sentences
@@ -105,13 +95,14 @@ def _refusal(
     )
 
 
-def _shape(shape: _binding.PlannerShape) -> tuple[int, int, int]:
-    return shape.num_stages, shape.num_replicas, shape.num_microbatches
-
-
-def _shape_text(shape: _binding.PlannerShape) -> str:
-    k, r, m = _shape(shape)
-    return f"K={k} R={r} M={m}"
+def _name(candidate: _binding.PlannerCandidate) -> str:
+    choice, shape = candidate.choice, candidate.choice.shape
+    text = (
+        f"K={shape.num_stages} R={shape.num_replicas} M={shape.num_microbatches} "
+        f"{_native.name_of(_native.SCHEDULES, choice.schedule)}"
+    )
+    tier = _native.name_of(_native.TIERS, choice.cache)
+    return text if tier == "none" else f"{text}, {tier} cache"
 
 
 def _percent(part: int, whole: int) -> str:

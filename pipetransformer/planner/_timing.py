@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from pipetransformer.planner import _values
 from pipetransformer.planner._alike import cost_key
+from pipetransformer.planner._stopwatch import Stopwatch, stopwatch
 
 
 class LayerTimes(NamedTuple):
@@ -67,18 +67,18 @@ def _run_once(
     layer: nn.Module, value: object
 ) -> tuple[tuple[int, int, int, int], object]:
     """Forward, input, full backward and forward-only times, and the output."""
-    device = next(_values.tensors(value)).device
+    watch = stopwatch(next(_values.tensors(value)).device)
     parameters = [p for p in layer.parameters() if p.requires_grad]
     # Each backward follows a forward of its own: the second one over the same
     # graph would find its operands in the processor's caches.
-    first_ns, input_ns, _ = _forward_backward(device, layer, value, [])
-    second_ns, both_ns, output = _forward_backward(device, layer, value, parameters)
-    only_ns = _forward_only_ns(device, layer, value)
+    first_ns, input_ns, _ = _forward_backward(watch, layer, value, [])
+    second_ns, both_ns, output = _forward_backward(watch, layer, value, parameters)
+    only_ns = _forward_only_ns(watch, layer, value)
     return (min(first_ns, second_ns), input_ns, both_ns, only_ns), output
 
 
 def _forward_backward(
-    device: torch.device, layer: nn.Module, value: object, parameters: Sequence[Tensor]
+    watch: Stopwatch, layer: nn.Module, value: object, parameters: Sequence[Tensor]
 ) -> tuple[int, int, object]:
     """Time a forward, and its backward to the inputs and ``parameters``."""
     leaves: list[Tensor] = []
@@ -92,23 +92,22 @@ def _forward_backward(
 
     with torch.enable_grad():
         arguments = _values.map_tensors(value, as_input)
-        forward_ns, output = _timed(device, lambda: _values.call(layer, arguments))
+        forward_ns, output = watch(lambda: _values.call(layer, arguments))
         outputs = [t for t in _values.tensors(output) if t.requires_grad]
         targets = [*leaves, *parameters]
         backward_ns = 0
         if outputs and targets:
             gradients = [torch.ones_like(t) for t in outputs]
-            backward_ns, _ = _timed(
-                device,
+            backward_ns, _ = watch(
                 lambda: torch.autograd.grad(
                     outputs, targets, gradients, allow_unused=True
-                ),
+                )
             )
     detached = _values.map_tensors(output, lambda t: t.detach())
     return forward_ns, backward_ns, detached
 
 
-def _forward_only_ns(device: torch.device, layer: nn.Module, value: object) -> int:
+def _forward_only_ns(watch: Stopwatch, layer: nn.Module, value: object) -> int:
     """Time the layer as it runs when frozen: no gradients, eval mode."""
     arguments = _values.map_tensors(value, lambda t: t.detach().clone())
     modes = {module: module.training for module in layer.modules()}
@@ -116,20 +115,7 @@ def _forward_only_ns(device: torch.device, layer: nn.Module, value: object) -> i
         for module in modes:
             module.training = False
         with torch.no_grad():
-            return _timed(device, lambda: _values.call(layer, arguments))[0]
+            return watch(lambda: _values.call(layer, arguments))[0]
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def _timed(device: torch.device, fn: Callable[[], object]) -> tuple[int, object]:
-    _synchronize(device)
-    start = time.perf_counter_ns()
-    result = fn()
-    _synchronize(device)
-    return time.perf_counter_ns() - start, result
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

@@ -39,8 +39,7 @@ def num_rows(inputs: object) -> int:
     first = next(tensors(inputs), None)
     if first is None or first.dim() == 0:
         raise TypeError(
-            "inputs: expected a tensor with rows among the inputs, got "
-            f"{type(inputs).__name__}"
+            f"sample: expected a tensor with rows in it, got {type(inputs).__name__}"
         )
     return first.size(0)
 

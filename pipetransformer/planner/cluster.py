@@ -51,8 +51,8 @@ class Cluster:
         optimizer_bytes_per_parameter_byte: optimizer state alone (Adam 2.0); one
             gradient byte per parameter byte is added for active layers.
         context_bytes: taken on every device by its processes.
-        cache: tiers of the activation cache, kept for tools; the search does not
-            read them yet.
+        cache: tiers of the activation cache; None: those that a search is allowed
+            are without limits.
 
     Raises:
         ValueError: a field is malformed; the text names it.
@@ -89,6 +89,11 @@ class Cluster:
         object.__setattr__(self, "optimizer_bytes_per_parameter_byte", factor)
         if self.cache is not None and not isinstance(self.cache, CacheTiers):
             raise ValueError(f"cluster cache: expected CacheTiers, got {self.cache!r}")
+
+    @property
+    def hash(self) -> int:
+        """64-bit hash of the content."""
+        return _fields.content_hash(self.to_dict())
 
     def to_dict(self) -> dict[str, object]:
         """Return the cluster as JSON-ready values."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
@@ -12,17 +14,19 @@ from torch import Tensor, nn
 
 from pipetransformer.planner import _values
 from pipetransformer.planner._saved import saved_and_boundary_bytes
-from pipetransformer.planner._timing import time_layers
-from pipetransformer.planner.profile import LayerProfile, Profile
+from pipetransformer.planner._timing import LayerTimes, time_layers
+from pipetransformer.planner.layer_profile import LayerProfile, Profile
+
+logger = logging.getLogger(__name__)
 
 Inputs: TypeAlias = Union[  # noqa: UP007  # evaluated at run time
     Tensor, tuple[object, ...], list[object], Mapping[str, object]
 ]
 
 
-def measure_profile(
-    layers: nn.Sequential,
-    inputs: Inputs,
+def profile(
+    model: nn.Sequential,
+    sample: Inputs,
     *,
     microbatch_samples: Sequence[int] = (1, 4, 16),
     repeats: int = 3,
@@ -32,17 +36,21 @@ def measure_profile(
 
     Each layer runs ``repeats`` times per micro-batch size, forward and backward,
     with the calling thread's intra-op threads; the fastest run counts, since what
-    disturbs a run only adds to it. Layers that do the same work, as the blocks of a
-    transformer, are measured once and share their times. Measure before anything is
-    frozen: a layer none of whose parameters requires a gradient counts as frozen by
-    the user.
+    disturbs a run only adds to it. On CPU the clock counts, elsewhere events on the
+    current stream. Layers that do the same work, as the blocks of a transformer, are
+    measured once and share their times. Measure before anything is frozen: a layer
+    none of whose parameters requires a gradient counts as frozen by the user.
 
     No ``.grad`` is written; buffers, modes and random states are put back.
 
+    The overhead, per micro-batch size and on top of it one pass to count bytes:
+    ``2 (repeats + 1)`` forward-backward and ``repeats + 1`` forward passes over the
+    layers that differ; one forward over the others. It is logged in seconds.
+
     Args:
-        layers: the model, on the device it is to be measured on. A tuple or list
-            that leaves a layer is spread into the next layer's arguments.
-        inputs: of the first layer: a tensor ``(rows, ...)``, a tuple or list of
+        model: on the device it is to be measured on. A tuple or list leaves a
+            layer is spread into the next layer's arguments.
+        sample: inputs of the first layer: a tensor ``(rows, ...)``, a tuple or list of
             arguments, or a dict of keyword arguments.
         microbatch_samples: increasing micro-batch sizes; those above the number of
             rows given are replaced by it. Batch norm in training mode needs 2 rows,
@@ -55,54 +63,56 @@ def measure_profile(
         repeats ``activation_bytes_per_sample``, its upper bound.
 
     Raises:
-        TypeError: ``layers`` is no ``nn.Sequential``, or the inputs hold no tensor.
+        TypeError: ``model`` is no ``nn.Sequential``, or the sample holds no tensor.
         ValueError: an empty model, too few rows, or a malformed option.
 
     Source: the cost model keeps input gradients (b) and weight gradients (w) apart:
     b is a backward to the inputs alone, w what a full backward adds to it.
     """
-    if not isinstance(layers, nn.Sequential):
-        raise TypeError(
-            f"layers: expected an nn.Sequential, got {type(layers).__name__}"
-        )
-    if len(layers) == 0:
-        raise ValueError("layers: expected at least one layer, got none")
+    started = time.perf_counter()
+    if not isinstance(model, nn.Sequential):
+        raise TypeError(f"model: expected an nn.Sequential, got {type(model).__name__}")
+    if len(model) == 0:
+        raise ValueError("model: expected at least one layer, got none")
     if repeats < 1:
         raise ValueError(f"repeats: expected at least 1, got {repeats}")
-    sizes = _sizes(layers, _values.num_rows(inputs), microbatch_samples)
+    sizes = _sizes(model, _values.num_rows(sample), microbatch_samples)
     largest = sizes[-1]
-    with _left_as_found(layers, next(_values.tensors(inputs)).device):
+    with _left_as_found(model, next(_values.tensors(sample)).device):
         times = [
-            time_layers(layers, _values.first_rows(inputs, size), repeats)
+            time_layers(model, _values.first_rows(sample, size), repeats)
             for size in sizes
         ]
         saved, boundary = saved_and_boundary_bytes(
-            layers, _values.first_rows(inputs, largest)
+            model, _values.first_rows(sample, largest)
         )
-    parameter_bytes, tied = _parameters(layers)
-    profiles = []
-    for i, layer in enumerate(layers):
-        activation = -(-saved[i] // largest)
-        profiles.append(
-            LayerProfile(
-                name=f"{i}.{type(layer).__name__}",
-                forward_ns=tuple(row[i].forward_ns for row in times),
-                input_grad_ns=tuple(row[i].input_grad_ns for row in times),
-                weight_grad_ns=tuple(row[i].weight_grad_ns for row in times),
-                forward_only_ns=tuple(row[i].forward_only_ns for row in times),
-                parameter_bytes=parameter_bytes[i],
-                activation_bytes_per_sample=activation,
-                weight_grad_activation_bytes_per_sample=activation,
-                boundary_bytes_per_sample=-(-boundary[i] // largest),
-                trainable=any(p.requires_grad for p in layer.parameters()),
-            )
+    parameter_bytes, tied = _parameters(model)
+    layers = [
+        LayerProfile(
+            name=f"{i}.{type(layer).__name__}",
+            **_columns([row[i] for row in times]),
+            parameter_bytes=parameter_bytes[i],
+            activation_bytes_per_sample=-(-saved[i] // largest),
+            weight_grad_activation_bytes_per_sample=-(-saved[i] // largest),
+            boundary_bytes_per_sample=-(-boundary[i] // largest),
+            trainable=any(p.requires_grad for p in layer.parameters()),
         )
+        for i, layer in enumerate(model)
+    ]
+    seconds = time.perf_counter() - started
+    logger.info("%s: %d layers measured in %.3f s", name, len(layers), seconds)
     return Profile(
         name=name,
         microbatch_samples=tuple(sizes),
-        layers=tuple(profiles),
+        layers=tuple(layers),
         tied_layers=tied,
     )
+
+
+def _columns(times: Sequence[LayerTimes]) -> dict[str, tuple[int, ...]]:
+    """Turn one layer's times, one entry per size, into the profile's fields."""
+    columns = zip(*times, strict=True)
+    return dict(zip(LayerTimes._fields, columns, strict=True))
 
 
 def _sizes(
@@ -118,7 +128,7 @@ def _sizes(
     if any(isinstance(m, batch_norms) and m.training for m in layers.modules()):
         least = 2
     if num_rows < least:
-        raise ValueError(f"inputs: expected at least {least} rows, got {num_rows}")
+        raise ValueError(f"sample: expected at least {least} rows, got {num_rows}")
     return sorted({min(max(size, least), num_rows) for size in given})
 
 

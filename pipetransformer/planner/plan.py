@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from pipetransformer.planner import _fields
+from pipetransformer.planner.candidate import (
+    CACHE_TIERS,
+    COPY_MODELS,
+    PREFIX_PLACEMENTS,
+    SCHEDULES,
+    Candidate,
+)
+from pipetransformer.planner.transition import Transition
 
 CHECKPOINT_MODES = ("never", "except_last", "always")
-_CANDIDATE_FIELDS = (
-    "num_stages",
-    "num_replicas",
-    "num_microbatches",
-    "cuts",
-    "predicted_step_ns",
-    "lost",
-)
 _COUNTS = (
     "num_stages",
     "num_replicas",
     "num_microbatches",
     "samples_per_microbatch",
+    "global_batch",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A shape the search compared.
-
-    Args:
-        num_stages: K.
-        num_replicas: R.
-        num_microbatches: M.
-        cuts: K + 1 layer indices from the boundary to the number of layers.
-        predicted_step_ns: predicted time of a step, ns.
-        lost: why it was not chosen; empty for the chosen one.
-    """
-
-    num_stages: int
-    num_replicas: int
-    num_microbatches: int
-    cuts: tuple[int, ...]
-    predicted_step_ns: int
-    lost: str = ""
+_NUMBERS = (
+    "boundary",
+    "predicted_step_ns",
+    "lower_bound_ns",
+    "simulated_step_ns",
+    "idle_devices",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +41,30 @@ class Plan:
         num_replicas: R, copies of the pipeline.
         num_microbatches: M, micro-batches per replica and step.
         samples_per_microbatch: rows of the largest micro-batch.
+        global_batch: rows of a step over all replicas.
         cuts: K + 1 layer indices; stage k holds layers ``cuts[k]`` to
             ``cuts[k + 1] - 1``.
-        schedule: order of the cells; ``"gpipe"``.
+        schedule: order of the cells: ``"gpipe"``, ``"1f1b"`` or ``"zb-h1"``.
         checkpoint: ``"never"``, ``"except_last"`` or ``"always"``.
-        predicted_step_ns: predicted time of a step, ns.
-        bytes_per_stage: predicted device memory of each stage.
+        prefix: where the frozen layers run: ``"none"`` (there are none),
+            ``"replicated"`` or ``"pipelined"``.
+        cache: tier that the frozen outputs are read from: ``"none"``, ``"device"``,
+            ``"host"`` or ``"disk"``.
+        copies: how copies between stages were counted: ``"overlapped"`` or
+            ``"serial"``.
+        predicted_step_ns: the closed form's estimate of a step, ns.
+        lower_bound_ns: no step with these cuts takes less, ns.
+        simulated_step_ns: simulated time of a step, ns; what decided.
+        bubble_fraction: share of the stages' time, from the first forward to the last
+            backward, in which they stand still; simulated.
+        bytes_per_stage: predicted device memory of each stage; empty: not known.
         idle_devices: devices of the cluster that no replica uses.
-        candidates: the chosen shape and the best others, at most 8.
-        reasons: sentences for people.
+        transition: price of changing to this plan; None for a first plan.
+        candidates: the chosen one and the best others, at most 8.
+        refusals: why each infeasible pipeline length is out, as sentences.
+        reasons: why this one was chosen, as sentences.
         profile_hash: of the profile the plan was made from.
+        cluster_hash: of the cluster the plan was made for.
         plan_hash: 64-bit hash of everything above; computed when left out.
 
     Raises:
@@ -76,29 +77,43 @@ class Plan:
     num_replicas: int
     num_microbatches: int
     samples_per_microbatch: int
+    global_batch: int
     cuts: tuple[int, ...]
     schedule: str = "gpipe"
     checkpoint: str = "never"
-    predicted_step_ns: int
-    bytes_per_stage: tuple[int, ...]
+    prefix: str = "none"
+    cache: str = "none"
+    copies: str = "overlapped"
+    predicted_step_ns: int = 0
+    lower_bound_ns: int = 0
+    simulated_step_ns: int = 0
+    bubble_fraction: float = 0.0
+    bytes_per_stage: tuple[int, ...] = ()
     idle_devices: int = 0
+    transition: Transition | None = None
     candidates: tuple[Candidate, ...] = ()
+    refusals: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     profile_hash: int = 0
+    cluster_hash: int = 0
     plan_hash: int = -1
 
     def __post_init__(self) -> None:
         """Check every field and complete the hash."""
         for name in _COUNTS:
             _fields.check_int(getattr(self, name), f"plan {name}", low=1)
-        for name in ("boundary", "predicted_step_ns", "idle_devices"):
+        for name in _NUMBERS:
             _fields.check_int(getattr(self, name), f"plan {name}")
         for name in ("cuts", "bytes_per_stage"):
             checked = _fields.check_ints(getattr(self, name), f"plan {name}")
             object.__setattr__(self, name, checked)
         self._check_shape()
-        reasons = _fields.check_tuple(self.reasons, "plan reasons", _fields.check_str)
-        object.__setattr__(self, "reasons", reasons)
+        self._check_choices()
+        for name in ("reasons", "refusals"):
+            sentences = _fields.check_tuple(
+                getattr(self, name), f"plan {name}", _fields.check_str
+            )
+            object.__setattr__(self, name, sentences)
         object.__setattr__(self, "candidates", tuple(self.candidates))
         content = self.to_dict()
         del content["plan_hash"]
@@ -124,18 +139,20 @@ class Plan:
                 f"plan cuts: expected increasing layer indices from {self.boundary}, "
                 f"got {list(self.cuts)}"
             )
-        if len(self.bytes_per_stage) != self.num_stages:
+        if self.bytes_per_stage and len(self.bytes_per_stage) != self.num_stages:
             raise ValueError(
                 f"plan bytes_per_stage: expected {self.num_stages} entries, got "
                 f"{len(self.bytes_per_stage)}"
             )
-        if self.schedule != "gpipe":
-            raise ValueError(f"plan schedule: expected 'gpipe', got {self.schedule!r}")
-        if self.checkpoint not in CHECKPOINT_MODES:
-            raise ValueError(
-                f"plan checkpoint: expected one of {CHECKPOINT_MODES}, got "
-                f"{self.checkpoint!r}"
-            )
+
+    def _check_choices(self) -> None:
+        _fields.check_choice(self.schedule, "plan schedule", SCHEDULES)
+        _fields.check_choice(self.checkpoint, "plan checkpoint", CHECKPOINT_MODES)
+        _fields.check_choice(self.prefix, "plan prefix", PREFIX_PLACEMENTS)
+        _fields.check_choice(self.cache, "plan cache", CACHE_TIERS)
+        _fields.check_choice(self.copies, "plan copies", COPY_MODELS)
+        bubble = _fields.check_fraction(self.bubble_fraction, "plan bubble_fraction")
+        object.__setattr__(self, "bubble_fraction", bubble)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -159,10 +176,9 @@ class Plan:
         for entry in fields(self):
             value = getattr(self, entry.name)
             values[entry.name] = list(value) if isinstance(value, tuple) else value
-        values["candidates"] = [
-            {**asdict(candidate), "cuts": list(candidate.cuts)}
-            for candidate in self.candidates
-        ]
+        values["candidates"] = [each.to_dict() for each in self.candidates]
+        if self.transition is not None:
+            values["transition"] = self.transition.to_dict()
         return values
 
     def to_json(self) -> str:
@@ -174,10 +190,11 @@ class Plan:
         """Read a plan.
 
         Args:
-            text: JSON in the format of :meth:`to_json`.
+            text: JSON in the format of :meth:`to_json`. A plan written by hand needs
+                the counts, ``boundary`` and ``cuts`` only.
 
         Returns:
-            The plan; its hash was checked against the content.
+            The plan; a hash that is there was checked against the content.
 
         Raises:
             ValueError: malformed text, a missing, unknown or wrong field (named).
@@ -185,27 +202,17 @@ class Plan:
         values = _fields.read_object(
             _fields.parse(text, "plan"),
             "plan",
-            required=[entry.name for entry in fields(cls)],
+            required=("boundary", "cuts", *_COUNTS),
+            optional=[entry.name for entry in fields(cls)],
             version=1,
         )
         values["candidates"] = _fields.check_tuple(
-            values["candidates"], "plan candidates", _read_candidate
+            values.get("candidates", ()), "plan candidates", Candidate.from_dict
         )
-        for name in ("profile_hash", "plan_hash"):
-            if not isinstance(values[name], int) or isinstance(values[name], bool):
-                raise ValueError(
-                    f"plan {name}: expected an integer, got {values[name]!r}"
-                )
-        if values["plan_hash"] == -1:
-            raise ValueError("plan plan_hash: expected at least 0, got -1")
+        if values.get("transition") is not None:
+            values["transition"] = Transition.from_dict(values["transition"])
+        for name in ("profile_hash", "cluster_hash", "plan_hash"):
+            if name in values:
+                _fields.check_hash(values[name], f"plan {name}")
         return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
 
-
-def _read_candidate(value: object, what: str) -> Candidate:
-    fields_ = _fields.read_object(value, what, required=_CANDIDATE_FIELDS)
-    for name in ("num_stages", "num_replicas", "num_microbatches"):
-        _fields.check_int(fields_[name], f"{what} {name}", low=1)
-    _fields.check_int(fields_["predicted_step_ns"], f"{what} predicted_step_ns")
-    _fields.check_str(fields_["lost"], f"{what} lost")
-    fields_["cuts"] = _fields.check_ints(fields_["cuts"], f"{what} cuts")
-    return Candidate(**fields_)  # type: ignore[arg-type]  # checked above

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from pipetransformer.planner import _binding, _reasons
+from pipetransformer.planner import _binding, _native, _reasons
+from pipetransformer.planner.candidate import CACHE_TIERS, SCHEDULES, Candidate
 from pipetransformer.planner.cluster import Cluster
-from pipetransformer.planner.plan import CHECKPOINT_MODES, Candidate, Plan
-from pipetransformer.planner.profile import LayerProfile, Profile
-
-_CHECKPOINTS = {
-    "never": _binding.PlannerCheckpoint.NEVER,
-    "except_last": _binding.PlannerCheckpoint.EXCEPT_LAST,
-    "always": _binding.PlannerCheckpoint.ALWAYS,
-}
-
+from pipetransformer.planner.plan import Plan
+from pipetransformer.planner.layer_profile import Profile
 
 class InfeasiblePlan(ValueError):
     """No pipeline fits; the text names each length, its layer and what misses."""
@@ -31,11 +25,14 @@ def search(
     num_microbatches: int | None = None,
     cuts: Sequence[int] | None = None,
     checkpoint: str = "never",
-    current: Plan | None = None,
+    schedules: Sequence[str] = ("gpipe",),
+    prefix_placements: Sequence[str] = ("replicated", "pipelined"),
+    cache_tiers: Sequence[str] = ("none",),
+    num_samples: int | None = None,
+    copies: str = "overlapped",
     min_microbatch_samples: int = 1,
-    prefix_cached: bool = False,
 ) -> Plan:
-    """Find K, R, M and cuts with the shortest predicted GPipe step.
+    """Find K, R, M, cuts, schedule and cache tier with the shortest step.
 
     Pure and deterministic: equal arguments give equal plans, on any machine.
 
@@ -51,11 +48,18 @@ def search(
         cuts: forces the cuts, layer indices from ``boundary`` to the number of
             layers; then K follows.
         checkpoint: ``"never"``, ``"except_last"`` or ``"always"``.
-        current: plan in use. Its (K, R, M) stays, with cuts for the new boundary,
-            unless a candidate needs at most 98 % of its time or it does not fit.
+        schedules: those the caller can run, of ``"gpipe"``, ``"1f1b"`` and
+            ``"zb-h1"``. A loss outside the pipeline allows GPipe only.
+        prefix_placements: where frozen layers may run, of ``"replicated"`` and
+            ``"pipelined"``; the first that fits is taken.
+        cache_tiers: where frozen outputs may be read from, of ``"none"``,
+            ``"device"``, ``"host"`` and ``"disk"``; those that the cluster has are
+            compared.
+        num_samples: of the data set; decides which share of it a tier can hold.
+            None: all of it.
+        copies: ``"overlapped"`` (copies between stages run beside their compute) or
+            ``"serial"`` (a copy keeps both devices busy).
         min_microbatch_samples: least rows of a micro-batch; 2 for batch norm.
-        prefix_cached: the frozen layers' outputs come from the cache, so they cost
-            no time (their weights still cost memory).
 
     Returns:
         The plan, with the candidates it beat and the reasons.
@@ -68,41 +72,55 @@ def search(
     Source: PipeTransformer (ICML 2021), section 3.2, with exact cuts by measured
     time in place of greedy ones by size.
     """
-    if checkpoint not in _CHECKPOINTS:
-        raise ValueError(
-            f"checkpoint: expected one of {CHECKPOINT_MODES}, got {checkpoint!r}"
-        )
     _check_integers(
         global_batch=global_batch,
         boundary=boundary,
         num_stages=num_stages,
         max_replicas=max_replicas,
         num_microbatches=num_microbatches,
+        num_samples=num_samples,
         min_microbatch_samples=min_microbatch_samples,
     )
     request = _binding.PlannerRequest()
-    workload = _binding.PlannerWorkload()
-    workload.global_batch = global_batch
-    workload.boundary = boundary
-    workload.checkpoint = _CHECKPOINTS[checkpoint]
-    workload.prefix_cached = prefix_cached
-    request.workload = workload
+    request.workload = _native.workload(
+        global_batch=global_batch,
+        boundary=boundary,
+        checkpoint=checkpoint,
+        copies=copies,
+        num_samples=num_samples,
+    )
     request.num_stages = num_stages
     request.max_replicas = max_replicas
     request.num_microbatches = num_microbatches
     request.cuts = None if cuts is None else list(cuts)
     request.min_microbatch_samples = min_microbatch_samples
-    if current is not None:
-        request.current = _binding.PlannerShape(*current.shape)
+    request.schedules = [
+        _native.choice(_native.SCHEDULES, name, "schedules")
+        for name in sorted(schedules, key=_order_in(SCHEDULES))
+    ]
+    request.prefix_placements = [
+        _native.choice(_native.PLACEMENTS, name, "prefix_placements")
+        for name in prefix_placements
+    ]
+    request.cache_tiers = [
+        _native.choice(_native.TIERS, name, "cache_tiers")
+        for name in sorted(cache_tiers, key=_order_in(CACHE_TIERS))
+    ]
     result = _binding.planner_search(
-        _native_profile(profile), _native_cluster(cluster), request
+        _native.profile(profile), _native.cluster(cluster), request
     )
     refusals = _reasons.refusals(result, profile, cluster, global_batch)
     if not result.candidates:
         raise InfeasiblePlan(
             "plan: expected a pipeline that fits, got none; " + "; ".join(refusals)
         )
-    return _make_plan(result, profile, cluster, request, checkpoint, refusals)
+    return _make_plan(
+        result, profile, cluster, request, (checkpoint, copies), refusals
+    )
+
+
+def _order_in(names: tuple[str, ...]) -> Callable[[str], int]:
+    return lambda name: names.index(name) if name in names else len(names)
 
 
 def _check_integers(**options: int | None) -> None:
@@ -120,80 +138,56 @@ def _make_plan(
     profile: Profile,
     cluster: Cluster,
     request: _binding.PlannerRequest,
-    checkpoint: str,
+    modes: tuple[str, str],
     refusals: list[str],
 ) -> Plan:
-    chosen = result.chosen
-    shape = chosen.shape
+    chosen = result.candidates[0]
+    choice, shape = chosen.choice, chosen.choice.shape
     replica_rows = -(-request.workload.global_batch // shape.num_replicas)
     devices = cluster.num_nodes * cluster.devices_per_node
     idle_devices = devices - shape.num_replicas * shape.num_stages
+    checkpoint, copies = modes
     return Plan(
         boundary=request.workload.boundary,
         num_stages=shape.num_stages,
         num_replicas=shape.num_replicas,
         num_microbatches=shape.num_microbatches,
         samples_per_microbatch=-(-replica_rows // shape.num_microbatches),
-        cuts=tuple(chosen.cuts),
+        global_batch=request.workload.global_batch,
+        cuts=tuple(choice.cuts),
+        schedule=_native.name_of(_native.SCHEDULES, choice.schedule),
         checkpoint=checkpoint,
-        predicted_step_ns=chosen.step_ns,
+        prefix=_native.name_of(_native.PLACEMENTS, choice.prefix),
+        cache=_native.name_of(_native.TIERS, choice.cache),
+        copies=copies,
+        predicted_step_ns=chosen.estimate_ns,
+        lower_bound_ns=chosen.lower_bound_ns,
+        simulated_step_ns=chosen.simulated_ns,
+        bubble_fraction=round(chosen.bubble_fraction, 6),
         bytes_per_stage=tuple(chosen.bytes_per_stage),
         idle_devices=idle_devices,
-        candidates=_candidates(result),
-        reasons=(*_reasons.choice(result, cluster, request, idle_devices), *refusals),
+        candidates=tuple(_candidate(each, chosen) for each in result.candidates),
+        refusals=tuple(refusals),
+        reasons=tuple(_reasons.choice(result, cluster, request, idle_devices)),
         profile_hash=profile.hash,
+        cluster_hash=cluster.hash,
     )
 
 
-def _candidates(result: _binding.PlannerResult) -> tuple[Candidate, ...]:
-    chosen = result.chosen
-    others = [c for c in result.candidates if not _reasons.same(c, chosen)]
-    most = len(result.candidates)
-    return tuple(
-        Candidate(
-            num_stages=candidate.shape.num_stages,
-            num_replicas=candidate.shape.num_replicas,
-            num_microbatches=candidate.shape.num_microbatches,
-            cuts=tuple(candidate.cuts),
-            predicted_step_ns=candidate.step_ns,
-            lost=_reasons.lost(candidate, chosen),
-        )
-        for candidate in [chosen, *others][:most]
+def _candidate(
+    candidate: _binding.PlannerCandidate, chosen: _binding.PlannerCandidate
+) -> Candidate:
+    choice, shape = candidate.choice, candidate.choice.shape
+    return Candidate(
+        num_stages=shape.num_stages,
+        num_replicas=shape.num_replicas,
+        num_microbatches=shape.num_microbatches,
+        cuts=tuple(choice.cuts),
+        schedule=_native.name_of(_native.SCHEDULES, choice.schedule),
+        prefix=_native.name_of(_native.PLACEMENTS, choice.prefix),
+        cache=_native.name_of(_native.TIERS, choice.cache),
+        predicted_step_ns=candidate.estimate_ns,
+        lower_bound_ns=candidate.lower_bound_ns,
+        simulated_step_ns=candidate.simulated_ns,
+        lost="" if candidate is chosen else _reasons.lost(candidate, chosen),
     )
-
-
-def _native_profile(profile: Profile) -> _binding.PlannerProfile:
-    native = _binding.PlannerProfile()
-    native.microbatch_samples = list(profile.microbatch_samples)
-    native.layers = [_native_layer(layer) for layer in profile.layers]
-    native.tied_layers = list(profile.tied_layers)
-    return native
-
-
-def _native_layer(layer: LayerProfile) -> _binding.PlannerLayer:
-    native = _binding.PlannerLayer()
-    native.forward_ns = list(layer.forward_ns)
-    native.input_grad_ns = list(layer.input_grad_ns)
-    native.weight_grad_ns = list(layer.weight_grad_ns)
-    native.forward_only_ns = list(layer.forward_only_ns or layer.forward_ns)
-    native.parameter_bytes = layer.parameter_bytes
-    native.activation_bytes_per_sample = layer.activation_bytes_per_sample
-    native.boundary_bytes_per_sample = layer.boundary_bytes_per_sample
-    native.trainable = layer.trainable
-    return native
-
-
-def _native_cluster(cluster: Cluster) -> _binding.PlannerCluster:
-    native = _binding.PlannerCluster()
-    native.num_nodes = cluster.num_nodes
-    native.devices_per_node = cluster.devices_per_node
-    native.device_memory_bytes = cluster.device_memory_bytes
-    native.device_link_bytes_per_s = cluster.device_link_bytes_per_s
-    native.device_link_latency_ns = cluster.device_link_latency_ns
-    native.network_bytes_per_s = cluster.network_bytes_per_s
-    native.network_latency_ns = cluster.network_latency_ns
-    native.optimizer_bytes_per_parameter_byte = (
-        cluster.optimizer_bytes_per_parameter_byte
-    )
-    native.context_bytes = cluster.context_bytes
-    return native

@@ -16,7 +16,8 @@ from _work import LayerCounter, work_of
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer.planner import Cluster, InfeasiblePlan, measure_profile, search
+from pipetransformer import planner
+from pipetransformer.planner import Cluster, InfeasiblePlan, search
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, accuracy, toy_model
@@ -210,7 +211,7 @@ def test_non_inferiority_needs_pairs():
 def test_under_the_cap_only_all_slots_hold_the_unfrozen_model():
     model, rows = toy_model(depth=6), torch.randn(4, 4)
     cap = memory_cap(model, rows, slots=2, batch_size=8, frozen_boundary=4)
-    profile = measure_profile(model, rows, microbatch_samples=(4,), repeats=1)
+    profile = planner.profile(model, rows, microbatch_samples=(4,), repeats=1)
     cluster = Cluster(devices_per_node=2, device_memory_bytes=cap)
     assert search(profile, cluster, global_batch=8, num_stages=2).num_stages == 2
     with pytest.raises(InfeasiblePlan):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipetransformer.planner import Profile, measure_profile
+from pipetransformer import planner
+from pipetransformer.planner import Profile
 
 SIZES = (1, 4)
 
@@ -33,7 +34,7 @@ class Join(nn.Module):
 
 
 def measure(model, inputs, **options):
-    return measure_profile(
+    return planner.profile(
         model, inputs, **{"microbatch_samples": SIZES, "repeats": 1, **options}
     )
 
@@ -92,7 +93,7 @@ def test_a_failing_layer_leaves_the_model_as_it_was_found():
 def test_batch_norm_in_training_mode_gets_two_rows():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     assert measure(model, torch.randn(8, 4)).microbatch_samples == (2, 4)
-    text = "inputs: expected at least 2 rows, got 1"
+    text = "sample: expected at least 2 rows, got 1"
     with pytest.raises(ValueError, match=text):
         measure(model, torch.randn(1, 4))
     assert measure(model.eval(), torch.randn(1, 4)).microbatch_samples == (1,)
@@ -161,28 +162,28 @@ def test_measuring_works_where_gradients_are_off():
             torch.zeros(4, 2),
             {},
             TypeError,
-            "layers: expected an nn.Sequential, got Linear",
+            "model: expected an nn.Sequential, got Linear",
         ),
         (
             nn.Sequential(),
             torch.zeros(4, 2),
             {},
             ValueError,
-            "layers: expected at least one layer, got none",
+            "model: expected at least one layer, got none",
         ),
         (
             nn.Sequential(nn.Linear(2, 2)),
             "text",
             {},
             TypeError,
-            "inputs: expected a tensor with rows among the inputs, got str",
+            "sample: expected a tensor with rows in it, got str",
         ),
         (
             nn.Sequential(nn.Linear(2, 2)),
             torch.zeros(0, 2),
             {},
             ValueError,
-            "inputs: expected at least 1 rows, got 0",
+            "sample: expected at least 1 rows, got 0",
         ),
         (
             nn.Sequential(nn.Linear(2, 2)),

@@ -1,0 +1,54 @@
+// Exact minimum, over cuts, of all of a step that cuts decide: the largest
+// stages, the cost of the boundaries cut and the longest exposed all-reduce.
+// Pure, int64, thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "planner/partition.h"
+
+namespace pipetransformer::planner {
+
+// value(cuts) = repeats * (max forward + max backward) + sum of cut_ns over the
+// inner cuts + max of exposed_ns over the stages. Holds references.
+struct CutObjective {
+  std::reference_wrapper<const SpanCost> forward;
+  // nullptr: none. A schedule that runs both in turns (1F1B) puts forward +
+  // backward into `forward`.
+  const SpanCost* backward = nullptr;
+  int64_t repeats = 0;  // M - 1
+  // n + 1 entries, not negative, paid once for each inner cut; empty: none.
+  std::vector<int64_t> cut_ns = {};
+  // Exposed all-reduce of a stage; empty: none. Must not be negative, must not
+  // grow with `begin` nor fall with `end`: bytes of a stage in a transfer time,
+  // less a slack that grows with begin.
+  std::function<int64_t(int64_t begin, int64_t end)> exposed_ns = {};
+};
+
+struct BestCuts {
+  int64_t value;
+  Cuts cuts;
+  // True: no cuts are better, and none as good are lexicographically smaller.
+  // False only if more than kMostLabels partial cuts that none other beats met
+  // in one place; never with up to kMostLabels cuts to choose from.
+  bool exact;
+};
+
+inline constexpr int64_t kMostLabels = 4096;
+
+int64_t value_of(const CutObjective& objective, const Cuts& cuts);
+
+// The best cuts under `rules`; nullopt if there are none, or none with a value
+// up to `cutoff`: a caller that knows a better plan passes its value and is
+// answered sooner. See Note [Labels].
+std::optional<BestCuts> best_cuts(
+    const CutObjective& objective,
+    const Rules& rules,
+    int64_t num_stages,
+    int64_t cutoff = std::numeric_limits<int64_t>::max());
+
+}  // namespace pipetransformer::planner

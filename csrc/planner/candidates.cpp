@@ -1,0 +1,255 @@
+#include "planner/candidates.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <tuple>
+#include <utility>
+
+#include "planner/estimate.h"
+#include "planner/staircase.h"
+
+namespace pipetransformer::planner {
+
+namespace {
+
+auto tie_break(const Candidate& candidate) {
+  const Choice& choice = candidate.choice;
+  return std::tie(
+      choice.cuts,
+      choice.shape.num_microbatches,
+      choice.schedule,
+      choice.cache);
+}
+
+Cuts shifted(Cuts cuts, int64_t by) {
+  for (int64_t& cut : cuts) {
+    cut += by;
+  }
+  return cuts;
+}
+
+bool fits(const Rules& rules, const StepModel& model, const Cuts& cuts) {
+  const int64_t cap = rules.stage_limits.front().cap;
+  for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
+    const auto stage = static_cast<int64_t>(k);
+    if (model.memory().stage(stage, cuts[k], cuts[k + 1]) -
+            model.memory().fixed >
+        cap) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Every partition that may be the best one of this variant.
+std::vector<Cuts> cuts_to_score(
+    const StepModel& model,
+    const Variant& variant,
+    const Rules& rules) {
+  const int64_t num_stages = variant.shape.num_stages;
+  std::vector<Cuts> all;
+  if (variant.schedule != ScheduleKind::kGPipe) {
+    if (auto found = min_max(model.both(), rules, num_stages)) {
+      all.push_back(std::move(found->cuts));
+    }
+  }
+  for (StaircasePoint& point :
+       staircase(model.forward(), model.backward(), rules, num_stages)) {
+    all.push_back(std::move(point.cuts));
+  }
+  return all;
+}
+
+Candidate make_candidate(
+    const StepModel& model,
+    const Variant& variant,
+    const Cuts& cuts,
+    int64_t boundary) {
+  const StepCosts costs = model.step(cuts);
+  Candidate candidate;
+  candidate.choice = {
+      variant.shape,
+      variant.schedule,
+      model.prefix().placement,
+      variant.cache,
+      shifted(cuts, boundary)};
+  candidate.estimate_ns = estimate_ns(costs);
+  candidate.lower_bound_ns = lower_bound_ns(costs);
+  candidate.estimate_ns =
+      std::max(candidate.estimate_ns, candidate.lower_bound_ns);
+  for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
+    candidate.bytes_per_stage.push_back(model.memory().stage(
+        static_cast<int64_t>(k), cuts[k], cuts[k + 1]));
+  }
+  return candidate;
+}
+
+// C(n - 1, K - 1), or limit + 1 if it is more than `limit`.
+int64_t count_cuts(int64_t num_layers, int64_t num_stages, int64_t limit) {
+  const int64_t chosen = std::min(num_stages - 1, num_layers - num_stages);
+  int64_t count = 1;
+  for (int64_t k = 1; k <= chosen && count <= limit; ++k) {
+    count = count * (num_layers - k) / k;
+  }
+  return std::min(count, limit + 1);
+}
+
+// Calls `visit` for all cuts in lexicographic order.
+void enumerate(
+    const std::vector<char>& allowed,
+    int64_t num_stages,
+    const std::function<void(const Cuts&)>& visit) {
+  const auto n = static_cast<int64_t>(allowed.size()) - 1;
+  Cuts cuts{0};
+  const std::function<void()> extend = [&] {
+    const auto left = num_stages - static_cast<int64_t>(cuts.size());
+    if (left == 0) {
+      cuts.push_back(n);
+      visit(cuts);
+      cuts.pop_back();
+      return;
+    }
+    for (int64_t j = cuts.back() + 1; j <= n - left; ++j) {
+      if (allowed[static_cast<std::size_t>(j)] != 0) {
+        cuts.push_back(j);
+        extend();
+        cuts.pop_back();
+      }
+    }
+  };
+  extend();
+}
+
+// The first placement under which something fits decides.
+template <typename Use>
+void with_fitting_model(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Variant& variant,
+    const Use& use) {
+  const int64_t boundary = request.workload.boundary;
+  for (const PrefixPlacement placement : placements(request)) {
+    const StepModel model(
+        profile,
+        cluster,
+        request.workload,
+        variant.shape,
+        variant.schedule,
+        placement,
+        variant.cache);
+    const Rules rules = rules_of(model, profile, cluster, boundary);
+    if (rules.stage_limits.front().cap < 0) {
+      continue;
+    }
+    if (use(model, rules)) {
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+bool estimated_better(const Candidate& a, const Candidate& b) {
+  return a.estimate_ns != b.estimate_ns ? a.estimate_ns < b.estimate_ns
+                                        : tie_break(a) < tie_break(b);
+}
+
+bool simulated_better(const Candidate& a, const Candidate& b) {
+  return a.simulated_ns != b.simulated_ns ? a.simulated_ns < b.simulated_ns
+                                          : tie_break(a) < tie_break(b);
+}
+
+Rules rules_of(
+    const StepModel& model,
+    const Profile& profile,
+    const Cluster& cluster,
+    int64_t boundary) {
+  const StageMemory& memory = model.memory();
+  return Rules{
+      allowed_cuts(profile, boundary),
+      {},
+      {{{memory.base, memory.per_microbatch, memory.counts},
+        cluster.device_memory_bytes - memory.fixed}}};
+}
+
+std::vector<Candidate> candidates_of(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Variant& variant,
+    std::size_t most) {
+  const int64_t boundary = request.workload.boundary;
+  std::vector<Candidate> found;
+  with_fitting_model(
+      profile,
+      cluster,
+      request,
+      variant,
+      [&](const StepModel& model, const Rules& rules) {
+        std::vector<Cuts> all;
+        if (request.cuts) {
+          all = {shifted(*request.cuts, -boundary)};
+        } else {
+          all = cuts_to_score(model, variant, rules);
+        }
+        for (const Cuts& cuts : all) {
+          if (fits(rules, model, cuts)) {
+            found.push_back(make_candidate(model, variant, cuts, boundary));
+          }
+        }
+        return !found.empty();
+      });
+  std::sort(found.begin(), found.end(), estimated_better);
+  found.erase(
+      std::unique(
+          found.begin(),
+          found.end(),
+          [](const Candidate& a, const Candidate& b) {
+            return a.choice.cuts == b.choice.cuts;
+          }),
+      found.end());
+  found.resize(std::min(found.size(), most));
+  return found;
+}
+
+bool for_each_candidate(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Variant& variant,
+    int64_t limit,
+    const std::function<void(Candidate&&)>& visit) {
+  const int64_t boundary = request.workload.boundary;
+  const int64_t num_active = profile.num_layers() - boundary;
+  const int64_t num_stages = variant.shape.num_stages;
+  if (request.cuts || count_cuts(num_active, num_stages, limit) > limit) {
+    return request.cuts.has_value();
+  }
+  with_fitting_model(
+      profile,
+      cluster,
+      request,
+      variant,
+      [&](const StepModel& model, const Rules& rules) {
+        bool any = false;
+        enumerate(rules.cut_allowed, num_stages, [&](const Cuts& cuts) {
+          if (fits(rules, model, cuts)) {
+            any = true;
+            visit(make_candidate(model, variant, cuts, boundary));
+          }
+        });
+        return any;
+      });
+  return true;
+}
+
+StepCosts costs_of(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Candidate& candidate) {
+  return step_costs(profile, cluster, request.workload, candidate.choice);
+}
+
+}  // namespace pipetransformer::planner

@@ -1,0 +1,63 @@
+// The best cuts of one variant: solved, enumerated, or those the caller forces.
+// Pure, thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "planner/layer_profile.h"
+#include "planner/request.h"
+#include "planner/step_model.h"
+#include "planner/variants.h"
+
+namespace pipetransformer::planner {
+
+struct Candidate {
+  Choice choice;
+  int64_t estimate_ns = 0;
+  int64_t lower_bound_ns = 0;
+  int64_t simulated_ns = 0;  // this and the bubble: 0 until simulated
+  double bubble_fraction = 0;
+  std::vector<int64_t> bytes_per_stage;
+};
+
+// Shorter first; equal ones by cuts, M, schedule, tier.
+bool estimated_better(const Candidate& a, const Candidate& b);
+bool simulated_better(const Candidate& a, const Candidate& b);
+
+// What limits the stages of a model: cuts and memory. Refers to the model.
+Rules rules_of(
+    const StepModel& model,
+    const Profile& profile,
+    const Cluster& cluster,
+    int64_t boundary);
+
+// Candidates of a variant with the first placement of the prefix that fits,
+// best estimate first, at most `most`; empty when no cuts fit.
+std::vector<Candidate> candidates_of(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Variant& variant,
+    std::size_t most);
+
+// All cuts of a variant, as long as they are at most `limit`: calls `visit` for
+// each that fits, with the placement of candidates_of. False: there are more,
+// none was visited. Forced cuts are the only ones.
+bool for_each_candidate(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Variant& variant,
+    int64_t limit,
+    const std::function<void(Candidate&&)>& visit);
+
+StepCosts costs_of(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Candidate& candidate);
+
+}  // namespace pipetransformer::planner

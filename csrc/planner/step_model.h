@@ -1,0 +1,94 @@
+// From layers to stages: what a step costs once K, R, M, schedule, prefix and
+// cuts are chosen. Pure, thread-safe.
+#pragma once
+
+#include "planner/layer_costs.h"
+#include "planner/layer_profile.h"
+#include "planner/memory.h"
+#include "planner/partition.h"
+#include "planner/prefix.h"
+#include "planner/schedule.h"
+#include "planner/step_costs.h"
+#include "planner/workload.h"
+
+namespace pipetransformer::planner {
+
+// One way to run a step.
+struct Choice {
+  Shape shape;
+  ScheduleKind schedule = ScheduleKind::kGPipe;
+  PrefixPlacement prefix = PrefixPlacement::kNone;
+  CacheTier cache = CacheTier::kNone;
+  Cuts cuts;  // layer indices of the model, from the boundary to L
+};
+
+// Costs of one shape under one schedule and prefix; cuts vary. Holds
+// references: profile, cluster and workload must outlive it.
+class StepModel {
+ public:
+  StepModel(
+      const Profile& profile,
+      const Cluster& cluster,
+      const Workload& workload,
+      const Shape& shape,
+      ScheduleKind schedule,
+      PrefixPlacement prefix,
+      CacheTier cache);
+
+  const LayerCosts& layers() const {
+    return layers_;
+  }
+  const PrefixCosts& prefix() const {
+    return prefix_;
+  }
+  const StageMemory& memory() const {
+    return memory_;
+  }
+  // Forward, backward (recomputation included) and both of a stage per
+  // micro-batch. Serial copies are charged to both of their stages.
+  const SpanCost& forward() const {
+    return forward_;
+  }
+  const SpanCost& backward() const {
+    return backward_;
+  }
+  const SpanCost& both() const {
+    return both_;
+  }
+  // `cuts` counted from the boundary.
+  StepCosts step(const Cuts& cuts) const;
+
+ private:
+  int64_t delivered_all_reduce_ns(int64_t begin, int64_t end) const;
+
+  const Profile& profile_;
+  const Cluster& cluster_;
+  const Workload& workload_;
+  const Shape shape_;
+  const ScheduleKind schedule_;
+  const LayerCosts layers_;
+  const PrefixCosts prefix_;
+  const StageMemory memory_;
+  const bool serial_;
+  SpanCost forward_;
+  SpanCost input_grad_;
+  SpanCost weight_grad_;
+  SpanCost gradient_bytes_;
+  SpanCost backward_;
+  SpanCost both_;
+};
+
+// Costs of a step for a complete choice.
+StepCosts step_costs(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Workload& workload,
+    const Choice& choice);
+
+// The op lists that the runtime runs for a whole step.
+Schedule step_schedule(const StepCosts& costs);
+
+// Name as users write it: "gpipe", "1f1b", "zb-h1".
+const char* name_of(ScheduleKind schedule);
+
+}  // namespace pipetransformer::planner

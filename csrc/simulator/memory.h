@@ -1,0 +1,21 @@
+// Bytes on each stage's device along the order of its operations. Pure;
+// thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/schedule.h"
+#include "planner/step_costs.h"
+
+namespace pipetransformer::simulator {
+
+// Largest number of bytes by stage: its state, and what micro-batches keep.
+// F keeps `kept_bytes` until B or I ends; `recomputed_bytes` are there from R,
+// or from F where there is no R, until then; from I to the end of W it is
+// `kept_for_weights_bytes`. A micro-batch without backward keeps its bytes
+// while F runs. One device runs one operation at a time, so times play no part.
+std::vector<int64_t>
+peak_bytes(const planner::StepCosts& costs, const planner::Schedule& schedule);
+
+}  // namespace pipetransformer::simulator

@@ -1,0 +1,35 @@
+// What a simulated step does beyond its costs. Plain values.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace pipetransformer::simulator {
+
+// Where and when the frozen layers run.
+enum class PrefixMode {
+  // All micro-batches before the first F, placed as the costs say.
+  kBarrier,
+  // The same, all on the first device: the paper's way.
+  kSerial,
+  // Those of the next step, in the pipeline's gaps on all devices: the frozen
+  // forward does not depend on this step's update. What does not fit follows
+  // the step, spread over the devices.
+  kFilled,
+};
+
+struct StepOptions {
+  PrefixMode prefix = PrefixMode::kBarrier;
+  // F of micro-batch i also waits for F of i-2 on the stage after it. On a
+  // device it orders the host's launches and costs the device no time.
+  bool at_most_one_ahead = false;
+  // The stages of a replica use one network card in turn; false: one each.
+  bool shared_network = true;
+  // By stage, after the step's all-reduces; empty: not counted.
+  std::vector<int64_t> optimizer_ns;
+  // Of the whole step's frozen outputs, written as they are computed.
+  int64_t cache_write_ns = 0;
+  bool keep_timeline = false;
+};
+
+}  // namespace pipetransformer::simulator

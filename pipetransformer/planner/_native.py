@@ -1,0 +1,153 @@
+"""Plain values of the planner's Python side as those of its C++ side, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from pipetransformer.planner import _binding
+from pipetransformer.planner.cluster import Cluster
+from pipetransformer.planner.plan import Plan
+from pipetransformer.planner.layer_profile import LayerProfile, Profile
+
+_T = TypeVar("_T")
+
+SCHEDULES = {
+    "gpipe": _binding.PlannerScheduleKind.GPIPE,
+    "1f1b": _binding.PlannerScheduleKind.ONE_F_ONE_B,
+    "zb-h1": _binding.PlannerScheduleKind.ZB_H1,
+}
+PLACEMENTS = {
+    "none": _binding.PlannerPrefixPlacement.NONE,
+    "replicated": _binding.PlannerPrefixPlacement.REPLICATED,
+    "pipelined": _binding.PlannerPrefixPlacement.PIPELINED,
+}
+TIERS = {
+    "none": _binding.PlannerCacheTier.NONE,
+    "device": _binding.PlannerCacheTier.DEVICE,
+    "host": _binding.PlannerCacheTier.HOST,
+    "disk": _binding.PlannerCacheTier.DISK,
+}
+_CHECKPOINTS = {
+    "never": _binding.PlannerCheckpoint.NEVER,
+    "except_last": _binding.PlannerCheckpoint.EXCEPT_LAST,
+    "always": _binding.PlannerCheckpoint.ALWAYS,
+}
+_COPIES = {
+    "overlapped": _binding.PlannerCopyModel.OVERLAPPED,
+    "serial": _binding.PlannerCopyModel.SERIAL,
+}
+
+
+def choice(choices: Mapping[str, _T], name: str, what: str) -> _T:
+    """Return the C++ value of a name.
+
+    Raises:
+        ValueError: another name; the text lists the known ones.
+    """
+    if name not in choices:
+        raise ValueError(f"{what}: expected one of {tuple(choices)}, got {name!r}")
+    return choices[name]
+
+
+def name_of(choices: Mapping[str, _T], value: _T) -> str:
+    """Return the name of a C++ value."""
+    return next(name for name, known in choices.items() if known == value)
+
+
+def workload(
+    *,
+    global_batch: int,
+    boundary: int,
+    checkpoint: str,
+    copies: str,
+    num_samples: int | None,
+) -> _binding.PlannerWorkload:
+    """Return what is to be run."""
+    native = _binding.PlannerWorkload()
+    native.global_batch = global_batch
+    native.boundary = boundary
+    native.checkpoint = choice(_CHECKPOINTS, checkpoint, "checkpoint")
+    native.copies = choice(_COPIES, copies, "copies")
+    native.num_samples = num_samples
+    return native
+
+
+def profile(value: Profile) -> _binding.PlannerProfile:
+    """Return a profile."""
+    native = _binding.PlannerProfile()
+    native.microbatch_samples = list(value.microbatch_samples)
+    native.layers = [_layer(layer) for layer in value.layers]
+    native.tied_layers = list(value.tied_layers)
+    return native
+
+
+def _layer(layer: LayerProfile) -> _binding.PlannerLayer:
+    native = _binding.PlannerLayer()
+    native.forward_ns = list(layer.forward_ns)
+    native.input_grad_ns = list(layer.input_grad_ns)
+    native.weight_grad_ns = list(layer.weight_grad_ns)
+    native.forward_only_ns = list(layer.forward_only_ns or layer.forward_ns)
+    native.parameter_bytes = layer.parameter_bytes
+    native.activation_bytes_per_sample = layer.activation_bytes_per_sample
+    native.weight_grad_activation_bytes_per_sample = (
+        layer.weight_grad_activation_bytes_per_sample
+    )
+    native.boundary_bytes_per_sample = layer.boundary_bytes_per_sample
+    native.trainable = layer.trainable
+    return native
+
+
+def cluster(value: Cluster) -> _binding.PlannerCluster:
+    """Return a cluster."""
+    native = _binding.PlannerCluster()
+    native.num_nodes = value.num_nodes
+    native.devices_per_node = value.devices_per_node
+    native.device_memory_bytes = value.device_memory_bytes
+    native.device_link_bytes_per_s = value.device_link_bytes_per_s
+    native.device_link_latency_ns = value.device_link_latency_ns
+    native.network_bytes_per_s = value.network_bytes_per_s
+    native.network_latency_ns = value.network_latency_ns
+    native.optimizer_bytes_per_parameter_byte = value.optimizer_bytes_per_parameter_byte
+    native.context_bytes = value.context_bytes
+    if value.cache is not None:
+        tiers = _binding.PlannerCacheTiers()
+        tiers.host_bytes = value.cache.host_bytes
+        tiers.host_bytes_per_s = value.cache.host_bytes_per_s
+        tiers.disk_bytes = value.cache.disk_bytes
+        tiers.disk_bytes_per_s = value.cache.disk_bytes_per_s
+        native.cache = tiers
+    return native
+
+
+def step_costs(
+    plan: Plan,
+    profile_: Profile,
+    cluster_: Cluster,
+    *,
+    num_samples: int | None = None,
+) -> _binding.PlannerStepCosts:
+    """Return what a step of the plan costs by stage.
+
+    Raises:
+        ValueError: the plan does not fit the profile or the cluster.
+    """
+    shape = _binding.PlannerShape(*plan.shape)
+    return _binding.planner_step_costs(
+        profile(profile_),
+        cluster(cluster_),
+        workload(
+            global_batch=plan.global_batch,
+            boundary=plan.boundary,
+            checkpoint=plan.checkpoint,
+            copies=plan.copies,
+            num_samples=num_samples,
+        ),
+        _binding.PlannerChoice(
+            shape,
+            choice(SCHEDULES, plan.schedule, "plan schedule"),
+            choice(PLACEMENTS, plan.prefix, "plan prefix"),
+            choice(TIERS, plan.cache, "plan cache"),
+            list(plan.cuts),
+        ),
+    )

@@ -1,0 +1,29 @@
+"""The simulator's part of the C++ extension."""
+
+from pipetransformer._C import (
+    PlannerPrefixPlacement,
+    PlannerScheduleKind,
+    PlannerStageCosts,
+    PlannerStepCosts,
+    SimulatorEvent,
+    SimulatorPipelineResult,
+    SimulatorPrefixMode,
+    SimulatorStepOptions,
+    SimulatorStepResult,
+    simulator_replay,
+    simulator_step,
+)
+
+__all__ = [
+    "PlannerPrefixPlacement",
+    "PlannerScheduleKind",
+    "PlannerStageCosts",
+    "PlannerStepCosts",
+    "SimulatorEvent",
+    "SimulatorPipelineResult",
+    "SimulatorPrefixMode",
+    "SimulatorStepOptions",
+    "SimulatorStepResult",
+    "simulator_replay",
+    "simulator_step",
+]

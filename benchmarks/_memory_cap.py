@@ -90,6 +90,6 @@ def _largest_stage(
         global_batch=batch_size,
         boundary=boundary,
         num_stages=num_stages,
-        prefix_cached=True,
+        cache_tiers=("host",),
     )
     return max(plan.bytes_per_stage)

@@ -157,9 +157,8 @@ def make_plan(run: Run, boundary: int, current: Plan | None) -> Plan:
         max_replicas=1 if alone else wishes.max_replicas,
         cuts=wishes.cuts,
         checkpoint=run.config.pipe.checkpoint,
-        current=current,
         min_microbatch_samples=2 if _has_batch_norm(run.recipe.model) else 1,
-        prefix_cached=run.config.cache.enabled,
+        cache_tiers=("host",) if run.config.cache.enabled else ("none",),
     )
 
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "planner/cost.h"
+#include "planner/workload.h"
 #include "planner/layer_profile.h"
 #include "planner/partition.h"
 

@@ -50,31 +50,35 @@ Reach::Reach(const Rules& rules, int64_t num_stages)
     num_cuts_[j] = num_cuts_[j - 1] + (allowed ? 1 : 0);
   }
   for (const Limit& limit : rules.limits) {
-    add({&limit.cost.get(), nullptr, nullptr, limit.cap});
+    set_cap(watch(limit.cost), limit.cap);
   }
   for (const StageLimit& limit : rules.stage_limits) {
     set_cap(watch(limit.cost), limit.cap);
   }
-  if (!rules.last_ends.empty()) {
-    windows_.push_back(&rules.last_ends);
-  }
 }
 
 Reach::Handle Reach::watch(const SpanCost& cost) {
-  return add({&cost, nullptr, nullptr, kNoCap});
+  greedy_ = greedy_ && cost.monotone();
+  overlapped_ = overlapped_ || cost.overlapped();
+  return add({.cost = &cost});
+}
+
+Reach::Handle Reach::watch(const StageFunction& cost) {
+  return add({.function = &cost});
 }
 
 Reach::Handle Reach::watch(const StageCost& cost) {
   by_position_ = true;
-  greedy_ = greedy_ && cost.repeated.get().monotone() &&
+  greedy_ = greedy_ && cost.fixed.get().monotone() &&
+            cost.repeated.get().monotone() &&
             std::is_sorted(cost.counts.rbegin(), cost.counts.rend());
   return add(
-      {&cost.fixed.get(), &cost.repeated.get(), cost.counts.data(), kNoCap});
+      {.cost = &cost.fixed.get(),
+       .repeated = &cost.repeated.get(),
+       .counts = cost.counts.data()});
 }
 
 Reach::Handle Reach::add(const Test& test) {
-  greedy_ = greedy_ && test.cost->monotone();
-  overlapped_ = overlapped_ || test.cost->overlapped();
   tests_.push_back(test);
   return tests_.size() - 1;
 }
@@ -83,14 +87,10 @@ void Reach::set_cap(Handle watched, int64_t cap) {
   tests_[watched].cap = cap;
 }
 
-void Reach::set_window(std::vector<int64_t> last_ends) {
-  if (own_window_.empty()) {
-    windows_.push_back(&own_window_);
-  }
-  own_window_ = std::move(last_ends);
-}
-
 int64_t Reach::span_of(const Test& test, int64_t index, int64_t i, int64_t j) {
+  if (test.function != nullptr) {
+    return (*test.function)(i, j);
+  }
   const int64_t cost = test.cost->span(i, j);
   return test.repeated == nullptr
              ? cost
@@ -98,22 +98,18 @@ int64_t Reach::span_of(const Test& test, int64_t index, int64_t i, int64_t j) {
 }
 
 int64_t Reach::whole_of(const Test& test, int64_t index, int64_t i, int64_t j) {
-  return test.repeated == nullptr ? test.cost->stage(i, j)
-                                  : span_of(test, index, i, j);
+  return overlapped(test) ? test.cost->stage(i, j) : span_of(test, index, i, j);
 }
 
 // Lower bound of span_of that does not fall when the stage grows.
 int64_t Reach::floor_of(const Test& test, int64_t index, int64_t i, int64_t j) {
+  if (test.function != nullptr) {
+    return (*test.function)(i, j);
+  }
   const int64_t cost = test.cost->layers(i, j);
   return test.repeated == nullptr
              ? cost
              : cost + test.counts[index] * test.repeated->layers(i, j);
-}
-
-bool Reach::within_windows(int64_t begin, int64_t end) const {
-  return std::all_of(windows_.begin(), windows_.end(), [&](const auto* window) {
-    return end <= (*window)[static_cast<std::size_t>(begin)];
-  });
 }
 
 bool Reach::fits(int64_t index, int64_t begin, int64_t end) const {
@@ -122,7 +118,7 @@ bool Reach::fits(int64_t index, int64_t begin, int64_t end) const {
       return false;
     }
   }
-  return within_windows(begin, end);
+  return true;
 }
 
 bool Reach::may_reach(int64_t index, int64_t begin, int64_t end) const {
@@ -131,7 +127,7 @@ bool Reach::may_reach(int64_t index, int64_t begin, int64_t end) const {
       return false;
     }
   }
-  return within_windows(begin, end);
+  return true;
 }
 
 // Whether the charges of overlapped copies allow a stage to end and to begin
@@ -139,7 +135,7 @@ bool Reach::may_reach(int64_t index, int64_t begin, int64_t end) const {
 bool Reach::may_cut(int64_t position) const {
   return !overlapped_ ||
          std::all_of(tests_.begin(), tests_.end(), [&](const Test& test) {
-           return !test.cost->overlapped() ||
+           return !overlapped(test) ||
                   ((position == num_layers_ ||
                     test.cost->entry(position) <= test.cap) &&
                    (position == 0 || test.cost->exit(position) <= test.cap));
@@ -170,7 +166,7 @@ void Reach::note(const Test* watched, int64_t cost) {
 }
 
 void Reach::note_charges(const Test* watched, int64_t position) {
-  if (watched != nullptr && watched->cost->overlapped()) {
+  if (watched != nullptr && overlapped(*watched)) {
     note(watched, watched->cost->entry(position));
     note(watched, watched->cost->exit(position));
   }

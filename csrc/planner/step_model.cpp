@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "planner/all_reduce.h"
-#include "planner/schedules.h"
 
 namespace pipetransformer::planner {
 
@@ -19,10 +18,6 @@ Column sum_of(const Column& a, const Column& b) {
   return sum;
 }
 
-Column zeros(std::size_t size) {
-  return Column(size, 0);
-}
-
 SpanCost with_copies(const Column& layers, const Column& copies, bool serial) {
   return SpanCost(
       layers,
@@ -31,11 +26,7 @@ SpanCost with_copies(const Column& layers, const Column& copies, bool serial) {
       serial ? Charges::kAdded : Charges::kOverlapped);
 }
 
-// What the stage's compute takes; overlapped copies are no part of it.
-int64_t compute_ns(const SpanCost& cost, int64_t begin, int64_t end) {
-  return cost.charges() == Charges::kAdded ? cost.stage(begin, end)
-                                           : cost.layers(begin, end);
-}
+
 
 Column backward_of(const LayerCosts& layers, bool recompute) {
   Column backward = sum_of(layers.input_grad_ns, layers.weight_grad_ns);
@@ -115,14 +106,14 @@ StepCosts StepModel::step(const Cuts& cuts) const {
     const int64_t begin = cuts[k];
     const int64_t end = cuts[k + 1];
     StageCosts stage;
-    stage.forward_ns = compute_ns(forward_, begin, end);
+    stage.forward_ns = forward_.span(begin, end);
     stage.has_backward = end > layers_.num_forward_only;
     if (stage.has_backward) {
-      stage.input_grad_ns = compute_ns(input_grad_, begin, end);
-      stage.weight_grad_ns = compute_ns(weight_grad_, begin, end);
+      stage.input_grad_ns = input_grad_.span(begin, end);
+      stage.weight_grad_ns = weight_grad_.span(begin, end);
       if (costs.num_recomputed > 0) {
         // Where no gradient goes, nothing is computed again.
-        stage.recompute_ns = compute_ns(backward_, begin, end) -
+        stage.recompute_ns = backward_.span(begin, end) -
                              stage.input_grad_ns - stage.weight_grad_ns;
       }
       stage.all_reduce_ns = delivered_all_reduce_ns(begin, end);
@@ -177,29 +168,6 @@ StepCosts step_costs(
              choice.prefix,
              choice.cache)
       .step(cuts);
-}
-
-Schedule step_schedule(const StepCosts& costs) {
-  ScheduleShape shape;
-  shape.num_microbatches = static_cast<int32_t>(costs.num_microbatches);
-  shape.num_stages = static_cast<int32_t>(costs.stages.size());
-  shape.num_recomputed = static_cast<int32_t>(costs.num_recomputed);
-  for (const StageCosts& stage : costs.stages) {
-    shape.first_stage += stage.has_backward ? 0 : 1;
-  }
-  return make_schedule(name_of(costs.schedule), shape);
-}
-
-const char* name_of(ScheduleKind schedule) {
-  switch (schedule) {
-    case ScheduleKind::kGPipe:
-      return "gpipe";
-    case ScheduleKind::kOneFOneB:
-      return "1f1b";
-    case ScheduleKind::kZbH1:
-      break;
-  }
-  return "zb-h1";
 }
 
 }  // namespace pipetransformer::planner

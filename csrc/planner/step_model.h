@@ -7,7 +7,6 @@
 #include "planner/memory.h"
 #include "planner/partition.h"
 #include "planner/prefix.h"
-#include "planner/schedule.h"
 #include "planner/step_costs.h"
 #include "planner/workload.h"
 
@@ -84,11 +83,5 @@ StepCosts step_costs(
     const Cluster& cluster,
     const Workload& workload,
     const Choice& choice);
-
-// The op lists that the runtime runs for a whole step.
-Schedule step_schedule(const StepCosts& costs);
-
-// Name as users write it: "gpipe", "1f1b", "zb-h1".
-const char* name_of(ScheduleKind schedule);
 
 }  // namespace pipetransformer::planner

@@ -54,12 +54,19 @@ int64_t bound_of(const StepModel& model, const Variant& variant) {
       pipe + prefix_phase_ns(prefix), model.prefix().cache_read_ns);
 }
 
+// A single micro-batch has one order; a single stage runs ZB-H1 as 1F1B.
 std::vector<ScheduleKind> schedules(
     const Request& request,
     const Shape& shape) {
-  const bool same = shape.num_stages == 1 || shape.num_microbatches == 1;
-  return same ? std::vector<ScheduleKind>{request.schedules.front()}
-              : request.schedules;
+  std::vector<ScheduleKind> all = request.schedules;
+  const auto last = std::find(all.begin(), all.end(), ScheduleKind::kOneFOneB);
+  if (shape.num_microbatches == 1) {
+    all.resize(1);
+  } else if (shape.num_stages == 1 && last != all.end()) {
+    all.erase(
+        std::remove(all.begin(), all.end(), ScheduleKind::kZbH1), all.end());
+  }
+  return all;
 }
 
 std::vector<CacheTier> tiers(const Request& request, const Cluster& cluster) {

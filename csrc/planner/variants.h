@@ -21,7 +21,7 @@ struct Variant {
 
 // By rising bound, then K, M, schedule, tier. Variants whose micro-batches
 // would get too few rows are left out; so are schedules that would do the same
-// (one stage, one micro-batch), and tiers that the cluster does not have.
+// as another, and tiers that the cluster does not have.
 std::vector<Variant> variants(
     const Profile& profile,
     const Cluster& cluster,

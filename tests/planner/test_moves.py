@@ -12,7 +12,8 @@ from pipetransformer.planner.pauses import (
     native_model,
     terms_of,
 )
-from pipetransformer.planner.search import _native_cluster, _native_profile
+from pipetransformer.planner._native import cluster as _native_cluster
+from pipetransformer.planner._native import profile as _native_profile
 from tests.planner.instances import equal_profile
 
 KINDS = native.PlannerTransitionKind

@@ -500,8 +500,9 @@ class SimulatorStepResult:
     def timeline(self) -> list[SimulatorEvent]: ...
 
 def simulator_step(
-    replicas: list[PlannerStepCosts],
+    costs: PlannerStepCosts,
     options: SimulatorStepOptions,
+    replicas: list[list[int]] = ...,
     lists: str | None = None,
 ) -> SimulatorStepResult: ...
 def simulator_replay(

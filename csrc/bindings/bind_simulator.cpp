@@ -96,13 +96,15 @@ void bind_results(py::module_& m) {
 }
 
 StepResult step(
-    const std::vector<planner::StepCosts>& replicas,
+    const planner::StepCosts& costs,
     const StepOptions& options,
+    const std::vector<Permille>& replicas,
     const std::optional<std::string>& lists) {
   if (!lists) {
-    return simulate_replicas(replicas, options);
+    return simulate_replicas(costs, replicas, options);
   }
-  return simulate_lists(replicas, planner::parse_schedule(*lists), options);
+  return simulate_lists(
+      costs, planner::parse_schedule(*lists), replicas, options);
 }
 
 // (resource, duration) and (earlier, task) as plain pairs: begin and end of
@@ -150,8 +152,9 @@ void bind_simulator(py::module_& m) {
   m.def(
       "simulator_step",
       &step,
-      py::arg("replicas"),
+      py::arg("costs"),
       py::arg("options"),
+      py::arg("replicas") = std::vector<Permille>(1),
       py::arg("lists") = py::none(),
       py::call_guard<py::gil_scoped_release>());
   m.def(

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from pipetransformer.planner import _binding
 from pipetransformer.planner.cluster import Cluster
-from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
+from pipetransformer.planner.plan import Plan
 
 _T = TypeVar("_T")
 

@@ -220,4 +220,3 @@ class Plan:
             if name in values:
                 _fields.check_hash(values[name], f"plan {name}")
         return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
-

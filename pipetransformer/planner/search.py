@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from pipetransformer.planner import _binding, _native, _reasons
 from pipetransformer.planner.candidate import CACHE_TIERS, SCHEDULES, Candidate
 from pipetransformer.planner.cluster import Cluster
-from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.layer_profile import Profile
+from pipetransformer.planner.plan import Plan
+
 
 class InfeasiblePlan(ValueError):
     """No pipeline fits; the text names each length, its layer and what misses.
@@ -124,9 +125,7 @@ def search(
             "plan: expected a pipeline that fits, got none; " + "; ".join(refusals),
             refusals,
         )
-    return _make_plan(
-        result, profile, cluster, request, (checkpoint, copies), refusals
-    )
+    return _make_plan(result, profile, cluster, request, (checkpoint, copies), refusals)
 
 
 def _order_in(names: tuple[str, ...]) -> Callable[[str], int]:

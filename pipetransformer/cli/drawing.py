@@ -9,6 +9,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pipetransformer.explanation import Section, Table
+    from pipetransformer.simulator import Simulation
+
+
+_LEAST_TEXT = 14  # columns that a cell of several words keeps
+_GRID_LABEL = 9  # what stands before the time on each line of a grid
 
 
 def draw(console: Console, document: Iterable[Section]) -> None:
@@ -24,24 +29,30 @@ def draw(console: Console, document: Iterable[Section]) -> None:
             _draw_table(console, section.table)
 
 
-def draw_grid(console: Console, title: str, grid: str) -> None:
-    """Print lines of fixed columns, cut at the console's width."""
-    console.print(f"\n{title}", style="bold")
-    for line in grid.splitlines():
-        console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+def draw_grid(console: Console, simulation: Simulation) -> None:
+    """Print the simulated schedule over the console's width."""
+    width = max(10, console.width - _GRID_LABEL)
+    heading, *rows, legend = simulation.grid(width).splitlines()
+    console.print("\nSchedule", style="bold")
+    console.print(heading)
+    for row in rows:
+        console.print(row, no_wrap=True, overflow="crop")
+    console.print(legend)
 
 
 def _draw_table(console: Console, table: Table) -> None:
     from rich import box
     from rich.table import Table as RichTable
 
-    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, name in enumerate(table.headings()):
-        words = table.is_words(index)
+    drawn = RichTable(
+        box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False
+    )
+    for column in table.columns:
         drawn.add_column(
-            name,
-            justify="left" if words else "right",
-            no_wrap=not words,
+            column.name,
+            justify="right" if column.kind == "number" else "left",
+            no_wrap=column.kind != "text",
+            min_width=_LEAST_TEXT if column.kind == "text" else None,
             overflow="fold",
         )
     for index, row in enumerate(table.rows):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """
 pipetransformer explain plan.json
-pipetransformer explain plan.json --profile vit.json --cluster node.json
+pipetransformer explain plan.json --profile p.json --cluster c.json
 pipetransformer explain runs/demo/summary.json --json
 """
 

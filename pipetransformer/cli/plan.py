@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 _SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 _REMAINING_STEPS = 1000
 _EXAMPLES = """
-pipetransformer plan --profile vit.json --cluster node.json --global-batch 32
-pipetransformer plan --profile vit.json --cluster node.json --global-batch 32 --frozen 8 --json
-pipetransformer plan --profile vit.json --cluster node.json --global-batch 32 --output plan.json
-pipetransformer plan --profile vit.json --cluster node.json --global-batch 32 --frozen 8 --current plan.json --remaining-steps 500
+pipetransformer plan --profile p.json --cluster c.json --global-batch 32
+pipetransformer plan --profile p.json --cluster c.json --global-batch 32 --json
+pipetransformer plan --profile p.json --cluster c.json --global-batch 32 \\
+    --output plan.json
+pipetransformer plan --profile p.json --cluster c.json --global-batch 32 \\
+    --frozen 8 --current plan.json --remaining-steps 500
 """
 
 
@@ -161,7 +163,7 @@ def _print(console: Console, plan: Plan, profile: Profile, cluster: Cluster) -> 
     simulation = simulate(plan, profile, cluster)
     report = outline(plan, profile, cluster, simulation)
     drawing.draw(console, [sections.headline(plan), sections.stages(report)])
-    drawing.draw_grid(console, "Schedule", simulation.grid(width=console.width))
+    drawing.draw_grid(console, simulation)
     rest = [
         sections.candidates(plan),
         sections.reasons(plan),

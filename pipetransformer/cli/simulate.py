@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from pipetransformer.simulator import Simulation
 
 _EXAMPLES = """
-pipetransformer simulate --plan plan.json --profile vit.json --cluster node.json
-pipetransformer simulate --plan plan.json --profile vit.json --cluster node.json --steps 100 --json
-pipetransformer simulate --plan plan.json --profile vit.json --cluster node.json --trace step.json
+pipetransformer simulate --plan plan.json --profile p.json --cluster c.json
+pipetransformer simulate --plan plan.json --profile p.json --cluster c.json \\
+    --steps 100 --json
+pipetransformer simulate --plan plan.json --profile p.json --cluster c.json \\
+    --trace step.json
 """
 
 
@@ -73,4 +75,4 @@ def _print(
     from pipetransformer.explanation import sections
 
     drawing.draw(console, [sections.simulated(plan, simulation, notes)])
-    drawing.draw_grid(console, "Schedule", simulation.grid(width=console.width))
+    drawing.draw_grid(console, simulation)

@@ -1,7 +1,7 @@
 """Why a plan is as it is: reports for people and for programs."""
 
-from pipetransformer.explanation.document import Section, Table
-from pipetransformer.explanation.explain import explain_plan, outline
+from pipetransformer.explanation.document import Column, Section, Table
+from pipetransformer.explanation.explain import explain_plan, hash_notes, outline
 from pipetransformer.explanation.options import Options
 from pipetransformer.explanation.report import (
     Counterfactual,
@@ -15,6 +15,7 @@ from pipetransformer.explanation.run import Change, RunExplanation, explain_run
 
 __all__ = [
     "Change",
+    "Column",
     "Counterfactual",
     "Explanation",
     "Inputs",
@@ -27,5 +28,6 @@ __all__ = [
     "Table",
     "explain_plan",
     "explain_run",
+    "hash_notes",
     "outline",
 ]

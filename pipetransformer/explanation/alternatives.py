@@ -7,14 +7,18 @@ from itertools import accumulate
 
 from pipetransformer.explanation.options import Options
 from pipetransformer.explanation.report import Counterfactual
-from pipetransformer.planner import Cluster, Plan, Profile, paper
-from pipetransformer.simulator import simulate
+from pipetransformer.planner import Cluster, InfeasiblePlan, Plan, Profile, paper
+from pipetransformer.simulator import Simulation, simulate
 
 _BYTES_PER_PARAMETER = 4  # the paper's rule counts parameters, a profile bytes
 
 
 def find_alternatives(
-    plan: Plan, profile: Profile, cluster: Cluster, options: Options
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    options: Options,
+    run: Simulation,
 ) -> tuple[Counterfactual, ...]:
     """Return the alternatives in a fixed order, those that do not fit included.
 
@@ -25,6 +29,7 @@ def find_alternatives(
         profile: its layers.
         cluster: its machines.
         options: what the planner may choose from.
+        run: the plan's simulated step.
     """
 
     def planned(
@@ -32,7 +37,10 @@ def find_alternatives(
     ) -> Counterfactual:
         try:
             other = make()
-        except ValueError as refusal:
+        except InfeasiblePlan as refusal:
+            reason = "; ".join(refusal.refusals) or str(refusal)
+            return Counterfactual(name=name, title=title, reason=reason)
+        except ValueError as refusal:  # such as the paper's cuts of a shared layer
             return Counterfactual(name=name, title=title, reason=str(refusal))
         return Counterfactual(
             name=name,
@@ -73,8 +81,8 @@ def find_alternatives(
             ),
             "nothing frozen; the model whole on every device",
         ),
-        _no_cache(plan, profile, cluster, options, planned),
-        _serial_prefix(plan, profile, cluster),
+        _no_cache(plan, profile, cluster, options, run, planned),
+        _serial_prefix(plan, profile, cluster, run),
     )
 
 
@@ -117,10 +125,11 @@ def _no_cache(
     profile: Profile,
     cluster: Cluster,
     options: Options,
+    run: Simulation,
     planned: Callable[..., Counterfactual],
 ) -> Counterfactual:
     if plan.cache == "none":
-        return _same(plan, "no_cache", "no cache", "the plan uses none")
+        return _same(plan, run, "no_cache", "no cache", "the plan uses none")
     return planned(
         "no_cache",
         "no cache",
@@ -129,27 +138,31 @@ def _no_cache(
     )
 
 
-def _serial_prefix(plan: Plan, profile: Profile, cluster: Cluster) -> Counterfactual:
+def _serial_prefix(
+    plan: Plan, profile: Profile, cluster: Cluster, run: Simulation
+) -> Counterfactual:
     name, title = "serial_prefix", "serial prefix"
     if plan.prefix == "none":
-        return _same(plan, name, title, "the plan has no frozen layers")
-    run = simulate(plan, profile, cluster, prefix="serial")
+        return _same(plan, run, name, title, "the plan has no frozen layers")
+    serial = simulate(plan, profile, cluster, prefix="serial")
+    return Counterfactual(
+        name=name,
+        title=title,
+        plan=f"{plan.describe()}, {plan.schedule}",
+        step_ns=serial.step_ns,
+        peak_bytes=max(serial.peak_bytes_per_stage),
+        reason="frozen layers on the first device alone, as in the paper",
+    )
+
+
+def _same(
+    plan: Plan, run: Simulation, name: str, title: str, reason: str
+) -> Counterfactual:
     return Counterfactual(
         name=name,
         title=title,
         plan=f"{plan.describe()}, {plan.schedule}",
         step_ns=run.step_ns,
         peak_bytes=max(run.peak_bytes_per_stage),
-        reason="frozen layers on the first device alone, as in the paper",
-    )
-
-
-def _same(plan: Plan, name: str, title: str, reason: str) -> Counterfactual:
-    return Counterfactual(
-        name=name,
-        title=title,
-        plan=f"{plan.describe()}, {plan.schedule}",
-        step_ns=plan.simulated_step_ns,
-        peak_bytes=max(plan.bytes_per_stage),
         reason=reason,
     )

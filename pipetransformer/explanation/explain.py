@@ -47,6 +47,7 @@ def explain_plan(
             plan=plan,
             inputs=_inputs(plan, profile, cluster),
             stages=bare_stages(plan),
+            step_ns=plan.simulated_step_ns,
             measured=tuple(measured),
         )
     options = Options() if options is None else options
@@ -54,7 +55,7 @@ def explain_plan(
     return replace(
         outline(plan, profile, cluster, run),
         limits=find_limits(plan, profile, cluster, run.step_ns, options),
-        counterfactuals=find_alternatives(plan, profile, cluster, options),
+        counterfactuals=find_alternatives(plan, profile, cluster, options, run),
         measured=tuple(measured),
     )
 
@@ -74,6 +75,7 @@ def outline(
         plan=plan,
         inputs=_inputs(plan, profile, cluster),
         stages=stage_reports(plan, profile, cluster, run),
+        step_ns=run.step_ns,
     )
 
 
@@ -85,9 +87,7 @@ def _inputs(plan: Plan, profile: Profile | None, cluster: Cluster | None) -> Inp
         global_batch=plan.global_batch,
         num_nodes=None if cluster is None else cluster.num_nodes,
         devices_per_node=None if cluster is None else cluster.devices_per_node,
-        device_memory_bytes=(
-            None if cluster is None else cluster.device_memory_bytes
-        ),
+        device_memory_bytes=(None if cluster is None else cluster.device_memory_bytes),
         profile_hash=plan.profile_hash,
         cluster_hash=plan.cluster_hash,
         notes=hash_notes(plan, profile, cluster),

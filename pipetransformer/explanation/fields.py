@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+
+_LARGEST_INT = 2**62
+_MOST_SECONDS = 4e9
 
 
 def read_mapping(value: object, what: str) -> Mapping[str, object]:
@@ -29,17 +31,22 @@ def read_text(value: object, what: str) -> str:
 
 def read_count(value: object, what: str) -> int:
     """Return ``value`` if it is an integer from 0 on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{what}: expected an integer from 0, got {_shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{what}: expected an integer, got {_shown(value)}")
+    if not 0 <= value <= _LARGEST_INT:
+        raise ValueError(f"{what}: expected 0 to 2**62, got {_shown(value)}")
     return value
 
 
 def read_seconds(value: object, what: str) -> int:
     """Return seconds, a finite number from 0 on, as whole nanoseconds."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or value < 0:  # type: ignore[arg-type]
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 <= value < _MOST_SECONDS
+    ):
         raise ValueError(f"{what}: expected seconds from 0, got {_shown(value)}")
-    return round(value * 1_000_000_000)  # type: ignore[operator]
+    return round(value * 1_000_000_000)
 
 
 def _shown(value: object) -> str:

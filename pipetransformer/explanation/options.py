@@ -1,4 +1,4 @@
-"""What a planner may choose from, so that alternatives are planned under equal limits."""
+"""What a planner may choose from: alternatives are planned under equal limits."""
 
 from __future__ import annotations
 

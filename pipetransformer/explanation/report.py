@@ -47,7 +47,7 @@ class StageReport:
         stage: 0-based.
         first_layer: of the model.
         last_layer: of the model, inclusive.
-        device_bytes: predicted memory of its device.
+        device_bytes: predicted memory of its device; None: not known.
         forward_ns: None, as what follows, when no profile was given.
         input_grad_ns: 0 where no gradient is handed down.
         weight_grad_ns: 0 where nothing trains.
@@ -59,7 +59,7 @@ class StageReport:
     stage: int
     first_layer: int
     last_layer: int
-    device_bytes: int
+    device_bytes: int | None
     forward_ns: int | None = None
     input_grad_ns: int | None = None
     weight_grad_ns: int | None = None
@@ -137,6 +137,7 @@ class Explanation:
         plan: the plan; its candidates, refusals, reasons and transition count.
         inputs: what it was made for.
         stages: one entry per stage.
+        step_ns: simulated step, with profile and cluster where they were given.
         limits: largest gain first; empty when no profile was given. The first with
             a gain is the limiting resource.
         counterfactuals: empty when no profile was given.
@@ -146,6 +147,7 @@ class Explanation:
     plan: Plan
     inputs: Inputs
     stages: tuple[StageReport, ...]
+    step_ns: int
     limits: tuple[Limit, ...] = ()
     counterfactuals: tuple[Counterfactual, ...] = ()
     measured: tuple[Measurement, ...] = ()
@@ -164,6 +166,7 @@ class Explanation:
             "kind": "plan",
             "inputs": _plain(self.inputs),
             "plan": plan,
+            "step_ns": self.step_ns,
             "stages": [_plain(stage) for stage in self.stages],
             "limiting_resource": self.limiting_resource,
             "limits": [_plain(limit) for limit in self.limits],
@@ -187,6 +190,8 @@ class Explanation:
         return render(self.sections())
 
 
-def _plain(entry: Inputs | StageReport | Limit | Counterfactual | Measurement) -> dict[str, object]:
+def _plain(
+    entry: Inputs | StageReport | Limit | Counterfactual | Measurement,
+) -> dict[str, object]:
     values = asdict(entry)
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}

@@ -9,6 +9,7 @@ from pipetransformer.explanation import fields
 from pipetransformer.explanation.document import (
     Section,
     Table,
+    columns,
     milliseconds,
     percent,
     seconds,
@@ -241,4 +242,4 @@ def _phase_table(run: RunExplanation) -> Table | None:
         (name, seconds(ns), percent(ns / run.total_ns))
         for name, ns in run.phases_ns.items()
     )
-    return Table(("phase<", "time", "share"), rows)
+    return Table(columns("phase, time, share", phase="word"), rows)

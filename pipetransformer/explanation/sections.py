@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 from pipetransformer.explanation.document import (
     Section,
     Table,
+    bare_megabytes,
+    bare_milliseconds,
+    columns,
+    counted,
     hash_text,
     megabytes,
     milliseconds,
     percent,
+    seconds,
 )
 from pipetransformer.planner import Candidate, Plan, Transition
 from pipetransformer.simulator import Simulation
@@ -48,8 +53,8 @@ def headline(plan: Plan) -> Section:
     rows += f"micro-batch; checkpoint {plan.checkpoint}"
     frozen = "no frozen layers"
     if plan.boundary:
-        frozen = f"{plan.boundary} frozen layers, {plan.prefix}"
-        frozen += f"; cache {plan.cache}"
+        frozen = f"{counted(plan.boundary, 'frozen layer')} {plan.prefix}"
+        frozen += f", cache {plan.cache}"
     name = f"plan {hash_text(plan.plan_hash)}: {plan.describe()}, {plan.schedule}"
     return Section("", (name, step, f"{rows}; {frozen}"))
 
@@ -64,8 +69,9 @@ def inputs(explanation: Explanation) -> Section:
         )
     if given.num_nodes is not None:
         lines.append(
-            f"cluster: {given.num_nodes} nodes x {given.devices_per_node} devices, "
-            f"{megabytes(given.device_memory_bytes)} each"
+            f"cluster: {counted(given.num_nodes, 'node')}, "
+            f"{counted(given.devices_per_node or 0, 'device')} each with "
+            f"{megabytes(given.device_memory_bytes)}"
         )
     lines.append(
         f"profile {hash_text(given.profile_hash)}, cluster "
@@ -77,48 +83,53 @@ def inputs(explanation: Explanation) -> Section:
 def stages(explanation: Explanation) -> Section:
     """The plan as one row per stage."""
     cap = explanation.inputs.device_memory_bytes
-    columns = ("stage", "layers", "f", "b", "w", "recompute", "bytes", "of cap")
+    names = "stage, layers, f ms, b ms, w ms, MB, of cap, in flight, bubble"
+    recompute = any(stage.recompute_ns for stage in explanation.stages)
+    if recompute:
+        names = names.replace("MB", "recompute ms, MB")
     rows = []
     for stage in explanation.stages:
-        layers = f"{stage.first_layer}-{stage.last_layer}"
-        times = (
-            stage.forward_ns,
-            stage.input_grad_ns,
-            stage.weight_grad_ns,
-            stage.recompute_ns,
-        )
+        times = [stage.forward_ns, stage.input_grad_ns, stage.weight_grad_ns]
+        times += [stage.recompute_ns] if recompute else []
         rows.append(
             (
                 str(stage.stage),
-                layers,
-                *(milliseconds(ns) for ns in times),
-                megabytes(stage.device_bytes),
-                percent(None if cap is None else stage.device_bytes / cap),
+                f"{stage.first_layer}-{stage.last_layer}",
+                *(bare_milliseconds(ns) for ns in times),
+                bare_megabytes(stage.device_bytes),
+                _share(stage.device_bytes, cap),
                 "-" if stage.in_flight is None else str(stage.in_flight),
                 percent(stage.bubble_share),
             )
         )
-    table = Table((*columns, "in flight", "bubble"), tuple(rows))
+    table = Table(columns(names), tuple(rows))
     return Section("Stages (times of the largest micro-batch)", (), table)
+
+
+def _share(part: int | None, whole: int | None) -> str:
+    return percent(None if part is None or not whole else part / whole)
 
 
 def limits(explanation: Explanation) -> Section:
     """What would shorten the step, largest gain first."""
     if not explanation.limits:
         return Section("Limiting resource")
-    name = explanation.limiting_resource
-    sentence = (
-        "nothing: no single resource, twice as good, shortens the step"
-        if name is None
-        else f"{name}: {explanation.limits[0].change} saves "
-        f"{milliseconds(explanation.limits[0].gain_ns)} of each step"
-    )
+    name, first = explanation.limiting_resource, explanation.limits[0]
+    saved = milliseconds(first.gain_ns)
+    sentence = "no single resource, twice as good, shortens the step"
+    if name is not None:
+        sentence = f"{name}: were it twice as good, each step would save {saved}"
     rows = tuple(
-        (entry.resource, entry.change, milliseconds(entry.step_ns),
-         milliseconds(entry.gain_ns))
+        (
+            entry.resource,
+            bare_milliseconds(entry.step_ns),
+            bare_milliseconds(entry.gain_ns),
+            entry.change,
+        )
         for entry in explanation.limits
     )
-    table = Table(("resource<", "if<", "simulated", "saved"), rows)
+    names = "resource, simulated ms, saved ms, if"
+    table = Table(columns(names, resource="word", **{"if": "text"}), rows)
     return Section("Limiting resource", (sentence,), table)
 
 
@@ -126,34 +137,37 @@ def candidates(plan: Plan) -> Section:
     """The best candidates and why they lost."""
     if not plan.candidates:
         return Section("Candidates")
-    columns = ("K", "R", "M", "cuts<", "schedule<", "prefix<", "cache<", "estimate")
-    columns += ("bound", "simulated", "lost because<")
-    rows = tuple(_candidate(entry) for entry in plan.candidates)
+    frozen = plan.boundary > 0
+    names = "K, R, M, cuts, schedule, estimate, bound, simulated, lost because"
+    if frozen:
+        names = names.replace("estimate", "frozen, estimate")
+    head = columns(names, cuts="word", schedule="word", frozen="word", lost="text")
+    rows = tuple(_candidate(entry, frozen) for entry in plan.candidates)
     marked = next((i for i, c in enumerate(plan.candidates) if not c.lost), None)
-    return Section(
-        f"Candidates (best {len(rows)})", (), Table(columns, rows, marked)
-    )
+    title = f"Candidates (the best {len(rows)}; ms a step)"
+    return Section(title, (), Table(head, rows, marked))
 
 
-def _candidate(entry: Candidate) -> tuple[str, ...]:
+def _candidate(entry: Candidate, frozen: bool) -> tuple[str, ...]:
     return (
-        str(entry.num_stages),
-        str(entry.num_replicas),
-        str(entry.num_microbatches),
+        *(str(count) for count in entry.shape),
         _cuts(entry.cuts),
         entry.schedule,
-        entry.prefix,
-        entry.cache,
-        milliseconds(entry.predicted_step_ns),
-        milliseconds(entry.lower_bound_ns),
-        milliseconds(entry.simulated_step_ns),
+        *((_frozen_from(entry),) if frozen else ()),
+        bare_milliseconds(entry.predicted_step_ns),
+        bare_milliseconds(entry.lower_bound_ns),
+        bare_milliseconds(entry.simulated_step_ns),
         entry.lost or "chosen",
     )
 
 
 def _cuts(cuts: tuple[int, ...]) -> str:
     shown = [str(cut) for cut in cuts]
-    return " ".join(shown if len(shown) <= 9 else [*shown[:4], "..", *shown[-4:]])
+    return " ".join(shown if len(shown) <= 5 else [*shown[:2], "..", *shown[-2:]])
+
+
+def _frozen_from(entry: Candidate) -> str:
+    return entry.prefix if entry.cache == "none" else f"{entry.cache} cache"
 
 
 def refusals(plan: Plan) -> Section:
@@ -165,7 +179,7 @@ def counterfactuals(explanation: Explanation) -> Section:
     """The other ways to run the model."""
     if not explanation.counterfactuals:
         return Section("Other ways to run it")
-    chosen = explanation.plan.simulated_step_ns
+    chosen = explanation.step_ns
     rows = []
     for entry in explanation.counterfactuals:
         ratio = "-"
@@ -174,15 +188,14 @@ def counterfactuals(explanation: Explanation) -> Section:
         rows.append(
             (
                 entry.title,
-                milliseconds(entry.step_ns),
+                bare_milliseconds(entry.step_ns),
                 ratio,
-                megabytes(entry.peak_bytes),
-                entry.plan,
-                entry.reason,
+                bare_megabytes(entry.peak_bytes),
+                "; ".join(part for part in (entry.plan, entry.reason) if part),
             )
         )
-    columns = ("way<", "simulated", "of chosen", "peak", "plan<", "remark<")
-    return Section("Other ways to run it", (), Table(columns, tuple(rows)))
+    head = columns("way, simulated ms, of chosen, MB, how", way="word", how="text")
+    return Section("Other ways to run it", (), Table(head, tuple(rows)))
 
 
 def reasons(plan: Plan) -> Section:
@@ -205,11 +218,11 @@ def transition_lines(change: Transition) -> tuple[str, ...]:
     offered = f" to {change.offered}" if change.offered else ""
     pay_back = "does not pay back"
     if change.pay_back_steps is not None:
-        pay_back = f"pays back after {change.pay_back_steps} steps"
+        pay_back = f"pays back after {counted(change.pay_back_steps, 'step')}"
     return (
         f"change of {change.kind}{offered}, {verdict}: {change.rule}",
         f"gain {milliseconds(change.gain_ns_per_step)} a step over "
-        f"{change.remaining_steps} steps left; {pay_back}",
+        f"{counted(change.remaining_steps, 'step')} left; {pay_back}",
     )
 
 
@@ -223,15 +236,17 @@ def _transition_table(change: Transition) -> Table | None:
     ]
     total = sum(anyway.values()) if anyway else None
     rows.append(("pause", milliseconds(change.pause_ns), milliseconds(total)))
-    columns = ("term<", "this change", "new boundary alone")
-    return Table(columns, tuple(rows))
+    head = columns("term, this change, new boundary alone", term="word")
+    return Table(head, tuple(rows))
 
 
 def idle(plan: Plan) -> Section:
     """Devices that no replica uses."""
     if not plan.idle_devices:
         return Section("Idle devices")
-    return Section("Idle devices", (f"{plan.idle_devices} devices have no work",))
+    return Section(
+        "Idle devices", (f"no work for {counted(plan.idle_devices, 'device')}",)
+    )
 
 
 def measured(explanation: Explanation) -> Section:
@@ -253,7 +268,7 @@ def measured_table(measured: tuple[Measurement, ...]) -> Table | None:
         )
         for entry in measured
     )
-    return Table(("what<", "predicted", "measured", "error"), rows)
+    return Table(columns("what, predicted, measured, error", what="word"), rows)
 
 
 def simulated(plan: Plan, run: Simulation, notes: tuple[str, ...]) -> Section:
@@ -263,18 +278,18 @@ def simulated(plan: Plan, run: Simulation, notes: tuple[str, ...]) -> Section:
     step += milliseconds(run.exposed_all_reduce_ns)
     lines = [f"plan {hash_text(plan.plan_hash)}: {plan.describe()}, {plan.schedule}"]
     lines.append(step)
-    if run.steps > 1:
-        lines.append(f"{run.steps} steps: {milliseconds(run.total_ns)}")
+    if run.num_steps > 1:
+        lines.append(f"{run.num_steps} steps: {seconds(run.total_ns)}")
     rows = tuple(
         (
             str(stage),
-            milliseconds(busy),
+            bare_milliseconds(busy),
             percent(busy / run.step_ns if run.step_ns else 0.0),
-            megabytes(peak),
+            bare_megabytes(peak),
         )
         for stage, (busy, peak) in enumerate(
             zip(run.stage_busy_ns, run.peak_bytes_per_stage, strict=True)
         )
     )
-    table = Table(("stage", "busy", "of step", "peak"), rows)
+    table = Table(columns("stage, busy ms, of step, peak MB"), rows)
     return Section("Simulation", (*lines, *notes), table)

@@ -15,12 +15,13 @@ _OPERATIONS = frozenset("FRBIW")
 
 def bare_stages(plan: Plan) -> tuple[StageReport, ...]:
     """Return what the plan itself holds about its stages."""
+    sizes = plan.bytes_per_stage or (None,) * plan.num_stages
     return tuple(
         StageReport(
             stage=stage,
             first_layer=begin,
             last_layer=end - 1,
-            device_bytes=plan.bytes_per_stage[stage],
+            device_bytes=sizes[stage],
         )
         for stage, (begin, end) in enumerate(pairwise(plan.cuts))
     )
@@ -44,6 +45,7 @@ def stage_reports(
     return tuple(
         replace(
             bare,
+            device_bytes=peak,
             forward_ns=cost.forward_ns,
             input_grad_ns=cost.input_grad_ns,
             weight_grad_ns=cost.weight_grad_ns,
@@ -51,8 +53,13 @@ def stage_reports(
             in_flight=live,
             bubble_share=1.0 - busy / span if span else 0.0,
         )
-        for bare, cost, live, busy in zip(
-            bare_stages(plan), costs, in_flight, run.stage_busy_ns, strict=True
+        for bare, cost, live, busy, peak in zip(
+            bare_stages(plan),
+            costs,
+            in_flight,
+            run.stage_busy_ns,
+            run.peak_bytes_per_stage,
+            strict=True,
         )
     )
 
@@ -67,7 +74,7 @@ def most_in_flight(operations: Iterable[Event], num_stages: int) -> list[int]:
         operations: F, R, B, I and W of one replica.
         num_stages: K.
     """
-    lives: dict[tuple[int, int], tuple[int, int]] = {}
+    lives: dict[tuple[int, int | None], tuple[int, int]] = {}
     for event in operations:
         key = event.stage, event.microbatch
         begin, end = lives.get(key, (event.begin_ns, event.end_ns))

@@ -21,15 +21,17 @@ def _section(section: Section) -> list[str]:
 
 
 def _table(table: Table) -> list[str]:
-    rows = [tuple(table.headings()), *table.rows]
+    rows = [tuple(column.name for column in table.columns), *table.rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         cells = (
-            cell.ljust(width) if table.is_words(i) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if column.kind == "number" else cell.ljust(width)
+            for column, cell, width in zip(table.columns, row, widths, strict=True)
         )
         lines.append("  ".join(cells).rstrip())
     if table.marked is not None:
-        lines = [("  " if i != table.marked + 1 else "> ") + x for i, x in enumerate(lines)]
+        lines = [
+            ("  " if i != table.marked + 1 else "> ") + x for i, x in enumerate(lines)
+        ]
     return lines

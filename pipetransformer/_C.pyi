@@ -206,23 +206,36 @@ def planner_step_costs(
     workload: PlannerWorkload,
     choice: PlannerChoice,
 ) -> PlannerStepCosts: ...
+
+_CostRow = tuple[list[int], list[int], list[int], bool]
+_Rules = tuple[
+    list[bool],
+    list[tuple[list[int], int]],
+    list[tuple[list[int], list[int], list[int], int]],
+]
+
 def planner_min_max(
-    costs: list[int],
-    entry: list[int],
-    exit: list[int],
-    bytes: list[int],
-    memory_bytes: int,
-    cut_allowed: list[bool],
-    num_stages: int,
+    costs: _CostRow, rules: _Rules, num_stages: int
+) -> tuple[int, list[int]] | None: ...
+def planner_min_max_by_position(
+    rules: _Rules, num_stages: int
 ) -> tuple[int, list[int]] | None: ...
 def planner_staircase(
-    forward: list[int],
-    backward: list[int],
-    bytes: list[int],
-    memory_bytes: int,
-    cut_allowed: list[bool],
-    num_stages: int,
+    forward: _CostRow, backward: _CostRow, rules: _Rules, num_stages: int
 ) -> list[tuple[int, int, list[int]]]: ...
+def planner_cheapest_cuts(
+    cut_costs: list[int], rules: _Rules, num_stages: int
+) -> tuple[int, list[int]] | None: ...
+def planner_best_cuts(
+    forward: _CostRow,
+    backward: _CostRow | None,
+    repeats: int,
+    cut_costs: list[int],
+    exposure: tuple[list[int], list[int]] | None,
+    rules: _Rules,
+    num_stages: int,
+    cutoff: int | None,
+) -> tuple[int, list[int], bool] | None: ...
 def planner_paper_partition(unit_sizes: list[int], num_stages: int) -> list[int]: ...
 def planner_paper_largest_load(unit_sizes: list[int], num_stages: int) -> int: ...
 def planner_paper_compress(

@@ -43,11 +43,10 @@ Reach::Reach(const Rules& rules, int64_t num_stages)
       num_stages_(num_stages) {
   const auto size = rules.cut_allowed.size();
   latest_cut_.assign(size, 0);
-  num_cuts_.assign(size, 0);
   for (std::size_t j = 1; j < size; ++j) {
     const bool allowed = j + 1 == size || rules.cut_allowed[j] != 0;
     latest_cut_[j] = allowed ? static_cast<int64_t>(j) : latest_cut_[j - 1];
-    num_cuts_[j] = num_cuts_[j - 1] + (allowed ? 1 : 0);
+    most_stages_ += allowed ? 1 : 0;
   }
   for (const Limit& limit : rules.limits) {
     set_cap(watch(limit.cost), limit.cap);
@@ -173,7 +172,7 @@ void Reach::note_charges(const Test* watched, int64_t position) {
 }
 
 Reach::Probe Reach::probe(Handle watched) {
-  if (num_stages_ < 1 || num_stages_ > num_cuts_.back()) {
+  if (num_stages_ < 1 || num_stages_ > most_stages_) {
     return {false, kNoCap};
   }
   return greedy_ ? probe_greedily(tests_[watched])
@@ -210,40 +209,42 @@ Reach::Probe Reach::probe_greedily(const Test& watched) {
     }
     reached_.push_back(begin);
   }
-  if (begin < num_layers_ || !enough_cuts(watched)) {
+  if (begin < num_layers_) {
     return {false, next_cap_};
   }
-  return {true, largest};
+  if (static_cast<int64_t>(reached_.size()) == num_stages_ && !by_position_) {
+    return {true, largest};
+  }
+  return move_cuts(watched, largest);
 }
 
-// Whether the part up to each reached cut has as many segments as stages.
-bool Reach::enough_cuts(const Test& watched) {
-  if (!overlapped_) {
-    for (std::size_t m = 0; m < reached_.size(); ++m) {
-      if (num_cuts_[static_cast<std::size_t>(reached_[m])] <=
-          static_cast<int64_t>(m)) {
-        return false;
-      }
-    }
-    return true;
-  }
+// After a walk that left stages empty: whether cuts can be moved left until
+// none is, which takes as many segments up to each cut as there are stages.
+Reach::Probe Reach::move_cuts(const Test& watched, int64_t largest) {
   int64_t num_cuts = 0;
   std::size_t m = 0;
-  for (int64_t j = 1; j <= num_layers_; ++j) {
-    if (latest_cut_[static_cast<std::size_t>(j)] == j) {
+  for (int64_t j = 0; j <= num_layers_; ++j) {
+    if (j > 0 && latest_cut_[static_cast<std::size_t>(j)] == j) {
       if (may_cut(j)) {
         ++num_cuts;
+        // The cut may move here: what its copies take counts.
+        if (overlapped(watched)) {
+          largest = std::max(largest, watched.cost->exit(j));
+          largest =
+              std::max(largest, j == num_layers_ ? 0 : watched.cost->entry(j));
+        }
       } else {
         note_charges(&watched, j);
       }
     }
     for (; m < reached_.size() && reached_[m] == j; ++m) {
       if (num_cuts <= static_cast<int64_t>(m)) {
-        return false;
+        return {false, next_cap_};
       }
     }
   }
-  return num_cuts >= num_stages_;
+  const bool enough = num_cuts >= num_stages_;
+  return {enough, enough ? largest : next_cap_};
 }
 
 int64_t Reach::least_cap(Handle watched, int64_t low, int64_t high) {
@@ -288,7 +289,7 @@ std::optional<Cuts> Reach::first_cuts() {
 }
 
 bool Reach::tabulate() {
-  return num_stages_ >= 1 && num_stages_ <= num_cuts_.back() && fill(nullptr);
+  return num_stages_ >= 1 && num_stages_ <= most_stages_ && fill(nullptr);
 }
 
 Cuts Reach::spelled() const {

@@ -95,7 +95,7 @@ class Reach {
   int64_t furthest(int64_t begin, const Fits& fits) const;
 
   Probe probe_greedily(const Test& watched);
-  bool enough_cuts(const Test& watched);
+  Probe move_cuts(const Test& watched, int64_t largest);
   Probe probe_table(const Test& watched);
   bool fill(const Test* watched);
   bool fill_tops(const Test* watched);
@@ -114,7 +114,7 @@ class Reach {
   const int64_t num_stages_;
   std::vector<Test> tests_;
   std::vector<int64_t> latest_cut_;  // last allowed position up to each index
-  std::vector<int64_t> num_cuts_;    // allowed positions in 1 .. index
+  int64_t most_stages_ = 0;          // that cut_allowed alone admits
   bool greedy_ = true;               // see Note [Moving caps]
   bool by_position_ = false;
   bool overlapped_ = false;

@@ -32,8 +32,11 @@ class Transition:
         anyway_terms_ns: the same for the boundary change alone, which is made in any
             case; empty when the boundary stays.
         pause_ns: sum of ``terms_ns``.
-        gain_ns_per_step: predicted step of the plan in force at this boundary minus
-            that of the offered plan; 0 when the plan in force cannot go on.
+        gain_ns_per_step: simulated step of the plan in force at this boundary minus
+            that of the offered plan, times the pace; 0 when the plan in force cannot
+            go on.
+        pace_permille: wall time of steps so far over their simulated time, in
+            thousandths.
         remaining_steps: optimizer steps for which the gain lasts.
         pay_back_steps: steps after which the pause beyond ``anyway_terms_ns`` is paid
             back; None where nothing is gained.
@@ -51,6 +54,7 @@ class Transition:
     anyway_terms_ns: Mapping[str, int] = field(default_factory=dict)
     pause_ns: int = 0
     gain_ns_per_step: int = 0
+    pace_permille: int = 1000
     remaining_steps: int = 0
     pay_back_steps: int | None = None
     accepted: bool = True
@@ -64,7 +68,7 @@ class Transition:
         for name in ("terms_ns", "anyway_terms_ns"):
             terms = _check_terms(getattr(self, name), f"{what} {name}")
             object.__setattr__(self, name, terms)
-        for name in ("pause_ns", "remaining_steps", "moved_bytes"):
+        for name in ("pause_ns", "pace_permille", "remaining_steps", "moved_bytes"):
             _fields.check_int(getattr(self, name), f"{what} {name}")
         _check_signed(self.gain_ns_per_step, f"{what} gain_ns_per_step")
         if self.pay_back_steps is not None:

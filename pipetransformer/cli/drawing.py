@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pipetransformer.simulator import Simulation
 
 
-_LEAST_TEXT = 14  # columns that a cell of several words keeps
+_LEAST_TEXT = 8  # columns that a cell of several words keeps
 _GRID_LABEL = 9  # what stands before the time on each line of a grid
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from pipetransformer.cli import arguments, drawing, files, output
@@ -152,7 +153,9 @@ def _refuse(parsed: argparse.Namespace, refusal: InfeasiblePlan) -> int:
     if parsed.json:
         output.print_json({"error": str(refusal), "refusals": list(refusal.refusals)})
     else:
-        output.print_error(refusal)
+        summary = str(refusal).partition("; ")[0]
+        output.print_error(ValueError(summary if refusal.refusals else str(refusal)))
+        sys.stderr.writelines(f"- {reason}\n" for reason in refusal.refusals)
     return output.NEGATIVE
 
 

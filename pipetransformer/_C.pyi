@@ -351,6 +351,7 @@ class PlannerOffer:
     step_in_force_ns: int | None
     step_ns: int
     remaining_steps: int
+    pace_permille: int
     pause_ns: int
     anyway_ns: int
     hysteresis_permille: int
@@ -432,6 +433,7 @@ class PlannerStageCosts:
     backward_copy_ns: int
     has_backward: bool
     all_reduce_ns: int
+    network_all_reduce_ns: int
     state_bytes: int
     kept_bytes: int
     recomputed_bytes: int
@@ -465,16 +467,32 @@ class SimulatorPrefixMode:
 class SimulatorStepOptions:
     prefix: SimulatorPrefixMode
     at_most_one_ahead: bool
-    shared_network: bool
     optimizer_ns: list[int]
     cache_write_ns: int
     keep_timeline: bool
     def __init__(self) -> None: ...
 
+class SimulatorResource:
+    COMPUTE: SimulatorResource
+    COPY_ENGINE: SimulatorResource
+    DEVICE_LINK: SimulatorResource
+    NETWORK: SimulatorResource
+    CACHE: SimulatorResource
+    __members__: dict[str, SimulatorResource]
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    def __index__(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
 class SimulatorEvent:
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def kind(self) -> str: ...
+    @property
+    def resource(self) -> SimulatorResource: ...
     @property
     def replica(self) -> int: ...
     @property

@@ -214,6 +214,9 @@ class Director:
         with run.guarded(), run.clock.phase("pass"):
             record = counted.close(run, self.active())
             self._note_first_step(counted.first_step_extra_s())
+            run.prices.record_pace(
+                record.pipeline_seconds_per_step(), record.predicted_step_ns
+            )
             self._settle_buffers()
             run.history.epochs.append(record)
             self._tell("pass_end")

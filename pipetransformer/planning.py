@@ -174,6 +174,7 @@ def next_plan(run: Run, boundary: int, current: Plan, market: Market) -> Plan:
         current=current,
         boundary=boundary,
         remaining_steps=market.remaining_steps,
+        pace=market.pace,
         pauses=market.pauses,
         elapsed_since_last_ns=market.elapsed_ns,
         hysteresis=wishes.hysteresis,

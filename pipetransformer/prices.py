@@ -12,6 +12,7 @@ from pipetransformer.autodp import ActiveGroup
 from pipetransformer.planner import PauseModel, Plan
 
 _NANOSECONDS = 1_000_000_000
+_WIDEST_PACE = 4.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +23,13 @@ class Market:
         pauses: What changes have taken so far.
         elapsed_ns: Since K or R changed last; None: not in this run.
         remaining_steps: Optimizer steps for which a gain lasts.
+        pace: Wall time of the last pass's steps over their simulated time.
     """
 
     pauses: PauseModel
     elapsed_ns: int | None
     remaining_steps: int
+    pace: float
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON."""
@@ -34,6 +37,7 @@ class Market:
             "pauses": self.pauses.to_dict(),
             "elapsed_ns": self.elapsed_ns,
             "remaining_steps": self.remaining_steps,
+            "pace": self.pace,
         }
         return json.dumps(content, sort_keys=True).encode()
 
@@ -45,6 +49,7 @@ class Market:
             pauses=PauseModel.from_dict(content["pauses"]),
             elapsed_ns=content["elapsed_ns"],
             remaining_steps=content["remaining_steps"],
+            pace=content["pace"],
         )
 
 
@@ -53,6 +58,7 @@ class Prices:
 
     def __init__(self) -> None:
         self.pauses = PauseModel()
+        self._pace = 1.0
         self._reshaped_at: float | None = None
 
     def agree(self, group: ActiveGroup, remaining_steps: int) -> Market:
@@ -64,7 +70,7 @@ class Prices:
         elapsed = None
         if self._reshaped_at is not None:
             elapsed = round((time.perf_counter() - self._reshaped_at) * _NANOSECONDS)
-        mine = Market(self.pauses, elapsed, remaining_steps)
+        mine = Market(self.pauses, elapsed, remaining_steps, self._pace)
         first = mine.to_bytes() if group.rank == 0 else b""
         market = Market.from_bytes(group.all_gather_bytes(first)[0])
         self.pauses = market.pauses
@@ -84,6 +90,17 @@ class Prices:
         self.pauses = self.pauses.observed(phases, kind=kind, moved_bytes=moved_bytes)
         if kind == "shape" and not first:
             self._reshaped_at = time.perf_counter()
+
+    def record_pace(self, measured_s: float, simulated_ns: int) -> None:
+        """Take in how long forward and backward took per step, and should have.
+
+        Slots that share cores and other programs slow steps and pauses alike. A ratio
+        beyond `_WIDEST_PACE` is none of that: then the fixed costs of a step, which no
+        plan changes, hide what plans do change.
+        """
+        if measured_s > 0 and simulated_ns > 0:
+            ratio = measured_s * _NANOSECONDS / simulated_ns
+            self._pace = round(min(max(ratio, 1 / _WIDEST_PACE), _WIDEST_PACE), 3)
 
     def record_first_step(self, seconds: float) -> None:
         """Take in what the first step after a change took more than the others."""

@@ -34,6 +34,8 @@ void bind_costs(py::module_& m) {
       .def_readwrite("backward_copy_ns", &StageCosts::backward_copy_ns)
       .def_readwrite("has_backward", &StageCosts::has_backward)
       .def_readwrite("all_reduce_ns", &StageCosts::all_reduce_ns)
+      .def_readwrite(
+          "network_all_reduce_ns", &StageCosts::network_all_reduce_ns)
       .def_readwrite("state_bytes", &StageCosts::state_bytes)
       .def_readwrite("kept_bytes", &StageCosts::kept_bytes)
       .def_readwrite("recomputed_bytes", &StageCosts::recomputed_bytes)
@@ -60,16 +62,22 @@ void bind_options(py::module_& m) {
       .def(py::init<>())
       .def_readwrite("prefix", &StepOptions::prefix)
       .def_readwrite("at_most_one_ahead", &StepOptions::at_most_one_ahead)
-      .def_readwrite("shared_network", &StepOptions::shared_network)
       .def_readwrite("optimizer_ns", &StepOptions::optimizer_ns)
       .def_readwrite("cache_write_ns", &StepOptions::cache_write_ns)
       .def_readwrite("keep_timeline", &StepOptions::keep_timeline);
 }
 
 void bind_results(py::module_& m) {
+  py::enum_<ResourceKind>(m, "SimulatorResource")
+      .value("COMPUTE", ResourceKind::kCompute)
+      .value("COPY_ENGINE", ResourceKind::kCopyEngine)
+      .value("DEVICE_LINK", ResourceKind::kDeviceLink)
+      .value("NETWORK", ResourceKind::kNetwork)
+      .value("CACHE", ResourceKind::kCache);
   py::class_<Event>(m, "SimulatorEvent")
       .def_property_readonly(
           "kind", [](const Event& e) { return std::string(1, char(e.kind)); })
+      .def_readonly("resource", &Event::resource)
       .def_readonly("replica", &Event::replica)
       .def_readonly("stage", &Event::stage)
       .def_readonly("microbatch", &Event::microbatch)

@@ -34,6 +34,7 @@ std::vector<Event> timeline_of(const StepTasks& tasks, const Replay& replay) {
     const Task& task = tasks.graph.tasks()[static_cast<std::size_t>(span.task)];
     events.push_back(
         {task.kind,
+         tasks.graph.resource(task.resource),
          task.replica,
          task.stage,
          task.microbatch,
@@ -46,6 +47,7 @@ std::vector<Event> timeline_of(const StepTasks& tasks, const Replay& replay) {
     const auto at = std::find(devices.begin(), devices.end(), span.resource);
     events.push_back(
         {TaskKind::kPrefix,
+         ResourceKind::kCompute,
          0,
          static_cast<int32_t>(at - devices.begin()),
          -1,

@@ -18,6 +18,7 @@ namespace pipetransformer::simulator {
 
 struct Event {
   TaskKind kind = TaskKind::kForward;
+  ResourceKind resource = ResourceKind::kCompute;
   int32_t replica = 0;
   int32_t stage = 0;
   int32_t microbatch = -1;  // -1: no single one

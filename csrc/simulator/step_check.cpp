@@ -59,6 +59,10 @@ void check_times(const StageCosts& stage, const std::string& what) {
   check_ns(stage.forward_copy_ns, what + " forward_copy_ns");
   check_ns(stage.backward_copy_ns, what + " backward_copy_ns");
   check_ns(stage.all_reduce_ns, what + " all_reduce_ns");
+  check_range(
+      stage.network_all_reduce_ns,
+      stage.all_reduce_ns,
+      what + " network_all_reduce_ns");
 }
 
 void check_stages(const StepCosts& costs) {

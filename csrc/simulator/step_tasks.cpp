@@ -19,34 +19,37 @@ using planner::StepCosts;
 // GPipe's backward is autograd's: each stage returns its parameters' gradients
 // when its part is done, and the reduction hides behind earlier stages. 1F1B
 // and ZB-H1 hand all gradients over when the whole step has run. A collective
-// waits for its stage on every replica.
+// waits for its stage on every replica; its part between the nodes takes turns
+// with that of other stages on the network card.
 std::vector<int32_t> add_all_reduces(
     TaskGraph& graph,
     const StepCosts& costs,
-    const std::vector<PipelineTasks>& pipelines,
-    const StepOptions& options) {
+    const std::vector<PipelineTasks>& pipelines) {
   std::vector<int32_t> made;
   const bool at_the_end = costs.schedule != ScheduleKind::kGPipe;
   Task task;
   task.kind = TaskKind::kAllReduce;
-  task.resource = graph.add_resource(ResourceKind::kNetwork);
+  const int32_t network = graph.add_resource(ResourceKind::kNetwork);
   for (std::size_t j = costs.stages.size(); j-- > 0;) {
-    task.stage = static_cast<int32_t>(j);
-    task.duration_ns = costs.stages[j].all_reduce_ns;
-    if (task.duration_ns == 0) {
+    if (costs.stages[j].all_reduce_ns == 0) {
       continue;
     }
-    if (!options.shared_network) {
-      task.resource = graph.add_resource(ResourceKind::kNetwork);
-    }
-    made.push_back(graph.add(task));
+    task.stage = static_cast<int32_t>(j);
+    const int64_t network_ns = costs.stages[j].network_all_reduce_ns;
+    task.duration_ns = costs.stages[j].all_reduce_ns - network_ns;
+    task.resource = graph.add_resource(ResourceKind::kDeviceLink);
+    const int32_t first = graph.add(task);
     for (const PipelineTasks& pipeline : pipelines) {
       for (std::size_t k = 0; k < pipeline.last.size(); ++k) {
         if ((at_the_end || k == j) && pipeline.last[k] >= 0) {
-          graph.wait(made.back(), pipeline.last[k]);
+          graph.wait(first, pipeline.last[k]);
         }
       }
     }
+    task.duration_ns = network_ns;
+    task.resource = network;
+    made.push_back(graph.add(task));
+    graph.wait(made.back(), first);
   }
   return made;
 }
@@ -110,7 +113,7 @@ StepTasks tasks_of_step(
     step.devices.push_back(pipelines.back().devices);
   }
   const std::vector<int32_t> all_reduces =
-      add_all_reduces(step.graph, costs, pipelines, options);
+      add_all_reduces(step.graph, costs, pipelines);
   for (const PipelineTasks& pipeline : pipelines) {
     add_optimizer(step.graph, pipeline, all_reduces, options);
   }

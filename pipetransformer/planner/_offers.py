@@ -31,6 +31,7 @@ class Terms:
 
     Attributes:
         remaining_steps: optimizer steps for which a gain lasts.
+        pace_permille: wall time of steps over their simulated time, in thousandths.
         pauses: what changes have taken so far.
         since_last_ns: since K or R changed last; None: never.
         hysteresis_permille: what a gain must exceed the price by.
@@ -38,6 +39,7 @@ class Terms:
     """
 
     remaining_steps: int
+    pace_permille: int
     pauses: PauseModel
     since_last_ns: int | None
     hysteresis_permille: int
@@ -94,6 +96,7 @@ class Market:
             offer.step_in_force_ns = self._staying.simulated_step_ns
         offer.step_ns = candidate.simulated_step_ns
         offer.remaining_steps = self._terms.remaining_steps
+        offer.pace_permille = self._terms.pace_permille
         offer.pause_ns = sum(terms_ns.values())
         offer.anyway_ns = sum(self._anyway.values())
         offer.hysteresis_permille = self._terms.hysteresis_permille
@@ -121,7 +124,7 @@ class Market:
         return _transition_text.sentence(
             priced.offer,
             priced.verdict,
-            name=short(priced.candidate),
+            name=self._name(priced.candidate),
             staying=self._why_not if staying is None else short(staying),
             crowded=priced.moves.crowded,
             memory_bytes=self._places.cluster.device_memory_bytes,
@@ -132,11 +135,12 @@ class Market:
         verdict = priced.verdict
         return Transition(
             kind=_KINDS[priced.offer.kind],
-            offered=short(priced.candidate),
+            offered=self._name(priced.candidate),
             terms_ns=priced.terms_ns,
             anyway_terms_ns=self._anyway,
             pause_ns=priced.offer.pause_ns,
             gain_ns_per_step=verdict.gain_ns_per_step,
+            pace_permille=self._terms.pace_permille,
             remaining_steps=self._terms.remaining_steps,
             pay_back_steps=verdict.pay_back_steps,
             accepted=verdict.accepted,
@@ -156,6 +160,13 @@ class Market:
             remaining_steps=self._terms.remaining_steps,
             rule=_transition_text.nothing_better(short(staying), moved),
         )
+
+    def _name(self, candidate: Candidate) -> str:
+        """Return a candidate in short, with its cuts where only these differ."""
+        staying, name = self._staying, short(candidate)
+        if staying is not None and name == short(staying):
+            return f"{name} cut at {list(candidate.cuts[1:-1])}"
+        return name
 
     def _pause(
         self, plan: Plan | Candidate

@@ -27,6 +27,8 @@ def sentence(
     rules = _binding.PlannerTransitionRule
     gain, left = verdict.gain_ns_per_step, offer.remaining_steps
     saves = f"{name} saves {milliseconds(gain)} per step"
+    if offer.pace_permille != 1000:
+        saves += f" (at {decimal(offer.pace_permille)} x the simulated time)"
     total = f"{milliseconds(gain * left)} in the {steps(left)} left"
     factor = decimal(1000 + offer.hysteresis_permille)
     price = f"{factor} x the pause of {milliseconds(verdict.extra_pause_ns)} it adds"

@@ -29,6 +29,7 @@ def replan(
     boundary: int,
     remaining_steps: int,
     global_batch: int,
+    pace: float = 1.0,
     pauses: PauseModel | None = None,
     elapsed_since_last_ns: int | None = None,
     hysteresis: float = 0.25,
@@ -66,6 +67,8 @@ def replan(
         remaining_steps: optimizer steps until the boundary changes again if that is
             known, else until the end.
         global_batch: as for `search`.
+        pace: wall time of steps so far over their simulated time: pauses are wall
+            time, so what a step saves is multiplied by it; thousandths count.
         pauses: what changes have taken so far; None: calibrated defaults.
         elapsed_since_last_ns: time since K or R changed last; None: never.
         hysteresis: what a gain must exceed its price by; thousandths count.
@@ -96,7 +99,18 @@ def replan(
         TypeError: a count is no integer.
         ValueError: an option that no plan can satisfy; the text names it.
     """
-    terms = _terms(remaining_steps, pauses, elapsed_since_last_ns, hysteresis, reshape)
+    _fields.check_int(remaining_steps, "remaining_steps")
+    if elapsed_since_last_ns is not None:
+        _fields.check_int(elapsed_since_last_ns, "elapsed_since_last_ns")
+    _fields.check_choice(reshape, "reshape", RESHAPE_MODES)
+    terms = Terms(
+        remaining_steps=remaining_steps,
+        pace_permille=_permille(pace, "pace"),
+        pauses=PauseModel() if pauses is None else pauses,
+        since_last_ns=elapsed_since_last_ns,
+        hysteresis_permille=_permille(hysteresis, "hysteresis"),
+        reshape=reshape,
+    )
     wishes = Wishes(
         global_batch=global_batch,
         num_stages=num_stages,
@@ -123,27 +137,12 @@ def replan(
     return _settle(profile, cluster, wishes, best, staying, market, offers)
 
 
-def _terms(
-    remaining_steps: int,
-    pauses: PauseModel | None,
-    since_last_ns: int | None,
-    hysteresis: float,
-    reshape: str,
-) -> Terms:
-    _fields.check_int(remaining_steps, "remaining_steps")
-    if since_last_ns is not None:
-        _fields.check_int(since_last_ns, "elapsed_since_last_ns")
-    share = _fields.check_float(hysteresis, "hysteresis")
-    if share > 1000:
-        raise ValueError(f"hysteresis: expected at most 1000, got {hysteresis}")
-    _fields.check_choice(reshape, "reshape", RESHAPE_MODES)
-    return Terms(
-        remaining_steps=remaining_steps,
-        pauses=PauseModel() if pauses is None else pauses,
-        since_last_ns=since_last_ns,
-        hysteresis_permille=round(share * 1000),
-        reshape=reshape,
-    )
+def _permille(value: float, what: str) -> int:
+    """Return a factor of up to 1000 in thousandths."""
+    factor = _fields.check_float(value, what)
+    if factor > 1000:
+        raise ValueError(f"{what}: expected at most 1000, got {value}")
+    return round(factor * 1000)
 
 
 def _plan_in_force(

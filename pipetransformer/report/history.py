@@ -9,6 +9,7 @@ import pathlib
 from typing import Any
 
 _VERSION = 1
+_PIPELINE_PHASES = ("forward", "forward/cache_read", "backward", "backward/all_reduce")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,11 @@ class EpochRecord:
         if not self.optimizer_steps:
             return 0
         return round(1e9 * self.seconds / self.optimizer_steps)
+
+    def pipeline_seconds_per_step(self) -> float:
+        """Return what the simulated step stands for: no data, misses or optimizer."""
+        spent = sum(self.phase_seconds.get(name, 0.0) for name in _PIPELINE_PHASES)
+        return spent / self.optimizer_steps if self.optimizer_steps else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the record in the summary's format."""

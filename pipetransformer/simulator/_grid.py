@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipetransformer.simulator.event import COMPUTE_KINDS, Event
+from pipetransformer.simulator.event import Event
 
 _LEGEND = (
     "F forward, R forward again, B backward, I input gradients, W weight gradients, "
@@ -27,12 +27,12 @@ def draw(events: Sequence[Event], title: str, step_ns: int, width: int) -> str:
     ]
     stages = 1 + max((event.stage for event in events), default=0)
     for stage in range(stages):
-        mine = [e for e in events if e.stage == stage and e.kind in COMPUTE_KINDS]
-        lines.append(f"stage {stage:<3}" + _line(mine, step_ns, width))
-    for label, kinds in (("network", "A"), ("cache", "HE")):
-        mine = [event for event in events if event.kind in kinds]
+        mine = [e for e in events if e.stage == stage and e.resource == "compute"]
+        lines.append(f"stage {stage:<7}" + _line(mine, step_ns, width))
+    for label in ("device link", "network", "cache"):
+        mine = [e for e in events if e.resource == label and e.end_ns > e.begin_ns]
         if mine:
-            lines.append(f"{label:<9}" + _line(mine, step_ns, width).rstrip("."))
+            lines.append(f"{label:<13}" + _line(mine, step_ns, width).rstrip("."))
     shown = {event.kind for event in events}
     legend = [part for part in _LEGEND.split(", ") if part[0] in {*shown, "."}]
     return "\n".join([*lines, ", ".join(legend)])

@@ -8,7 +8,7 @@ import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from pipetransformer.simulator.event import COMPUTE_KINDS, Event
+from pipetransformer.simulator.event import Event
 
 _NAMES = {
     "F": "forward",
@@ -23,6 +23,9 @@ _NAMES = {
     "E": "cache write",
     "O": "optimizer",
 }
+
+# Lanes behind those of all stages.
+_SHARED = {"network": 1 << 30, "cache": (1 << 30) + 1}
 
 
 def write(path: pathlib.Path, events: Sequence[Event], title: str) -> None:
@@ -44,16 +47,15 @@ def write(path: pathlib.Path, events: Sequence[Event], title: str) -> None:
 
 def _lane(event: Event) -> tuple[int, str]:
     """Where an event is drawn: a number that orders the lanes, and a name."""
-    if event.kind == "A":
-        return 1_000_000_000, "network"
-    if event.kind in "HE":
-        return 1_000_000_001, "cache"
-    if event.kind in COMPUTE_KINDS:
-        return 3 * event.stage, f"stage {event.stage}"
+    if event.resource in _SHARED:
+        return _SHARED[event.resource], event.resource
     backward = event.direction == "<"
-    lane = 3 * event.stage + (2 if backward else 1)
-    what = "gradients" if backward else "activations"
-    return lane, f"stage {event.stage}, {what} in"
+    lane, what = {
+        "compute": (0, ""),
+        "copy engine": (2, ", gradients in") if backward else (1, ", activations in"),
+        "device link": (3, ", all-reduce in the node"),
+    }[event.resource]
+    return 4 * event.stage + lane, f"stage {event.stage}{what}"
 
 
 def _lanes(events: Sequence[Event], title: str) -> Iterator[dict[str, object]]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Kinds that keep a device's compute busy; the others have resources of their own.
-COMPUTE_KINDS = "FRBIWPO"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
@@ -17,6 +14,9 @@ class Event:
             halves (gradients of inputs, of weights), ``P`` forward of the frozen
             layers, ``C`` copy between devices, ``A`` all-reduce, ``H`` read from the
             cache, ``E`` write to it, ``O`` optimizer.
+        resource: ``"compute"`` of the stage's device, ``"copy engine"`` into it,
+            ``"device link"`` to other replicas in the node, ``"network"`` or
+            ``"cache"``.
         stage: whose device it runs on; of a copy, where it arrives.
         microbatch: which one; None: it belongs to the whole step.
         direction: of a copy: ``">"`` to a later stage, ``"<"`` to an earlier one;
@@ -26,6 +26,7 @@ class Event:
     """
 
     kind: str
+    resource: str
     stage: int
     microbatch: int | None
     direction: str

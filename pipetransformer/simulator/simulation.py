@@ -143,6 +143,7 @@ def _events(natives: Sequence[_binding.SimulatorEvent]) -> tuple[Event, ...]:
     return tuple(
         Event(
             kind=native.kind,
+            resource=native.resource.name.lower().replace("_", " "),
             stage=native.stage,
             microbatch=None if native.microbatch < 0 else native.microbatch,
             direction=native.direction,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ def draw(console: Console, document: Iterable[Section]) -> None:
         if section.title:
             console.print(f"\n{section.title}", style="bold")
         for line in section.lines:
-            console.print(line, soft_wrap=False)
+            console.print(_wrapped(line, console.width))
         if section.table is not None:
             _draw_table(console, section.table)
 
@@ -38,6 +39,13 @@ def draw_grid(console: Console, simulation: Simulation) -> None:
     for row in rows:
         console.print(row, no_wrap=True, overflow="crop")
     console.print(legend)
+
+
+def _wrapped(line: str, width: int) -> str:
+    """Return a sentence on several lines, all as far in as its first word."""
+    words = line.lstrip(" -")
+    indent = " " * min(len(line) - len(words), width // 2)
+    return textwrap.fill(line, width, subsequent_indent=indent)
 
 
 def _draw_table(console: Console, table: Table) -> None:

@@ -128,10 +128,16 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
     }
     if parsed.current is None:
         return planner.search(profile, cluster, boundary=parsed.frozen, **options)
+    current = files.read_plan(parsed.current)
+    if current.cuts[-1] != len(profile.layers):
+        raise ValueError(
+            f"{parsed.current}: expected a plan of {len(profile.layers)} layers (the "
+            f"profile's), got one of {current.cuts[-1]}"
+        )
     return planner.replan(
         profile,
         cluster,
-        current=files.read_plan(parsed.current),
+        current=current,
         boundary=parsed.frozen,
         remaining_steps=parsed.remaining_steps,
         pauses=planner.PauseModel(),

@@ -8,7 +8,7 @@ import pytest
 from pipetransformer.cli.files import read_text
 from pipetransformer.planner import Plan
 from tests.cli.model_files import files
-from tests.explanation.cases import a_cluster
+from tests.explanation.cases import a_cluster, a_profile
 
 __all__ = ["files"]
 
@@ -139,6 +139,16 @@ def test_where_nothing_fits_the_reasons_are_named(files):
     first, *rest = err.splitlines()
     assert first == "error: plan: expected a pipeline that fits, got none"
     assert rest == [f"- {refusal}" for refusal in values["refusals"]]
+
+
+def test_a_change_from_another_models_plan_is_refused(files):
+    current = files.plan()
+    files.write("profile.json", a_profile(6).to_json())
+    code, out, err = files.run(
+        "plan", *files.model, "--global-batch", 16, "--current", current
+    )
+    assert (code, out) == (2, "")
+    assert "expected a plan of 6 layers (the profile's), got one of 8" in err
 
 
 @pytest.mark.parametrize(

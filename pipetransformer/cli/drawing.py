@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 _LEAST_TEXT = 8  # columns that a cell of several words keeps
-_GRID_LABEL = 9  # what stands before the time on each line of a grid
+_LEAST_GRID = 10  # columns of time
 
 
 def draw(console: Console, document: Iterable[Section]) -> None:
@@ -32,7 +32,8 @@ def draw(console: Console, document: Iterable[Section]) -> None:
 
 def draw_grid(console: Console, simulation: Simulation) -> None:
     """Print the simulated schedule over the console's width."""
-    width = max(10, console.width - _GRID_LABEL)
+    label = len(simulation.grid(_LEAST_GRID).splitlines()[1]) - _LEAST_GRID
+    width = max(_LEAST_GRID, console.width - label)
     heading, *rows, legend = simulation.grid(width).splitlines()
     console.print("\nSchedule", style="bold")
     console.print(heading)

@@ -206,23 +206,36 @@ def planner_step_costs(
     workload: PlannerWorkload,
     choice: PlannerChoice,
 ) -> PlannerStepCosts: ...
+
+_CostRow = tuple[list[int], list[int], list[int], bool]
+_Rules = tuple[
+    list[bool],
+    list[tuple[list[int], int]],
+    list[tuple[list[int], list[int], list[int], int]],
+]
+
 def planner_min_max(
-    costs: list[int],
-    entry: list[int],
-    exit: list[int],
-    bytes: list[int],
-    memory_bytes: int,
-    cut_allowed: list[bool],
-    num_stages: int,
+    costs: _CostRow, rules: _Rules, num_stages: int
+) -> tuple[int, list[int]] | None: ...
+def planner_min_max_by_position(
+    rules: _Rules, num_stages: int
 ) -> tuple[int, list[int]] | None: ...
 def planner_staircase(
-    forward: list[int],
-    backward: list[int],
-    bytes: list[int],
-    memory_bytes: int,
-    cut_allowed: list[bool],
-    num_stages: int,
+    forward: _CostRow, backward: _CostRow, rules: _Rules, num_stages: int
 ) -> list[tuple[int, int, list[int]]]: ...
+def planner_cheapest_cuts(
+    cut_costs: list[int], rules: _Rules, num_stages: int
+) -> tuple[int, list[int]] | None: ...
+def planner_best_cuts(
+    forward: _CostRow,
+    backward: _CostRow | None,
+    repeats: int,
+    cut_costs: list[int],
+    exposure: tuple[list[int], list[int]] | None,
+    rules: _Rules,
+    num_stages: int,
+    cutoff: int | None,
+) -> tuple[int, list[int], bool] | None: ...
 def planner_paper_partition(unit_sizes: list[int], num_stages: int) -> list[int]: ...
 def planner_paper_largest_load(unit_sizes: list[int], num_stages: int) -> int: ...
 def planner_paper_compress(
@@ -420,6 +433,7 @@ class PlannerStageCosts:
     backward_copy_ns: int
     has_backward: bool
     all_reduce_ns: int
+    network_all_reduce_ns: int
     state_bytes: int
     kept_bytes: int
     recomputed_bytes: int
@@ -453,16 +467,32 @@ class SimulatorPrefixMode:
 class SimulatorStepOptions:
     prefix: SimulatorPrefixMode
     at_most_one_ahead: bool
-    shared_network: bool
     optimizer_ns: list[int]
     cache_write_ns: int
     keep_timeline: bool
     def __init__(self) -> None: ...
 
+class SimulatorResource:
+    COMPUTE: SimulatorResource
+    COPY_ENGINE: SimulatorResource
+    DEVICE_LINK: SimulatorResource
+    NETWORK: SimulatorResource
+    CACHE: SimulatorResource
+    __members__: dict[str, SimulatorResource]
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    def __index__(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
 class SimulatorEvent:
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def kind(self) -> str: ...
+    @property
+    def resource(self) -> SimulatorResource: ...
     @property
     def replica(self) -> int: ...
     @property
@@ -501,8 +531,9 @@ class SimulatorStepResult:
     def timeline(self) -> list[SimulatorEvent]: ...
 
 def simulator_step(
-    replicas: list[PlannerStepCosts],
+    costs: PlannerStepCosts,
     options: SimulatorStepOptions,
+    replicas: list[list[int]] = ...,
     lists: str | None = None,
 ) -> SimulatorStepResult: ...
 def simulator_replay(

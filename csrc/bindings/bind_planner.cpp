@@ -4,10 +4,8 @@
 #include "bindings/bindings.h"
 #include "planner/layer_profile.h"
 #include "planner/paper.h"
-#include "planner/partition.h"
 #include "planner/request.h"
 #include "planner/search.h"
-#include "planner/staircase.h"
 #include "planner/step_model.h"
 #include "simulator/step.h"
 
@@ -117,8 +115,7 @@ void bind_request(py::module_& m) {
       .def_readwrite("max_replicas", &Request::max_replicas)
       .def_readwrite("num_microbatches", &Request::num_microbatches)
       .def_readwrite("cuts", &Request::cuts)
-      .def_readwrite(
-          "min_microbatch_samples", &Request::min_microbatch_samples)
+      .def_readwrite("min_microbatch_samples", &Request::min_microbatch_samples)
       .def_readwrite("schedules", &Request::schedules)
       .def_readwrite("prefix_placements", &Request::prefix_placements)
       .def_readwrite("cache_tiers", &Request::cache_tiers);
@@ -211,75 +208,6 @@ void bind_paper(py::module_& m) {
       py::arg("num_stages"));
 }
 
-// The solvers alone, for layers without boundary costs.
-void bind_solvers(py::module_& m) {
-  using Columns = std::vector<int64_t>;
-  const auto rules = [](const std::vector<char>& allowed,
-                        const SpanCost& bytes,
-                        int64_t memory_bytes) {
-    return Rules{allowed, {{bytes, memory_bytes}}};
-  };
-  m.def(
-      "planner_min_max",
-      [rules](
-          const Columns& costs,
-          const Columns& entry,
-          const Columns& exit,
-          const Columns& bytes,
-          int64_t memory_bytes,
-          const std::vector<bool>& cut_allowed,
-          int64_t num_stages) -> std::optional<std::pair<int64_t, Cuts>> {
-        const SpanCost memory(bytes);
-        const auto found = min_max(
-            SpanCost(costs, entry, exit),
-            rules(
-                {cut_allowed.begin(), cut_allowed.end()}, memory, memory_bytes),
-            num_stages);
-        if (!found) {
-          return std::nullopt;
-        }
-        return std::pair(found->value, found->cuts);
-      },
-      py::arg("costs"),
-      py::arg("entry"),
-      py::arg("exit"),
-      py::arg("bytes"),
-      py::arg("memory_bytes"),
-      py::arg("cut_allowed"),
-      py::arg("num_stages"),
-      py::call_guard<py::gil_scoped_release>());
-  m.def(
-      "planner_staircase",
-      [rules](
-          const Columns& forward,
-          const Columns& backward,
-          const Columns& bytes,
-          int64_t memory_bytes,
-          const std::vector<bool>& cut_allowed,
-          int64_t num_stages) {
-        const SpanCost memory(bytes);
-        std::vector<std::tuple<int64_t, int64_t, Cuts>> points;
-        for (const auto& point : staircase(
-                 SpanCost(forward),
-                 SpanCost(backward),
-                 rules(
-                     {cut_allowed.begin(), cut_allowed.end()},
-                     memory,
-                     memory_bytes),
-                 num_stages)) {
-          points.emplace_back(point.forward_ns, point.backward_ns, point.cuts);
-        }
-        return points;
-      },
-      py::arg("forward"),
-      py::arg("backward"),
-      py::arg("bytes"),
-      py::arg("memory_bytes"),
-      py::arg("cut_allowed"),
-      py::arg("num_stages"),
-      py::call_guard<py::gil_scoped_release>());
-}
-
 }  // namespace
 
 void bind_planner(py::module_& m) {
@@ -287,7 +215,7 @@ void bind_planner(py::module_& m) {
   bind_request(m);
   bind_result(m);
   bind_search(m);
-  bind_solvers(m);
+  bind_planner_solvers(m);
   bind_paper(m);
 }
 

@@ -34,6 +34,8 @@ void bind_costs(py::module_& m) {
       .def_readwrite("backward_copy_ns", &StageCosts::backward_copy_ns)
       .def_readwrite("has_backward", &StageCosts::has_backward)
       .def_readwrite("all_reduce_ns", &StageCosts::all_reduce_ns)
+      .def_readwrite(
+          "network_all_reduce_ns", &StageCosts::network_all_reduce_ns)
       .def_readwrite("state_bytes", &StageCosts::state_bytes)
       .def_readwrite("kept_bytes", &StageCosts::kept_bytes)
       .def_readwrite("recomputed_bytes", &StageCosts::recomputed_bytes)
@@ -60,16 +62,22 @@ void bind_options(py::module_& m) {
       .def(py::init<>())
       .def_readwrite("prefix", &StepOptions::prefix)
       .def_readwrite("at_most_one_ahead", &StepOptions::at_most_one_ahead)
-      .def_readwrite("shared_network", &StepOptions::shared_network)
       .def_readwrite("optimizer_ns", &StepOptions::optimizer_ns)
       .def_readwrite("cache_write_ns", &StepOptions::cache_write_ns)
       .def_readwrite("keep_timeline", &StepOptions::keep_timeline);
 }
 
 void bind_results(py::module_& m) {
+  py::enum_<ResourceKind>(m, "SimulatorResource")
+      .value("COMPUTE", ResourceKind::kCompute)
+      .value("COPY_ENGINE", ResourceKind::kCopyEngine)
+      .value("DEVICE_LINK", ResourceKind::kDeviceLink)
+      .value("NETWORK", ResourceKind::kNetwork)
+      .value("CACHE", ResourceKind::kCache);
   py::class_<Event>(m, "SimulatorEvent")
       .def_property_readonly(
           "kind", [](const Event& e) { return std::string(1, char(e.kind)); })
+      .def_readonly("resource", &Event::resource)
       .def_readonly("replica", &Event::replica)
       .def_readonly("stage", &Event::stage)
       .def_readonly("microbatch", &Event::microbatch)
@@ -96,13 +104,15 @@ void bind_results(py::module_& m) {
 }
 
 StepResult step(
-    const std::vector<planner::StepCosts>& replicas,
+    const planner::StepCosts& costs,
     const StepOptions& options,
+    const std::vector<Permille>& replicas,
     const std::optional<std::string>& lists) {
   if (!lists) {
-    return simulate_replicas(replicas, options);
+    return simulate_replicas(costs, replicas, options);
   }
-  return simulate_lists(replicas, planner::parse_schedule(*lists), options);
+  return simulate_lists(
+      costs, planner::parse_schedule(*lists), replicas, options);
 }
 
 // (resource, duration) and (earlier, task) as plain pairs: begin and end of
@@ -150,8 +160,9 @@ void bind_simulator(py::module_& m) {
   m.def(
       "simulator_step",
       &step,
-      py::arg("replicas"),
+      py::arg("costs"),
       py::arg("options"),
+      py::arg("replicas") = std::vector<Permille>(1),
       py::arg("lists") = py::none(),
       py::call_guard<py::gil_scoped_release>());
   m.def(

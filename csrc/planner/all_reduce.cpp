@@ -23,6 +23,10 @@ int64_t ring_ns(
   return transfer_ns(static_cast<int64_t>(moved), bytes_per_s, latency_ns);
 }
 
+int64_t replicas_per_node(const Cluster& cluster, const Shape& shape) {
+  return std::max<int64_t>(1, cluster.devices_per_node / shape.num_stages);
+}
+
 }  // namespace
 
 int64_t
@@ -30,20 +34,27 @@ all_reduce_ns(int64_t bytes, const Cluster& cluster, const Shape& shape) {
   if (bytes == 0) {
     return 0;
   }
-  const int64_t per_node =
-      std::max<int64_t>(1, cluster.devices_per_node / shape.num_stages);
-  const int64_t in_node = std::min(per_node, shape.num_replicas);
-  const int64_t nodes = (shape.num_replicas + per_node - 1) / per_node;
+  const int64_t in_node =
+      std::min(replicas_per_node(cluster, shape), shape.num_replicas);
   return ring_ns(
              bytes,
              in_node,
              cluster.device_link_bytes_per_s,
              cluster.device_link_latency_ns) +
-         ring_ns(
-             bytes,
-             nodes,
-             cluster.network_bytes_per_s,
-             cluster.network_latency_ns);
+         network_all_reduce_ns(bytes, cluster, shape);
+}
+
+int64_t network_all_reduce_ns(
+    int64_t bytes,
+    const Cluster& cluster,
+    const Shape& shape) {
+  if (bytes == 0) {
+    return 0;
+  }
+  const int64_t per_node = replicas_per_node(cluster, shape);
+  const int64_t nodes = (shape.num_replicas + per_node - 1) / per_node;
+  return ring_ns(
+      bytes, nodes, cluster.network_bytes_per_s, cluster.network_latency_ns);
 }
 
 }  // namespace pipetransformer::planner

@@ -17,4 +17,10 @@ inline constexpr int64_t kBucketBytes = int64_t{25} << 20;
 int64_t
 all_reduce_ns(int64_t bytes, const Cluster& cluster, const Shape& shape);
 
+// The part of it between the nodes.
+int64_t network_all_reduce_ns(
+    int64_t bytes,
+    const Cluster& cluster,
+    const Shape& shape);
+
 }  // namespace pipetransformer::planner

@@ -23,10 +23,9 @@ struct CutObjective {
   int64_t repeats = 0;  // M - 1
   // n + 1 entries, not negative, paid once for each inner cut; empty: none.
   std::vector<int64_t> cut_ns = {};
-  // Exposed all-reduce of a stage; empty: none. Must not be negative, must not
-  // grow with `begin` nor fall with `end`: bytes of a stage in a transfer time,
-  // less a slack that grows with begin.
-  std::function<int64_t(int64_t begin, int64_t end)> exposed_ns = {};
+  // Exposed all-reduce of a stage: its bytes as a transfer time, less a slack
+  // that grows with begin, or 0. Empty: none.
+  StageFunction exposed_ns = {};
 };
 
 struct BestCuts {

@@ -46,6 +46,10 @@ struct StageLimit {
   int64_t cap;
 };
 
+// Cost of a stage as any function of it, not negative, that does not grow with
+// `begin` nor fall with `end`.
+using StageFunction = std::function<int64_t(int64_t begin, int64_t end)>;
+
 struct MinMax {
   int64_t value;  // the largest stage
   Cuts cuts;
@@ -56,9 +60,6 @@ struct Rules {
   std::vector<char> cut_allowed;  // n + 1 entries, the ends are ignored
   std::vector<Limit> limits = {};
   std::vector<StageLimit> stage_limits = {};  // each with K counts
-  // Empty, or for each begin the last end that its stage may have; must not
-  // decrease.
-  std::vector<int64_t> last_ends = {};
 };
 
 // The lexicographically smallest cuts within all limits, nullopt if none are.

@@ -43,38 +43,41 @@ Reach::Reach(const Rules& rules, int64_t num_stages)
       num_stages_(num_stages) {
   const auto size = rules.cut_allowed.size();
   latest_cut_.assign(size, 0);
-  num_cuts_.assign(size, 0);
   for (std::size_t j = 1; j < size; ++j) {
     const bool allowed = j + 1 == size || rules.cut_allowed[j] != 0;
     latest_cut_[j] = allowed ? static_cast<int64_t>(j) : latest_cut_[j - 1];
-    num_cuts_[j] = num_cuts_[j - 1] + (allowed ? 1 : 0);
+    most_stages_ += allowed ? 1 : 0;
   }
   for (const Limit& limit : rules.limits) {
-    add({&limit.cost.get(), nullptr, nullptr, limit.cap});
+    set_cap(watch(limit.cost), limit.cap);
   }
   for (const StageLimit& limit : rules.stage_limits) {
     set_cap(watch(limit.cost), limit.cap);
   }
-  if (!rules.last_ends.empty()) {
-    windows_.push_back(&rules.last_ends);
-  }
 }
 
 Reach::Handle Reach::watch(const SpanCost& cost) {
-  return add({&cost, nullptr, nullptr, kNoCap});
+  greedy_ = greedy_ && cost.monotone();
+  overlapped_ = overlapped_ || cost.overlapped();
+  return add({.cost = &cost});
+}
+
+Reach::Handle Reach::watch(const StageFunction& cost) {
+  return add({.function = &cost});
 }
 
 Reach::Handle Reach::watch(const StageCost& cost) {
   by_position_ = true;
-  greedy_ = greedy_ && cost.repeated.get().monotone() &&
+  greedy_ = greedy_ && cost.fixed.get().monotone() &&
+            cost.repeated.get().monotone() &&
             std::is_sorted(cost.counts.rbegin(), cost.counts.rend());
   return add(
-      {&cost.fixed.get(), &cost.repeated.get(), cost.counts.data(), kNoCap});
+      {.cost = &cost.fixed.get(),
+       .repeated = &cost.repeated.get(),
+       .counts = cost.counts.data()});
 }
 
 Reach::Handle Reach::add(const Test& test) {
-  greedy_ = greedy_ && test.cost->monotone();
-  overlapped_ = overlapped_ || test.cost->overlapped();
   tests_.push_back(test);
   return tests_.size() - 1;
 }
@@ -83,14 +86,10 @@ void Reach::set_cap(Handle watched, int64_t cap) {
   tests_[watched].cap = cap;
 }
 
-void Reach::set_window(std::vector<int64_t> last_ends) {
-  if (own_window_.empty()) {
-    windows_.push_back(&own_window_);
-  }
-  own_window_ = std::move(last_ends);
-}
-
 int64_t Reach::span_of(const Test& test, int64_t index, int64_t i, int64_t j) {
+  if (test.function != nullptr) {
+    return (*test.function)(i, j);
+  }
   const int64_t cost = test.cost->span(i, j);
   return test.repeated == nullptr
              ? cost
@@ -98,22 +97,18 @@ int64_t Reach::span_of(const Test& test, int64_t index, int64_t i, int64_t j) {
 }
 
 int64_t Reach::whole_of(const Test& test, int64_t index, int64_t i, int64_t j) {
-  return test.repeated == nullptr ? test.cost->stage(i, j)
-                                  : span_of(test, index, i, j);
+  return overlapped(test) ? test.cost->stage(i, j) : span_of(test, index, i, j);
 }
 
 // Lower bound of span_of that does not fall when the stage grows.
 int64_t Reach::floor_of(const Test& test, int64_t index, int64_t i, int64_t j) {
+  if (test.function != nullptr) {
+    return (*test.function)(i, j);
+  }
   const int64_t cost = test.cost->layers(i, j);
   return test.repeated == nullptr
              ? cost
              : cost + test.counts[index] * test.repeated->layers(i, j);
-}
-
-bool Reach::within_windows(int64_t begin, int64_t end) const {
-  return std::all_of(windows_.begin(), windows_.end(), [&](const auto* window) {
-    return end <= (*window)[static_cast<std::size_t>(begin)];
-  });
 }
 
 bool Reach::fits(int64_t index, int64_t begin, int64_t end) const {
@@ -122,7 +117,7 @@ bool Reach::fits(int64_t index, int64_t begin, int64_t end) const {
       return false;
     }
   }
-  return within_windows(begin, end);
+  return true;
 }
 
 bool Reach::may_reach(int64_t index, int64_t begin, int64_t end) const {
@@ -131,7 +126,7 @@ bool Reach::may_reach(int64_t index, int64_t begin, int64_t end) const {
       return false;
     }
   }
-  return within_windows(begin, end);
+  return true;
 }
 
 // Whether the charges of overlapped copies allow a stage to end and to begin
@@ -139,7 +134,7 @@ bool Reach::may_reach(int64_t index, int64_t begin, int64_t end) const {
 bool Reach::may_cut(int64_t position) const {
   return !overlapped_ ||
          std::all_of(tests_.begin(), tests_.end(), [&](const Test& test) {
-           return !test.cost->overlapped() ||
+           return !overlapped(test) ||
                   ((position == num_layers_ ||
                     test.cost->entry(position) <= test.cap) &&
                    (position == 0 || test.cost->exit(position) <= test.cap));
@@ -170,14 +165,14 @@ void Reach::note(const Test* watched, int64_t cost) {
 }
 
 void Reach::note_charges(const Test* watched, int64_t position) {
-  if (watched != nullptr && watched->cost->overlapped()) {
+  if (watched != nullptr && overlapped(*watched)) {
     note(watched, watched->cost->entry(position));
     note(watched, watched->cost->exit(position));
   }
 }
 
 Reach::Probe Reach::probe(Handle watched) {
-  if (num_stages_ < 1 || num_stages_ > num_cuts_.back()) {
+  if (num_stages_ < 1 || num_stages_ > most_stages_) {
     return {false, kNoCap};
   }
   return greedy_ ? probe_greedily(tests_[watched])
@@ -214,40 +209,42 @@ Reach::Probe Reach::probe_greedily(const Test& watched) {
     }
     reached_.push_back(begin);
   }
-  if (begin < num_layers_ || !enough_cuts(watched)) {
+  if (begin < num_layers_) {
     return {false, next_cap_};
   }
-  return {true, largest};
+  if (static_cast<int64_t>(reached_.size()) == num_stages_ && !by_position_) {
+    return {true, largest};
+  }
+  return move_cuts(watched, largest);
 }
 
-// Whether the part up to each reached cut has as many segments as stages.
-bool Reach::enough_cuts(const Test& watched) {
-  if (!overlapped_) {
-    for (std::size_t m = 0; m < reached_.size(); ++m) {
-      if (num_cuts_[static_cast<std::size_t>(reached_[m])] <=
-          static_cast<int64_t>(m)) {
-        return false;
-      }
-    }
-    return true;
-  }
+// After a walk that left stages empty: whether cuts can be moved left until
+// none is, which takes as many segments up to each cut as there are stages.
+Reach::Probe Reach::move_cuts(const Test& watched, int64_t largest) {
   int64_t num_cuts = 0;
   std::size_t m = 0;
-  for (int64_t j = 1; j <= num_layers_; ++j) {
-    if (latest_cut_[static_cast<std::size_t>(j)] == j) {
+  for (int64_t j = 0; j <= num_layers_; ++j) {
+    if (j > 0 && latest_cut_[static_cast<std::size_t>(j)] == j) {
       if (may_cut(j)) {
         ++num_cuts;
+        // The cut may move here: what its copies take counts.
+        if (overlapped(watched)) {
+          largest = std::max(largest, watched.cost->exit(j));
+          largest =
+              std::max(largest, j == num_layers_ ? 0 : watched.cost->entry(j));
+        }
       } else {
         note_charges(&watched, j);
       }
     }
     for (; m < reached_.size() && reached_[m] == j; ++m) {
       if (num_cuts <= static_cast<int64_t>(m)) {
-        return false;
+        return {false, next_cap_};
       }
     }
   }
-  return num_cuts >= num_stages_;
+  const bool enough = num_cuts >= num_stages_;
+  return {enough, enough ? largest : next_cap_};
 }
 
 int64_t Reach::least_cap(Handle watched, int64_t low, int64_t high) {
@@ -292,7 +289,7 @@ std::optional<Cuts> Reach::first_cuts() {
 }
 
 bool Reach::tabulate() {
-  return num_stages_ >= 1 && num_stages_ <= num_cuts_.back() && fill(nullptr);
+  return num_stages_ >= 1 && num_stages_ <= most_stages_ && fill(nullptr);
 }
 
 Cuts Reach::spelled() const {

@@ -25,11 +25,8 @@ class Reach {
   // A limit whose cap may be set; none to begin with.
   Handle watch(const SpanCost& cost);
   Handle watch(const StageCost& cost);
+  Handle watch(const StageFunction& cost);
   void set_cap(Handle watched, int64_t cap);
-
-  // A window beside that of the rules: for each begin the last end, not
-  // decreasing.
-  void set_window(std::vector<int64_t> last_ends);
 
   struct Probe {
     bool feasible;
@@ -68,10 +65,11 @@ class Reach {
 
  private:
   struct Test {
-    const SpanCost* cost;
-    const SpanCost* repeated;  // nullptr: the cost of any position
-    const int64_t* counts;
-    int64_t cap;
+    const SpanCost* cost = nullptr;
+    const SpanCost* repeated = nullptr;  // nullptr: alike for all positions
+    const int64_t* counts = nullptr;
+    const StageFunction* function = nullptr;  // in place of the costs
+    int64_t cap = kNoCap;
   };
   // Ends of the first of the stages index .. K-1, by begin from `top` down.
   struct Level {
@@ -82,6 +80,9 @@ class Reach {
   };
 
   Handle add(const Test& test);
+  static bool overlapped(const Test& test) {
+    return test.cost != nullptr && test.cost->overlapped();
+  }
   // Cost of stage `index` with the layers [i, j): as limits test it (see
   // SpanCost::span), in full, and a bound that does not fall when it grows.
   static int64_t span_of(const Test& test, int64_t index, int64_t i, int64_t j);
@@ -89,13 +90,12 @@ class Reach {
   whole_of(const Test& test, int64_t index, int64_t i, int64_t j);
   static int64_t
   floor_of(const Test& test, int64_t index, int64_t i, int64_t j);
-  bool within_windows(int64_t begin, int64_t end) const;
   bool may_cut(int64_t position) const;
   template <class Fits>
   int64_t furthest(int64_t begin, const Fits& fits) const;
 
   Probe probe_greedily(const Test& watched);
-  bool enough_cuts(const Test& watched);
+  Probe move_cuts(const Test& watched, int64_t largest);
   Probe probe_table(const Test& watched);
   bool fill(const Test* watched);
   bool fill_tops(const Test* watched);
@@ -113,10 +113,8 @@ class Reach {
   const int64_t num_layers_;
   const int64_t num_stages_;
   std::vector<Test> tests_;
-  std::vector<const std::vector<int64_t>*> windows_;
-  std::vector<int64_t> own_window_;
   std::vector<int64_t> latest_cut_;  // last allowed position up to each index
-  std::vector<int64_t> num_cuts_;    // allowed positions in 1 .. index
+  int64_t most_stages_ = 0;          // that cut_allowed alone admits
   bool greedy_ = true;               // see Note [Moving caps]
   bool by_position_ = false;
   bool overlapped_ = false;

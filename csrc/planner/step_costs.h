@@ -34,6 +34,8 @@ struct StageCosts {
 
   // Once per step, after the stage's last gradient.
   int64_t all_reduce_ns = 0;
+  // Its last part: on the network card that the stages of a node share.
+  int64_t network_all_reduce_ns = 0;
 
   // Bytes on the stage's device: always, and per micro-batch kept from F to
   // the end of B (or of I), from R to the end of B (or of I), and from I to W.

@@ -20,13 +20,8 @@ Column sum_of(const Column& a, const Column& b) {
 
 SpanCost with_copies(const Column& layers, const Column& copies, bool serial) {
   return SpanCost(
-      layers,
-      copies,
-      copies,
-      serial ? Charges::kAdded : Charges::kOverlapped);
+      layers, copies, copies, serial ? Charges::kAdded : Charges::kOverlapped);
 }
-
-
 
 Column backward_of(const LayerCosts& layers, bool recompute) {
   Column backward = sum_of(layers.input_grad_ns, layers.weight_grad_ns);
@@ -55,8 +50,7 @@ StepModel::StepModel(
       shape_(shape),
       schedule_(schedule),
       layers_(layer_costs(profile, cluster, workload, shape)),
-      prefix_(
-          prefix_costs(profile, cluster, workload, shape, prefix, cache)),
+      prefix_(prefix_costs(profile, cluster, workload, shape, prefix, cache)),
       memory_(stage_memory(
           profile,
           cluster,
@@ -65,10 +59,8 @@ StepModel::StepModel(
           schedule,
           prefix_.bytes)),
       serial_(workload.copies == CopyModel::kSerial),
-      forward_(with_copies(
-          layers_.forward_ns,
-          layers_.forward_copy_ns,
-          serial_)),
+      forward_(
+          with_copies(layers_.forward_ns, layers_.forward_copy_ns, serial_)),
       input_grad_(with_copies(
           layers_.input_grad_ns,
           layers_.backward_copy_ns,
@@ -76,9 +68,7 @@ StepModel::StepModel(
       weight_grad_(layers_.weight_grad_ns),
       gradient_bytes_(layers_.gradient_bytes),
       backward_(with_copies(
-          backward_of(
-              layers_,
-              num_recomputed(workload.checkpoint, shape) > 0),
+          backward_of(layers_, num_recomputed(workload.checkpoint, shape) > 0),
           layers_.backward_copy_ns,
           serial_)),
       both_(with_copies(
@@ -87,11 +77,14 @@ StepModel::StepModel(
               backward_of(
                   layers_,
                   num_recomputed(workload.checkpoint, shape) > 0)),
-          serial_ ? sum_of(
-                        layers_.forward_copy_ns,
-                        layers_.backward_copy_ns)
+          serial_ ? sum_of(layers_.forward_copy_ns, layers_.backward_copy_ns)
                   : layers_.forward_copy_ns,
           serial_)) {}
+
+Column StepModel::cut_ns() const {
+  Column copies = sum_of(layers_.forward_copy_ns, layers_.backward_copy_ns);
+  return serial_ ? sum_of(copies, copies) : copies;
+}
 
 StepCosts StepModel::step(const Cuts& cuts) const {
   StepCosts costs;
@@ -113,10 +106,14 @@ StepCosts StepModel::step(const Cuts& cuts) const {
       stage.weight_grad_ns = weight_grad_.span(begin, end);
       if (costs.num_recomputed > 0) {
         // Where no gradient goes, nothing is computed again.
-        stage.recompute_ns = backward_.span(begin, end) -
-                             stage.input_grad_ns - stage.weight_grad_ns;
+        stage.recompute_ns = backward_.span(begin, end) - stage.input_grad_ns -
+                             stage.weight_grad_ns;
       }
       stage.all_reduce_ns = delivered_all_reduce_ns(begin, end);
+      stage.network_all_reduce_ns = std::min(
+          stage.all_reduce_ns,
+          network_all_reduce_ns(
+              gradient_bytes_.layers(begin, end), cluster_, shape_));
     }
     if (!serial_) {
       stage.forward_copy_ns =

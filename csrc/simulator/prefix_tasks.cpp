@@ -1,5 +1,6 @@
 #include "simulator/prefix_tasks.h"
 
+#include <cstddef>
 #include <numeric>
 
 namespace pipetransformer::simulator {
@@ -13,9 +14,9 @@ class PrefixBuilder {
   PrefixBuilder(
       TaskGraph& graph,
       const planner::StepCosts& costs,
-      const ReplicaResources& resources,
+      const Devices& devices,
       std::vector<int32_t>& last)
-      : graph_(graph), costs_(costs), resources_(resources), last_(last) {}
+      : graph_(graph), costs_(costs), devices_(devices), last_(last) {}
 
   // One micro-batch from front to back on one device.
   int32_t whole(int32_t microbatch, std::size_t device) {
@@ -44,12 +45,12 @@ class PrefixBuilder {
       int32_t after) {
     const int32_t task = graph_.add(
         {TaskKind::kPrefix,
-         resources_.replica,
+         devices_.replica,
          static_cast<int32_t>(device),
          microbatch,
          Direction::kNone,
-         resources_.compute[device],
-         time_ns});
+         devices_.compute[device],
+         devices_.compute_ns(device, time_ns)});
     for (const int32_t earlier : {last_[device], after}) {
       if (earlier >= 0) {
         graph_.wait(task, earlier);
@@ -64,11 +65,11 @@ class PrefixBuilder {
     }
     const int32_t task = graph_.add(
         {TaskKind::kCopy,
-         resources_.replica,
+         devices_.replica,
          static_cast<int32_t>(device),
          microbatch,
          Direction::kForward,
-         resources_.forward_engine[device],
+         devices_.forward_engine[device],
          costs_.prefix_copy_ns});
     graph_.wait(task, after);
     return task;
@@ -76,7 +77,7 @@ class PrefixBuilder {
 
   TaskGraph& graph_;
   const planner::StepCosts& costs_;
-  const ReplicaResources& resources_;
+  const Devices& devices_;
   std::vector<int32_t>& last_;
 };
 
@@ -91,13 +92,13 @@ std::vector<int32_t> add_prefix(
     TaskGraph& graph,
     const planner::StepCosts& costs,
     bool serial,
-    const ReplicaResources& resources,
+    const Devices& devices,
     std::vector<int32_t>& last) {
   std::vector<int32_t> arrived;
   if (costs.prefix_placement == PrefixPlacement::kNone) {
     return arrived;
   }
-  PrefixBuilder builder(graph, costs, resources, last);
+  PrefixBuilder builder(graph, costs, devices, last);
   const bool pipelined =
       costs.prefix_placement == PrefixPlacement::kPipelined && !serial;
   for (int64_t i = 0; i < costs.num_microbatches; ++i) {

@@ -1,9 +1,11 @@
 #include "simulator/step.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "planner/schedules.h"
 #include "simulator/memory.h"
@@ -17,49 +19,11 @@ namespace {
 using planner::Schedule;
 using planner::StepCosts;
 
-[[noreturn]] void refuse(
-    const std::string& what,
-    const std::string& expected,
-    const std::string& got) {
-  throw std::invalid_argument(what + ": expected " + expected + ", got " + got);
-}
-
-std::string shape_of(const StepCosts& costs) {
-  return std::to_string(costs.stages.size()) + " stages and " +
-         std::to_string(costs.num_microbatches) + " micro-batches of which " +
-         std::to_string(costs.num_recomputed) + " are recomputed";
-}
-
-void check_alike(
-    const std::vector<StepCosts>& replicas,
-    const StepOptions& options) {
-  if (replicas.empty()) {
-    refuse("step costs", "at least 1 replica", "none");
-  }
-  for (const StepCosts& costs : replicas) {
-    check(costs, options);
-    if (costs.schedule != replicas[0].schedule ||
-        shape_of(costs) != shape_of(replicas[0])) {
-      refuse(
-          "step costs of a replica",
-          "the first one's schedule with " + shape_of(replicas[0]),
-          shape_of(costs));
-    }
-  }
-  if (replicas.size() > 1 && options.prefix == PrefixMode::kFilled) {
-    refuse(
-        "prefix in the pipeline's gaps",
-        "1 replica",
-        std::to_string(replicas.size()));
-  }
-}
-
 void check_lists(const StepCosts& costs, const Schedule& schedule) {
   if (schedule.size() != costs.stages.size()) {
-    refuse(
-        "schedule",
-        std::to_string(costs.stages.size()) + " stages, as the costs",
-        std::to_string(schedule.size()));
+    throw std::invalid_argument(
+        "schedule: expected " + std::to_string(costs.stages.size()) +
+        " stages, as the costs, got " + std::to_string(schedule.size()));
   }
   planner::check_linked(schedule);
 }
@@ -70,6 +34,7 @@ std::vector<Event> timeline_of(const StepTasks& tasks, const Replay& replay) {
     const Task& task = tasks.graph.tasks()[static_cast<std::size_t>(span.task)];
     events.push_back(
         {task.kind,
+         tasks.graph.resource(task.resource),
          task.replica,
          task.stage,
          task.microbatch,
@@ -78,10 +43,11 @@ std::vector<Event> timeline_of(const StepTasks& tasks, const Replay& replay) {
          span.end_ns});
   }
   for (const FillSpan& span : replay.fills) {
-    const auto& devices = tasks.compute[0];
+    const auto& devices = tasks.devices.front().compute;
     const auto at = std::find(devices.begin(), devices.end(), span.resource);
     events.push_back(
         {TaskKind::kPrefix,
+         ResourceKind::kCompute,
          0,
          static_cast<int32_t>(at - devices.begin()),
          -1,
@@ -100,12 +66,12 @@ std::vector<Event> timeline_of(const StepTasks& tasks, const Replay& replay) {
 class Measured {
  public:
   Measured(
-      const std::vector<StepCosts>& replicas,
+      const StepCosts& costs,
       const Schedule& schedule,
       const StepTasks& tasks,
       const Replay& replay) {
-    for (const StepCosts& costs : replicas) {
-      PipelineResult& pipeline = result_.pipelines.emplace_back();
+    result_.pipelines.resize(tasks.devices.size());
+    for (PipelineResult& pipeline : result_.pipelines) {
       pipeline.begin_ns = -1;
       pipeline.stage_busy_ns.assign(costs.stages.size(), 0);
       pipeline.peak_bytes = peak_bytes(costs, schedule);
@@ -187,40 +153,35 @@ Schedule schedule_of(const StepCosts& costs) {
     case planner::ScheduleKind::kOneFOneB:
       return planner::one_f_one_b(shape);
     case planner::ScheduleKind::kZbH1:
-      return planner::zb_h1(shape);
+      break;
   }
-  refuse(
-      "step costs, schedule",
-      "a known one",
-      std::to_string(static_cast<int>(costs.schedule)));
-}
-
-StepResult simulate_step(const StepCosts& costs, const StepOptions& options) {
-  return simulate_replicas({costs}, options);
+  return planner::zb_h1(shape);
 }
 
 StepResult simulate_step(const StepCosts& costs, bool keep_timeline) {
   StepOptions options;
   options.keep_timeline = keep_timeline;
-  return simulate_step(costs, options);
+  return simulate_replicas(costs, {Permille{}}, options);
 }
 
 StepResult simulate_replicas(
-    const std::vector<StepCosts>& replicas,
+    const StepCosts& costs,
+    const std::vector<Permille>& replicas,
     const StepOptions& options) {
-  check_alike(replicas, options);
-  return simulate_lists(replicas, schedule_of(replicas[0]), options);
+  check(costs, replicas, options);
+  return simulate_lists(costs, schedule_of(costs), replicas, options);
 }
 
 StepResult simulate_lists(
-    const std::vector<StepCosts>& replicas,
+    const StepCosts& costs,
     const Schedule& schedule,
+    const std::vector<Permille>& replicas,
     const StepOptions& options) {
-  check_alike(replicas, options);
-  check_lists(replicas[0], schedule);
-  const StepTasks tasks = tasks_of_step(replicas, schedule, options);
+  check(costs, replicas, options);
+  check_lists(costs, schedule);
+  const StepTasks tasks = tasks_of_step(costs, schedule, replicas, options);
   const Replay times = replay(tasks.graph, tasks.fill);
-  StepResult result = Measured(replicas, schedule, tasks, times).take();
+  StepResult result = Measured(costs, schedule, tasks, times).take();
   if (options.keep_timeline) {
     result.timeline = timeline_of(tasks, times);
   }

@@ -6,11 +6,11 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "planner/schedule.h"
 #include "planner/step_costs.h"
+#include "simulator/devices.h"
 #include "simulator/step_options.h"
 #include "simulator/task_graph.h"
 
@@ -18,6 +18,7 @@ namespace pipetransformer::simulator {
 
 struct Event {
   TaskKind kind = TaskKind::kForward;
+  ResourceKind resource = ResourceKind::kCompute;
   int32_t replica = 0;
   int32_t stage = 0;
   int32_t microbatch = -1;  // -1: no single one
@@ -43,27 +44,26 @@ struct StepResult {
   std::vector<Event> timeline;  // by begin; empty unless it is to be kept
 };
 
-// The operations of a whole step as the runtime orders them.
+// The order of a whole step's operations, as the runtime runs them.
 planner::Schedule schedule_of(const planner::StepCosts& costs);
 
 // One replica; others are like it. Throws std::invalid_argument for what
 // `check` of step_tasks.h refuses.
-StepResult
-simulate_step(const planner::StepCosts& costs, const StepOptions& options);
 StepResult simulate_step(const planner::StepCosts& costs, bool keep_timeline);
 
-// Replicas that differ, in speed only: they are joined by their all-reduces,
-// which wait for the slowest. Equal ones need to be there once. Throws
-// std::invalid_argument also when schedule, stages or micro-batches differ, or
-// for PrefixMode::kFilled with more than one.
+// Replicas on devices of different speed: their all-reduces join them and wait
+// for the slowest. Replicas that are alike need to be there once.
 StepResult simulate_replicas(
-    const std::vector<planner::StepCosts>& replicas,
+    const planner::StepCosts& costs,
+    const std::vector<Permille>& replicas,
     const StepOptions& options);
 
-// The same with a given order of operations in place of the schedule's.
+// The same with a given order of operations in place of the schedule's. Throws
+// std::invalid_argument also when it has another number of stages.
 StepResult simulate_lists(
-    const std::vector<planner::StepCosts>& replicas,
+    const planner::StepCosts& costs,
     const planner::Schedule& schedule,
+    const std::vector<Permille>& replicas,
     const StepOptions& options);
 
 }  // namespace pipetransformer::simulator

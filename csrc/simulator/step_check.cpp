@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 
@@ -11,9 +13,13 @@ using planner::PrefixPlacement;
 using planner::StageCosts;
 using planner::StepCosts;
 
-// No sum over 2^24 operations overflows.
-constexpr int64_t kLargestValue = int64_t{1} << 53;
-constexpr int64_t kMostOperations = int64_t{1} << 24;
+using Wide = __int128;
+
+constexpr int64_t kLongestNs = int64_t{1} << 53;  // 104 days
+constexpr int64_t kLongestPrefixNs = int64_t{1} << 60;
+constexpr int64_t kMostBytes = int64_t{1} << 61;
+constexpr int64_t kMostMicrobatches = int64_t{1} << 22;  // over all stages
+constexpr int64_t kSlowest = 100'000;
 
 [[noreturn]] void
 refuse(const std::string& what, const std::string& expected, int64_t got) {
@@ -22,24 +28,41 @@ refuse(const std::string& what, const std::string& expected, int64_t got) {
       std::to_string(got));
 }
 
-void check_value(int64_t value, const std::string& what) {
-  if (value < 0 || value > kLargestValue) {
-    refuse(what, "0 to 2^53", value);
+void check_range(int64_t value, int64_t most, const std::string& what) {
+  if (value < 0 || value > most) {
+    refuse(what, "0 to " + std::to_string(most), value);
   }
 }
 
-void check_stage(const StageCosts& stage, const std::string& what) {
-  check_value(stage.forward_ns, what + " forward_ns");
-  check_value(stage.recompute_ns, what + " recompute_ns");
-  check_value(stage.input_grad_ns, what + " input_grad_ns");
-  check_value(stage.weight_grad_ns, what + " weight_grad_ns");
-  check_value(stage.forward_copy_ns, what + " forward_copy_ns");
-  check_value(stage.backward_copy_ns, what + " backward_copy_ns");
-  check_value(stage.all_reduce_ns, what + " all_reduce_ns");
-  check_value(stage.state_bytes, what + " state_bytes");
-  check_value(stage.kept_bytes, what + " kept_bytes");
-  check_value(stage.recomputed_bytes, what + " recomputed_bytes");
-  check_value(stage.kept_for_weights_bytes, what + " kept_for_weights_bytes");
+void check_ns(int64_t value, const std::string& what) {
+  check_range(value, kLongestNs, what);
+}
+
+// What all micro-batches keep together must fit, too.
+void check_bytes(
+    const StageCosts& stage,
+    int64_t num_microbatches,
+    const std::string& what) {
+  const int64_t most = kMostBytes / 4 / num_microbatches;
+  check_range(stage.state_bytes, kMostBytes, what + " state_bytes");
+  check_range(stage.kept_bytes, most, what + " kept_bytes");
+  check_range(stage.recomputed_bytes, most, what + " recomputed_bytes");
+  check_range(
+      stage.kept_for_weights_bytes, most, what + " kept_for_weights_bytes");
+}
+
+void check_times(const StageCosts& stage, const std::string& what) {
+  check_ns(stage.forward_ns, what + " forward_ns");
+  check_ns(stage.recompute_ns, what + " recompute_ns");
+  check_ns(stage.input_grad_ns, what + " input_grad_ns");
+  check_ns(stage.weight_grad_ns, what + " weight_grad_ns");
+  check_ns(stage.forward_copy_ns, what + " forward_copy_ns");
+  check_ns(stage.backward_copy_ns, what + " backward_copy_ns");
+  check_ns(stage.all_reduce_ns, what + " all_reduce_ns");
+  check_range(
+      stage.network_all_reduce_ns,
+      stage.all_reduce_ns,
+      what + " network_all_reduce_ns");
 }
 
 void check_stages(const StepCosts& costs) {
@@ -47,7 +70,7 @@ void check_stages(const StepCosts& costs) {
   if (num_stages < 1) {
     refuse("stages", "at least 1", num_stages);
   }
-  const int64_t most = kMostOperations / 4 / num_stages;
+  const int64_t most = kMostMicrobatches / num_stages;
   if (costs.num_microbatches < 1 || costs.num_microbatches > most) {
     refuse(
         "num_microbatches",
@@ -63,7 +86,8 @@ void check_stages(const StepCosts& costs) {
   }
   for (std::size_t j = 0; j < costs.stages.size(); ++j) {
     const std::string what = "stage " + std::to_string(j);
-    check_stage(costs.stages[j], what);
+    check_times(costs.stages[j], what);
+    check_bytes(costs.stages[j], costs.num_microbatches, what);
     if (j > 0 && costs.stages[j - 1].has_backward &&
         !costs.stages[j].has_backward) {
       refuse(what + " has_backward", "true as of the stage before it", 0);
@@ -71,32 +95,68 @@ void check_stages(const StepCosts& costs) {
   }
 }
 
+// A pipelined prefix of few layers leaves devices without a part.
 void check_prefix(const StepCosts& costs) {
-  std::size_t expected = 0;
-  if (costs.prefix_placement == PrefixPlacement::kReplicated) {
-    expected = 1;
+  const auto count = static_cast<int64_t>(costs.prefix_ns.size());
+  int64_t least = 1;
+  int64_t most = 1;
+  if (costs.prefix_placement == PrefixPlacement::kNone) {
+    least = most = 0;
   } else if (costs.prefix_placement == PrefixPlacement::kPipelined) {
-    expected = costs.stages.size();
+    most = static_cast<int64_t>(costs.stages.size());
   }
-  if (costs.prefix_ns.size() != expected) {
+  if (count < least || count > most) {
     refuse(
         "prefix_ns",
-        std::to_string(expected) + " entries",
-        static_cast<int64_t>(costs.prefix_ns.size()));
+        std::to_string(least) + " to " + std::to_string(most) + " entries",
+        count);
   }
+  Wide total = 0;
   for (const int64_t time_ns : costs.prefix_ns) {
-    check_value(time_ns, "prefix_ns");
+    check_ns(time_ns, "prefix_ns");
+    total += time_ns;
   }
-  check_value(costs.prefix_copy_ns, "prefix_copy_ns");
-  check_value(costs.cache_read_ns, "cache_read_ns");
+  if (total * costs.num_microbatches > kLongestPrefixNs) {
+    refuse(
+        "prefix_ns",
+        "at most 2^60 ns over all micro-batches",
+        static_cast<int64_t>(std::min<Wide>(total, INT64_MAX)));
+  }
+  check_ns(costs.prefix_copy_ns, "prefix_copy_ns");
+  check_ns(costs.cache_read_ns, "cache_read_ns");
 }
 
-}  // namespace
+void check_replicas(
+    const StepCosts& costs,
+    const std::vector<Permille>& replicas,
+    const StepOptions& options) {
+  const auto count = static_cast<int64_t>(replicas.size());
+  if (count < 1) {
+    refuse("replicas", "at least 1", count);
+  }
+  if (count > 1 && options.prefix == PrefixMode::kFilled) {
+    refuse("replicas with a prefix in the pipeline's gaps", "1", count);
+  }
+  for (const Permille& permille : replicas) {
+    if (!permille.empty() && permille.size() != costs.stages.size()) {
+      refuse(
+          "speeds of a replica's devices",
+          std::to_string(costs.stages.size()) + " or none",
+          static_cast<int64_t>(permille.size()));
+    }
+    for (const int64_t value : permille) {
+      if (value < 1 || value > kSlowest) {
+        refuse(
+            "speed of a device",
+            "1 to " + std::to_string(kSlowest) + " thousandths",
+            value);
+      }
+    }
+  }
+}
 
-void check(const StepCosts& costs, const StepOptions& options) {
-  check_stages(costs);
-  check_prefix(costs);
-  check_value(options.cache_write_ns, "cache_write_ns");
+void check_options(const StepCosts& costs, const StepOptions& options) {
+  check_ns(options.cache_write_ns, "cache_write_ns");
   if (!options.optimizer_ns.empty() &&
       options.optimizer_ns.size() != costs.stages.size()) {
     refuse(
@@ -105,8 +165,20 @@ void check(const StepCosts& costs, const StepOptions& options) {
         static_cast<int64_t>(options.optimizer_ns.size()));
   }
   for (const int64_t time_ns : options.optimizer_ns) {
-    check_value(time_ns, "optimizer_ns");
+    check_ns(time_ns, "optimizer_ns");
   }
+}
+
+}  // namespace
+
+void check(
+    const StepCosts& costs,
+    const std::vector<Permille>& replicas,
+    const StepOptions& options) {
+  check_stages(costs);
+  check_prefix(costs);
+  check_options(costs, options);
+  check_replicas(costs, replicas, options);
 }
 
 }  // namespace pipetransformer::simulator

@@ -23,8 +23,6 @@ struct StepOptions {
   // F of micro-batch i also waits for F of i-2 on the stage after it. On a
   // device it orders the host's launches and costs the device no time.
   bool at_most_one_ahead = false;
-  // The stages of a replica use one network card in turn; false: one each.
-  bool shared_network = true;
   // By stage, after the step's all-reduces; empty: not counted.
   std::vector<int64_t> optimizer_ns;
   // Of the whole step's frozen outputs, written as they are computed.

@@ -33,6 +33,7 @@ enum class Direction : char { kNone = ' ', kForward = '>', kBackward = '<' };
 enum class ResourceKind : char {
   kCompute,     // of a device
   kCopyEngine,  // into a device, one for each direction
+  kDeviceLink,  // of a device, to those of other replicas in its node
   kNetwork,     // the network card that the stages of a replica share
   kCache,       // host memory or disk
 };

@@ -123,7 +123,7 @@ class Plan:
         elif self.plan_hash != expected:
             raise ValueError(
                 f"plan plan_hash: expected {expected} (of the content), got "
-                f"{self.plan_hash}"
+                f"{_fields.shown(self.plan_hash)}"
             )
 
     def _check_shape(self) -> None:
@@ -137,7 +137,7 @@ class Plan:
         ):
             raise ValueError(
                 f"plan cuts: expected increasing layer indices from {self.boundary}, "
-                f"got {list(self.cuts)}"
+                f"got {_fields.shown(list(self.cuts))}"
             )
         if self.bytes_per_stage and len(self.bytes_per_stage) != self.num_stages:
             raise ValueError(

@@ -64,10 +64,7 @@ class Transition:
     def __post_init__(self) -> None:
         """Check every field."""
         what = "transition"
-        if self.kind not in TRANSITION_KINDS:
-            raise ValueError(
-                f"{what} kind: expected one of {TRANSITION_KINDS}, got {self.kind!r}"
-            )
+        _fields.check_choice(self.kind, f"{what} kind", TRANSITION_KINDS)
         for name in ("terms_ns", "anyway_terms_ns"):
             terms = _check_terms(getattr(self, name), f"{what} {name}")
             object.__setattr__(self, name, terms)
@@ -112,6 +109,8 @@ def _check_terms(value: object, what: str) -> dict[str, int]:
 
 def _check_signed(value: object, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{what}: expected an integer, got {value!r}")
+        raise ValueError(f"{what}: expected an integer, got {_fields.shown(value)}")
     if abs(value) > 2**62:
-        raise ValueError(f"{what}: expected -2**62 to 2**62, got {value}")
+        raise ValueError(
+            f"{what}: expected -2**62 to 2**62, got {_fields.shown(value)}"
+        )

@@ -1,5 +1,6 @@
 """The simulator's part of the C++ extension."""
 
+from pipetransformer import _C  # noqa: F401  # loads the extension
 from pipetransformer._C import (
     PlannerPrefixPlacement,
     PlannerScheduleKind,
@@ -8,6 +9,7 @@ from pipetransformer._C import (
     SimulatorEvent,
     SimulatorPipelineResult,
     SimulatorPrefixMode,
+    SimulatorResource,
     SimulatorStepOptions,
     SimulatorStepResult,
     simulator_replay,
@@ -22,6 +24,7 @@ __all__ = [
     "SimulatorEvent",
     "SimulatorPipelineResult",
     "SimulatorPrefixMode",
+    "SimulatorResource",
     "SimulatorStepOptions",
     "SimulatorStepResult",
     "simulator_replay",

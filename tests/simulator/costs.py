@@ -46,16 +46,44 @@ def step(schedule, stages, num_microbatches, *, prefix=None, **fields):
     return costs
 
 
-def simulate(costs, *, lists=None, prefix_mode="barrier", **fields):
-    """Result for one step or, given a list, for replicas that differ."""
+def simulate(costs, *, replicas=((),), lists=None, prefix_mode="barrier", **fields):
+    """Result of a step; replicas as speeds by stage in thousandths."""
     options = _binding.SimulatorStepOptions()
     options.prefix = MODES[prefix_mode]
     for name, value in fields.items():
         assert hasattr(options, name)
         setattr(options, name, value)
-    replicas = costs if isinstance(costs, list) else [costs]
-    return _binding.simulator_step(replicas, options, lists)
+    return _binding.simulator_step(costs, options, [list(r) for r in replicas], lists)
 
 
 def step_ns(costs, **fields):
     return simulate(costs, **fields).step_ns
+
+
+def random_stages(rng, *, copies=False, max_stages=8):
+    """(stages, first stage with a backward); lengths over three orders of size."""
+    num_stages = rng.randint(1, max_stages)
+    first = rng.choice([0, 0, rng.randint(0, num_stages - 1)])
+    stages = []
+    for k in range(num_stages):
+        largest = rng.choice([10, 100, 1000])
+        forward, input_grad, weight_grad = (rng.randint(0, largest) for _ in range(3))
+        trains = k >= first
+        stages.append(
+            stage(
+                forward,
+                input_grad * trains,
+                weight_grad * trains,
+                has_backward=trains,
+                forward_copy_ns=rng.randint(0, 300) * (copies and k + 1 < num_stages),
+                backward_copy_ns=rng.randint(0, 300) * (copies and k > first),
+            )
+        )
+    return stages, first
+
+
+def columns(stages):
+    """Times by stage: forward, backward, both."""
+    forward = [s.forward_ns for s in stages]
+    backward = [s.input_grad_ns + s.weight_grad_ns for s in stages]
+    return forward, backward, [f + b for f, b in zip(forward, backward, strict=True)]

@@ -1,6 +1,7 @@
 """Room ``planner``: from measured layer costs to a plan, and why."""
 
 from pipetransformer.planner import paper, solvers
+from pipetransformer.planner._native import step_costs
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import CacheTiers, Cluster
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
@@ -27,4 +28,5 @@ __all__ = [
     "replan",
     "search",
     "solvers",
+    "step_costs",
 ]

@@ -52,6 +52,8 @@ class Plan:
             ``"host"`` or ``"disk"``.
         copies: how copies between stages were counted: ``"overlapped"`` or
             ``"serial"``.
+        num_samples: of the data set, which decides what share of it the cache serves;
+            None: the cache holds all of it.
         predicted_step_ns: the closed form's estimate of a step, ns.
         lower_bound_ns: no step with these cuts takes less, ns.
         simulated_step_ns: simulated time of a step, ns; what decided.
@@ -84,6 +86,7 @@ class Plan:
     prefix: str = "none"
     cache: str = "none"
     copies: str = "overlapped"
+    num_samples: int | None = None
     predicted_step_ns: int = 0
     lower_bound_ns: int = 0
     simulated_step_ns: int = 0
@@ -104,6 +107,8 @@ class Plan:
             _fields.check_int(getattr(self, name), f"plan {name}", low=1)
         for name in _NUMBERS:
             _fields.check_int(getattr(self, name), f"plan {name}")
+        if self.num_samples is not None:
+            _fields.check_int(self.num_samples, "plan num_samples", low=1)
         for name in ("cuts", "bytes_per_stage"):
             checked = _fields.check_ints(getattr(self, name), f"plan {name}")
             object.__setattr__(self, name, checked)

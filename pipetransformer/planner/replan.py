@@ -226,7 +226,8 @@ def _settle(
     elif staying is None:
         rules = [market.rule(each) for each in offers]
         raise InfeasiblePlan(
-            "plan: expected one that can be reached, got none; " + "; ".join(rules)
+            "plan: expected one that can be reached, got none; " + "; ".join(rules),
+            rules,
         )
     else:
         plan = staying

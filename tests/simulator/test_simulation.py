@@ -170,6 +170,23 @@ def test_plan_that_does_not_fit_is_refused(plan, message):
         simulate(plan, equal_profile(3), cluster(2))
 
 
+def test_prefix_is_cheapest_in_the_gaps_and_dearest_on_one_device():
+    layers = equal_profile(12, times=(1000, 1000, 1000))
+    machines = cluster(4)
+    plan = search(
+        layers, machines, global_batch=16, boundary=4, num_stages=4, num_microbatches=8
+    )
+    times = {
+        mode: simulate(plan, layers, machines, prefix=mode).step_ns
+        for mode in ("filled", "barrier", "serial")
+    }
+    frozen = 4 * 2 * 1000  # of a micro-batch of two rows
+    assert times["serial"] - times["barrier"] == (8 - 2) * frozen
+    assert times["filled"] < times["barrier"]
+    with pytest.raises(ValueError, match="prefix: expected"):
+        simulate(plan, layers, machines, prefix="later")
+
+
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True])
 def test_number_of_steps_is_checked(steps):
     with pytest.raises(ValueError, match="steps: expected an integer from 1"):

@@ -13,6 +13,13 @@ from _ladder_instance import STATIC_LENGTH, TIMED_ROWS, Instance
 
 WORK = 3  # of a block that trains: forward 1, backward 2
 MICROBATCHES = 16  # the paper's, K >= 2
+# Worked out beforehand, as the rows of the ladder.
+EXPECTED = {
+    "freezing only": 1.49,
+    "bound": 5.38,
+    "work ratio": 3.75,
+    "work ratio with advance forwards": 3.34,
+}
 
 
 def gpipe_step(
@@ -36,8 +43,11 @@ def equal_stages(blocks: int, num_stages: int) -> list[Fraction]:
 def pipeline_step(
     active_blocks: int, num_stages: int, num_microbatches: int, rows: int
 ) -> Fraction:
-    """Return a step of a pipeline whose batch has ``rows`` rows."""
-    size = Fraction(rows, num_microbatches * TIMED_ROWS)
+    """Return a step of a pipeline whose batch has ``rows`` rows.
+
+    All micro-batches take as long as the largest.
+    """
+    size = Fraction(-(-rows // num_microbatches), TIMED_ROWS)
     stages = [size * blocks for blocks in equal_stages(active_blocks, num_stages)]
     backward = [(WORK - 1) * blocks for blocks in stages]
     return gpipe_step(stages, backward, num_microbatches)
@@ -62,7 +72,9 @@ def left_in_stages(instance: Instance) -> Fraction:
     return len(instance.frozen_blocks()) * whole / total
 
 
-def paper_system(instance: Instance, *, cached: bool, batch_grows: bool) -> Fraction:
+def paper_system(
+    instance: Instance, *, cached: bool, batch_grows: bool, shrinks: bool = True
+) -> Fraction:
     """Return the speed-up of the paper's system: K halves, prefix serial.
 
     Args:
@@ -71,6 +83,7 @@ def paper_system(instance: Instance, *, cached: bool, batch_grows: bool) -> Frac
             every epoch.
         batch_grows: A pipeline keeps its batch, so there are fewer steps; else each
             step is split over more pipelines.
+        shrinks: Whether K follows the paper's rule; else it stays 8.
     """
     static_rows = instance.global_batch // (
         instance.num_nodes * instance.devices_per_node // STATIC_LENGTH
@@ -79,9 +92,10 @@ def paper_system(instance: Instance, *, cached: bool, batch_grows: bool) -> Frac
         instance.num_blocks, STATIC_LENGTH, MICROBATCHES, static_rows
     )
     total, before = Fraction(0), 0
-    for frozen, length in zip(
-        instance.frozen_blocks(), instance.paper_lengths(), strict=True
-    ):
+    lengths = instance.paper_lengths()
+    if not shrinks:
+        lengths = [STATIC_LENGTH] * len(lengths)
+    for frozen, length in zip(instance.frozen_blocks(), lengths, strict=True):
         replicas = instance.num_nodes * (instance.devices_per_node // length)
         rows = static_rows if batch_grows else instance.global_batch // replicas
         count = MICROBATCHES if length > 1 else 4
@@ -110,3 +124,20 @@ def bound(instance: Instance) -> Fraction:
     """Return the most over the static pipeline: no bubbles, free cache reads."""
     bubble = Fraction(MICROBATCHES + STATIC_LENGTH - 1, MICROBATCHES)
     return work_ratio(instance, advances=False) * bubble
+
+
+def closed_forms(instance: Instance) -> dict[str, float]:
+    """Return all of these, by name."""
+    return {
+        "freezing only": float(left_in_stages(instance)),
+        "freezing only, serial prefix": float(
+            paper_system(instance, cached=False, batch_grows=False, shrinks=False)
+        ),
+        "paper": float(paper_system(instance, cached=False, batch_grows=True)),
+        "paper with cache": float(
+            paper_system(instance, cached=True, batch_grows=False)
+        ),
+        "bound": float(bound(instance)),
+        "work ratio": float(work_ratio(instance, advances=False)),
+        "work ratio with advance forwards": float(work_ratio(instance, advances=True)),
+    }

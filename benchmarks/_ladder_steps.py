@@ -1,8 +1,9 @@
 """A rung of the ladder: which mechanisms are on, and what its epochs then take.
 
-Plans come from the planner's search, times from the simulator. The ways to run the
-frozen layers (serial, in the pipeline's gaps) are options of the simulator that its
-public call does not take, so this file alone reaches behind it.
+Plans come from the planner's search, times from the simulator. A step that reads some
+frozen blocks from the cache, computes others and writes them, or that runs them for
+the whole mini-batch at once, is no plan's step; so this file alone changes the step
+costs of a plan and hands them to the simulator behind its public call.
 """
 
 from __future__ import annotations

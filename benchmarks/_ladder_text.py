@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from _ladder_forms import EXPECTED
 from _ladder_instance import Rates
 from _ladder_rows import Section
 from _ladder_steps import Ladder
@@ -71,7 +72,7 @@ def print_table(told: Sequence[Told], error: str) -> None:
                 row.name,
                 f"{row.simulated:.2f}",
                 f"{row.expected:.2f}" if row.expected else "-",
-                f"{100 * row.off:+.1f} %" if row.expected else "-",
+                f"{round(100 * row.off, 1) + 0.0:+.1f} %" if row.expected else "-",
                 f"{row.paper:.2f}" if row.paper else "-",
             ]
             for row in rows
@@ -96,9 +97,10 @@ def print_given(rates: Rates, forms: Mapping[str, float]) -> None:
     for name in ("device_link_bytes_per_s", "network_bytes_per_s"):
         print(f"  {name}: {getattr(rates, name) / 1e9:.3f} GB/s")
     print("pauses of transformations: not counted")
-    print("\nby formula, N=16:")
+    print("\nby formula, N=16, no overhead and free links:")
     for name, value in forms.items():
-        print(f"  {name}: {value:.3f}")
+        beside = f" (expected {EXPECTED[name]})" if name in EXPECTED else ""
+        print(f"  {name}: {value:.2f}{beside}")
 
 
 def print_epochs(section: Section, ladder: Ladder) -> None:

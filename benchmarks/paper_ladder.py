@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from _harness import Ratio, Row, add_common_arguments, ratio, write_json
-from _ladder_forms import bound, left_in_stages, paper_system, work_ratio
+from _ladder_forms import closed_forms
 from _ladder_instance import Instance, Rates
 from _ladder_notes import NOTES
 from _ladder_rows import (
@@ -132,29 +132,6 @@ def speedups(
         for line in section.lines
         if line.rung != section.baseline
     ]
-
-
-def closed_forms(instance: Instance) -> dict[str, float]:
-    """Return what formulas say of the paper's rungs, with no overhead, free links."""
-    return {
-        "freezing only": float(left_in_stages(instance)),
-        "paper, batch grows": float(
-            paper_system(instance, cached=False, batch_grows=True)
-        ),
-        "paper with cache, constant global batch": float(
-            paper_system(instance, cached=True, batch_grows=False)
-        ),
-        "paper with cache, batch grows": float(
-            paper_system(instance, cached=True, batch_grows=True)
-        ),
-        "bound, no bubbles and free cache reads (expected 5.38)": float(
-            bound(instance)
-        ),
-        "work ratio": float(work_ratio(instance, advances=False)),
-        "work ratio with advance forwards (expected 3.34)": float(
-            work_ratio(instance, advances=True)
-        ),
-    }
 
 
 def out_of_order(told: Sequence[Told]) -> list[str]:

@@ -144,7 +144,7 @@ def _serial_prefix(
     name, title = "serial_prefix", "serial prefix"
     if plan.prefix == "none":
         return _same(plan, run, name, title, "the plan has no frozen layers")
-    serial = simulate(plan, profile, cluster, prefix_mode="serial")
+    serial = simulate(plan, profile, cluster, prefix="serial")
     return Counterfactual(
         name=name,
         title=title,

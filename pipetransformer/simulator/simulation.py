@@ -10,6 +10,12 @@ from pipetransformer.planner import Cluster, Plan, Profile
 from pipetransformer.simulator import _binding, _costs, _grid, _trace
 from pipetransformer.simulator.event import Event
 
+_PREFIX_MODES = {
+    "barrier": _binding.SimulatorPrefixMode.BARRIER,
+    "serial": _binding.SimulatorPrefixMode.SERIAL,
+    "filled": _binding.SimulatorPrefixMode.FILLED,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
@@ -80,20 +86,13 @@ class Simulation:
         _trace.write(pathlib.Path(path), self.timeline, self.title)
 
 
-_PREFIX_MODES = {
-    "barrier": _binding.SimulatorPrefixMode.BARRIER,
-    "serial": _binding.SimulatorPrefixMode.SERIAL,
-    "filled": _binding.SimulatorPrefixMode.FILLED,
-}
-
-
 def simulate(
     plan: Plan,
     profile: Profile,
     cluster: Cluster,
     *,
     steps: int = 1,
-    prefix_mode: str = "barrier",
+    prefix: str = "barrier",
 ) -> Simulation:
     """Play a plan's training step on simulated devices.
 
@@ -105,11 +104,10 @@ def simulate(
         profile: measured costs of the layers.
         cluster: the machines.
         steps: how many, at least 1.
-        prefix_mode: ``"barrier"``: the frozen layers run where the plan says, for the
-            whole batch, before the first forward, as the engine does it. For studies:
-            ``"serial"``: all on the first device, as in the paper; ``"filled"``: those
-            of the next step in this step's gaps, on all devices, what does not fit
-            after it.
+        prefix: when and where the frozen layers run: ``"barrier"`` (before the first
+            forward, placed as the plan says: what the runtime does), ``"serial"``
+            (the same, all on the first device: the paper's way) or ``"filled"`` (those
+            of the next step in the gaps of this one).
 
     Returns:
         Times of a step and of all, memory and what ran when.
@@ -119,14 +117,14 @@ def simulate(
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps: expected an integer from 1, got {steps!r}")
-    if prefix_mode not in _PREFIX_MODES:
-        raise ValueError(
-            f"prefix_mode: expected one of {tuple(_PREFIX_MODES)}, got {prefix_mode!r}"
-        )
     costs = _costs.of_plan(plan, profile, cluster)
     options = _binding.SimulatorStepOptions()
-    options.prefix = _PREFIX_MODES[prefix_mode]
     options.keep_timeline = True
+    if prefix not in _PREFIX_MODES:
+        raise ValueError(
+            f"prefix: expected one of {tuple(_PREFIX_MODES)}, got {prefix!r}"
+        )
+    options.prefix = _PREFIX_MODES[prefix]
     result = _binding.simulator_step(costs, options)
     (pipeline,) = result.pipelines
     return Simulation(

@@ -7,7 +7,7 @@ import pytest
 import pipetransformer as pt
 from pipetransformer import checkpoint
 from pipetransformer.planner import PauseModel
-from pipetransformer.planning import remaining_steps
+from pipetransformer.plans import remaining_steps
 from pipetransformer.prices import Market, Prices, kind_of
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.ranks import run_ranks
@@ -97,6 +97,23 @@ def test_summary_holds_predicted_and_measured_side_by_side():
     assert predicted["remaining_steps"] == 5, "50 samples in batches of 12, one epoch"
     # The first plan and the freeze: two of each.
     assert pauses["rewire"]["count"] == pauses["first_step"]["count"] == 2
+
+
+def test_engine_explains_its_plan_beside_what_was_measured():
+    settings = config(pipe=pt.PipeConfig(num_slots=2))
+    with make_engine(freeze=schedule(0, 2), config=settings) as engine:
+        with pytest.raises(ValueError, match="expected an active rank, got a standby"):
+            engine.explain()
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(50), 12):
+                engine.step(batch)
+        explanation = engine.explain()
+        assert explanation.plan == engine.plan
+    told = explanation.to_dict()
+    measured = {entry["what"].partition(" (")[0] for entry in told["measured"]}
+    assert {"step of epoch 0", "step of epoch 1", "pause before epoch 1"} <= measured
+    assert told["counterfactuals"]
+    assert explanation.plan.transition.rule in str(explanation)
 
 
 def test_measured_pauses_survive_a_checkpoint(tmp_path):

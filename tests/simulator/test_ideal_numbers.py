@@ -56,7 +56,7 @@ def test_serial_prefix_costs_what_the_formula_says(
     frozen = ("replicated", [frozen_share * num_stages * UNIT])
     with_prefix = equal("gpipe", num_stages, num_microbatches, prefix=frozen)
     base = step_ns(equal("gpipe", num_stages, num_microbatches))
-    added = step_ns(with_prefix, prefix_mode="serial") - base
+    added = step_ns(with_prefix, prefix="serial") - base
     assert added == num_microbatches * frozen_share * num_stages * UNIT
     assert round(100 * added / base) == percent
 
@@ -87,7 +87,7 @@ def filled_percent(schedule, num_stages, frozen_share, rounds, spread=0, seed=0)
     num_microbatches = rounds * num_stages
     base = step_ns(step(schedule, stages, num_microbatches))
     filled = step_ns(
-        step(schedule, stages, num_microbatches, prefix=frozen), prefix_mode="filled"
+        step(schedule, stages, num_microbatches, prefix=frozen), prefix="filled"
     )
     return 100 * (filled - base) / base
 
@@ -152,7 +152,7 @@ def test_grains_behind_the_step_do_not_run_beside_each_other():
     device = stage(UNIT, UNIT, UNIT, all_reduce_ns=UNIT // 10)
     frozen = ("replicated", [UNIT])
     costs = step("gpipe", [device], 1, prefix=frozen)
-    assert step_ns(costs, prefix_mode="filled") == 4 * UNIT
+    assert step_ns(costs, prefix="filled") == 4 * UNIT
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
@@ -165,4 +165,4 @@ def test_filled_steps_are_no_shorter_than_the_devices_work(schedule):
         count, frozen = rng.randint(1, 8), rng.randint(0, 3000)
         costs = step(schedule, stages, count, prefix=("replicated", [frozen]))
         work = count * (frozen + sum(columns(stages)[2]))
-        assert step_ns(costs, prefix_mode="filled") * len(stages) >= work
+        assert step_ns(costs, prefix="filled") * len(stages) >= work

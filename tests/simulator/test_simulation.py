@@ -177,14 +177,14 @@ def test_prefix_is_cheapest_in_the_gaps_and_dearest_on_one_device():
         layers, machines, global_batch=16, boundary=4, num_stages=4, num_microbatches=8
     )
     times = {
-        mode: simulate(plan, layers, machines, prefix_mode=mode).step_ns
+        mode: simulate(plan, layers, machines, prefix=mode).step_ns
         for mode in ("filled", "barrier", "serial")
     }
     frozen = 4 * 2 * 1000  # of a micro-batch of two rows
     assert times["serial"] - times["barrier"] == (8 - 2) * frozen
     assert times["filled"] < times["barrier"]
-    with pytest.raises(ValueError, match="prefix_mode: expected one of"):
-        simulate(plan, layers, machines, prefix_mode="later")
+    with pytest.raises(ValueError, match="prefix: expected"):
+        simulate(plan, layers, machines, prefix="later")
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True])

@@ -93,7 +93,7 @@ def test_no_cache_is_the_plan_without_the_tiers():
     plan = a_plan(profile, cluster, cache_tiers=("none", "host"), **options)
     assert plan.cache == "host"
     without = a_plan(profile, cluster, **options)
-    way = ways(plan, profile, cluster, num_samples=100)["no_cache"]
+    way = ways(plan, profile, cluster)["no_cache"]
     assert way.step_ns == without.simulated_step_ns > plan.simulated_step_ns
 
 

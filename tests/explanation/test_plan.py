@@ -158,7 +158,15 @@ def test_in_flight_follows_the_schedule():
 def test_a_micro_batch_that_ends_when_the_next_begins_is_not_in_flight_with_it():
     times = [("F", 0, 0, 2), ("B", 0, 2, 3), ("F", 1, 3, 4), ("B", 1, 5, 6)]
     events = [
-        Event(kind=k, stage=0, microbatch=m, direction="", begin_ns=a, end_ns=b)
+        Event(
+            kind=k,
+            resource="compute",
+            stage=0,
+            microbatch=m,
+            direction="",
+            begin_ns=a,
+            end_ns=b,
+        )
         for k, m, a, b in times
     ]
     assert most_in_flight(events, 1) == [1]

@@ -46,7 +46,7 @@ def step(schedule, stages, num_microbatches, *, prefix=None, **fields):
     return costs
 
 
-def simulate(costs, *, replicas=((),), lists=None, prefix="barrier", **fields):
+def simulate(costs, *, replicas=((),), lists=None, prefix_mode="barrier", **fields):
     """Result of a step; replicas as speeds by stage in thousandths."""
     options = _binding.SimulatorStepOptions()
     options.prefix = MODES[prefix]

@@ -162,7 +162,7 @@ def test_pipelined_prefix_passes_the_devices_in_turn():
 def test_serial_prefix_runs_on_the_first_device_alone():
     for prefix in (("replicated", [100]), ("pipelined", [60, 40])):
         costs = step("gpipe", [(10, 10, 10)] * 2, 5, prefix=prefix, prefix_copy_ns=9)
-        result = simulate(costs, prefix="serial", keep_timeline=True)
+        result = simulate(costs, prefix_mode="serial", keep_timeline=True)
         assert {e.stage for e in result.timeline if e.kind == "P"} == {0}
         assert result.pipelines[0].begin_ns == 500
 

@@ -152,6 +152,11 @@ def load_split() -> tuple[Digits, Digits]:
     return Digits(images[train], targets[train]), Digits(images[test], targets[test])
 
 
+def sample(rows: int = 16) -> Tensor:
+    """Return the first images ``(rows, 8, 8)`` of the training set."""
+    return load_split()[0].first(rows).tensors()[0]
+
+
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return 1.0 for each row ``(rows,)`` whose largest logit is its target."""
     return (outputs.argmax(dim=1) == targets).float()

@@ -351,6 +351,7 @@ class PlannerOffer:
     step_in_force_ns: int | None
     step_ns: int
     remaining_steps: int
+    pace_permille: int
     pause_ns: int
     anyway_ns: int
     hysteresis_permille: int

@@ -12,6 +12,7 @@ from typing import Literal
 from pipetransformer.autodp import AutoDPConfig
 
 CheckpointMode = Literal["always", "except_last", "never"]
+ReshapeMode = Literal["priced", "always", "never"]
 
 
 def _require(ok: bool, what: str, expected: str, actual: object) -> None:
@@ -36,6 +37,11 @@ class PlanConfig:
         max_replicas: Upper bound of R, per run; 1 switches AutoDP off.
         cuts: Forces the cuts: K+1 layer indices from the boundary to L. Only for runs
             that do not freeze.
+        reshape: When K, R, M or cuts change beyond what a new boundary asks for:
+            "priced": when the gain until the next freeze exceeds the pause; "always":
+            whenever a step gets 2 % shorter; "never": only when the plan in force
+            cannot go on.
+        hysteresis: With "priced": share by which a gain must exceed its price.
         optimizer_bytes_per_parameter_byte: Optimizer state per parameter byte: 2 for
             Adam and AdamW in fp32, 1 for SGD with momentum, 0 without.
         microbatch_samples: Micro-batch sizes, in samples, that are profiled.
@@ -46,6 +52,8 @@ class PlanConfig:
     num_microbatches: int | None = None
     max_replicas: int | None = None
     cuts: Sequence[int] | None = None
+    reshape: ReshapeMode = "priced"
+    hysteresis: float = 0.25
     optimizer_bytes_per_parameter_byte: float = 2.0
     microbatch_samples: Sequence[int] = (1, 4, 16)
 
@@ -58,6 +66,18 @@ class PlanConfig:
             "max_replicas",
         ):
             _positive_or_none(f"PlanConfig.{name}", getattr(self, name))
+        _require(
+            self.reshape in ("priced", "always", "never"),
+            "PlanConfig.reshape",
+            "'priced', 'always' or 'never'",
+            self.reshape,
+        )
+        _require(
+            0 <= self.hysteresis <= 1000,  # nan compares false
+            "PlanConfig.hysteresis",
+            "a number from 0 to 1000",
+            self.hysteresis,
+        )
         ratio = self.optimizer_bytes_per_parameter_byte
         _require(
             math.isfinite(ratio) and ratio >= 0,

@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipetransformer import checkpoint, evaluation, persistence
+from pipetransformer import checkpoint, evaluation, persistence, records
 from pipetransformer.autodp import PeerFailure, broadcast_tensors
 from pipetransformer.data import ElasticSampler
 from pipetransformer.layout import Layout
 from pipetransformer.planning import agree_on_profile, propose, take_decision
 from pipetransformer.proposal import Proposal
-from pipetransformer.report.console import epoch_line, transformation_line
-from pipetransformer.report.history import PlanShape, TransformationRecord
+from pipetransformer.report.console import epoch_line
 from pipetransformer.run import Run, Workload
 from pipetransformer.training import Pass
 from pipetransformer.transformation import Outcome, Replica, perform
@@ -37,6 +36,7 @@ class Director:
         self._pass: Pass | None = None
         self._left = True
         self._last_pass_epoch = -1
+        self._fresh: dict[str, float] | None = None  # phases of the change before
 
     @property
     def is_lead(self) -> bool:
@@ -192,7 +192,9 @@ class Director:
             replica.prefix.refresh()
         run.freezer.train(True)
         self._left = False
-        self._pass = run.current_pass = Pass(run, replica, self._shape(replica))
+        self._pass = run.current_pass = Pass(
+            run, replica, records.shape_of(run, replica.plan)
+        )
         return sampler
 
     def leave_pass(self) -> None:
@@ -211,11 +213,22 @@ class Director:
         self._pass = run.current_pass = None
         with run.guarded(), run.clock.phase("pass"):
             record = counted.close(run, self.active())
+            self._note_first_step(counted.first_step_extra_s())
+            run.prices.record_pace(
+                record.pipeline_seconds_per_step(), record.predicted_step_ns
+            )
             self._settle_buffers()
             run.history.epochs.append(record)
             self._tell("pass_end")
         if self.is_lead:
             _LOG.info("%s", epoch_line(record))
+
+    def _note_first_step(self, seconds: float | None) -> None:
+        """Tell the prices what the first step after a change of plan took more."""
+        phases, self._fresh = self._fresh, None
+        if phases is not None and seconds is not None:
+            phases["first_step"] = seconds
+            self.run.prices.record_first_step(seconds)
 
     def _settle_buffers(self) -> None:
         """Give every replica the buffers of replica 0.
@@ -286,14 +299,18 @@ class Director:
         self, plan_epoch: int, proposal: Proposal | None, start: float
     ) -> Outcome:
         """Go through one transformation and record it."""
-        run = self.run
-        before = self._shape(self.replica) if self.replica is not None else None
+        run, old = self.run, self.replica
+        before = records.shape_of(run, old.plan) if old is not None else None
         writer = self.is_lead
-        outcome = perform(run, self.replica, plan_epoch, proposal if writer else None)
+        outcome = perform(run, old, plan_epoch, proposal if writer else None)
         self.replica = outcome.replica
+        if outcome.committed:
+            records.learn(run, outcome, old.plan if old is not None else None)
+            self._fresh = outcome.phases
         if writer and outcome.committed:
             run.script.trim()
-            self._record(outcome, before, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            records.record_change(run, outcome, before, seconds)
         elif writer:
             _LOG.warning(
                 "plan epoch %d was aborted, the old plan goes on: %s",
@@ -301,27 +318,3 @@ class Director:
                 outcome.reason,
             )
         return outcome
-
-    def _record(
-        self, outcome: Outcome, before: PlanShape | None, seconds: float
-    ) -> None:
-        record = TransformationRecord(
-            epoch=self.run.state.epoch,
-            before=before,
-            after=self._shape(self.active()),
-            pause_seconds=seconds,
-            phases=outcome.phases,
-            reason=outcome.proposal.reason,
-        )
-        self.run.history.add(record)
-        _LOG.info("%s", transformation_line(record))
-
-    def _shape(self, replica: Replica) -> PlanShape:
-        plan = replica.plan
-        return PlanShape(
-            num_frozen_layers=self.run.state.frozen_units,
-            boundary=plan.boundary,
-            num_stages=plan.num_stages,
-            num_replicas=plan.num_replicas,
-            num_microbatches=plan.num_microbatches,
-        )

@@ -24,6 +24,7 @@ def save(run: Run, replica: Replica | None, path: str | os.PathLike[str]) -> Non
         "run_id": run.info.run_id,
         "plan": replica.plan.to_json() if replica is not None else None,
         "profile": run.profile.to_json() if run.profile is not None else None,
+        "pauses": run.prices.state(),
     }
     checkpoint.save(path, run.state, extra)
 
@@ -46,6 +47,8 @@ def restore(
     if lead:
         checkpoint.load_model(content, run.state)
         run.policy.load_state_dict(content["extra"]["policy"])
+        if "pauses" in content["extra"]:  # older checkpoints have none
+            run.prices.load(content["extra"]["pauses"])
         run.loaded = content
 
 

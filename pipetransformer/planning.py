@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
+from typing import TypedDict
 
 from torch import nn
 
 from pipetransformer import planner
+from pipetransformer._extension import hash_bytes
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.autofreeze import (
     FreezeStatistics,
@@ -17,9 +20,11 @@ from pipetransformer.autofreeze import (
 )
 from pipetransformer.layout import ranks_of_plan
 from pipetransformer.memory import host_bytes
-from pipetransformer.planner import Cluster, Plan, Profile, search
+from pipetransformer.planner import Cluster, Plan, Profile, replan, search
+from pipetransformer.prices import Market
 from pipetransformer.proposal import Proposal
-from pipetransformer.run import Run
+from pipetransformer.records import record_refusal
+from pipetransformer.run import Run, Workload
 from pipetransformer.transformation import Replica
 
 
@@ -132,33 +137,100 @@ def _cluster(run: Run) -> Cluster:
     )
 
 
-def make_plan(run: Run, boundary: int, current: Plan | None) -> Plan:
-    """Search the plan for a boundary.
+def first_plan(run: Run, boundary: int) -> Plan:
+    """Search the plan that a run begins with.
 
     Args:
         run: The run, with profile, cluster and workload known.
         boundary: Index of the first active layer.
-        current: The plan in force.
 
     Raises:
         InfeasiblePlan: nothing fits; a ValueError that names what is missing.
     """
+    profile, cluster, workload = _known(run)
+    return search(
+        profile, cluster, boundary=boundary, **_options(run, workload, boundary)
+    )
+
+
+def next_plan(run: Run, boundary: int, current: Plan, market: Market) -> Plan:
+    """Plan again at a boundary, and price what would change beyond it.
+
+    Args:
+        run: The run, with profile, cluster and workload known.
+        boundary: Index of the first active layer from now on.
+        current: The plan in force.
+        market: The lead's, equal on every active rank.
+
+    Raises:
+        InfeasiblePlan: nothing fits, or the plan in force cannot go on and no other
+            can be reached.
+    """
+    profile, cluster, workload = _known(run)
+    wishes = run.config.plan
+    return replan(
+        profile,
+        cluster,
+        current=current,
+        boundary=boundary,
+        remaining_steps=market.remaining_steps,
+        pace=market.pace,
+        pauses=market.pauses,
+        elapsed_since_last_ns=market.elapsed_ns,
+        hysteresis=wishes.hysteresis,
+        reshape=wishes.reshape,
+        **_options(run, workload, boundary),
+    )
+
+
+def remaining_steps(run: Run) -> int:
+    """Return the optimizer steps for which a shorter step pays.
+
+    Until the policy changes its answer, if it knows when, else until the end: the
+    next freeze makes another plan.
+    """
+    if run.workload is None:
+        return 0
+    last = run.total_epochs
+    change = run.policy.next_change(_progress(run))
+    until = last if change is None else min(change, last)
+    batches = (until - run.state.epoch) * run.workload.num_batches - run.state.batch
+    return max(0, batches)
+
+
+def _known(run: Run) -> tuple[Profile, Cluster, Workload]:
     if run.profile is None or run.cluster is None or run.workload is None:
         raise RuntimeError("plan asked for before the profile; please report")
+    return run.profile, run.cluster, run.workload
+
+
+class _Options(TypedDict):
+    """Options of `search` and `replan` that hold for a whole run."""
+
+    global_batch: int
+    num_stages: int | None
+    num_microbatches: int | None
+    max_replicas: int | None
+    cuts: Sequence[int] | None
+    checkpoint: str
+    cache_tiers: Sequence[str]
+    num_samples: int | None
+    min_microbatch_samples: int
+
+
+def _options(run: Run, workload: Workload, boundary: int) -> _Options:
     wishes = run.config.plan
     alone = run.info.world_size == 1
-    return search(
-        run.profile,
-        run.cluster,
-        global_batch=run.workload.global_batch,
-        boundary=boundary,
+    return _Options(
+        global_batch=workload.global_batch,
         num_stages=_forced_stages(run, boundary),
         num_microbatches=wishes.num_microbatches,
         max_replicas=1 if alone else wishes.max_replicas,
         cuts=wishes.cuts,
         checkpoint=run.config.pipe.checkpoint,
-        min_microbatch_samples=2 if _has_batch_norm(run.recipe.model) else 1,
         cache_tiers=("host",) if run.config.cache.enabled else ("none",),
+        num_samples=workload.num_samples,
+        min_microbatch_samples=2 if _has_batch_norm(run.recipe.model) else 1,
     )
 
 
@@ -190,12 +262,16 @@ def propose(run: Run, replica: Replica | None) -> Proposal | None:
         InfeasiblePlan: nothing fits.
     """
     decision = decide(run)
-    current = replica.plan if replica is not None else None
-    plan = make_plan(run, decision.boundary, current)
-    if replica is not None:
-        _compare_plans(replica.group, plan.plan_hash)
-    if current is not None and _runs_alike(plan, current):
-        return None
+    if replica is None:
+        plan = first_plan(run, decision.boundary)
+    else:
+        market = run.prices.agree(replica.group, remaining_steps(run))
+        plan = next_plan(run, decision.boundary, replica.plan, market)
+        _compare_plans(replica.group, plan.plan_hash, market)
+        if run.info.rank == 0:
+            record_refusal(run, plan.transition)
+        if _runs_alike(plan, replica.plan):
+            return None
     return Proposal(
         plan_epoch=run.plan_epoch + 1,
         plan=plan,
@@ -205,31 +281,29 @@ def propose(run: Run, replica: Replica | None) -> Proposal | None:
         frozen_units=decision.units,
         seed=run.config.seed,
         reason="; ".join([decision.reason, *_why(plan)]),
+        pauses=run.prices.state(),
     )
 
 
 def _why(plan: Plan) -> list[str]:
     """Return why the plan was chosen, and in short what did not fit."""
-    unfit = [
-        reason.partition(" does not fit")[0]
-        for reason in plan.reasons
-        if " does not fit" in reason
-    ]
+    unfit = [text.partition(" does not fit")[0] for text in plan.refusals]
     short = [f"{', '.join(unfit)} would not fit"] if unfit else []
     return [*plan.reasons[:1], *short]
 
 
 def _runs_alike(plan: Plan, other: Plan) -> bool:
     """Tell whether two plans differ in nothing that runs."""
-    return (plan.boundary, plan.cuts, plan.shape) == (
+    return (plan.boundary, plan.cuts, plan.shape, plan.schedule) == (
         other.boundary,
         other.cuts,
         other.shape,
+        other.schedule,
     )
 
 
-def _compare_plans(group: ActiveGroup, plan_hash: int) -> None:
-    mine = f"{plan_hash:016x}"
+def _compare_plans(group: ActiveGroup, plan_hash: int, market: Market) -> None:
+    mine = f"{plan_hash:016x} from {hash_bytes(market.to_bytes()):016x}"
     hashes = [part.decode() for part in group.all_gather_bytes(mine.encode())]
     if len(set(hashes)) != 1:
         raise RuntimeError(

@@ -27,6 +27,7 @@ class Proposal:
         frozen_units: Units frozen under the plan.
         seed: Seed of the run.
         reason: Why the plan changes, for people.
+        pauses: What changes of plan have taken, as plain values.
     """
 
     plan_epoch: int
@@ -37,6 +38,7 @@ class Proposal:
     frozen_units: int
     seed: int
     reason: str
+    pauses: Mapping[str, Any]
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON followed by the hash of the JSON text."""
@@ -51,6 +53,7 @@ class Proposal:
             "frozen_units": self.frozen_units,
             "seed": self.seed,
             "reason": self.reason,
+            "pauses": dict(self.pauses),
         }
         text = json.dumps(content, sort_keys=True).encode()
         return text + f"#{hash_bytes(text):016x}".encode()
@@ -81,4 +84,5 @@ class Proposal:
             frozen_units=content["frozen_units"],
             seed=content["seed"],
             reason=content["reason"],
+            pauses=content["pauses"],
         )

@@ -20,6 +20,7 @@ from pipetransformer.config import Config
 from pipetransformer.layout import Layout
 from pipetransformer.memory import available_bytes
 from pipetransformer.planner import Cluster, Profile
+from pipetransformer.prices import Prices
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.script import ScriptLog
@@ -86,6 +87,9 @@ class Workload:
 class PassCounter(Protocol):
     """What a training step reports to; see `pipetransformer.training.Pass`."""
 
+    def begin_step(self) -> None:
+        """Note that a forward begins."""
+
     def count(self, loss: float, rows: int, ids: Tensor | None) -> None:
         """Add one step of this replica."""
 
@@ -120,6 +124,7 @@ class Run:
         self.workload: Workload | None = None
         self.profile: Profile | None = None
         self.cluster: Cluster | None = None
+        self.prices = Prices()
         self.metrics: dict[str, float] = {}
         self.loaded: dict[str, Any] | None = None
         self.total_epochs = 0

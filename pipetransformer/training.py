@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class Pass:
         self._loss_sum = 0.0
         self._rows = 0
         self._ids: list[Tensor] = []
+        self._began: float | None = None
+        self._durations: list[float] = []
         self._before = self._cache_counts(run)
 
     @staticmethod
@@ -36,8 +39,25 @@ class Pass:
             return 0, 0
         return cache.counters.hits, cache.counters.misses
 
+    def begin_step(self) -> None:
+        """Note that a forward begins."""
+        self._began = time.perf_counter()
+
+    def first_step_extra_s(self) -> float | None:
+        """Return what the first step took more than the others; None if unknown.
+
+        From forward to the end of backward: the rest does not depend on the plan.
+        """
+        first, *others = self._durations or [0.0]
+        if not others:
+            return None
+        return max(0.0, first - sum(others) / len(others))
+
     def count(self, loss: float, rows: int, ids: Tensor | None) -> None:
         """Add one step of this replica."""
+        if self._began is not None:
+            self._durations.append(time.perf_counter() - self._began)
+            self._began = None
         if rows:
             self._loss_sum += loss * rows
             self._rows += rows
@@ -82,6 +102,7 @@ class Pass:
             cache_misses=sum(part["misses"] for part in parts),
             phase_seconds=spent,
             elapsed_seconds=run.clock.elapsed(),
+            predicted_step_ns=replica.plan.simulated_step_ns,
             worker_seconds=[
                 now - before
                 for now, before in zip(
@@ -107,6 +128,8 @@ def forward_loss(
     bundle = batch if isinstance(batch, Batch) else None
     if replica.ddp is None:
         raise RuntimeError("forward of a replica that was retired; please report")
+    if run.current_pass is not None:
+        run.current_pass.begin_step()
     with run.clock.phase("forward"):
         with run.guarded():
             outputs = replica.ddp(batch)

@@ -110,6 +110,7 @@ void bind_offers(py::module_& m) {
       .def_readwrite("step_in_force_ns", &Offer::step_in_force_ns)
       .def_readwrite("step_ns", &Offer::step_ns)
       .def_readwrite("remaining_steps", &Offer::remaining_steps)
+      .def_readwrite("pace_permille", &Offer::pace_permille)
       .def_readwrite("pause_ns", &Offer::pause_ns)
       .def_readwrite("anyway_ns", &Offer::anyway_ns)
       .def_readwrite("hysteresis_permille", &Offer::hysteresis_permille)

@@ -5,8 +5,9 @@
 #include <tuple>
 #include <utility>
 
+#include "planner/all_reduce.h"
+#include "planner/best_cuts.h"
 #include "planner/estimate.h"
-#include "planner/staircase.h"
 
 namespace pipetransformer::planner {
 
@@ -41,21 +42,47 @@ bool fits(const Rules& rules, const StepModel& model, const Cuts& cuts) {
   return true;
 }
 
-// Every partition that may be the best one of this variant.
+// What of a stage's all-reduce no backward hides; see Note [Slack of an
+// all-reduce] in estimate.cpp, of which this takes the part that depends on the
+// stage alone.
+StageFunction exposed_all_reduce(
+    const StepModel& model,
+    const Cluster& cluster,
+    const Variant& variant) {
+  if (variant.shape.num_replicas == 1) {
+    return {};
+  }
+  const bool hides = variant.schedule == ScheduleKind::kGPipe;
+  return [&model, &cluster, shape = variant.shape, hides](
+             int64_t begin, int64_t end) {
+    const int64_t bytes = model.gradient_bytes().layers(begin, end);
+    const int64_t slack = hides ? model.backward().layers(0, begin) : 0;
+    return std::max<int64_t>(0, all_reduce_ns(bytes, cluster, shape) - slack);
+  };
+}
+
+// The best cuts by the schedule's estimate; for 1F1B and ZB-H1, whose estimate
+// is neither exact nor a bound, GPipe's too.
 std::vector<Cuts> cuts_to_score(
     const StepModel& model,
+    const Cluster& cluster,
     const Variant& variant,
     const Rules& rules) {
-  const int64_t num_stages = variant.shape.num_stages;
+  CutObjective in_turn{model.both()};
+  in_turn.repeats = variant.shape.num_microbatches - 1;
+  in_turn.cut_ns = model.cut_ns();
+  in_turn.exposed_ns = exposed_all_reduce(model, cluster, variant);
+  CutObjective apart = in_turn;
+  apart.forward = model.forward();
+  apart.backward = &model.backward();
   std::vector<Cuts> all;
-  if (variant.schedule != ScheduleKind::kGPipe) {
-    if (auto found = min_max(model.both(), rules, num_stages)) {
-      all.push_back(std::move(found->cuts));
-    }
+  if (auto best = best_cuts(apart, rules, variant.shape.num_stages)) {
+    all.push_back(std::move(best->cuts));
   }
-  for (StaircasePoint& point :
-       staircase(model.forward(), model.backward(), rules, num_stages)) {
-    all.push_back(std::move(point.cuts));
+  if (variant.schedule != ScheduleKind::kGPipe) {
+    if (auto best = best_cuts(in_turn, rules, variant.shape.num_stages)) {
+      all.push_back(std::move(best->cuts));
+    }
   }
   return all;
 }
@@ -78,8 +105,8 @@ Candidate make_candidate(
   candidate.estimate_ns =
       std::max(candidate.estimate_ns, candidate.lower_bound_ns);
   for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
-    candidate.bytes_per_stage.push_back(model.memory().stage(
-        static_cast<int64_t>(k), cuts[k], cuts[k + 1]));
+    candidate.bytes_per_stage.push_back(
+        model.memory().stage(static_cast<int64_t>(k), cuts[k], cuts[k + 1]));
   }
   return candidate;
 }
@@ -191,7 +218,7 @@ std::vector<Candidate> candidates_of(
         if (request.cuts) {
           all = {shifted(*request.cuts, -boundary)};
         } else {
-          all = cuts_to_score(model, variant, rules);
+          all = cuts_to_score(model, cluster, variant, rules);
         }
         for (const Cuts& cuts : all) {
           if (fits(rules, model, cuts)) {

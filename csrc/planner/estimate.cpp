@@ -15,7 +15,7 @@ struct Sums {
   int64_t forward = 0;
   int64_t backward = 0;  // without recomputation
   int64_t recompute = 0;
-  int64_t copies = 0;  // each once per direction
+  int64_t copies = 0;        // each once per direction
   int64_t max_forward = 0;   // of compute or copies
   int64_t max_backward = 0;  // recomputation included
   int64_t max_both = 0;
@@ -30,8 +30,8 @@ Sums sums_of(const StepCosts& costs) {
     sums.backward += backward_of(stage);
     sums.recompute += stage.recompute_ns;
     sums.copies += stage.forward_copy_ns + stage.backward_copy_ns;
-    sums.max_forward = std::max(
-        {sums.max_forward, stage.forward_ns, stage.forward_copy_ns});
+    sums.max_forward =
+        std::max({sums.max_forward, stage.forward_ns, stage.forward_copy_ns});
     sums.max_backward =
         std::max({sums.max_backward, again, stage.backward_copy_ns});
     sums.max_both = std::max(
@@ -49,10 +49,8 @@ Sums sums_of(const StepCosts& costs) {
 // after all forwards, one backward of the stages from it on, and M - 1 more of
 // the slowest of those; what is left of the pipe hides its all-reduce. 1F1B and
 // ZB-H1 deliver when the whole call returns: nothing hides.
-int64_t with_all_reduce_ns(
-    const StepCosts& costs,
-    const Sums& sums,
-    int64_t pipe_ns) {
+int64_t
+with_all_reduce_ns(const StepCosts& costs, const Sums& sums, int64_t pipe_ns) {
   if (costs.schedule != ScheduleKind::kGPipe) {
     return pipe_ns + sums.max_all_reduce;
   }
@@ -116,8 +114,8 @@ int64_t stage_bound_ns(const StepCosts& costs) {
   int64_t before = 0;
   int64_t after = 0;
   for (const StageCosts& stage : costs.stages) {
-    int64_t own = costs.num_microbatches *
-                  (stage.forward_ns + backward_of(stage));
+    int64_t own =
+        costs.num_microbatches * (stage.forward_ns + backward_of(stage));
     own += costs.num_recomputed * stage.recompute_ns;
     bound = std::max(bound, before + own + after);
     before += stage.forward_ns + stage.forward_copy_ns;
@@ -131,8 +129,7 @@ int64_t stage_bound_ns(const StepCosts& costs) {
 int64_t pipe_bound_ns(const StepCosts& costs, const Sums& sums) {
   const StageCosts& last = costs.stages.back();
   // Of the last stage's first backward, when it is a checkpointed one.
-  const bool first_recomputed =
-      costs.num_recomputed == costs.num_microbatches;
+  const bool first_recomputed = costs.num_recomputed == costs.num_microbatches;
   int64_t once = sums.forward + sums.copies;
   if (costs.schedule == ScheduleKind::kZbH1) {
     once += sums.backward;

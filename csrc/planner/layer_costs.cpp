@@ -51,8 +51,7 @@ LayerCosts layer_costs(
     const Cluster& cluster,
     const Workload& workload,
     const Shape& shape) {
-  const int64_t samples =
-      samples_per_microbatch(workload.global_batch, shape);
+  const int64_t samples = samples_per_microbatch(workload.global_batch, shape);
   const Column& points = profile.microbatch_samples;
   LayerCosts costs;
   costs.num_forward_only = num_forward_only(profile, workload.boundary);
@@ -72,18 +71,13 @@ LayerCosts layer_costs(
     costs.weight_grad_ns.push_back(
         layer.trainable ? interpolate(points, layer.weight_grad_ns, samples)
                         : 0);
-    costs.gradient_bytes.push_back(
-        layer.trainable ? layer.parameter_bytes : 0);
+    costs.gradient_bytes.push_back(layer.trainable ? layer.parameter_bytes : 0);
   }
   // Gradients cross only the boundaries behind the first trainable layer.
   costs.forward_copy_ns =
       copy_times(profile, cluster, workload.boundary, 1, samples);
   costs.backward_copy_ns = copy_times(
-      profile,
-      cluster,
-      workload.boundary,
-      costs.num_forward_only + 1,
-      samples);
+      profile, cluster, workload.boundary, costs.num_forward_only + 1, samples);
   return costs;
 }
 

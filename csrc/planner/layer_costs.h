@@ -16,7 +16,7 @@ using Column = std::vector<int64_t>;
 struct LayerCosts {
   // One entry per active layer, of the largest micro-batch.
   Column forward_ns;
-  Column input_grad_ns;   // see Note [Backward of the first trainable layer]
+  Column input_grad_ns;  // see Note [Backward of the first trainable layer]
   Column weight_grad_ns;
   Column gradient_bytes;  // 0 for layers that do not train
   // One entry per boundary 0 .. n; 0 at both ends.

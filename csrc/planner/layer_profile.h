@@ -23,7 +23,7 @@ struct LayerProfile {
   int64_t parameter_bytes = 0;
   int64_t activation_bytes_per_sample = 0;  // held from forward to backward
   int64_t weight_grad_activation_bytes_per_sample = 0;  // and to W, where split
-  int64_t boundary_bytes_per_sample = 0;    // needed by later layers
+  int64_t boundary_bytes_per_sample = 0;  // needed by later layers
   bool trainable = true;  // false: the user froze it, or it has no parameter
 };
 

@@ -137,12 +137,9 @@ KeptBytes kept_bytes(
   }
   if (num_recomputed(workload.checkpoint, shape) > 0) {
     bytes.recomputed = bytes.kept;
-    bytes.kept = end <= forward_only ? 0
-                                     : input_bytes(
-                                           profile,
-                                           workload.boundary,
-                                           begin,
-                                           samples);
+    bytes.kept = end <= forward_only
+                     ? 0
+                     : input_bytes(profile, workload.boundary, begin, samples);
   }
   return bytes;
 }

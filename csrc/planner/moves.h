@@ -8,9 +8,9 @@
 #include <optional>
 #include <vector>
 
-#include "planner/workload.h"
 #include "planner/layer_profile.h"
 #include "planner/partition.h"
+#include "planner/workload.h"
 
 namespace pipetransformer::planner {
 

@@ -45,10 +45,8 @@ missed_rows(int64_t rows, int64_t held, std::optional<int64_t> num_samples) {
   return rows - static_cast<int64_t>(Wide{rows} * held / *num_samples);
 }
 
-std::vector<int64_t> frozen_times(
-    const Profile& profile,
-    int64_t boundary,
-    int64_t samples) {
+std::vector<int64_t>
+frozen_times(const Profile& profile, int64_t boundary, int64_t samples) {
   std::vector<int64_t> times;
   for (int64_t i = 0; i < boundary && samples > 0; ++i) {
     times.push_back(interpolate(
@@ -89,6 +87,7 @@ void place_pipelined(
     }
     costs.bytes = std::max(costs.bytes, bytes);
   }
+  costs.per_microbatch_ns.resize(static_cast<std::size_t>(num_devices), 0);
 }
 
 }  // namespace
@@ -112,8 +111,7 @@ PrefixCosts prefix_costs(
     return costs;
   }
   costs.placement = placement;
-  const int64_t samples =
-      samples_per_microbatch(workload.global_batch, shape);
+  const int64_t samples = samples_per_microbatch(workload.global_batch, shape);
   const int64_t sample_bytes =
       profile.layers[static_cast<std::size_t>(workload.boundary) - 1]
           .boundary_bytes_per_sample;
@@ -129,10 +127,9 @@ PrefixCosts prefix_costs(
     missed = 0;
   } else if (tier != CacheTier::kNone) {
     const Tier found = tier_of(cluster, tier);
-    const int64_t held =
-        found.bytes && sample_bytes > 0
-            ? *found.bytes / sample_bytes * cluster.num_nodes
-            : workload.num_samples.value_or(0);
+    const int64_t held = found.bytes && sample_bytes > 0
+                             ? *found.bytes / sample_bytes * cluster.num_nodes
+                             : workload.num_samples.value_or(0);
     missed = missed_rows(samples, held, workload.num_samples);
     const int64_t rows_of_node =
         divide_up(workload.global_batch, cluster.num_nodes);
@@ -148,9 +145,9 @@ PrefixCosts prefix_costs(
     if (missed < samples) {  // the same chunks, for the rows that miss
       const int64_t whole = sum(weighed);
       for (int64_t& chunk : costs.per_microbatch_ns) {
-        chunk = whole == 0 ? 0
-                           : static_cast<int64_t>(
-                                 Wide{chunk} * sum(times) / whole);
+        chunk = whole == 0
+                    ? 0
+                    : static_cast<int64_t>(Wide{chunk} * sum(times) / whole);
       }
     }
   } else {

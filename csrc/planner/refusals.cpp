@@ -97,18 +97,14 @@ Refusal refuse(
     return refusal;
   }
   const Rules rules = rules_of(model, profile, cluster, boundary);
-  const auto cuts = leanest_cuts(
-      model.memory(), request, rules, variant.shape.num_stages);
+  const auto cuts =
+      leanest_cuts(model.memory(), request, rules, variant.shape.num_stages);
   if (!cuts) {
     refusal.cause = RefusalCause::kSharedParameters;
     return refusal;
   }
   name_worst_stage(
-      refusal,
-      model.memory(),
-      *cuts,
-      boundary,
-      cluster.device_memory_bytes);
+      refusal, model.memory(), *cuts, boundary, cluster.device_memory_bytes);
   return refusal;
 }
 

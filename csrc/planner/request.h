@@ -18,7 +18,7 @@ struct Request {
   std::optional<int64_t> num_stages;
   std::optional<int64_t> max_replicas;
   std::optional<int64_t> num_microbatches;
-  std::optional<Cuts> cuts;      // layer indices from the boundary to L
+  std::optional<Cuts> cuts;  // layer indices from the boundary to L
   int64_t min_microbatch_samples = 1;
   // What may be chosen, none of them empty. Of the placements the first that
   // fits is taken; they and the tiers matter to frozen layers alone.

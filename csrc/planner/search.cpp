@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kMostCandidates = 8;
 constexpr std::size_t kMostPerVariant = 3;
-constexpr int64_t kMostCuts = 4096;         // of a variant that is enumerated
+constexpr int64_t kMostCuts = 4096;           // of a variant that is enumerated
 constexpr std::size_t kMostSimulated = 4096;  // beyond the best by estimate
 
 class Search {
@@ -51,8 +51,8 @@ class Search {
           variant.bound_ns > best_.back().estimate_ns) {
         break;
       }
-      std::vector<Candidate> found = candidates_of(
-          profile_, cluster_, request_, variant, kMostPerVariant);
+      std::vector<Candidate> found =
+          candidates_of(profile_, cluster_, request_, variant, kMostPerVariant);
       if (!found.empty()) {
         feasible_.insert(variant.shape.num_stages);
       }
@@ -70,8 +70,7 @@ class Search {
       if (feasible_.count(num_stages) > 0) {
         continue;
       }
-      if (auto refusal =
-              refusal_of(profile_, cluster_, request_, num_stages)) {
+      if (auto refusal = refusal_of(profile_, cluster_, request_, num_stages)) {
         result.refusals.push_back(*refusal);
       }
     }

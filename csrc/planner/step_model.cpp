@@ -81,6 +81,11 @@ StepModel::StepModel(
                   : layers_.forward_copy_ns,
           serial_)) {}
 
+Column StepModel::cut_ns() const {
+  Column copies = sum_of(layers_.forward_copy_ns, layers_.backward_copy_ns);
+  return serial_ ? sum_of(copies, copies) : copies;
+}
+
 StepCosts StepModel::step(const Cuts& cuts) const {
   StepCosts costs;
   costs.schedule = schedule_;

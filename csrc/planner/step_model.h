@@ -54,6 +54,12 @@ class StepModel {
   const SpanCost& both() const {
     return both_;
   }
+  const SpanCost& gradient_bytes() const {
+    return gradient_bytes_;
+  }
+  // What a cut at each boundary adds to a step once: its copies, in both
+  // directions; serial ones to both of its stages.
+  Column cut_ns() const;
   // `cuts` counted from the boundary.
   StepCosts step(const Cuts& cuts) const;
 

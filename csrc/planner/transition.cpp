@@ -10,6 +10,7 @@ namespace {
 
 using Wide = __int128;
 
+constexpr int64_t kMostNs = int64_t{1} << 62;
 constexpr int64_t kAcceptPercent = 98;
 constexpr int64_t kPausesBetween = 10;
 
@@ -25,6 +26,7 @@ void check(const Offer& offer) {
   require_from_zero(offer.step_in_force_ns.value_or(0), "step in force");
   require_from_zero(offer.step_ns, "step of the new plan");
   require_from_zero(offer.remaining_steps, "remaining steps");
+  require_from_zero(offer.pace_permille, "pace");
   require_from_zero(offer.pause_ns, "pause");
   require_from_zero(offer.anyway_ns, "pause of the boundary change");
   require_from_zero(offer.hysteresis_permille, "hysteresis");
@@ -79,12 +81,20 @@ bool accepts(TransitionRule rule) {
          rule == TransitionRule::kAlways || rule == TransitionRule::kPays;
 }
 
-// Time until the end of the remaining steps; without prices the step alone.
+// Wall time until the end of the remaining steps, up to a constant; without
+// prices the step alone.
 Wide spent_ns(const Offer& offer, const Verdict& verdict) {
   if (offer.reshape != Reshape::kPriced) {
     return offer.step_ns;
   }
-  return Wide{offer.step_ns} * offer.remaining_steps + verdict.extra_pause_ns;
+  // Offers share what stays, so the most saved is the least spent. A plan that
+  // cannot go on saves nothing: then the new step counts by itself.
+  if (offer.step_in_force_ns) {
+    return verdict.extra_pause_ns -
+           Wide{verdict.gain_ns_per_step} * offer.remaining_steps;
+  }
+  const Wide step = Wide{offer.step_ns} * offer.pace_permille / 1000;
+  return step * offer.remaining_steps + verdict.extra_pause_ns;
 }
 
 }  // namespace
@@ -95,7 +105,10 @@ Verdict decide(const Offer& offer) {
   verdict.extra_pause_ns =
       std::max<int64_t>(offer.pause_ns - offer.anyway_ns, 0);
   if (offer.step_in_force_ns) {
-    verdict.gain_ns_per_step = *offer.step_in_force_ns - offer.step_ns;
+    const Wide gain = Wide{*offer.step_in_force_ns} - offer.step_ns;
+    const Wide wall = gain * offer.pace_permille / 1000;
+    verdict.gain_ns_per_step =
+        static_cast<int64_t>(std::clamp<Wide>(wall, -kMostNs, kMostNs));
   }
   if (verdict.gain_ns_per_step > 0) {
     const Wide gain = verdict.gain_ns_per_step;

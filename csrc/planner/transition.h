@@ -39,7 +39,10 @@ struct Offer {
   std::optional<int64_t> step_in_force_ns;  // nullopt: it cannot go on
   int64_t step_ns = 0;                      // of the new plan
   int64_t remaining_steps = 0;              // for which the gain lasts
-  int64_t pause_ns = 0;                     // of the change
+  // Wall time of steps so far over what was predicted for them, in thousandths:
+  // pauses are wall time, so gains are made wall time too.
+  int64_t pace_permille = 1000;
+  int64_t pause_ns = 0;   // of the change
   int64_t anyway_ns = 0;  // of a boundary change that is made in any case
   int64_t hysteresis_permille = 250;
   std::optional<int64_t> since_last_ns;  // since K or R changed; nullopt: never
@@ -50,8 +53,8 @@ struct Offer {
 struct Verdict {
   bool accepted = false;
   TransitionRule rule = TransitionRule::kTooLittle;
-  int64_t gain_ns_per_step = 0;
-  int64_t extra_pause_ns = 0;  // what the change adds to what happens anyway
+  int64_t gain_ns_per_step = 0;  // wall time, rounded towards 0
+  int64_t extra_pause_ns = 0;    // what the change adds to what happens anyway
   std::optional<int64_t> pay_back_steps;  // ceil(extra pause / gain)
 };
 

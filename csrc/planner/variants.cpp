@@ -39,9 +39,9 @@ int64_t bound_of(const StepModel& model, const Variant& variant) {
   const int64_t count = variant.shape.num_microbatches;
   int64_t pipe = 0;
   if (variant.schedule == ScheduleKind::kGPipe) {
-    pipe = once + (count - 1) *
-                      (slowest_at_least(layers.forward_ns, num_stages) +
-                       slowest_at_least(backward, num_stages));
+    pipe =
+        once + (count - 1) * (slowest_at_least(layers.forward_ns, num_stages) +
+                              slowest_at_least(backward, num_stages));
   } else {
     pipe = std::max(once, count * slowest_at_least(both, num_stages));
   }
@@ -50,14 +50,12 @@ int64_t bound_of(const StepModel& model, const Variant& variant) {
   prefix.stages.resize(static_cast<std::size_t>(num_stages));
   prefix.prefix_placement = model.prefix().placement;
   prefix.prefix_ns = model.prefix().per_microbatch_ns;
-  return std::max(
-      pipe + prefix_phase_ns(prefix), model.prefix().cache_read_ns);
+  return std::max(pipe + prefix_phase_ns(prefix), model.prefix().cache_read_ns);
 }
 
 // A single micro-batch has one order; a single stage runs ZB-H1 as 1F1B.
-std::vector<ScheduleKind> schedules(
-    const Request& request,
-    const Shape& shape) {
+std::vector<ScheduleKind>
+schedules(const Request& request, const Shape& shape) {
   std::vector<ScheduleKind> all = request.schedules;
   const auto last = std::find(all.begin(), all.end(), ScheduleKind::kOneFOneB);
   if (shape.num_microbatches == 1) {

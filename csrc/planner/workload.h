@@ -39,9 +39,8 @@ inline int64_t samples_per_replica(int64_t global_batch, const Shape& shape) {
   return (global_batch + shape.num_replicas - 1) / shape.num_replicas;
 }
 
-inline int64_t samples_per_microbatch(
-    int64_t global_batch,
-    const Shape& shape) {
+inline int64_t
+samples_per_microbatch(int64_t global_batch, const Shape& shape) {
   const int64_t share = samples_per_replica(global_batch, shape);
   return (share + shape.num_microbatches - 1) / shape.num_microbatches;
 }

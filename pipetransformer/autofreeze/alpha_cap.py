@@ -17,6 +17,9 @@ from pipetransformer.autofreeze.policy import (
 
 _logger = logging.getLogger(__name__)
 
+# A change further ahead than this is as good as none.
+_POINTS_AHEAD = 1000
+
 
 class AlphaCap(Policy):
     """Freezes up to the share `alpha` of the active units at every evaluation point.
@@ -91,6 +94,25 @@ class AlphaCap(Policy):
         )
         self._point = progress.epoch
         return self._num_frozen
+
+    def _find_change(self, progress: Progress) -> int | None:
+        """Let the cap alone go on; what gradients will say nobody knows."""
+        if self.needs_gradients or self._num_frozen == self.num_units:
+            return None
+        frozen, num_frozen = self._frozen, self._num_frozen
+        first = max(self._point, progress.epoch) + 1
+        for point in range(first, first + _POINTS_AHEAD):
+            frozen, num_frozen = alpha_cap_advance(
+                alpha=self._alpha,
+                num_units=self.num_units,
+                min_active=self._min_active,
+                frozen=frozen,
+                num_frozen=num_frozen,
+                gradient_norms=(),
+            )
+            if num_frozen != self._num_frozen:
+                return point
+        return None
 
     def _get_settings(self) -> dict[str, object]:
         return {

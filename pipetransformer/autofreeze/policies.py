@@ -70,6 +70,12 @@ class Schedule(Policy):
     def _choose(self, progress: Progress, stats: FreezeStatistics) -> int:
         return self._counts[min(progress.epoch, len(self._counts) - 1)]
 
+    def _find_change(self, progress: Progress) -> int | None:
+        last = len(self._counts) - 1
+        now = self._counts[min(progress.epoch, last)]
+        later = range(progress.epoch + 1, last + 1)
+        return next((t for t in later if self._counts[t] != now), None)
+
     def _get_settings(self) -> dict[str, object]:
         return {"counts": list(self._counts)}
 

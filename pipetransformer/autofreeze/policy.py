@@ -187,6 +187,19 @@ class Policy(abc.ABC):
         )
         return decision
 
+    def next_change(self, progress: Progress) -> int | None:
+        """Name the next evaluation point at which the answer will be another one.
+
+        What a shorter pipeline gains lasts until then, so it is what a change of plan
+        is priced by. It is asked after ``decide`` at the same point, and changes
+        nothing.
+
+        Returns:
+            The index of the point, above ``progress.epoch``; None if the policy does
+            not know it, or if there is none.
+        """
+        return None if self.dry_run else self._find_change(progress)
+
     def state_dict(self) -> State:
         """The state as plain numbers; statistics not yet used are not part of it."""
         return self._get_state()
@@ -207,6 +220,10 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def _choose(self, progress: Progress, stats: FreezeStatistics) -> int: ...
+
+    def _find_change(self, progress: Progress) -> int | None:
+        """See ``next_change``; a policy that cannot know answers None."""
+        return None
 
     def _check_units(self, num_units: int) -> None:  # noqa: B027 (optional hook)
         """Raise ValueError if the settings do not fit `num_units`."""

@@ -70,13 +70,21 @@ def read_text(path: str, *, most_bytes: int = _MOST_BYTES) -> str:
     with _named(path):
         if len(data) > most_bytes:
             raise ValueError(f"size: expected at most {most_bytes} bytes, got more")
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"text: expected UTF-8, got byte 0x{data[error.start]:02x} at "
-                f"{error.start}"
-            ) from None
+        return decode(data)
+
+
+def decode(data: bytes) -> str:
+    """Return the text of UTF-8 bytes.
+
+    Raises:
+        ValueError: the bytes are no UTF-8; the text says where.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"text: expected UTF-8, got byte 0x{data[error.start]:02x} at {error.start}"
+        ) from None
 
 
 def write_text(path: str, text: str) -> None:

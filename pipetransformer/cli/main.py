@@ -9,11 +9,19 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import pipetransformer
-from pipetransformer.cli import arguments, output
+from pipetransformer.cli import (
+    arguments,
+    doctor,
+    explain,
+    output,
+    plan,
+    profile,
+    simulate,
+)
 
 # A command is a module with add_parser(subparsers); its parser's default `run` does
 # the work. Modules import torch and the planner when they run: --help is instant.
-_COMMANDS: tuple[ModuleType, ...] = ()
+_COMMANDS: tuple[ModuleType, ...] = (plan, simulate, explain, profile, doctor)
 
 _EXIT_CODES = """
 0 done

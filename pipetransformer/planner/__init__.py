@@ -1,11 +1,16 @@
 """Room ``planner``: from measured layer costs to a plan, and why."""
 
 from pipetransformer.planner import paper, solvers
+from pipetransformer.planner._native import step_costs
+from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import CacheTiers, Cluster
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
 from pipetransformer.planner.measure import profile
-from pipetransformer.planner.plan import Candidate, Plan
+from pipetransformer.planner.pauses import PauseModel, RunningMean
+from pipetransformer.planner.plan import Plan
+from pipetransformer.planner.replan import replan
 from pipetransformer.planner.search import InfeasiblePlan, search
+from pipetransformer.planner.transition import Transition
 
 __all__ = [
     "CacheTiers",
@@ -13,10 +18,15 @@ __all__ = [
     "Cluster",
     "InfeasiblePlan",
     "LayerProfile",
+    "PauseModel",
     "Plan",
     "Profile",
+    "RunningMean",
+    "Transition",
     "paper",
     "profile",
+    "replan",
     "search",
     "solvers",
+    "step_costs",
 ]

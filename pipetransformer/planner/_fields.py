@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import reprlib
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from pipetransformer.planner._binding import hash_bytes
 
 _T = TypeVar("_T")
 _LARGEST_INT = 2**62
+
+# What was read may be huge or deeply nested; an error shows its beginning.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxlong = 60
+_SHORT.maxlist = _SHORT.maxtuple = 12
+_SHORT.maxlevel = 3
+
+
+def shown(value: object) -> str:
+    """Return a value as errors show it: shortened."""
+    return _SHORT.repr(value)
 
 
 def canonical(value: dict[str, object]) -> str:
@@ -25,55 +39,64 @@ def content_hash(value: dict[str, object]) -> int:
 def check_int(value: object, what: str, *, low: int = 0) -> int:
     """Return ``value`` if it is an integer from ``low`` on that fits 62 bits."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{what}: expected an integer, got {value!r}")
+        raise ValueError(f"{what}: expected an integer, got {shown(value)}")
     if not low <= value <= _LARGEST_INT:
-        raise ValueError(f"{what}: expected {low} to 2**62, got {value}")
+        raise ValueError(f"{what}: expected {low} to 2**62, got {shown(value)}")
     return value
 
 
 def check_str(value: object, what: str) -> str:
-    """Return ``value`` if it is a string."""
+    """Return ``value`` if it is a string that can be printed as one line."""
     if not isinstance(value, str):
-        raise ValueError(f"{what}: expected a string, got {value!r}")
+        raise ValueError(f"{what}: expected a string, got {shown(value)}")
+    # Escape sequences would reach the terminal, lone surrogates have no UTF-8.
+    if not value.isprintable() and any(
+        unicodedata.category(letter) in ("Cc", "Cs") for letter in value
+    ):
+        raise ValueError(
+            f"{what}: expected text without control characters, got {shown(value)}"
+        )
     return value
 
 
 def check_choice(value: object, what: str, choices: tuple[str, ...]) -> str:
     """Return ``value`` if it is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{what}: expected one of {choices}, got {value!r}")
+        raise ValueError(f"{what}: expected one of {choices}, got {shown(value)}")
     return value
 
 
 def check_fraction(value: object, what: str) -> float:
     """Return ``value`` as a float from 0 to 1."""
     if check_float(value, what) > 1:
-        raise ValueError(f"{what}: expected 0 to 1, got {value}")
+        raise ValueError(f"{what}: expected 0 to 1, got {shown(value)}")
     return float(value)  # type: ignore[arg-type]  # a number: checked
 
 
 def check_hash(value: object, what: str) -> int:
     """Return ``value`` if it is a 64-bit hash."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{what}: expected an integer, got {value!r}")
+        raise ValueError(f"{what}: expected an integer, got {shown(value)}")
     if not 0 <= value < 2**64:
-        raise ValueError(f"{what}: expected 0 to 2**64 - 1, got {value}")
+        raise ValueError(f"{what}: expected 0 to 2**64 - 1, got {shown(value)}")
     return value
 
 
 def check_bool(value: object, what: str) -> bool:
     """Return ``value`` if it is true or false."""
     if not isinstance(value, bool):
-        raise ValueError(f"{what}: expected true or false, got {value!r}")
+        raise ValueError(f"{what}: expected true or false, got {shown(value)}")
     return value
 
 
 def check_float(value: object, what: str) -> float:
-    """Return ``value`` as a float from 0 on."""
+    """Return ``value`` as a float from 0 to 2**62."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{what}: expected a number, got {value!r}")
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{what}: expected a finite number from 0, got {value}")
+        raise ValueError(f"{what}: expected a number, got {shown(value)}")
+    if not 0 <= value <= _LARGEST_INT:  # an int beyond floats would not convert
+        raise ValueError(
+            f"{what}: expected a finite number from 0 to 2**62, got {shown(value)}"
+        )
     return float(value)
 
 
@@ -82,7 +105,7 @@ def check_tuple(
 ) -> tuple[_T, ...]:
     """Return a list or tuple as a tuple of checked items."""
     if not isinstance(value, (list, tuple)):
-        raise ValueError(f"{what}: expected a list, got {value!r}")
+        raise ValueError(f"{what}: expected a list, got {shown(value)}")
     return tuple(item(entry, f"{what}[{i}]") for i, entry in enumerate(value))
 
 
@@ -119,8 +142,8 @@ def read_object(
     fields = dict(value)
     if version is not None:
         found = fields.pop("version", None)
-        if found != version or isinstance(found, bool):
-            raise ValueError(f"{what} version: expected {version}, got {found!r}")
+        if type(found) is not int or found != version:
+            raise ValueError(f"{what} version: expected {version}, got {shown(found)}")
     needed = list(required)
     for key in needed:
         if key not in fields:
@@ -128,20 +151,31 @@ def read_object(
     known = {*needed, *optional}
     for key in fields:
         if key not in known:
-            raise ValueError(f"{what}: expected known fields only, got {key!r}")
+            raise ValueError(f"{what}: expected known fields only, got {shown(key)}")
     return fields
 
 
 def parse(text: str, what: str) -> object:
     """Parse JSON text; malformed text is a ValueError that names ``what``."""
-
-    def refuse(constant: str) -> object:
-        raise ValueError(f"the number {constant}")
-
     if not isinstance(text, str):
         raise TypeError(f"{what}: expected JSON text, got {type(text).__name__}")
     try:
-        parsed: object = json.loads(text, parse_constant=refuse)
+        parsed: object = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_refuse
+        )
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what}: expected JSON, got text with {error}") from None
     return parsed
+
+
+def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    for key, value in pairs:
+        if key in fields:
+            raise ValueError(f"the key {shown(key)} twice")
+        fields[key] = value
+    return fields
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"the number {constant}")

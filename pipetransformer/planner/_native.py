@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from pipetransformer.planner import _binding
 from pipetransformer.planner.cluster import Cluster
-from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
+from pipetransformer.planner.plan import Plan
 
 _T = TypeVar("_T")
 
@@ -121,11 +121,7 @@ def cluster(value: Cluster) -> _binding.PlannerCluster:
 
 
 def step_costs(
-    plan: Plan,
-    profile_: Profile,
-    cluster_: Cluster,
-    *,
-    num_samples: int | None = None,
+    plan: Plan, profile_: Profile, cluster_: Cluster
 ) -> _binding.PlannerStepCosts:
     """Return what a step of the plan costs by stage.
 
@@ -141,7 +137,7 @@ def step_costs(
             boundary=plan.boundary,
             checkpoint=plan.checkpoint,
             copies=plan.copies,
-            num_samples=num_samples,
+            num_samples=plan.num_samples,
         ),
         _binding.PlannerChoice(
             shape,

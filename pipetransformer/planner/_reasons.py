@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipetransformer.planner import _binding, _native
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
@@ -23,7 +25,7 @@ def choice(
     request: _binding.PlannerRequest,
     idle_devices: int,
 ) -> list[str]:
-    """Why the chosen candidate won, and what it leaves unused."""
+    """Why the chosen candidate won, and what it uses."""
     chosen, *others = result.candidates
     step = f"simulated step {_milliseconds(chosen.simulated_ns)}"
     name = _name(chosen)
@@ -42,16 +44,33 @@ def choice(
             "nothing else that was allowed simulates faster: all cuts were bounded or "
             "simulated"
         )
-    sizes = chosen.bytes_per_stage
-    sentences.append(
-        f"the fullest stage, {sizes.index(max(sizes))}, needs {max(sizes)} of "
-        f"{cluster.device_memory_bytes} bytes"
-    )
+    shape = (chosen.choice.shape.num_stages, chosen.choice.shape.num_replicas)
+    return [
+        *sentences,
+        *use(
+            chosen.bytes_per_stage, shape, cluster, request.max_replicas, idle_devices
+        ),
+    ]
+
+
+def use(
+    bytes_per_stage: Sequence[int],
+    shape: tuple[int, int],
+    cluster: Cluster,
+    max_replicas: int | None,
+    idle_devices: int,
+) -> list[str]:
+    """What a plan of (K, R) takes of the cluster, and what it leaves unused."""
+    num_stages, num_replicas = shape
+    fullest = max(bytes_per_stage)
+    sentences = [
+        f"the fullest stage, {list(bytes_per_stage).index(fullest)}, needs {fullest} "
+        f"of {cluster.device_memory_bytes} bytes"
+    ]
     if idle_devices:
-        shape = chosen.choice.shape
-        cause = f"K={shape.num_stages} on {cluster.devices_per_node} per node"
-        if request.max_replicas == shape.num_replicas:
-            cause = f"at most {request.max_replicas} replicas"
+        cause = f"K={num_stages} on {cluster.devices_per_node} per node"
+        if max_replicas == num_replicas:
+            cause = f"at most {max_replicas} replicas"
         sentences.append(f"{idle_devices} devices idle: {cause}")
     return sentences
 

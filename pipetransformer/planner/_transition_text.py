@@ -27,7 +27,9 @@ def sentence(
     rules = _binding.PlannerTransitionRule
     gain, left = verdict.gain_ns_per_step, offer.remaining_steps
     saves = f"{name} saves {milliseconds(gain)} per step"
-    total = f"{milliseconds(gain * left)} in the {left} steps that are left"
+    if offer.pace_permille != 1000:
+        saves += f" (at {decimal(offer.pace_permille)} x the simulated time)"
+    total = f"{milliseconds(gain * left)} in the {steps(left)} left"
     factor = decimal(1000 + offer.hysteresis_permille)
     price = f"{factor} x the pause of {milliseconds(verdict.extra_pause_ns)} it adds"
     if verdict.rule == rules.CANNOT_STAY:
@@ -35,20 +37,21 @@ def sentence(
     if verdict.rule == rules.ALWAYS:
         return f"{saves}, and changes of plan are not priced"
     if verdict.rule == rules.PAYS:
-        steps = verdict.pay_back_steps
-        return f"{saves}: {total}, more than {price}; paid back after {steps} steps"
+        after = steps(verdict.pay_back_steps or 0)
+        return f"{saves}, {total}: more than {price}, paid back after {after}"
     if verdict.rule == rules.NEVER:
         return f"{staying} stays: changes of plan are switched off"
     if verdict.rule == rules.TOO_LITTLE:
         return f"{staying} stays: {saves}, less than 2 %"
     if verdict.rule == rules.CROWDED and crowded is not None:
-        return (
-            f"{staying} stays: until the change is done device {crowded.device} of "
-            f"node {crowded.node} would hold {crowded.old_bytes} bytes of it and "
+        stuck = offer.step_in_force_ns is None
+        return (f"{name} is out of reach: " if stuck else f"{staying} stays: ") + (
+            f"until the change is done device {crowded.device} of node {crowded.node} "
+            f"would hold {crowded.old_bytes} bytes of the old plan and "
             f"{crowded.new_bytes} of {name}, more than {memory_bytes}"
         )
     if verdict.rule == rules.TOO_DEAR:
-        return f"{staying} stays: {saves}: {total}, not more than {price}"
+        return f"{staying} stays: {saves}, {total}: not more than {price}"
     return (
         f"{staying} stays: {saves}, but K or R changed "
         f"{milliseconds(offer.since_last_ns or 0)} ago, not more than 10 pauses of "
@@ -60,6 +63,11 @@ def nothing_better(name: str, boundary_changes: bool) -> str:
     """Return why nothing but the boundary changes, or nothing at all."""
     what = "the frozen layers leave, and " if boundary_changes else ""
     return f"{what}{name} stays: no other plan has a shorter step"
+
+
+def steps(count: int) -> str:
+    """Return for example ``1 step``."""
+    return f"{count} step" if count == 1 else f"{count} steps"
 
 
 def milliseconds(nanoseconds: int) -> str:

@@ -88,7 +88,9 @@ class Cluster:
         )
         object.__setattr__(self, "optimizer_bytes_per_parameter_byte", factor)
         if self.cache is not None and not isinstance(self.cache, CacheTiers):
-            raise ValueError(f"cluster cache: expected CacheTiers, got {self.cache!r}")
+            raise ValueError(
+                f"cluster cache: expected CacheTiers, got {_fields.shown(self.cache)}"
+            )
 
     @property
     def hash(self) -> int:

@@ -51,7 +51,7 @@ class LayerProfile:
     def __post_init__(self) -> None:
         """Check every field."""
         name = _fields.check_str(self.name, "profile layer name")
-        where = f"profile layer {name!r}"
+        where = f"profile layer {_fields.shown(name)}"
         optional = () if self.forward_only_ns is None else ("forward_only_ns",)
         for field in (*_TIMES, *optional):
             checked = _fields.check_ints(getattr(self, field), f"{where} {field}")
@@ -109,7 +109,7 @@ class Profile:
         if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
             raise ValueError(
                 "profile microbatch_samples: expected increasing sizes from 1, got "
-                f"{list(sizes)}"
+                f"{_fields.shown(list(sizes))}"
             )
         layers = _fields.check_tuple(self.layers, "profile layers", _check_layer)
         if not layers:
@@ -123,7 +123,7 @@ class Profile:
             if len(tie) != 2 or not tie[0] < tie[1] < len(layers):
                 raise ValueError(
                     "profile tied_layers: expected pairs of increasing layer indices "
-                    f"below {len(layers)}, got {list(tie)}"
+                    f"below {len(layers)}, got {_fields.shown(list(tie))}"
                 )
         object.__setattr__(self, "microbatch_samples", sizes)
         object.__setattr__(self, "layers", layers)
@@ -179,7 +179,7 @@ class Profile:
 
 def _check_layer(value: object, what: str) -> LayerProfile:
     if not isinstance(value, LayerProfile):
-        raise ValueError(f"{what}: expected a LayerProfile, got {value!r}")
+        raise ValueError(f"{what}: expected a LayerProfile, got {_fields.shown(value)}")
     return value
 
 

@@ -52,6 +52,8 @@ class Plan:
             ``"host"`` or ``"disk"``.
         copies: how copies between stages were counted: ``"overlapped"`` or
             ``"serial"``.
+        num_samples: of the data set, which decides what share of it the cache serves;
+            None: the cache holds all of it.
         predicted_step_ns: the closed form's estimate of a step, ns.
         lower_bound_ns: no step with these cuts takes less, ns.
         simulated_step_ns: simulated time of a step, ns; what decided.
@@ -84,6 +86,7 @@ class Plan:
     prefix: str = "none"
     cache: str = "none"
     copies: str = "overlapped"
+    num_samples: int | None = None
     predicted_step_ns: int = 0
     lower_bound_ns: int = 0
     simulated_step_ns: int = 0
@@ -104,6 +107,8 @@ class Plan:
             _fields.check_int(getattr(self, name), f"plan {name}", low=1)
         for name in _NUMBERS:
             _fields.check_int(getattr(self, name), f"plan {name}")
+        if self.num_samples is not None:
+            _fields.check_int(self.num_samples, "plan num_samples", low=1)
         for name in ("cuts", "bytes_per_stage"):
             checked = _fields.check_ints(getattr(self, name), f"plan {name}")
             object.__setattr__(self, name, checked)
@@ -123,7 +128,7 @@ class Plan:
         elif self.plan_hash != expected:
             raise ValueError(
                 f"plan plan_hash: expected {expected} (of the content), got "
-                f"{self.plan_hash}"
+                f"{_fields.shown(self.plan_hash)}"
             )
 
     def _check_shape(self) -> None:
@@ -137,7 +142,7 @@ class Plan:
         ):
             raise ValueError(
                 f"plan cuts: expected increasing layer indices from {self.boundary}, "
-                f"got {list(self.cuts)}"
+                f"got {_fields.shown(list(self.cuts))}"
             )
         if self.bytes_per_stage and len(self.bytes_per_stage) != self.num_stages:
             raise ValueError(
@@ -215,4 +220,3 @@ class Plan:
             if name in values:
                 _fields.check_hash(values[name], f"plan {name}")
         return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
-

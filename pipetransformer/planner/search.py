@@ -7,11 +7,21 @@ from collections.abc import Callable, Sequence
 from pipetransformer.planner import _binding, _native, _reasons
 from pipetransformer.planner.candidate import CACHE_TIERS, SCHEDULES, Candidate
 from pipetransformer.planner.cluster import Cluster
-from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.layer_profile import Profile
+from pipetransformer.planner.plan import Plan
+
 
 class InfeasiblePlan(ValueError):
-    """No pipeline fits; the text names each length, its layer and what misses."""
+    """No pipeline fits; the text names each length, its layer and what misses.
+
+    Args:
+        message: the whole text.
+        refusals: one sentence for each pipeline length.
+    """
+
+    def __init__(self, message: str, refusals: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.refusals = tuple(refusals)
 
 
 def search(
@@ -112,11 +122,10 @@ def search(
     refusals = _reasons.refusals(result, profile, cluster, global_batch)
     if not result.candidates:
         raise InfeasiblePlan(
-            "plan: expected a pipeline that fits, got none; " + "; ".join(refusals)
+            "plan: expected a pipeline that fits, got none; " + "; ".join(refusals),
+            refusals,
         )
-    return _make_plan(
-        result, profile, cluster, request, (checkpoint, copies), refusals
-    )
+    return _make_plan(result, profile, cluster, request, (checkpoint, copies), refusals)
 
 
 def _order_in(names: tuple[str, ...]) -> Callable[[str], int]:
@@ -160,6 +169,7 @@ def _make_plan(
         prefix=_native.name_of(_native.PLACEMENTS, choice.prefix),
         cache=_native.name_of(_native.TIERS, choice.cache),
         copies=copies,
+        num_samples=request.workload.num_samples,
         predicted_step_ns=chosen.estimate_ns,
         lower_bound_ns=chosen.lower_bound_ns,
         simulated_step_ns=chosen.simulated_ns,

@@ -248,8 +248,9 @@ def _checked(
     checked = [0] * length if values is None else list(values)
     if len(checked) != length:
         raise ValueError(f"{what}: expected {length} entries, got {len(checked)}")
-    if any(value < 0 for value in checked):
-        raise ValueError(f"{what}: expected entries from 0, got {min(checked)}")
+    least = min(checked, default=0)
+    if least < 0:
+        raise ValueError(f"{what}: expected entries from 0, got {least}")
     total = sum(checked) if summed else max(checked, default=0)
     if total > _PLENTY:
         raise ValueError(f"{what}: expected a sum up to 2**60, got {total}")

@@ -32,8 +32,11 @@ class Transition:
         anyway_terms_ns: the same for the boundary change alone, which is made in any
             case; empty when the boundary stays.
         pause_ns: sum of ``terms_ns``.
-        gain_ns_per_step: predicted step of the plan in force at this boundary minus
-            that of the offered plan; 0 when the plan in force cannot go on.
+        gain_ns_per_step: simulated step of the plan in force at this boundary minus
+            that of the offered plan, times the pace; 0 when the plan in force cannot
+            go on.
+        pace_permille: wall time of steps so far over their simulated time, in
+            thousandths.
         remaining_steps: optimizer steps for which the gain lasts.
         pay_back_steps: steps after which the pause beyond ``anyway_terms_ns`` is paid
             back; None where nothing is gained.
@@ -51,6 +54,7 @@ class Transition:
     anyway_terms_ns: Mapping[str, int] = field(default_factory=dict)
     pause_ns: int = 0
     gain_ns_per_step: int = 0
+    pace_permille: int = 1000
     remaining_steps: int = 0
     pay_back_steps: int | None = None
     accepted: bool = True
@@ -60,14 +64,11 @@ class Transition:
     def __post_init__(self) -> None:
         """Check every field."""
         what = "transition"
-        if self.kind not in TRANSITION_KINDS:
-            raise ValueError(
-                f"{what} kind: expected one of {TRANSITION_KINDS}, got {self.kind!r}"
-            )
+        _fields.check_choice(self.kind, f"{what} kind", TRANSITION_KINDS)
         for name in ("terms_ns", "anyway_terms_ns"):
             terms = _check_terms(getattr(self, name), f"{what} {name}")
             object.__setattr__(self, name, terms)
-        for name in ("pause_ns", "remaining_steps", "moved_bytes"):
+        for name in ("pause_ns", "pace_permille", "remaining_steps", "moved_bytes"):
             _fields.check_int(getattr(self, name), f"{what} {name}")
         _check_signed(self.gain_ns_per_step, f"{what} gain_ns_per_step")
         if self.pay_back_steps is not None:
@@ -108,6 +109,8 @@ def _check_terms(value: object, what: str) -> dict[str, int]:
 
 def _check_signed(value: object, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{what}: expected an integer, got {value!r}")
+        raise ValueError(f"{what}: expected an integer, got {_fields.shown(value)}")
     if abs(value) > 2**62:
-        raise ValueError(f"{what}: expected -2**62 to 2**62, got {value}")
+        raise ValueError(
+            f"{what}: expected -2**62 to 2**62, got {_fields.shown(value)}"
+        )

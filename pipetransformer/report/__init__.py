@@ -4,12 +4,14 @@ from pipetransformer.report.clock import Clock
 from pipetransformer.report.console import (
     closing_table,
     epoch_line,
+    refusal_line,
     transformation_line,
 )
 from pipetransformer.report.history import (
     EpochRecord,
     History,
     PlanShape,
+    RefusalRecord,
     TransformationRecord,
     write_summary,
 )
@@ -19,9 +21,11 @@ __all__ = [
     "EpochRecord",
     "History",
     "PlanShape",
+    "RefusalRecord",
     "TransformationRecord",
     "closing_table",
     "epoch_line",
+    "refusal_line",
     "transformation_line",
     "write_summary",
 ]

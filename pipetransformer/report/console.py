@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipetransformer.report.history import EpochRecord, History, TransformationRecord
+from pipetransformer.report.history import (
+    EpochRecord,
+    History,
+    RefusalRecord,
+    TransformationRecord,
+)
 
 _COLUMNS = (
     "epoch",
@@ -29,6 +34,11 @@ def transformation_line(record: TransformationRecord) -> str:
         f"[{where}] transformation: {record.before} -> {record.after}; "
         f"{record.reason}; {price}"
     )
+
+
+def refusal_line(record: RefusalRecord) -> str:
+    """Return one line: what was not worth it, and the rule that refused."""
+    return f"[epoch {record.epoch}] not taken: {record.transition['rule']}"
 
 
 def _rate(record: EpochRecord) -> float:

@@ -9,6 +9,7 @@ import pathlib
 from typing import Any
 
 _VERSION = 1
+_PIPELINE_PHASES = ("forward", "forward/cache_read", "backward", "backward/all_reduce")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,7 @@ class EpochRecord:
             pass's end itself takes is in the run's.
         worker_seconds: Processor seconds of each of the lead's stages in the pass.
         elapsed_seconds: From the run's opening to the end of the pass, on the lead.
+        predicted_step_ns: Simulated time of a step under the plan; 0 if unknown.
     """
 
     epoch: int
@@ -71,6 +73,19 @@ class EpochRecord:
     phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     worker_seconds: list[float] = dataclasses.field(default_factory=list)
     elapsed_seconds: float = 0.0
+    predicted_step_ns: int = 0
+
+    @property
+    def measured_step_ns(self) -> int:
+        """Mean wall time of an optimizer step of the pass, ns; 0 without steps."""
+        if not self.optimizer_steps:
+            return 0
+        return round(1e9 * self.seconds / self.optimizer_steps)
+
+    def pipeline_seconds_per_step(self) -> float:
+        """Return what the simulated step stands for: no data, misses or optimizer."""
+        spent = sum(self.phase_seconds.get(name, 0.0) for name in _PIPELINE_PHASES)
+        return spent / self.optimizer_steps if self.optimizer_steps else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the record in the summary's format."""
@@ -90,6 +105,8 @@ class EpochRecord:
             "phase_seconds": self.phase_seconds,
             "worker_seconds": self.worker_seconds,
             "elapsed_seconds": self.elapsed_seconds,
+            "predicted_step_ns": self.predicted_step_ns,
+            "measured_step_ns": self.measured_step_ns,
         }
 
 
@@ -102,8 +119,12 @@ class TransformationRecord:
         before: The old plan's shape; None for the first plan.
         after: The new plan's shape.
         pause_seconds: From the decision to the rewired pipeline, on the lead.
-        phases: Seconds per phase.
+        phases: Seconds per phase. ``first_step`` is added by the pass that follows:
+            what its first step took more than the others; no part of the pause.
         reason: Why the plan changed.
+        transition: The price that was asked, in the format of `planner.Transition`;
+            None for the first plan. What it expected is ``terms_ns``, or
+            ``anyway_terms_ns`` if a larger change was refused.
     """
 
     epoch: int
@@ -112,6 +133,7 @@ class TransformationRecord:
     pause_seconds: float
     phases: dict[str, float]
     reason: str
+    transition: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record in the summary's format."""
@@ -123,7 +145,26 @@ class TransformationRecord:
             "pause_seconds": self.pause_seconds,
             "phases": self.phases,
             "reason": self.reason,
+            "transition": self.transition,
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class RefusalRecord:
+    """One change of K, R, M or cuts that was not worth it.
+
+    Attributes:
+        epoch: The training epoch that it would have preceded.
+        transition: What was offered, its price, and the rule that refused, in the
+            format of `planner.Transition`.
+    """
+
+    epoch: int
+    transition: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record in the summary's format."""
+        return {"epoch": self.epoch, "transition": self.transition}
 
 
 @dataclasses.dataclass
@@ -136,6 +177,7 @@ class History:
         epochs: One record per finished pass.
         first_plan: How the run began.
         transformations: Changes of plan after the first.
+        refusals: Changes that were priced and not taken.
         total_seconds: Wall time from opening to closing the engine.
         phase_seconds: The lead's wall time by phase, see `Clock`; it adds up to the
             total.
@@ -148,6 +190,7 @@ class History:
     transformations: list[TransformationRecord] = dataclasses.field(
         default_factory=list
     )
+    refusals: list[RefusalRecord] = dataclasses.field(default_factory=list)
     total_seconds: float = 0.0
     phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -174,6 +217,7 @@ class History:
             ),
             "epochs": [record.to_json() for record in self.epochs],
             "transformations": [record.to_json() for record in self.transformations],
+            "refusals": [record.to_json() for record in self.refusals],
             "final_accuracy": self.final_accuracy,
             "total_seconds": self.total_seconds,
             "phase_seconds": self.phase_seconds,

@@ -10,6 +10,12 @@ from pipetransformer.planner import Cluster, Plan, Profile
 from pipetransformer.simulator import _binding, _costs, _grid, _trace
 from pipetransformer.simulator.event import Event
 
+_PREFIX_MODES = {
+    "barrier": _binding.SimulatorPrefixMode.BARRIER,
+    "serial": _binding.SimulatorPrefixMode.SERIAL,
+    "filled": _binding.SimulatorPrefixMode.FILLED,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
@@ -81,7 +87,12 @@ class Simulation:
 
 
 def simulate(
-    plan: Plan, profile: Profile, cluster: Cluster, *, steps: int = 1
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    *,
+    steps: int = 1,
+    prefix: str = "barrier",
 ) -> Simulation:
     """Play a plan's training step on simulated devices.
 
@@ -93,6 +104,10 @@ def simulate(
         profile: measured costs of the layers.
         cluster: the machines.
         steps: how many, at least 1.
+        prefix: when and where the frozen layers run: ``"barrier"`` (before the first
+            forward, placed as the plan says: what the runtime does), ``"serial"``
+            (the same, all on the first device: the paper's way) or ``"filled"`` (those
+            of the next step in the gaps of this one).
 
     Returns:
         Times of a step and of all, memory and what ran when.
@@ -105,6 +120,11 @@ def simulate(
     costs = _costs.of_plan(plan, profile, cluster)
     options = _binding.SimulatorStepOptions()
     options.keep_timeline = True
+    if prefix not in _PREFIX_MODES:
+        raise ValueError(
+            f"prefix: expected one of {tuple(_PREFIX_MODES)}, got {prefix!r}"
+        )
+    options.prefix = _PREFIX_MODES[prefix]
     result = _binding.simulator_step(costs, options)
     (pipeline,) = result.pipelines
     return Simulation(

@@ -217,7 +217,12 @@ def test_under_the_cap_only_all_slots_hold_the_unfrozen_model():
     with pytest.raises(InfeasiblePlan):
         search(profile, cluster, global_batch=8, num_stages=1)
     frozen = search(
-        profile, cluster, global_batch=8, boundary=4, num_stages=1, cache_tiers=("host",)
+        profile,
+        cluster,
+        global_batch=8,
+        boundary=4,
+        num_stages=1,
+        cache_tiers=("host",),
     )
     assert frozen.num_replicas == 2
 

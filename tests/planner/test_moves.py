@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from pipetransformer.planner import Cluster
 from pipetransformer.planner import _binding as native
+from pipetransformer.planner._native import cluster as _native_cluster
+from pipetransformer.planner._native import profile as _native_profile
 from pipetransformer.planner.pauses import (
     PauseModel,
     RunningMean,
     native_model,
     terms_of,
 )
-from pipetransformer.planner._native import cluster as _native_cluster
-from pipetransformer.planner._native import profile as _native_profile
 from tests.planner.instances import equal_profile
 
 KINDS = native.PlannerTransitionKind

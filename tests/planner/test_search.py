@@ -213,27 +213,50 @@ def test_recomputation_trades_time_for_memory():
     assert lone.predicted_step_ns == search(model, cluster(4), **one).predicted_step_ns
 
 
-def test_copies_and_all_reduce_are_charged():
-    model = equal_profile(8, parameters=1 << 20, boundary_bytes_per_sample=1000)
-    options = dict(global_batch=32, num_stages=2, num_microbatches=4)
-    free = search(model, cluster(4), **options)
-    slow = cluster(
-        4, device_link_bytes_per_s=10**9, device_link_latency_ns=500, num_nodes=2
-    )
-    alone = search(model, slow, max_replicas=1, **options)
-    # 8 rows per micro-batch: 8000 bytes at 1 GB/s, each way, and in both maxima.
-    copy = 500 + 8000
-    rows = 32 // 4
+def test_copies_are_charged_once_beside_the_compute_or_to_both_stages():
+    model = equal_profile(8, boundary_bytes_per_sample=1000)
+    link = dict(device_link_bytes_per_s=10**9, device_link_latency_ns=500)
+    options = dict(global_batch=32, num_stages=2, num_microbatches=4, max_replicas=1)
+    # 8 rows per micro-batch: 8000 bytes at 1 GB/s, each way.
+    copy, rows = 500 + 8000, 8
     saved = rows * 10 // 3  # input gradient of the first layer's first operation
-    largest = rows * (4 * 10 + 4 * 20) + 2 * copy
-    base = rows * 8 * 30 - saved + 2 * copy + 3 * largest
-    assert alone.predicted_step_ns == base
-    assert free.predicted_step_ns < alone.predicted_step_ns
-    several = search(model, slow, **options)
-    hidden = search(model, slow, max_replicas=4, **options)
-    assert several.predicted_step_ns == hidden.predicted_step_ns
-    # Four MiB of gradients, half of them over the link twice: exposed in full.
-    assert several.predicted_step_ns > 4 * (1 << 20)
+    forward, backward = rows * 4 * 10, rows * 4 * 20
+    once = 2 * forward + 2 * backward - saved
+    beside = search(model, cluster(4, **link), **options)
+    # The copies are slower than the stages: they set the pace, in both directions.
+    assert copy > backward
+    assert beside.predicted_step_ns == once + 2 * copy + 3 * 2 * copy
+    serial = search(model, cluster(4, **link), copies="serial", **options)
+    assert serial.predicted_step_ns == (
+        once + 4 * copy + 3 * (forward + backward + 2 * copy)
+    )
+    for plan in (beside, serial):
+        assert plan.simulated_step_ns == plan.predicted_step_ns
+    free = search(model, cluster(4), **options)
+    assert free.predicted_step_ns == once + 3 * (forward + backward)
+
+
+def test_the_all_reduce_hides_behind_the_backward_of_earlier_stages():
+    model = equal_profile(8, times=(10**6,) * 3, parameters=1 << 20)
+    machines = cluster(4, device_link_bytes_per_s=10**9)
+    options = dict(global_batch=16, num_stages=2, num_microbatches=4)
+    alone = search(model, machines, max_replicas=1, **options)
+    both = search(model, machines, max_replicas=2, **options)
+    assert both.num_replicas == 2
+    # Of 4 MiB two replicas move half over the link twice; the first stage shows all.
+    reduce = -(-4 * (1 << 20) * 10**9 // 10**9)
+    half = search(
+        model,
+        machines,
+        global_batch=8,
+        max_replicas=1,
+        **{key: value for key, value in options.items() if key != "global_batch"},
+    )
+    assert both.predicted_step_ns == half.predicted_step_ns + reduce
+    in_turn = search(model, machines, schedules=("1f1b",), max_replicas=2, **options)
+    # Delivered when the call returns: both stages' all-reduces, one network card.
+    assert in_turn.simulated_step_ns >= in_turn.lower_bound_ns > alone.num_replicas
+    assert in_turn.simulated_step_ns - both.simulated_step_ns >= reduce - 1
 
 
 def test_costs_between_and_beyond_the_measured_sizes_are_affine():

@@ -24,6 +24,7 @@ class Terms:
     step_in_force_ns: int | None = 60 * MS
     step_ns: int = 40 * MS
     remaining_steps: int = 34
+    pace_permille: int = 1000
     pause_ns: int = 100 * MS
     anyway_ns: int = 0
     hysteresis_permille: int = 250
@@ -54,6 +55,10 @@ def decide(**changes):
         ({"remaining_steps": 0}, False, RULES.TOO_DEAR),
         ({"remaining_steps": 6}, False, RULES.TOO_DEAR),
         ({"remaining_steps": 7}, True, RULES.PAYS),
+        # At half the simulated time 340 ms are saved, at twice 1360.
+        ({"pace_permille": 500, "pause_ns": 272 * MS}, False, RULES.TOO_DEAR),
+        ({"pace_permille": 500, "pause_ns": 272 * MS - 1}, True, RULES.PAYS),
+        ({"pace_permille": 2000, "pause_ns": 1088 * MS - 1}, True, RULES.PAYS),
         # 98 % is short enough, one nanosecond more is not.
         ({"step_in_force_ns": 100 * MS, "step_ns": 98 * MS}, False, RULES.TOO_DEAR),
         (
@@ -119,6 +124,7 @@ def test_growth_goes_by_the_same_rule():
         ("step_in_force_ns", "step in force"),
         ("step_ns", "step of the new plan"),
         ("remaining_steps", "remaining steps"),
+        ("pace_permille", "pace"),
         ("pause_ns", "pause"),
         ("anyway_ns", "pause of the boundary change"),
         ("hysteresis_permille", "hysteresis"),
@@ -137,6 +143,7 @@ OFFERS = st.builds(
     step_in_force_ns=NANOSECONDS,
     step_ns=NANOSECONDS,
     remaining_steps=st.one_of(st.integers(0, 10**4), st.integers(0, 2**62)),
+    pace_permille=st.integers(0, 10_000),
     pause_ns=NANOSECONDS,
     anyway_ns=NANOSECONDS,
     hysteresis_permille=st.integers(0, 5000),
@@ -149,7 +156,9 @@ OFFERS = st.builds(
 @SETTINGS
 def test_nothing_is_accepted_that_costs_more_than_it_gains(terms):
     verdict = native.planner_decide(terms.offer())
-    gain = (terms.step_in_force_ns - terms.step_ns) * terms.remaining_steps
+    saved = (terms.step_in_force_ns - terms.step_ns) * terms.pace_permille
+    wall = min(saved // 1000, 2**62) if saved > 0 else 0
+    gain = wall * terms.remaining_steps
     extra = max(terms.pause_ns - terms.anyway_ns, 0)
     pays = gain * 1000 > (1000 + terms.hysteresis_permille) * extra
     clearly = terms.step_ns * 100 <= terms.step_in_force_ns * 98

@@ -1,0 +1,274 @@
+"""What the doctor thinks of the facts: pure functions, one or two findings each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipetransformer.cli.machine import Facts
+from pipetransformer.cli.network import is_loopback
+
+OK, NOTE, MISSING = "ok", "note", "missing"
+_OLDEST_PYTHON = (3, 10)
+_OLDEST_TORCH, _NEWEST_TORCH = (2, 11), (2, 13)
+_MIB, _GIB = 2**20, 2**30
+_SMALL_SHARED_MEMORY = 256 * _MIB
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report.
+
+    Args:
+        name: what was looked at.
+        status: ``"ok"``, ``"note"``, or ``"missing"`` if nothing works without it.
+        value: what was found.
+        advice: what to do; empty if nothing.
+    """
+
+    name: str
+    status: str
+    value: str
+    advice: str = ""
+
+
+def findings(facts: Facts) -> list[Finding]:
+    """Judge a machine.
+
+    Args:
+        facts: what is known of it.
+
+    Returns:
+        The findings, in the order to print them.
+    """
+    checks = (
+        python,
+        torch,
+        extension,
+        kernels,
+        devices,
+        cores,
+        groups,
+        interface,
+        route,
+        memory,
+        shared_memory,
+        locked_memory,
+        io_uring,
+        extras,
+    )
+    return [finding for check in checks for finding in check(facts)]
+
+
+def python(facts: Facts) -> Iterator[Finding]:
+    """Judge the interpreter."""
+    version = ".".join(map(str, facts.python))
+    if facts.python[:2] < _OLDEST_PYTHON:
+        yield Finding("python", MISSING, version, "install Python 3.10 or newer")
+    else:
+        yield Finding("python", OK, version)
+
+
+def torch(facts: Facts) -> Iterator[Finding]:
+    """Judge torch's version."""
+    name = "torch"
+    if not facts.torch:
+        value = f"cannot be imported: {facts.torch_error}"
+        yield Finding(name, MISSING, value, "install torch 2.11 to 2.13")
+        return
+    version = _release(facts.torch)
+    if version < _OLDEST_TORCH:
+        yield Finding(name, MISSING, facts.torch, "install torch 2.11 to 2.13")
+    elif version > _NEWEST_TORCH:
+        advice = "newer than tested (2.11 to 2.13): run the tests before you rely on it"
+        yield Finding(name, NOTE, facts.torch, advice)
+    else:
+        yield Finding(name, OK, facts.torch)
+
+
+def extension(facts: Facts) -> Iterator[Finding]:
+    """Judge whether the C++ extension loads, and say why it does not."""
+    built = f"built for torch {facts.built_for}" if facts.built_for else "not built"
+    if not facts.extension_error:
+        yield Finding("extension", OK, f"loads, {built}")
+        return
+    cause, _, advice = facts.extension_error.partition("; ")
+    advice = advice or "see the lines above"
+    yield Finding("extension", MISSING, f"{built}: {cause}", advice)
+
+
+def kernels(facts: Facts) -> Iterator[Finding]:
+    """Judge the CUDA kernels; each has a fallback of torch's operators."""
+    name = "CUDA kernels"
+    if facts.kernels:
+        yield Finding(name, OK, "built in")
+    elif not facts.cuda_devices:
+        yield Finding(name, OK, "not built in, and no CUDA device needs them")
+    else:
+        missing = "" if facts.nvcc else "put nvcc on PATH or set CUDA_HOME, then "
+        value = "not built in: torch's operators stand in for them, slower"
+        yield Finding(name, NOTE, value, f"{missing}build the extension again")
+
+
+def devices(facts: Facts) -> Iterator[Finding]:
+    """List the CUDA devices."""
+    name = "CUDA devices"
+    if not facts.cuda_devices:
+        yield Finding(name, OK, "none: stages run on CPU slots")
+        return
+    shown = (f"{i} {d[0]} {_gib(d[1])}" for i, d in enumerate(facts.cuda_devices))
+    yield Finding(name, OK, "; ".join(shown))
+
+
+def cores(facts: Facts) -> Iterator[Finding]:
+    """Judge the CPU: slots are processes on a node, or threads of one alone."""
+    value = f"{facts.cores} cores"
+    if facts.usable_cores >= facts.cores:
+        value += "; slots: one per process of a node, or PipeConfig.num_slots"
+        yield Finding("CPU", OK, value)
+        return
+    # Threads per slot are counted from all cores of the machine.
+    value += f", {facts.usable_cores:g} of them usable here"
+    advice = "set PipeConfig.threads_per_stage: its default counts all cores"
+    yield Finding("CPU", NOTE, value, advice)
+
+
+def groups(facts: Facts) -> Iterator[Finding]:
+    """Judge whether processes can form groups."""
+    name = "process groups"
+    if facts.torch and not facts.gloo:
+        advice = "install a torch with torch.distributed and gloo"
+        yield Finding(name, MISSING, "torch has no gloo", advice)
+    elif facts.cuda_devices and not facts.nccl:
+        advice = "install a torch with nccl to train on CUDA devices"
+        yield Finding(name, NOTE, "gloo, but no nccl", advice)
+    elif facts.torch:
+        yield Finding(name, OK, "gloo and nccl" if facts.nccl else "gloo")
+
+
+def interface(facts: Facts) -> Iterator[Finding]:
+    """Judge the interface that gloo's groups take."""
+    name, network = "network interface", facts.network
+    if network.wanted:
+        names = network.wanted.split(",")
+        unknown = [n for n in names if n not in network.interfaces]
+        shown = ", ".join(f"{n} {network.interfaces.get(n, '')}".strip() for n in names)
+        value = f"{shown}: GLOO_SOCKET_IFNAME names it"
+        if unknown:
+            known = ", ".join(network.interfaces)
+            advice = f"set GLOO_SOCKET_IFNAME to one with an address: {known}"
+            yield Finding(name, MISSING, value, advice)
+        else:
+            yield Finding(name, OK, value)
+        return
+    address = network.host_address
+    if address:
+        why = f"hostname {network.hostname} resolves to it"
+    else:
+        address = "127.0.0.1"
+        why = f"hostname {network.hostname} does not resolve to an own address"
+    value = f"{network.interface_of(address) or '?'} {address}: {why}"
+    if is_loopback(address):
+        advice = "reaches this machine only; for several nodes set GLOO_SOCKET_IFNAME"
+        better = _outward(facts)
+        advice += f" to {better}" if better else ""
+        yield Finding(name, NOTE, value, advice)
+    else:
+        yield Finding(name, OK, value)
+
+
+def _outward(facts: Facts) -> str:
+    """Return the interface towards MASTER_ADDR, else the first that goes out."""
+    network = facts.network
+    if network.route_address and not is_loopback(network.route_address):
+        return network.interface_of(network.route_address)
+    outward = (n for n, a in network.interfaces.items() if not is_loopback(a))
+    return next(outward, "")
+
+
+def route(facts: Facts) -> Iterator[Finding]:
+    """Judge the way to the store, which every rank connects to."""
+    name, network = "way to the store", facts.network
+    if not network.master:
+        value = "MASTER_ADDR is not set: torchrun sets it"
+        yield Finding(name, OK, value)
+    elif not network.route_address:
+        value = f"none to MASTER_ADDR {network.master}"
+        advice = "set MASTER_ADDR to a name or address that this machine can reach"
+        yield Finding(name, MISSING, value, advice)
+    else:
+        via = network.interface_of(network.route_address) or "?"
+        value = f"{via} {network.route_address} to MASTER_ADDR {network.master}"
+        yield Finding(name, OK, value)
+
+
+def memory(facts: Facts) -> Iterator[Finding]:
+    """Judge the memory; a CPU slot's share is counted from the machine's."""
+    name, value = "memory", f"{_gib(facts.memory)}"
+    if facts.memory_limit is None or facts.memory_limit >= facts.memory:
+        yield Finding(name, OK, f"{value}, no lower limit of a container")
+        return
+    value += f", the container may use {_gib(facts.memory_limit)}"
+    advice = "set PlanConfig.slot_memory_bytes: its default shares out the machine's"
+    yield Finding(name, NOTE, value, advice)
+
+
+def shared_memory(facts: Facts) -> Iterator[Finding]:
+    """Judge /dev/shm; the activation cache does not use it, data loaders do."""
+    name = "shared memory"
+    user = "workers of a DataLoader pass batches through it"
+    if facts.shared_memory is None:
+        advice = f"mount it: {user}; the activation cache does not need it"
+        yield Finding(name, NOTE, "no /dev/shm", advice)
+        return
+    size, free = facts.shared_memory
+    value = f"/dev/shm {_gib(size)}, {_gib(free)} free"
+    if free < _SMALL_SHARED_MEMORY:
+        advice = f"make it larger (containers: --shm-size): {user}"
+        yield Finding(name, NOTE, value, advice)
+    else:
+        yield Finding(name, OK, value)
+
+
+def locked_memory(facts: Facts) -> Iterator[Finding]:
+    """Report the limit on locked memory, which network cards need for RDMA."""
+    name, limit = "locked memory", facts.locked_memory
+    if limit is None:
+        yield Finding(name, OK, "no limit")
+    elif facts.cuda_devices and limit < _GIB:
+        advice = "if nccl is to use InfiniBand: ulimit -l unlimited"
+        yield Finding(name, NOTE, f"at most {_gib(limit)}", advice)
+    else:
+        yield Finding(name, OK, f"at most {_gib(limit)}; nothing here locks memory")
+
+
+def io_uring(facts: Facts) -> Iterator[Finding]:
+    """Report whether the kernel takes io_uring calls from this process."""
+    if facts.io_uring:
+        value = f"not available: {facts.io_uring}; nothing needs it yet"
+        yield Finding("io_uring", OK, value)
+    else:
+        yield Finding("io_uring", OK, "available; nothing uses it yet")
+
+
+def extras(facts: Facts) -> Iterator[Finding]:
+    """Report optional packages."""
+    for extra, missing in facts.extras.items():
+        name = f"extra {extra}"
+        if missing:
+            advice = f"pip install 'pipetransformer[{extra}]'"
+            yield Finding(name, NOTE, f"missing: {', '.join(missing)}", advice)
+        else:
+            yield Finding(name, OK, "installed")
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    return int(major), int(minor)
+
+
+def _gib(size: int) -> str:
+    if size < _GIB:
+        return f"{size / _MIB:.0f} MiB"
+    return f"{size / _GIB:.1f} GiB"

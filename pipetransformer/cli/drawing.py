@@ -1,0 +1,60 @@
+"""Draws the sections of a report on a rich console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipetransformer.explanation import Section, Table
+    from pipetransformer.simulator import Simulation
+
+
+_LEAST_TEXT = 14  # columns that a cell of several words keeps
+_GRID_LABEL = 9  # what stands before the time on each line of a grid
+
+
+def draw(console: Console, document: Iterable[Section]) -> None:
+    """Print the sections: bold titles, sentences, tables as wide as the console."""
+    for section in document:
+        if not section.lines and section.table is None:
+            continue
+        if section.title:
+            console.print(f"\n{section.title}", style="bold")
+        for line in section.lines:
+            console.print(line, soft_wrap=False)
+        if section.table is not None:
+            _draw_table(console, section.table)
+
+
+def draw_grid(console: Console, simulation: Simulation) -> None:
+    """Print the simulated schedule over the console's width."""
+    width = max(10, console.width - _GRID_LABEL)
+    heading, *rows, legend = simulation.grid(width).splitlines()
+    console.print("\nSchedule", style="bold")
+    console.print(heading)
+    for row in rows:
+        console.print(row, no_wrap=True, overflow="crop")
+    console.print(legend)
+
+
+def _draw_table(console: Console, table: Table) -> None:
+    from rich import box
+    from rich.table import Table as RichTable
+
+    drawn = RichTable(
+        box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False
+    )
+    for column in table.columns:
+        drawn.add_column(
+            column.name,
+            justify="right" if column.kind == "number" else "left",
+            no_wrap=column.kind != "text",
+            min_width=_LEAST_TEXT if column.kind == "text" else None,
+            overflow="fold",
+        )
+    for index, row in enumerate(table.rows):
+        drawn.add_row(*row, style="bold" if index == table.marked else None)
+    console.print(drawn)

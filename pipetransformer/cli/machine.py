@@ -1,0 +1,209 @@
+"""Reads from the system what the doctor judges: one dataclass of plain facts."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import importlib
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipetransformer.cli.network import Network, look_up_network
+
+EXTRAS = {"cli": ("rich",), "examples": ("numpy", "sklearn")}
+_IO_URING_SETUP = 425  # the same number on all of Linux's architectures
+_NO_IO_URING = {errno.ENOSYS: "the kernel has none", errno.EPERM: "it is forbidden"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the doctor knows of the machine; sizes in bytes.
+
+    Args:
+        python: version.
+        torch: version; empty if it cannot be imported.
+        torch_error: why not.
+        extension_error: why the extension does not load; empty if it does.
+        built_for: torch version that the extension was built for; empty: no build.
+        kernels: whether CUDA kernels are built in.
+        nvcc: where nvcc is; empty if it is not found.
+        gloo: whether torch has gloo.
+        nccl: whether torch has nccl.
+        cuda_devices: name and memory of each.
+        cores: of the machine, as ``os.cpu_count`` counts.
+        usable_cores: what affinity and container leave of them.
+        network: what decides the interface.
+        shared_memory: size and free bytes of /dev/shm; None if it is not there.
+        locked_memory: limit on locked memory; None: no limit.
+        memory: of the machine.
+        memory_limit: of the container; None: no limit.
+        io_uring: why it cannot be used; empty if it can.
+        extras: missing modules of each optional extra.
+    """
+
+    python: tuple[int, int, int]
+    torch: str
+    torch_error: str
+    extension_error: str
+    built_for: str
+    kernels: bool
+    nvcc: str
+    gloo: bool
+    nccl: bool
+    cuda_devices: tuple[tuple[str, int], ...]
+    cores: int
+    usable_cores: float
+    network: Network
+    shared_memory: tuple[int, int] | None
+    locked_memory: int | None
+    memory: int
+    memory_limit: int | None
+    io_uring: str
+    extras: Mapping[str, tuple[str, ...]]
+
+
+def read_facts(environ: Mapping[str, str]) -> Facts:
+    """Look at the machine; imports torch and loads the extension."""
+    version, torch_error = _import_torch()
+    built_for, kernels = _build_info()
+    gloo, nccl, devices = _torch_parts() if version else (False, False, ())
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return Facts(
+        python=sys.version_info[:3],
+        torch=version,
+        torch_error=torch_error,
+        extension_error=_extension_error() if version else "it needs torch",
+        built_for=built_for,
+        kernels=kernels,
+        nvcc=_nvcc(environ),
+        gloo=gloo,
+        nccl=nccl,
+        cuda_devices=devices,
+        cores=os.cpu_count() or 1,
+        usable_cores=_usable_cores(Path("/")),
+        network=look_up_network(environ),
+        shared_memory=_shared_memory(),
+        locked_memory=None if locked == resource.RLIM_INFINITY else locked,
+        memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        memory_limit=container_memory_limit(Path("/")),
+        io_uring=_io_uring(),
+        extras={
+            extra: tuple(m for m in modules if importlib.util.find_spec(m) is None)
+            for extra, modules in EXTRAS.items()
+        },
+    )
+
+
+def _import_torch() -> tuple[str, str]:
+    try:
+        return str(importlib.import_module("torch").__version__), ""
+    except (ImportError, OSError) as error:  # OSError: one of its libraries
+        return "", str(error)
+
+
+def _build_info() -> tuple[str, bool]:
+    try:
+        info = importlib.import_module("pipetransformer._build_info")
+    except ModuleNotFoundError:
+        return "", False
+    return str(info.TORCH_VERSION), bool(info.WITH_CUDA_KERNELS)
+
+
+def _extension_error() -> str:
+    from pipetransformer._extension import load
+
+    try:
+        load()
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+def _torch_parts() -> tuple[bool, bool, tuple[tuple[str, int], ...]]:
+    import torch
+    import torch.distributed as dist
+
+    found = dist.is_available()
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        devices.append((str(properties.name), int(properties.total_memory)))
+    gloo = found and dist.is_gloo_available()
+    return gloo, found and dist.is_nccl_available(), tuple(devices)
+
+
+def _nvcc(environ: Mapping[str, str]) -> str:
+    home = environ.get("CUDA_HOME")
+    if home and (Path(home) / "bin" / "nvcc").exists():
+        return str(Path(home) / "bin" / "nvcc")
+    return shutil.which("nvcc") or ""
+
+
+def _usable_cores(root: Path) -> float:
+    return min(len(os.sched_getaffinity(0)), container_cores(root))
+
+
+def container_cores(root: Path) -> float:
+    """Return the cores that the container may use; infinite without a limit.
+
+    Args:
+        root: where ``sys/fs/cgroup`` is.
+    """
+    group = root / "sys/fs/cgroup"
+    quota, _, period = _text(group / "cpu.max").partition(" ")
+    if not period:
+        quota = _text(group / "cpu/cpu.cfs_quota_us")
+        period = _text(group / "cpu/cpu.cfs_period_us")
+    if not quota.isdigit() or not period.isdigit():
+        return float("inf")
+    return int(quota) / max(1, int(period))
+
+
+def container_memory_limit(root: Path) -> int | None:
+    """Return the container's memory limit in bytes; None without one.
+
+    Args:
+        root: where ``sys/fs/cgroup`` is.
+    """
+    group = root / "sys/fs/cgroup"
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        text = _text(group / name)
+        if text.isdigit() and int(text) < 2**62:  # version 1 writes "no limit" so
+            return int(text)
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _shared_memory() -> tuple[int, int] | None:
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError:
+        return None
+    return usage.total, usage.free
+
+
+def _io_uring() -> str:
+    if platform.system() != "Linux":
+        return "the system is not Linux"
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Zero entries at no address: refused as invalid wherever the call exists.
+    libc.syscall(_IO_URING_SETUP, 0, None)
+    number = ctypes.get_errno()
+    setting = _text(Path("/proc/sys/kernel/io_uring_disabled"))
+    reason = _NO_IO_URING.get(number, "")
+    if reason and setting not in ("", "0"):
+        reason = f"kernel.io_uring_disabled is {setting}"
+    return reason

@@ -1,0 +1,172 @@
+"""``pipetransformer plan``: the fastest pipeline for a profile and a cluster."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from pipetransformer.cli import arguments, drawing, files, output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipetransformer.planner import Cluster, InfeasiblePlan, Plan, Profile
+
+_SCHEDULES = ("gpipe", "1f1b", "zb-h1")
+_REMAINING_STEPS = 1000
+_EXAMPLES = """
+pipetransformer plan --profile p.json --cluster c.json --global-batch 32
+pipetransformer plan --profile p.json --cluster c.json --global-batch 32 --json
+pipetransformer plan --profile p.json --cluster c.json --global-batch 32 \\
+    --output plan.json
+pipetransformer plan --profile p.json --cluster c.json --global-batch 32 \\
+    --frozen 8 --current plan.json --remaining-steps 500
+"""
+
+
+def add_parser(subparsers: arguments.Subparsers) -> None:
+    """Add the command."""
+    parser = arguments.add_command(
+        subparsers,
+        "plan",
+        run,
+        summary="find the fastest pipeline",
+        description=(
+            "Searches stages, replicas, micro-batches, cuts, schedule, prefix "
+            "placement and cache tier for the shortest step within the devices' "
+            "memory. Exit code 1: nothing fits."
+        ),
+        examples=_EXAMPLES,
+    )
+    add = parser.add_argument
+    add("--profile", required=True, metavar="FILE", help="costs of the layers, JSON")
+    add("--cluster", required=True, metavar="FILE", help="the machines, JSON")
+    add(
+        "--global-batch",
+        required=True,
+        type=arguments.count,
+        metavar="N",
+        help="rows of a step over all replicas",
+    )
+    add(
+        "--frozen",
+        type=arguments.index,
+        default=0,
+        metavar="BOUNDARY",
+        help="layers before this one are frozen (default 0)",
+    )
+    add("--num-stages", type=arguments.count, metavar="K", help="keep K stages")
+    add(
+        "--num-microbatches",
+        type=arguments.count,
+        metavar="M",
+        help="keep M micro-batches",
+    )
+    add(
+        "--schedule",
+        choices=(*_SCHEDULES, "auto"),
+        default="auto",
+        help="order of the cells (default auto: the fastest)",
+    )
+    add(
+        "--checkpoint",
+        choices=("never", "except_last", "always"),
+        default="never",
+        help="micro-batches that are computed again before backward (default never)",
+    )
+    add(
+        "--num-samples",
+        type=arguments.count,
+        metavar="N",
+        help="samples of the data set: how much a cache can serve",
+    )
+    add("--current", metavar="PLAN", help="plan in force; the change is priced")
+    add(
+        "--remaining-steps",
+        type=arguments.index,
+        default=_REMAINING_STEPS,
+        metavar="S",
+        help="steps left to gain from a change of --current "
+        f"(default {_REMAINING_STEPS})",
+    )
+    add("--output", metavar="FILE", help="also write the plan to a file, JSON")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Plan, write, print."""
+    from pipetransformer.planner import InfeasiblePlan
+
+    console = None if parsed.json else output.console()
+    profile = files.read_profile(parsed.profile)
+    cluster = files.read_cluster(parsed.cluster)
+    try:
+        plan = _make(parsed, profile, cluster)
+    except InfeasiblePlan as refusal:
+        return _refuse(parsed, refusal)
+    if parsed.output is not None:
+        files.write_text(parsed.output, plan.to_json())
+    if console is None:
+        output.print_json(plan.to_dict())
+        return output.OK
+    _print(console, plan, profile, cluster)
+    return output.OK
+
+
+def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Plan:
+    from pipetransformer import planner
+
+    schedules = _SCHEDULES if parsed.schedule == "auto" else (parsed.schedule,)
+    options = {
+        "global_batch": parsed.global_batch,
+        "num_stages": parsed.num_stages,
+        "num_microbatches": parsed.num_microbatches,
+        "checkpoint": parsed.checkpoint,
+        "schedules": schedules,
+        "cache_tiers": _cache_tiers(cluster, parsed.frozen),
+        "num_samples": parsed.num_samples,
+    }
+    if parsed.current is None:
+        return planner.search(profile, cluster, boundary=parsed.frozen, **options)
+    return planner.replan(
+        profile,
+        cluster,
+        current=files.read_plan(parsed.current),
+        boundary=parsed.frozen,
+        remaining_steps=parsed.remaining_steps,
+        pauses=planner.PauseModel(),
+        **options,
+    )
+
+
+def _cache_tiers(cluster: Cluster, boundary: int) -> tuple[str, ...]:
+    tiers = ["none"]
+    if boundary > 0 and cluster.cache is not None:
+        if cluster.cache.host_bytes > 0:
+            tiers.append("host")
+        if cluster.cache.disk_bytes > 0:
+            tiers.append("disk")
+    return tuple(tiers)
+
+
+def _refuse(parsed: argparse.Namespace, refusal: InfeasiblePlan) -> int:
+    if parsed.json:
+        output.print_json({"error": str(refusal), "refusals": list(refusal.refusals)})
+    else:
+        output.print_error(refusal)
+    return output.NEGATIVE
+
+
+def _print(console: Console, plan: Plan, profile: Profile, cluster: Cluster) -> None:
+    from pipetransformer.explanation import outline, sections
+    from pipetransformer.simulator import simulate
+
+    simulation = simulate(plan, profile, cluster)
+    report = outline(plan, profile, cluster, simulation)
+    drawing.draw(console, [sections.headline(plan), sections.stages(report)])
+    drawing.draw_grid(console, simulation)
+    rest = [
+        sections.candidates(plan),
+        sections.reasons(plan),
+        sections.transition(plan),
+    ]
+    drawing.draw(console, rest)

@@ -1,0 +1,33 @@
+"""Why a plan is as it is: reports for people and for programs."""
+
+from pipetransformer.explanation.document import Column, Section, Table
+from pipetransformer.explanation.explain import explain_plan, hash_notes, outline
+from pipetransformer.explanation.options import Options
+from pipetransformer.explanation.report import (
+    Counterfactual,
+    Explanation,
+    Inputs,
+    Limit,
+    Measurement,
+    StageReport,
+)
+from pipetransformer.explanation.run import Change, RunExplanation, explain_run
+
+__all__ = [
+    "Change",
+    "Column",
+    "Counterfactual",
+    "Explanation",
+    "Inputs",
+    "Limit",
+    "Measurement",
+    "Options",
+    "RunExplanation",
+    "Section",
+    "StageReport",
+    "Table",
+    "explain_plan",
+    "explain_run",
+    "hash_notes",
+    "outline",
+]

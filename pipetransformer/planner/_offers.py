@@ -1,0 +1,198 @@
+"""Other plans, priced against the plan in force."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipetransformer.planner import _binding, _transition_text
+from pipetransformer.planner._places import Places
+from pipetransformer.planner.candidate import Candidate
+from pipetransformer.planner.pauses import PauseModel, native_model, terms_of
+from pipetransformer.planner.plan import Plan
+from pipetransformer.planner.transition import Transition
+
+RESHAPES = {
+    "priced": _binding.PlannerReshape.PRICED,
+    "always": _binding.PlannerReshape.ALWAYS,
+    "never": _binding.PlannerReshape.NEVER,
+}
+_KINDS = {
+    _binding.PlannerTransitionKind.NONE: "none",
+    _binding.PlannerTransitionKind.BOUNDARY: "boundary",
+    _binding.PlannerTransitionKind.CUTS: "cuts",
+    _binding.PlannerTransitionKind.SHAPE: "shape",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What prices depend on besides the plans.
+
+    Attributes:
+        remaining_steps: optimizer steps for which a gain lasts.
+        pace_permille: wall time of steps over their simulated time, in thousandths.
+        pauses: what changes have taken so far.
+        since_last_ns: since K or R changed last; None: never.
+        hysteresis_permille: what a gain must exceed the price by.
+        reshape: one of `RESHAPES`.
+    """
+
+    remaining_steps: int
+    pace_permille: int
+    pauses: PauseModel
+    since_last_ns: int | None
+    hysteresis_permille: int
+    reshape: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """One other plan, what it would take, and the decision about it."""
+
+    candidate: Candidate
+    offer: _binding.PlannerOffer
+    verdict: _binding.PlannerVerdict
+    moves: _binding.PlannerMoves
+    terms_ns: dict[str, int]
+
+
+class Market:
+    """Prices candidates against the plan in force and picks one.
+
+    Args:
+        places: profile and cluster, at the new boundary.
+        current: the plan in force.
+        staying: the same at the new boundary; None when it cannot go on.
+        why_not: why it cannot; empty when it can.
+        terms: what prices depend on besides.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        current: Plan,
+        staying: Plan | None,
+        why_not: str,
+        terms: Terms,
+    ) -> None:
+        self._places = places
+        self._current = current
+        self._staying = staying
+        self._why_not = why_not
+        self._terms = terms
+        self._model = native_model(terms.pauses)
+        self._before = places.placement(current, current.boundary)
+        self._anyway: dict[str, int] = {}
+        if staying is not None and staying.boundary != current.boundary:
+            self._anyway = self._pause(staying)[1]
+
+    def price(self, candidate: Candidate) -> Priced:
+        """Return what the change to `candidate` takes, and the decision."""
+        moves, terms_ns, kind = self._pause(candidate)
+        offer = _binding.PlannerOffer()
+        offer.kind = kind
+        if self._staying is not None:
+            offer.step_in_force_ns = self._staying.simulated_step_ns
+        offer.step_ns = candidate.simulated_step_ns
+        offer.remaining_steps = self._terms.remaining_steps
+        offer.pace_permille = self._terms.pace_permille
+        offer.pause_ns = sum(terms_ns.values())
+        offer.anyway_ns = sum(self._anyway.values())
+        offer.hysteresis_permille = self._terms.hysteresis_permille
+        offer.since_last_ns = self._terms.since_last_ns
+        offer.crowded = moves.crowded is not None
+        offer.reshape = RESHAPES[self._terms.reshape]
+        return Priced(
+            candidate=candidate,
+            offer=offer,
+            verdict=_binding.planner_decide(offer),
+            moves=moves,
+            terms_ns=terms_ns,
+        )
+
+    def pick(self, offers: Sequence[Priced]) -> Priced | None:
+        """Return the accepted offer that leaves most time, None if there is none."""
+        best = _binding.planner_best_offer(
+            [each.offer for each in offers], [each.verdict for each in offers]
+        )
+        return None if best is None else offers[best]
+
+    def rule(self, priced: Priced) -> str:
+        """Return the rule that decided about an offer, as a sentence."""
+        staying = self._staying
+        return _transition_text.sentence(
+            priced.offer,
+            priced.verdict,
+            name=self._name(priced.candidate),
+            staying=self._why_not if staying is None else short(staying),
+            crowded=priced.moves.crowded,
+            memory_bytes=self._places.cluster.device_memory_bytes,
+        )
+
+    def transition(self, priced: Priced) -> Transition:
+        """Return the record of a decision."""
+        verdict = priced.verdict
+        return Transition(
+            kind=_KINDS[priced.offer.kind],
+            offered=self._name(priced.candidate),
+            terms_ns=priced.terms_ns,
+            anyway_terms_ns=self._anyway,
+            pause_ns=priced.offer.pause_ns,
+            gain_ns_per_step=verdict.gain_ns_per_step,
+            pace_permille=self._terms.pace_permille,
+            remaining_steps=self._terms.remaining_steps,
+            pay_back_steps=verdict.pay_back_steps,
+            accepted=verdict.accepted,
+            rule=self.rule(priced),
+            moved_bytes=priced.moves.replica_bytes,
+        )
+
+    def nothing_better(self, staying: Plan) -> Transition:
+        """Return the record of a decision without an offer."""
+        moved = staying.boundary != self._current.boundary
+        return Transition(
+            kind="boundary" if moved else "none",
+            offered=short(staying),
+            terms_ns=self._anyway,
+            anyway_terms_ns=self._anyway,
+            pause_ns=sum(self._anyway.values()),
+            remaining_steps=self._terms.remaining_steps,
+            rule=_transition_text.nothing_better(short(staying), moved),
+        )
+
+    def _name(self, candidate: Candidate) -> str:
+        """Return a candidate in short, with its cuts where only these differ."""
+        staying, name = self._staying, short(candidate)
+        if staying is not None and name == short(staying):
+            return f"{name} cut at {list(candidate.cuts[1:-1])}"
+        return name
+
+    def _pause(
+        self, plan: Plan | Candidate
+    ) -> tuple[_binding.PlannerMoves, dict[str, int], _binding.PlannerTransitionKind]:
+        places, before = self._places, self._before
+        after = places.placement(plan, places.boundary)
+        moves = _binding.planner_moves(places.profile, places.cluster, before, after)
+        kind = _binding.planner_transition_kind(before, after, self._same_order(plan))
+        reshapes = kind == _binding.PlannerTransitionKind.SHAPE
+        lost = places.lost_cache_bytes(plan) if reshapes else 0
+        pause = _binding.planner_predicted_pause(
+            self._model, places.cluster, kind, moves, lost
+        )
+        return moves, terms_of(pause), kind
+
+    def _same_order(self, plan: Plan | Candidate) -> bool:
+        """Tell whether schedule, placement of the prefix and tier stay."""
+        current = self._current
+        same = plan.schedule == current.schedule
+        if current.boundary == 0 or self._places.boundary == 0:
+            return same
+        return same and (plan.prefix, plan.cache) == (current.prefix, current.cache)
+
+
+def short(plan: Plan | Candidate) -> str:
+    """Return K, R, M, and the schedule where it is not GPipe."""
+    k, r, m = plan.shape
+    schedule = "" if plan.schedule == "gpipe" else f" {plan.schedule}"
+    return f"K={k} R={r} M={m}{schedule}"

@@ -1,0 +1,67 @@
+"""Where a plan puts what, for the price of a change."""
+
+from __future__ import annotations
+
+from pipetransformer.planner import _binding, _native
+from pipetransformer.planner._wishes import Wishes
+from pipetransformer.planner.candidate import Candidate
+from pipetransformer.planner.cluster import Cluster
+from pipetransformer.planner.layer_profile import Profile
+from pipetransformer.planner.plan import Plan
+
+
+class Places:
+    """Profile and cluster as the extension takes them, and what plans put there.
+
+    Args:
+        profile: measured costs of the layers.
+        cluster: devices, memory and links.
+        wishes: options of the search.
+        boundary: index of the first active layer from now on.
+    """
+
+    def __init__(
+        self, profile: Profile, cluster: Cluster, wishes: Wishes, boundary: int
+    ) -> None:
+        self.profile = _native.profile(profile)
+        self.cluster = _native.cluster(cluster)
+        self.boundary = boundary
+        self._layers = profile.layers
+        self._wishes = wishes
+
+    def placement(
+        self, plan: Plan | Candidate, boundary: int
+    ) -> _binding.PlannerPlacement:
+        """Return stages and what they hold between two steps."""
+        wishes = self._wishes
+        shape = _binding.PlannerShape(*plan.shape)
+        costs = _binding.planner_step_costs(
+            self.profile,
+            self.cluster,
+            _native.workload(
+                global_batch=wishes.global_batch,
+                boundary=boundary,
+                checkpoint=wishes.checkpoint,
+                copies=wishes.copies,
+                num_samples=wishes.num_samples,
+            ),
+            _binding.PlannerChoice(
+                shape,
+                _native.SCHEDULES[plan.schedule],
+                _native.PLACEMENTS[plan.prefix],
+                _native.TIERS[plan.cache],
+                list(plan.cuts),
+            ),
+        )
+        state_bytes = [stage.state_bytes for stage in costs.stages]
+        return _binding.PlannerPlacement(shape, list(plan.cuts), state_bytes)
+
+    def lost_cache_bytes(self, plan: Plan | Candidate) -> int:
+        """Return what a new shape must read again: a cache on devices moves with them.
+
+        Slabs of a node stay where they are, whatever K and R.
+        """
+        samples = self._wishes.num_samples
+        if plan.cache != "device" or self.boundary == 0 or samples is None:
+            return 0
+        return samples * self._layers[self.boundary - 1].boundary_bytes_per_sample

@@ -1,0 +1,129 @@
+"""What changes of plan have taken in this run: the input of the next decision."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pipetransformer.autodp import ActiveGroup
+from pipetransformer.planner import PauseModel, Plan
+
+_NANOSECONDS = 1_000_000_000
+_WIDEST_PACE = 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Market:
+    """What the active ranks must know alike before they price a change.
+
+    Attributes:
+        pauses: What changes have taken so far.
+        elapsed_ns: Since K or R changed last; None: not in this run.
+        remaining_steps: Optimizer steps for which a gain lasts.
+        pace: Wall time of the last pass's steps over their simulated time.
+    """
+
+    pauses: PauseModel
+    elapsed_ns: int | None
+    remaining_steps: int
+    pace: float
+
+    def to_bytes(self) -> bytes:
+        """Serialise as JSON."""
+        content = {
+            "pauses": self.pauses.to_dict(),
+            "elapsed_ns": self.elapsed_ns,
+            "remaining_steps": self.remaining_steps,
+            "pace": self.pace,
+        }
+        return json.dumps(content, sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Market:
+        """Read what `to_bytes` gave."""
+        content = json.loads(data)
+        return cls(
+            pauses=PauseModel.from_dict(content["pauses"]),
+            elapsed_ns=content["elapsed_ns"],
+            remaining_steps=content["remaining_steps"],
+            pace=content["pace"],
+        )
+
+
+class Prices:
+    """Measured pauses of one rank; the lead's are everybody's when a plan is made."""
+
+    def __init__(self) -> None:
+        self.pauses = PauseModel()
+        self._pace = 1.0
+        self._reshaped_at: float | None = None
+
+    def agree(self, group: ActiveGroup, remaining_steps: int) -> Market:
+        """Return the lead's market on every active rank; collective over `group`.
+
+        Ranks measure different pauses, and their clocks differ. The lead is the
+        group's first rank.
+        """
+        elapsed = None
+        if self._reshaped_at is not None:
+            elapsed = round((time.perf_counter() - self._reshaped_at) * _NANOSECONDS)
+        mine = Market(self.pauses, elapsed, remaining_steps, self._pace)
+        first = mine.to_bytes() if group.rank == 0 else b""
+        market = Market.from_bytes(group.all_gather_bytes(first)[0])
+        self.pauses = market.pauses
+        return market
+
+    def record(
+        self, phases: Mapping[str, float], *, kind: str, moved_bytes: int, first: bool
+    ) -> None:
+        """Take in a committed change of plan.
+
+        Args:
+            phases: Seconds by phase.
+            kind: Of the change, as in `planner.Transition`.
+            moved_bytes: Bytes handed to new replicas.
+            first: It was the first plan, which changes no K and R.
+        """
+        self.pauses = self.pauses.observed(phases, kind=kind, moved_bytes=moved_bytes)
+        if kind == "shape" and not first:
+            self._reshaped_at = time.perf_counter()
+
+    def record_pace(self, measured_s: float, simulated_ns: int) -> None:
+        """Take in how long forward and backward took per step, and should have.
+
+        Slots that share cores and other programs slow steps and pauses alike. A ratio
+        beyond `_WIDEST_PACE` is none of that: then the fixed costs of a step, which no
+        plan changes, hide what plans do change.
+        """
+        if measured_s > 0 and simulated_ns > 0:
+            ratio = measured_s * _NANOSECONDS / simulated_ns
+            self._pace = round(min(max(ratio, 1 / _WIDEST_PACE), _WIDEST_PACE), 3)
+
+    def record_first_step(self, seconds: float) -> None:
+        """Take in what the first step after a change took more than the others."""
+        self.pauses = self.pauses.observed({"first_step": seconds}, kind="none")
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return self.pauses.to_dict()
+
+    def load(self, state: object) -> None:
+        """Take over what another rank or a checkpoint knows.
+
+        Raises:
+            ValueError: malformed; the text names the field.
+        """
+        self.pauses = PauseModel.from_dict(state)
+
+
+def kind_of(before: Plan | None, after: Plan) -> str:
+    """Return the class of a change that was carried out, as in `planner.Transition`.
+
+    A first plan builds a group, as a new K or R does.
+    """
+    if before is None or before.shape[:2] != after.shape[:2]:
+        return "shape"
+    return "boundary" if before.boundary != after.boundary else "cuts"

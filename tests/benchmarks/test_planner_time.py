@@ -1,0 +1,66 @@
+"""The cases that are timed give plans, and the growth is taken pair by pair."""
+
+import json
+
+import _planner_cases
+import planner_time
+import pytest
+from _harness import Row
+from _planner_cases import random_cluster, random_profile
+
+from pipetransformer.planner import InfeasiblePlan, search
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(_planner_cases, "SOLVER_SIZES", ((40, 4), (80, 4)))
+    monkeypatch.setattr(_planner_cases, "SWEEP_LAYERS", (8, 12))
+    monkeypatch.setattr(_planner_cases, "MOST_STAGES", 4)
+    monkeypatch.setattr(_planner_cases, "DEVICES", (16,))
+
+
+def test_every_case_gives_an_answer(small):
+    found = _planner_cases.cases(0, quick=True)
+    assert len(found) == 2 + 1 + 2 * 3 + 1 + 1
+    for name, case in found.items():
+        assert case(), name
+
+
+def test_the_searched_model_does_not_fit_one_device_and_fits_a_node():
+    profile = random_profile(20, seed=1)
+    machines = random_cluster(8, 1, profile)
+    with pytest.raises(InfeasiblePlan, match="K=1 does not fit"):
+        search(profile, machines, global_batch=96, num_stages=1)
+    assert search(profile, machines, global_batch=96).num_stages > 1
+    assert profile == random_profile(20, seed=1)
+
+
+def test_growth_is_the_ratio_of_paired_repeats():
+    over, under = planner_time.GROWTH[0]
+    rows = {
+        over: Row(over, "plan_time_ms", "ms", (4.0, 9.0, 8.0)),
+        under: Row(under, "plan_time_ms", "ms", (2.0, 3.0, 2.0)),
+    }
+    (found,) = planner_time.growth(rows, quick=False)
+    assert found.value == 3.0 and (found.min, found.max) == (2.0, 4.0)
+    assert found.better_than == over
+
+
+def test_growth_leaves_out_what_was_not_timed():
+    assert planner_time.growth({}, quick=False) == []
+
+
+def test_targets_and_growth_name_cases():
+    names = _planner_cases.cases(0, quick=False)
+    assert set(_planner_cases.TARGETS_MS) <= set(names)
+    assert {name for pair in planner_time.GROWTH for name in pair} <= set(names)
+
+
+def test_script_writes_every_case(small, tmp_path, capsys):
+    path = tmp_path / "time.json"
+    assert planner_time.main(["--quick", "--repeats=1", f"--json={path}"]) == 0
+    content = json.loads(path.read_text())
+    assert content["name"] == "planner_time" and content["quick"]
+    assert {row["metric"] for row in content["rows"]} == {"plan_time_ms"}
+    assert all(row["median"] > 0 for row in content["rows"])
+    assert "best cuts" in capsys.readouterr().out

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 HETEROGENEOUS, HALF_FROZEN = "heterogeneous", "half-frozen"
 MIXES = (HETEROGENEOUS, HALF_FROZEN)
 ROWS = 2  # of a micro-batch
+# Of each part of a random layer.
+LEAST_S, MOST_S = 2e-3, 10e-3
 
 
 @dataclass(frozen=True)
@@ -159,5 +161,5 @@ def random_pipelines(
 
 
 def _random_wait(draw: random.Random) -> Wait:
-    forward_s, input_s, weight_s = (draw.uniform(2e-3, 10e-3) for _ in range(3))
+    forward_s, input_s, weight_s = (draw.uniform(LEAST_S, MOST_S) for _ in range(3))
     return Wait(forward_s, max(input_s, forward_s / 3), weight_s)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import _pipe_tables
 import _run_tables
+import _simulated_tables
 from _markdown import Content, ratios, rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,10 +42,12 @@ class TableError(ValueError):
 TABLES: dict[str, Callable[[Content], list[str]]] = {
     "accuracy": _run_tables.accuracy,
     "bounds": _run_tables.bounds,
+    "microbatches": _simulated_tables.microbatches,
     "models": _pipe_tables.models,
     "overhead": _pipe_tables.overhead,
     "ratios": ratios,
     "rows": rows,
+    "simulator": _simulated_tables.simulator,
     "table1": _run_tables.table1,
     "throughput": _pipe_tables.throughput,
     "timeline": _pipe_tables.timeline,

@@ -16,7 +16,8 @@ else
   ENVIRONMENT := $(VENV)/.installed
 endif
 PIPE_BENCHMARKS := pipe_overhead pipe_throughput pipe_overlap unet_timeline pipe_models
-PLAN_BENCHMARKS := simulator_accuracy fig11_microbatches
+PLANNER_BENCHMARKS := partition_quality planner_time simulator_accuracy \
+  fig11_microbatches
 TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node=4
 # The cores are shared with other programs: one intra-op thread per process.
 export OMP_NUM_THREADS ?= 1
@@ -39,7 +40,7 @@ sanitize:
 bench: build
 	$(PY) benchmarks/table1_speedup.py --json benchmarks/results/table1_speedup.json
 	$(PY) benchmarks/fig10_alpha.py --json benchmarks/results/fig10_alpha.json
-	for name in $(PIPE_BENCHMARKS) $(PLAN_BENCHMARKS); do \
+	for name in $(PIPE_BENCHMARKS) $(PLANNER_BENCHMARKS); do \
 	  $(PY) benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; \
 	done
 	$(PY) tools/readme_tables.py
@@ -52,7 +53,9 @@ lint: build
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -m mypy benchmarks tools
-	PYTHONPATH=. $(PY) -m mypy.stubtest pipetransformer._C --concise \
+	# The extension needs torch's libraries, which torch loads.
+	PYTHONPATH=. $(PY) -c 'import sys, torch; from mypy import stubtest; sys.exit(stubtest.main())' \
+	  pipetransformer._C --concise \
 	  --allowlist tools/stubtest_allowlist.txt
 	$(PY) tools/check_layers.py
 	$(PY) tools/readme_tables.py --check

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import _pipe_tables
+import _planner_tables
 import _run_tables
 import _simulated_tables
 from _markdown import Content, ratios, rows
@@ -45,6 +46,8 @@ TABLES: dict[str, Callable[[Content], list[str]]] = {
     "microbatches": _simulated_tables.microbatches,
     "models": _pipe_tables.models,
     "overhead": _pipe_tables.overhead,
+    "plan_times": _planner_tables.plan_times,
+    "quality": _planner_tables.quality,
     "ratios": ratios,
     "rows": rows,
     "simulator": _simulated_tables.simulator,

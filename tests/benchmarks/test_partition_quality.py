@@ -2,7 +2,9 @@
 
 import json
 import random
+import sys
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import _layer_rows
 import _partitioners
@@ -10,6 +12,9 @@ import partition_quality
 import pytest
 from _layer_rows import LayerRow, model_rows, random_row
 from _partitioners import OURS, PARTITIONERS, optimum
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from readme_tables import TABLES
 
 ROWS = [random_row(kind, seed) for kind in _layer_rows.TIMES for seed in range(24)]
 
@@ -96,3 +101,4 @@ def test_script_writes_rows_ratios_and_summaries(tmp_path, capsys):
     assert content["summary"][OURS]["geomean"] == 1
     assert len(content["ratios"]) == len(PARTITIONERS) - 1
     assert "Block Partition" in capsys.readouterr().out
+    assert "| ours | 1.000 | 1.000 | 1.000 | 100% |" in TABLES["quality"](content)

@@ -1,6 +1,8 @@
 """The cases that are timed give plans, and the growth is taken pair by pair."""
 
 import json
+import sys
+from pathlib import Path
 
 import _planner_cases
 import planner_time
@@ -9,6 +11,9 @@ from _harness import Row
 from _planner_cases import random_cluster, random_profile
 
 from pipetransformer.planner import InfeasiblePlan, search
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from readme_tables import TABLES
 
 
 @pytest.fixture
@@ -38,8 +43,8 @@ def test_the_searched_model_does_not_fit_one_device_and_fits_a_node():
 def test_growth_is_the_ratio_of_paired_repeats():
     over, under = planner_time.GROWTH[0]
     rows = {
-        over: Row(over, "plan_time_ms", "ms", (4.0, 9.0, 8.0)),
-        under: Row(under, "plan_time_ms", "ms", (2.0, 3.0, 2.0)),
+        over: Row(over, "processor_ms", "ms", (4.0, 9.0, 8.0)),
+        under: Row(under, "processor_ms", "ms", (2.0, 3.0, 2.0)),
     }
     (found,) = planner_time.growth(rows, quick=False)
     assert found.value == 3.0 and (found.min, found.max) == (2.0, 4.0)
@@ -61,6 +66,8 @@ def test_script_writes_every_case(small, tmp_path, capsys):
     assert planner_time.main(["--quick", "--repeats=1", f"--json={path}"]) == 0
     content = json.loads(path.read_text())
     assert content["name"] == "planner_time" and content["quick"]
-    assert {row["metric"] for row in content["rows"]} == {"plan_time_ms"}
+    assert {row["metric"] for row in content["rows"]} == {"processor_ms"}
     assert all(row["median"] > 0 for row in content["rows"])
     assert "best cuts" in capsys.readouterr().out
+    lines = TABLES["plan_times"](content)
+    assert len(lines) == 2 + len(content["rows"])

@@ -261,12 +261,12 @@ def test_equal_input_gives_equal_plans_and_the_record_survives():
         ({"elapsed_since_last_ns": -1}, "elapsed_since_last_ns: expected 0 to 2"),
         (
             {"hysteresis": -0.1},
-            "hysteresis: expected a finite number from 0 to 2.*, got -0.1",
+            "hysteresis: expected a finite number from 0.*, got -0.1",
         ),
         ({"hysteresis": 1001}, "hysteresis: expected at most 1000, got 1001"),
         (
             {"pace": float("nan")},
-            "pace: expected a finite number from 0 to 2.*, got nan",
+            "pace: expected a finite number from 0.*, got nan",
         ),
         ({"reshape": "often"}, "reshape: expected one of .*, got 'often'"),
         ({"schedules": ("fast",)}, "schedules: expected one of"),

@@ -45,9 +45,9 @@ def pipeline_step(
 ) -> Fraction:
     """Return a step of a pipeline whose batch has ``rows`` rows.
 
-    All micro-batches take as long as the largest.
+    Where the rows cannot be split equally, micro-batches take their mean.
     """
-    size = Fraction(-(-rows // num_microbatches), TIMED_ROWS)
+    size = Fraction(rows, num_microbatches * TIMED_ROWS)
     stages = [size * blocks for blocks in equal_stages(active_blocks, num_stages)]
     backward = [(WORK - 1) * blocks for blocks in stages]
     return gpipe_step(stages, backward, num_microbatches)

@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from tests.simulator.costs import simulate, step, step_ns
+from tests.simulator.costs import (
+    columns,
+    random_stages,
+    simulate,
+    stage,
+    step,
+    step_ns,
+)
 
 UNIT = 1000
 
@@ -137,3 +144,25 @@ def test_weight_gradients_within_each_stage_memory_cost_a_known_time(
     lists = split_lists(num_stages, num_microbatches)
     expected = 3 * num_microbatches + 2 * (num_stages - 1)
     assert step_ns(costs, lists=lists) == expected
+
+
+def test_grains_behind_the_step_do_not_run_beside_each_other():
+    """One device: a grain that began while gradients were reduced was still running
+    when the rest was counted as done by the same device."""
+    device = stage(UNIT, UNIT, UNIT, all_reduce_ns=UNIT // 10)
+    frozen = ("replicated", [UNIT])
+    costs = step("gpipe", [device], 1, prefix=frozen)
+    assert step_ns(costs, prefix_mode="filled") == 4 * UNIT
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_filled_steps_are_no_shorter_than_the_devices_work(schedule):
+    for seed in range(100):
+        rng = random.Random(seed)
+        stages, _ = random_stages(rng)
+        for each in stages:
+            each.all_reduce_ns = rng.randint(0, 2000) * each.has_backward
+        count, frozen = rng.randint(1, 8), rng.randint(0, 3000)
+        costs = step(schedule, stages, count, prefix=("replicated", [frozen]))
+        work = count * (frozen + sum(columns(stages)[2]))
+        assert step_ns(costs, prefix_mode="filled") * len(stages) >= work

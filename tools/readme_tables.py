@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import _ladder_tables
 import _pipe_tables
 import _planner_tables
 import _run_tables
@@ -43,6 +44,7 @@ class TableError(ValueError):
 TABLES: dict[str, Callable[[Content], list[str]]] = {
     "accuracy": _run_tables.accuracy,
     "bounds": _run_tables.bounds,
+    "ladder": _ladder_tables.ladder,
     "microbatches": _simulated_tables.microbatches,
     "models": _pipe_tables.models,
     "overhead": _pipe_tables.overhead,

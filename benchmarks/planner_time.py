@@ -5,8 +5,8 @@ python benchmarks/planner_time.py --json benchmarks/results/planner_time.json
 Planning is one thread that waits for nothing, so its processor time is taken: what
 other programs do on a shared machine hardly shows. The input is random with a fixed
 seed and includes memory limits; a call takes Python lists and returns Python values,
-and that is in its time. Searches simulate their best candidates. METRICS.md lists the cases; the ratios say
-how the time grows with layers and devices.
+and that is in its time. Searches simulate their best candidates. METRICS.md lists the
+cases; the ratios say how the time grows with layers and devices.
 """
 
 from __future__ import annotations

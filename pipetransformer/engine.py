@@ -16,7 +16,9 @@ from pipetransformer.autofreeze import Manual, Policy
 from pipetransformer.config import Config
 from pipetransformer.data import Batch, ElasticSampler, batches, check_dataset
 from pipetransformer.director import Director
+from pipetransformer.explanation import Explanation
 from pipetransformer.planner import Plan
+from pipetransformer.plans import explain_replica
 from pipetransformer.report.history import History
 from pipetransformer.run import Loss, Run, Workload
 from pipetransformer.session import Session
@@ -346,6 +348,19 @@ class PipeTransformer:
         """The plan in force; None before the first pass and on standby ranks."""
         replica = self._open().replica
         return replica.plan if replica is not None else None
+
+    def explain(self) -> Explanation:
+        """Explain the plan in force: stages, limits, alternatives, price, and the run.
+
+        With it comes what the planner expected of steps and pauses so far beside what
+        was measured. ``print(engine.explain())`` shows it, ``.to_dict()`` is for
+        programs. Plans a dozen times: it takes as long as some steps do.
+
+        Raises:
+            ValueError: a rank that stands by, or a call before the first plan.
+        """
+        director = self._open()
+        return explain_replica(director.run, director.active())
 
     @property
     def rank(self) -> int:

@@ -73,11 +73,12 @@ std::vector<int64_t> in_flight(ScheduleKind schedule, const Shape& shape) {
 // Note [What a stage keeps]
 // From F to B a stage keeps the activations (a) of `in_flight` micro-batches.
 // With recomputation it keeps their inputs, and the activations of one between
-// R and B; `except_last` is charged as `always` when M > 1: the last
-// micro-batch keeps what another one would take between R and B. ZB-H1 lets W
-// lag, on every stage, until F to W holds min(M, K) micro-batches: those beyond
-// the in-flight ones keep what W still needs (a_w). All micro-batches are
-// charged with the rows of the largest.
+// R and B. With `except_last` the last micro-batch keeps its own from F on:
+// GPipe runs its B first, before any R; 1F1B and ZB-H1 run other micro-batches'
+// R and B in between, so there (on stages before the last) it is two. ZB-H1
+// lets W lag, on every stage, until F to W holds min(M, K) micro-batches: those
+// beyond the in-flight ones keep what W still needs (a_w). All micro-batches
+// are charged with the rows of the largest.
 StageMemory stage_memory(
     const Profile& profile,
     const Cluster& cluster,
@@ -91,6 +92,10 @@ StageMemory stage_memory(
   const int64_t forward_only = num_forward_only(profile, boundary);
   const int64_t num_active = profile.num_layers() - boundary;
   const bool split = schedule == ScheduleKind::kZbH1;
+  const bool last_beside_another =
+      workload.checkpoint == Checkpoint::kExceptLast &&
+      schedule != ScheduleKind::kGPipe && shape.num_stages > 1;
+  const int64_t computed_again = recompute ? (last_beside_another ? 2 : 1) : 0;
   const int64_t lagging = std::min(shape.num_microbatches, shape.num_stages);
   std::vector<int64_t> base;
   std::vector<int64_t> per_microbatch;
@@ -103,7 +108,7 @@ StageMemory stage_memory(
       constant += lagging * kept.for_weights;
       repeated = std::max<int64_t>(0, repeated - kept.for_weights);
     }
-    base.push_back(constant + (recompute ? kept.whole : 0));
+    base.push_back(constant + computed_again * kept.whole);
     per_microbatch.push_back(repeated);
     if (recompute) {
       inputs[static_cast<std::size_t>(i)] =

@@ -110,16 +110,29 @@ class Measured {
         task.duration_ns;
   }
 
-  // Grains that are left are spread over the devices when the step is over.
+  // Grains that are left are spread over the devices when the step is over and
+  // their own last grain has ended.
   void add_fill(const FillWork& fill, const Replay& replay) {
     if (fill.resources.empty()) {
       return;
     }
-    const auto devices = static_cast<int64_t>(fill.resources.size());
-    result_.step_ns += (replay.fill_left_ns + devices - 1) / devices;
+    std::vector<int64_t> free_ns(fill.resources.size(), result_.step_ns);
     for (const FillSpan& span : replay.fills) {
-      result_.step_ns = std::max(result_.step_ns, span.end_ns);
+      const auto at = std::find(
+          fill.resources.begin(), fill.resources.end(), span.resource);
+      int64_t& free =
+          free_ns[static_cast<std::size_t>(at - fill.resources.begin())];
+      free = std::max(free, span.end_ns);
     }
+    const auto devices = static_cast<int64_t>(free_ns.size());
+    int64_t behind =
+        replay.fill_left_ns;  // over all devices, the step's end on
+    for (const int64_t free : free_ns) {
+      behind += free - result_.step_ns;
+    }
+    result_.step_ns = std::max(
+        *std::max_element(free_ns.begin(), free_ns.end()),
+        result_.step_ns + (behind + devices - 1) / devices);
   }
 
   static void finish(PipelineResult& pipeline) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Callable
 from typing import NoReturn, TypeAlias
 
@@ -42,7 +43,7 @@ def add_command(
     parser = subparsers.add_parser(
         name,
         help=summary,
-        description=description,
+        description=textwrap.fill(description, 80),
         epilog=indented("examples", examples),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
     from pipetransformer.simulator import Simulation
 
 
-_LEAST_TEXT = 14  # columns that a cell of several words keeps
-_GRID_LABEL = 9  # what stands before the time on each line of a grid
+_LEAST_TEXT = 8  # columns that a cell of several words keeps
+_LEAST_GRID = 10  # columns of time
 
 
 def draw(console: Console, document: Iterable[Section]) -> None:
@@ -24,20 +25,28 @@ def draw(console: Console, document: Iterable[Section]) -> None:
         if section.title:
             console.print(f"\n{section.title}", style="bold")
         for line in section.lines:
-            console.print(line, soft_wrap=False)
+            console.print(_wrapped(line, console.width))
         if section.table is not None:
             _draw_table(console, section.table)
 
 
 def draw_grid(console: Console, simulation: Simulation) -> None:
     """Print the simulated schedule over the console's width."""
-    width = max(10, console.width - _GRID_LABEL)
+    label = len(simulation.grid(_LEAST_GRID).splitlines()[1]) - _LEAST_GRID
+    width = max(_LEAST_GRID, console.width - label)
     heading, *rows, legend = simulation.grid(width).splitlines()
     console.print("\nSchedule", style="bold")
     console.print(heading)
     for row in rows:
         console.print(row, no_wrap=True, overflow="crop")
     console.print(legend)
+
+
+def _wrapped(line: str, width: int) -> str:
+    """Return a sentence on several lines, all as far in as its first word."""
+    words = line.lstrip(" -")
+    indent = " " * min(len(line) - len(words), width // 2)
+    return textwrap.fill(line, width, subsequent_indent=indent)
 
 
 def _draw_table(console: Console, table: Table) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from pipetransformer.cli import arguments, drawing, files, output
@@ -127,10 +128,16 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
     }
     if parsed.current is None:
         return planner.search(profile, cluster, boundary=parsed.frozen, **options)
+    current = files.read_plan(parsed.current)
+    if current.cuts[-1] != len(profile.layers):
+        raise ValueError(
+            f"{parsed.current}: expected a plan of {len(profile.layers)} layers (the "
+            f"profile's), got one of {current.cuts[-1]}"
+        )
     return planner.replan(
         profile,
         cluster,
-        current=files.read_plan(parsed.current),
+        current=current,
         boundary=parsed.frozen,
         remaining_steps=parsed.remaining_steps,
         pauses=planner.PauseModel(),
@@ -152,7 +159,9 @@ def _refuse(parsed: argparse.Namespace, refusal: InfeasiblePlan) -> int:
     if parsed.json:
         output.print_json({"error": str(refusal), "refusals": list(refusal.refusals)})
     else:
-        output.print_error(refusal)
+        summary = str(refusal).partition("; ")[0]
+        output.print_error(ValueError(summary if refusal.refusals else str(refusal)))
+        sys.stderr.writelines(f"- {reason}\n" for reason in refusal.refusals)
     return output.NEGATIVE
 
 

@@ -11,7 +11,7 @@ from pipetransformer.explanation.report import (
     Measurement,
     StageReport,
 )
-from pipetransformer.explanation.run import Change, RunExplanation, explain_run
+from pipetransformer.explanation.run import Change, Refusal, RunExplanation, explain_run
 
 __all__ = [
     "Change",
@@ -22,6 +22,7 @@ __all__ = [
     "Limit",
     "Measurement",
     "Options",
+    "Refusal",
     "RunExplanation",
     "Section",
     "StageReport",

@@ -97,10 +97,13 @@ def _inputs(plan: Plan, profile: Profile | None, cluster: Cluster | None) -> Inp
 def hash_notes(
     plan: Plan, profile: Profile | None, cluster: Cluster | None
 ) -> tuple[str, ...]:
-    """Say where a plan was made from another profile or cluster than those given."""
+    """Say where a plan was made from another profile or cluster than those given.
+
+    A plan written by hand, without hashes, was made from none.
+    """
     notes = []
-    if profile is not None and profile.hash != plan.profile_hash:
+    if profile is not None and plan.profile_hash not in (0, profile.hash):
         notes.append("note: the plan was made from another profile")
-    if cluster is not None and cluster.hash != plan.cluster_hash:
+    if cluster is not None and plan.cluster_hash not in (0, cluster.hash):
         notes.append("note: the plan was made for another cluster")
     return tuple(notes)

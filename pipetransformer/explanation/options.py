@@ -17,7 +17,7 @@ class Options:
         schedules: allowed schedules; None: those of the plan and its candidates.
         cache_tiers: allowed tiers; None: those of the plan and its candidates.
         max_replicas: limits R.
-        num_samples: of the data set, for the cache.
+        num_samples: of the data set, for the cache; None: the plan's.
         min_microbatch_samples: least rows of a micro-batch.
     """
 
@@ -61,7 +61,7 @@ class Options:
             schedules=schedules or self._schedules(plan),
             prefix_placements=PREFIX_PLACEMENTS,
             cache_tiers=cache_tiers or self._cache_tiers(plan),
-            num_samples=self.num_samples,
+            num_samples=self.num_samples or plan.num_samples,
             copies=plan.copies,
             min_microbatch_samples=self.min_microbatch_samples,
         )

@@ -20,6 +20,7 @@ from pipetransformer.explanation.text import render
 from pipetransformer.planner import Transition
 
 _SHAPE = ("num_frozen_layers", "num_stages", "num_replicas", "num_microbatches")
+_AFTERWARDS = "first_step"  # the only phase that is no part of the measured pause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,19 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A change of plan that was priced and not made.
+
+    Args:
+        epoch: the training epoch that it would have preceded.
+        transition: what it would have cost, and the rule that refused.
+    """
+
+    epoch: int
+    transition: Transition
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunExplanation:
     """What a run did and why; ``str()`` gives text, :meth:`to_dict` JSON.
 
@@ -55,6 +69,7 @@ class RunExplanation:
         world_size: processes.
         total_ns: wall time.
         changes: plans in their order, the first included.
+        refusals: changes that were priced and not made.
         phases_ns: the lead's wall time by phase, largest first.
         measured: predicted beside measured steps and pauses.
     """
@@ -62,6 +77,7 @@ class RunExplanation:
     world_size: int
     total_ns: int
     changes: tuple[Change, ...]
+    refusals: tuple[Refusal, ...]
     phases_ns: Mapping[str, int]
     measured: tuple[Measurement, ...]
 
@@ -73,6 +89,10 @@ class RunExplanation:
             "world_size": self.world_size,
             "total_ns": self.total_ns,
             "changes": [_change_dict(change) for change in self.changes],
+            "refusals": [
+                {"epoch": each.epoch, "transition": each.transition.to_dict()}
+                for each in self.refusals
+            ],
             "phases_ns": dict(self.phases_ns),
             "measured": [
                 {**asdict(entry), "error": entry.error} for entry in self.measured
@@ -119,6 +139,7 @@ def explain_run(summary: object) -> RunExplanation:
     records = [] if first is None else [(first, "summary first_plan")]
     records += [(r, f"summary transformations[{i}]") for i, r in enumerate(later)]
     changes = tuple(_change(record, what) for record, what in records)
+    refused = fields.read_list(values.get("refusals", []), "summary refusals")
     epochs = fields.read_list(values.get("epochs"), "summary epochs")
     steps = [_step(e, f"summary epochs[{i}]") for i, e in enumerate(epochs)]
     return RunExplanation(
@@ -127,8 +148,14 @@ def explain_run(summary: object) -> RunExplanation:
             values.get("total_seconds"), "summary total_seconds"
         ),
         changes=changes,
+        refusals=tuple(
+            _refusal(r, f"summary refusals[{i}]") for i, r in enumerate(refused)
+        ),
         phases_ns=_phases(values.get("phase_seconds", {}), "summary phase_seconds"),
-        measured=(*(s for s in steps if s is not None), *map(_pause, changes)),
+        measured=(
+            *(step for step in steps if step is not None),
+            *(entry for change in changes for entry in _pauses(change)),
+        ),
     )
 
 
@@ -147,6 +174,14 @@ def _change(record: object, what: str) -> Change:
         transition=(
             None if moved is None else _transition(moved, f"{what} transition")
         ),
+    )
+
+
+def _refusal(record: object, what: str) -> Refusal:
+    values = fields.read_mapping(record, what)
+    return Refusal(
+        epoch=fields.read_count(values.get("epoch"), f"{what} epoch"),
+        transition=_transition(values.get("transition"), f"{what} transition"),
     )
 
 
@@ -176,35 +211,39 @@ def _phases(value: object, what: str) -> dict[str, int]:
 def _step(record: object, what: str) -> Measurement | None:
     values = fields.read_mapping(record, what)
     epoch = fields.read_count(values.get("epoch"), f"{what} epoch")
-    predicted, measured = (
-        values.get(name) for name in ("predicted_step_ns", "measured_step_ns")
+    passed = fields.read_seconds(values.get("seconds"), f"{what} seconds")
+    steps = fields.read_count(values.get("optimizer_steps"), f"{what} optimizer_steps")
+    predicted = fields.read_count(
+        values.get("predicted_step_ns", 0), f"{what} predicted_step_ns"
     )
-    if measured is None:
-        passed = fields.read_seconds(values.get("seconds"), f"{what} seconds")
-        steps = fields.read_count(
-            values.get("optimizer_steps"), f"{what} optimizer_steps"
-        )
-        if steps == 0:
-            return None
-        measured = passed // steps
+    if steps == 0:
+        return None
     return Measurement(
         what=f"step of epoch {epoch} ({_shape(values, what)})",
-        predicted_ns=(
-            None
-            if predicted is None
-            else fields.read_count(predicted, f"{what} predicted_step_ns")
-        ),
-        measured_ns=fields.read_count(measured, f"{what} measured_step_ns"),
+        predicted_ns=predicted or None,
+        measured_ns=passed // steps,
     )
 
 
-def _pause(change: Change) -> Measurement:
-    moved = change.transition
-    return Measurement(
-        what=f"pause before epoch {change.epoch}",
-        predicted_ns=None if moved is None else sum(moved.expected_terms_ns.values()),
-        measured_ns=change.pause_ns,
+def _pauses(change: Change) -> list[Measurement]:
+    """Return the pause with what the first step took more, then by term."""
+    expected = {} if change.transition is None else change.transition.expected_terms_ns
+    where = f"before epoch {change.epoch}"
+    whole = Measurement(
+        what=f"pause {where}",
+        predicted_ns=sum(expected.values()) if expected else None,
+        measured_ns=change.pause_ns + change.phases_ns.get(_AFTERWARDS, 0),
     )
+    terms = [
+        Measurement(
+            what=f"{term} {where}",
+            predicted_ns=predicted,
+            measured_ns=change.phases_ns[term],
+        )
+        for term, predicted in expected.items()
+        if term in change.phases_ns
+    ]
+    return [whole, *terms]
 
 
 def run_sections(run: RunExplanation) -> list[Section]:
@@ -212,6 +251,7 @@ def run_sections(run: RunExplanation) -> list[Section]:
     found = [
         Section("", (f"run of {run.world_size} processes, {seconds(run.total_ns)}",)),
         Section("Plans", tuple(line for c in run.changes for line in _lines(c))),
+        Section("Refused", tuple(line for r in run.refusals for line in _refused(r))),
         Section("Predicted against measured", (), measured_table(run.measured)),
         Section("Where the time went", (), _phase_table(run)),
     ]
@@ -233,6 +273,11 @@ def _lines(change: Change) -> list[str]:
     if parts:
         lines.append(f"  measured: {', '.join(parts)}")
     return lines
+
+
+def _refused(refusal: Refusal) -> list[str]:
+    lines = transition_lines(refusal.transition)
+    return [f"before epoch {refusal.epoch}:", *(f"  {line}" for line in lines)]
 
 
 def _phase_table(run: RunExplanation) -> Table | None:

@@ -44,19 +44,25 @@ def plan_sections(explanation: Explanation) -> list[Section]:
 
 
 def headline(plan: Plan) -> Section:
-    """One sentence: the shape, its order, its step."""
-    step = f"predicted step {milliseconds(plan.predicted_step_ns)}, simulated "
-    step += f"{milliseconds(plan.simulated_step_ns)} (at least "
-    step += f"{milliseconds(plan.lower_bound_ns)}), bubble "
-    step += percent(plan.bubble_fraction)
-    rows = f"{plan.global_batch} rows a step, at most {plan.samples_per_microbatch} a "
-    rows += f"micro-batch; checkpoint {plan.checkpoint}"
+    """Three sentences: the shape and its order, its step, what it runs."""
+    name = f"plan {hash_text(plan.plan_hash)}: {plan.describe()}, {plan.schedule}"
+    step = "not simulated: written by hand"
+    if plan.simulated_step_ns:
+        step = (
+            f"predicted step {milliseconds(plan.predicted_step_ns)}, simulated "
+            f"{milliseconds(plan.simulated_step_ns)} (at least "
+            f"{milliseconds(plan.lower_bound_ns)}), bubble "
+            f"{percent(plan.bubble_fraction)}"
+        )
     frozen = "no frozen layers"
     if plan.boundary:
         frozen = f"{counted(plan.boundary, 'frozen layer')} {plan.prefix}"
         frozen += f", cache {plan.cache}"
-    name = f"plan {hash_text(plan.plan_hash)}: {plan.describe()}, {plan.schedule}"
-    return Section("", (name, step, f"{rows}; {frozen}"))
+    rows = (
+        f"{plan.global_batch} rows a step, at most {plan.samples_per_microbatch} a "
+        f"micro-batch; checkpoint {plan.checkpoint}; {frozen}"
+    )
+    return Section("", (name, step, rows))
 
 
 def inputs(explanation: Explanation) -> Section:

@@ -45,7 +45,7 @@ def stage_reports(
     return tuple(
         replace(
             bare,
-            device_bytes=peak,
+            device_bytes=peak if bare.device_bytes is None else bare.device_bytes,
             forward_ns=cost.forward_ns,
             input_grad_ns=cost.input_grad_ns,
             weight_grad_ns=cost.weight_grad_ns,

@@ -93,10 +93,10 @@ def check_float(value: object, what: str) -> float:
     """Return ``value`` as a float from 0 to 2**62."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{what}: expected a number, got {shown(value)}")
-    if not 0 <= value <= _LARGEST_INT:  # an int beyond floats would not convert
-        raise ValueError(
-            f"{what}: expected a finite number from 0 to 2**62, got {shown(value)}"
-        )
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{what}: expected a finite number from 0, got {shown(value)}")
+    if value > _LARGEST_INT:  # an int may be too large for a float
+        raise ValueError(f"{what}: expected at most 2**62, got {shown(value)}")
     return float(value)
 
 

@@ -61,7 +61,7 @@ def sentence(
 
 def nothing_better(name: str, boundary_changes: bool) -> str:
     """Return why nothing but the boundary changes, or nothing at all."""
-    what = "the frozen layers leave, and " if boundary_changes else ""
+    what = "the boundary moves, " if boundary_changes else ""
     return f"{what}{name} stays: no other plan has a shorter step"
 
 

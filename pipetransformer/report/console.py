@@ -18,6 +18,8 @@ _COLUMNS = (
     "R",
     "M",
     "samples/s",
+    "ms/step",
+    "simulated",
     "hits",
     "loss",
     "accuracy",
@@ -66,6 +68,8 @@ def _row(record: EpochRecord) -> list[str]:
         str(shape.num_replicas),
         str(shape.num_microbatches),
         f"{_rate(record):.0f}",
+        f"{record.measured_step_ns / 1e6:.1f}",
+        f"{record.predicted_step_ns / 1e6:.1f}" if record.predicted_step_ns else "-",
         str(record.cache_hits),
         f"{record.train_loss:.4f}",
         "-" if accuracy is None else f"{100 * accuracy:.2f} %",
@@ -83,5 +87,9 @@ def _align(rows: Sequence[Sequence[str]]) -> str:
 
 
 def closing_table(history: History) -> str:
-    """Return the table of all epochs: plan, speed, cache, loss, accuracy."""
+    """Return the table of all epochs: plan, speed, cache, loss, accuracy.
+
+    ``ms/step`` is the wall time of an optimizer step, ``simulated`` what the planner's
+    simulator gave its forward and backward.
+    """
     return _align([list(_COLUMNS), *(_row(record) for record in history.epochs)])

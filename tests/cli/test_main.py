@@ -146,3 +146,13 @@ def test_public_names_are_imported_on_first_use():
     assert pipetransformer.planner.Plan is pipetransformer.Plan
     with pytest.raises(AttributeError, match="has no attribute 'nope'"):
         _ = pipetransformer.nope
+
+
+def test_the_installed_program_and_the_extra_are_declared(request):
+    root = request.config.rootpath
+    project = (root / "pyproject.toml").read_text()
+    assert 'pipetransformer = "pipetransformer.cli.main:main"' in project
+    assert 'cli = { file = ["requirements/cli.txt"] }' in project
+    wanted = (root / "requirements" / "cli.txt").read_text().splitlines()
+    for_tests = (root / "requirements" / "dev.txt").read_text().splitlines()
+    assert wanted and set(wanted) <= set(for_tests)

@@ -10,7 +10,7 @@ from tests.engine.scenario import config, make_engine, moments, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
-SHRINKING = pt.PlanConfig(slot_memory_bytes=2 * 13_500)
+SHRINKING = pt.PlanConfig(slot_memory_bytes=2 * 13_500, reshape="always")
 
 
 def run_epochs(engine, epochs, *, stop_after=None, size=50):

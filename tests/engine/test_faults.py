@@ -17,7 +17,7 @@ pytestmark = pytest.mark.distributed
 def train_slowly(rank, folder, counts):
     """Train until a peer dies; report the error and what it says."""
     settings = config(
-        plan=pt.PlanConfig(slot_memory_bytes=13_500),
+        plan=pt.PlanConfig(slot_memory_bytes=13_500, reshape="always"),
         checkpoint=pt.CheckpointConfig(directory=str(folder)),
     )
     engine = make_engine(freeze=schedule(*counts), config=settings)

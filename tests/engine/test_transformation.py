@@ -8,8 +8,10 @@ from tests.support.ranks import run_ranks
 pytestmark = pytest.mark.distributed
 
 # With 6 blocks: the budget forces K=4 unfrozen; freezing lets shorter pipelines fit.
-SHRINKING = config(plan=pt.PlanConfig(slot_memory_bytes=13_500))
-SHRINKING_64 = config(plan=pt.PlanConfig(slot_memory_bytes=2 * 13_500))
+SHRINKING = config(plan=pt.PlanConfig(slot_memory_bytes=13_500, reshape="always"))
+SHRINKING_64 = config(
+    plan=pt.PlanConfig(slot_memory_bytes=2 * 13_500, reshape="always")
+)
 
 
 @pytest.fixture(scope="module")

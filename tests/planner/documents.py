@@ -3,7 +3,8 @@
 import copy
 import json
 
-from pipetransformer.planner import Cluster, Plan, Profile
+from pipetransformer.planner import Candidate, Cluster, Plan, Profile
+from pipetransformer.planner.transition import Transition
 
 PROFILE = {
     "version": 1,
@@ -44,60 +45,58 @@ CLUSTER = {
         "disk_bytes_per_s": 4,
     },
 }
-# Without its hash: what is changed in it is found by its own rule.
-PLAN = {
-    "version": 1,
-    "boundary": 1,
-    "num_stages": 2,
-    "num_replicas": 2,
-    "num_microbatches": 4,
-    "samples_per_microbatch": 2,
-    "global_batch": 16,
-    "cuts": [1, 2, 4],
-    "schedule": "1f1b",
-    "checkpoint": "except_last",
-    "prefix": "replicated",
-    "cache": "host",
-    "copies": "serial",
-    "predicted_step_ns": 100,
-    "lower_bound_ns": 90,
-    "simulated_step_ns": 95,
-    "bubble_fraction": 0.25,
-    "bytes_per_stage": [64, 128],
-    "idle_devices": 4,
-    "transition": {
-        "kind": "shape",
-        "offered": "K=2",
-        "terms_ns": {"prepare": 10, "move": 5},
-        "anyway_terms_ns": {"prepare": 3},
-        "pause_ns": 15,
-        "gain_ns_per_step": -3,
-        "remaining_steps": 7,
-        "pay_back_steps": None,
-        "accepted": False,
-        "rule": "it costs more than it gains",
-        "moved_bytes": 12,
-    },
-    "candidates": [
-        {
-            "num_stages": 2,
-            "num_replicas": 2,
-            "num_microbatches": 4,
-            "cuts": [1, 2, 4],
-            "schedule": "1f1b",
-            "prefix": "replicated",
-            "cache": "host",
-            "predicted_step_ns": 100,
-            "lower_bound_ns": 90,
-            "simulated_step_ns": 95,
-            "lost": "",
-        }
-    ],
-    "refusals": ["K=3 does not fit"],
-    "reasons": ["the shortest step"],
-    "profile_hash": 2**63 + 1,
-    "cluster_hash": 5,
-}
+_CANDIDATE = Candidate(
+    num_stages=2,
+    num_replicas=2,
+    num_microbatches=4,
+    cuts=(1, 2, 4),
+    schedule="1f1b",
+    prefix="replicated",
+    cache="host",
+    predicted_step_ns=100,
+    lower_bound_ns=90,
+    simulated_step_ns=95,
+)
+_TRANSITION = Transition(
+    kind="shape",
+    offered="K=2",
+    terms_ns={"prepare": 10, "move": 5},
+    anyway_terms_ns={"prepare": 3},
+    pause_ns=15,
+    gain_ns_per_step=-3,
+    remaining_steps=7,
+    accepted=False,
+    rule="it costs more than it gains",
+    moved_bytes=12,
+)
+PLAN = Plan(
+    boundary=1,
+    num_stages=2,
+    num_replicas=2,
+    num_microbatches=4,
+    samples_per_microbatch=2,
+    global_batch=16,
+    cuts=(1, 2, 4),
+    schedule="1f1b",
+    checkpoint="except_last",
+    prefix="replicated",
+    cache="host",
+    copies="serial",
+    predicted_step_ns=100,
+    lower_bound_ns=90,
+    simulated_step_ns=95,
+    bubble_fraction=0.25,
+    bytes_per_stage=(64, 128),
+    idle_devices=4,
+    transition=_TRANSITION,
+    candidates=(_CANDIDATE,),
+    refusals=("K=3 does not fit",),
+    reasons=("the shortest step",),
+    profile_hash=2**63 + 1,
+    cluster_hash=5,
+).to_dict()
+# What is changed in it is found by its own rule, not by the hash.
+del PLAN["plan_hash"]
 FORMATS = {
     "profile": (Profile, PROFILE),
     "cluster": (Cluster, CLUSTER),

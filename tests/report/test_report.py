@@ -69,6 +69,8 @@ def test_closing_table_has_one_row_per_epoch():
         "2",
         "4",
         "50",
+        "500.0",
+        "-",
         "50",
         "0.5000",
         "90.00",

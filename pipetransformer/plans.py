@@ -1,0 +1,168 @@
+"""The plans of a run: searched, priced and explained by the run's own options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from torch import nn
+
+from pipetransformer.autofreeze import Progress
+from pipetransformer.explanation import (
+    Explanation,
+    Options,
+    explain_plan,
+    explain_run,
+)
+from pipetransformer.planner import Cluster, Plan, Profile, replan, search
+from pipetransformer.prices import Market
+from pipetransformer.run import Run, Workload
+from pipetransformer.transformation import Replica
+
+
+def first_plan(run: Run, boundary: int) -> Plan:
+    """Search the plan that a run begins with.
+
+    Args:
+        run: The run, with profile, cluster and workload known.
+        boundary: Index of the first active layer.
+
+    Raises:
+        InfeasiblePlan: nothing fits; a ValueError that names what is missing.
+    """
+    profile, cluster, workload = _known(run)
+    return search(
+        profile, cluster, boundary=boundary, **_options(run, workload, boundary)
+    )
+
+
+def next_plan(run: Run, boundary: int, current: Plan, market: Market) -> Plan:
+    """Plan again at a boundary, and price what would change beyond it.
+
+    Args:
+        run: The run, with profile, cluster and workload known.
+        boundary: Index of the first active layer from now on.
+        current: The plan in force.
+        market: The lead's, equal on every active rank.
+
+    Raises:
+        InfeasiblePlan: nothing fits, or the plan in force cannot go on and no other
+            can be reached.
+    """
+    profile, cluster, workload = _known(run)
+    wishes = run.config.plan
+    return replan(
+        profile,
+        cluster,
+        current=current,
+        boundary=boundary,
+        remaining_steps=market.remaining_steps,
+        pace=market.pace,
+        pauses=market.pauses,
+        elapsed_since_last_ns=market.elapsed_ns,
+        hysteresis=wishes.hysteresis,
+        reshape=wishes.reshape,
+        **_options(run, workload, boundary),
+    )
+
+
+def explain_replica(run: Run, replica: Replica) -> Explanation:
+    """Explain the plan in force by the options it was chosen from.
+
+    Predictions stand beside what this rank measured; the lead's history is complete.
+    """
+    profile, cluster, workload = _known(run)
+    options = _options(run, workload, replica.plan.boundary)
+    return explain_plan(
+        replica.plan,
+        profile,
+        cluster,
+        measured=explain_run(run.history.to_json()).measured,
+        options=Options(
+            schedules=("gpipe",),
+            cache_tiers=tuple(options["cache_tiers"]),
+            max_replicas=options["max_replicas"],
+            num_samples=options["num_samples"],
+            min_microbatch_samples=options["min_microbatch_samples"],
+        ),
+    )
+
+
+def remaining_steps(run: Run) -> int:
+    """Return the optimizer steps for which a shorter step pays.
+
+    Until the policy changes its answer, if it knows when, else until the end: the
+    next freeze makes another plan.
+    """
+    if run.workload is None:
+        return 0
+    last = run.total_epochs
+    change = run.policy.next_change(progress_of(run))
+    until = last if change is None else min(change, last)
+    batches = (until - run.state.epoch) * run.workload.num_batches - run.state.batch
+    return max(0, batches)
+
+
+def _known(run: Run) -> tuple[Profile, Cluster, Workload]:
+    if run.profile is None or run.cluster is None or run.workload is None:
+        raise RuntimeError("plan asked for before the profile; please report")
+    return run.profile, run.cluster, run.workload
+
+
+class _Options(TypedDict):
+    """Options of `search` and `replan` that hold for a whole run."""
+
+    global_batch: int
+    num_stages: int | None
+    num_microbatches: int | None
+    max_replicas: int | None
+    cuts: Sequence[int] | None
+    checkpoint: str
+    cache_tiers: Sequence[str]
+    num_samples: int | None
+    min_microbatch_samples: int
+
+
+def _options(run: Run, workload: Workload, boundary: int) -> _Options:
+    wishes = run.config.plan
+    alone = run.info.world_size == 1
+    return _Options(
+        global_batch=workload.global_batch,
+        num_stages=_forced_stages(run, boundary),
+        num_microbatches=wishes.num_microbatches,
+        max_replicas=1 if alone else wishes.max_replicas,
+        cuts=wishes.cuts,
+        checkpoint=run.config.pipe.checkpoint,
+        cache_tiers=("host",) if run.config.cache.enabled else ("none",),
+        num_samples=workload.num_samples,
+        min_microbatch_samples=2 if _has_batch_norm(run.recipe.model) else 1,
+    )
+
+
+def _forced_stages(run: Run, boundary: int) -> int | None:
+    """Return the forced K, at most the layers that are still active."""
+    forced = run.config.plan.num_stages
+    if forced is None or boundary == 0:
+        return forced
+    return min(forced, len(run.recipe.model) - boundary)
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return any(isinstance(m, norms) and m.training for m in model.modules())
+
+
+def progress_of(run: Run) -> Progress:
+    """Return where training stands, as freeze policies are told."""
+    state = run.state
+    optimizer = state.optimizer
+    batches = run.workload.num_batches if run.workload is not None else 0
+    return Progress(
+        epoch=state.epoch,
+        step=state.step,
+        total_steps=batches * run.total_epochs or None,
+        learning_rate=(
+            float(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
+        ),
+        metrics=run.metrics,
+    )

@@ -1,0 +1,106 @@
+"""``explain``: a plan, alone or with its model, and the summary of a run."""
+
+import io
+import json
+
+import pytest
+
+from pipetransformer.cli.files import read_text
+from pipetransformer.planner import Plan
+from tests.cli.model_files import files
+from tests.explanation.test_run import a_summary
+
+__all__ = ["files"]
+
+
+def test_a_plan_with_its_model_is_compared(files):
+    path = files.plan("--frozen", 3)
+    values = files.json("explain", path, *files.model)
+    assert values["kind"] == "plan"
+    assert values["plan"] == json.loads(read_text(path))
+    assert values["limiting_resource"] == values["limits"][0]["resource"]
+    assert len(values["counterfactuals"]) == 5
+    times = [way["step_ns"] for way in values["counterfactuals"][3:]]
+    assert all(values["step_ns"] <= step for step in times)  # no cache, serial prefix
+
+
+def test_a_plan_alone_tells_what_it_holds(files):
+    values = files.json("explain", files.plan("--num-stages", 3))
+    assert values["limits"] == values["counterfactuals"] == []
+    assert [stage["forward_ns"] for stage in values["stages"]] == [None] * 3
+    assert values["idle_devices"] == 1
+
+
+def test_a_plan_comes_through_every_command(files):
+    first = files.plan("--num-stages", 4)
+    second = files.plan("--frozen", 4, "--current", first, "--remaining-steps", 10_000)
+    plan = Plan.from_json(read_text(second))
+    simulated = files.json("simulate", "--plan", second, *files.model)
+    assert simulated["step_ns"] == plan.simulated_step_ns
+    explained = files.json("explain", second, *files.model)
+    assert explained["step_ns"] == plan.simulated_step_ns
+    assert explained["transition"] == plan.transition.to_dict()
+    third = files.plan("--frozen", 4, "--current", second)
+    again = Plan.from_json(read_text(third))
+    assert again.shape == plan.shape and again.cuts == plan.cuts  # nothing better
+
+
+def test_text_names_limit_and_other_ways(files):
+    path = files.plan("--frozen", 3, "--num-stages", 2)
+    code, out, err = files.run("explain", path, *files.model)
+    assert (code, err) == (0, "")
+    for part in (
+        "Inputs",
+        "Limiting resource",
+        "were it twice as good",
+        "best static plan",
+        "plain DDP",
+        "paper, static",
+        "no cache",
+        "serial prefix",
+        "Reasons",
+    ):
+        assert part in out
+    assert max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_a_run_is_explained(files):
+    path = files.write("summary.json", json.dumps(a_summary()))
+    values = files.json("explain", path)
+    assert values["kind"] == "run" and len(values["changes"]) == 2
+    code, out, err = files.run("explain", path)
+    assert (code, err) == (0, "")
+    assert "Predicted against measured" in out and "too dear" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "expected JSON"),
+        ("[" * 100_000, "expected JSON"),
+        ("[]", "expected a plan"),
+        ('{"version": 1}', "expected a plan"),
+        ('{"plan_hash": 1, "version": 1}', "plan"),
+        ('{"epochs": 3}', "summary"),
+    ],
+)
+def test_what_is_neither_plan_nor_run_is_refused(files, text, message):
+    path = files.write("it.json", text)
+    code, out, err = files.run("explain", path)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {path}: ") and message in err
+    assert err.count("\n") == 1
+
+
+def test_options_that_would_be_ignored_are_refused(files):
+    run = files.write("summary.json", json.dumps(a_summary()))
+    code, _, err = files.run("explain", run, *files.model)
+    assert code == 2 and "got the summary of a run" in err
+    code, _, err = files.run("explain", files.plan(), "--profile", files.profile)
+    assert code == 2 and "expected both or none" in err
+
+
+def test_a_plan_from_standard_input(files, monkeypatch):
+    data = io.BytesIO(read_text(files.plan()).encode())
+    monkeypatch.setattr("sys.stdin", type("In", (), {"buffer": data}))
+    assert files.json("explain", "-")["kind"] == "plan"

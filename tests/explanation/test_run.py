@@ -1,0 +1,180 @@
+"""What an explanation of a run says, from the summary that the run wrote."""
+
+import copy
+import json
+
+import pytest
+
+from pipetransformer.explanation import explain_run
+from pipetransformer.planner import Transition
+from pipetransformer.report import (
+    EpochRecord,
+    History,
+    PlanShape,
+    TransformationRecord,
+    write_summary,
+)
+from pipetransformer.report.history import RefusalRecord
+
+FIRST = PlanShape(0, 0, 4, 1, 8)
+SECOND = PlanShape(2, 4, 2, 2, 4)
+
+
+def a_transition(**fields):
+    values = dict(
+        kind="shape",
+        offered="K=2 R=2 M=4",
+        terms_ns={"prepare": 20_000_000, "rewire": 10_000_000, "first_step": 1_000_000},
+        pause_ns=31_000_000,
+        gain_ns_per_step=5_000_000,
+        remaining_steps=50,
+        pay_back_steps=7,
+        accepted=True,
+        rule="it pays",
+    )
+    return Transition(**{**values, **fields})
+
+
+def an_epoch(epoch, shape, *, steps=10, seconds=1.0, predicted=0):
+    return EpochRecord(
+        epoch=epoch,
+        shape=shape,
+        samples=100,
+        unique_samples=100,
+        optimizer_steps=steps,
+        seconds=seconds,
+        train_loss=0.5,
+        cache_hits=0,
+        cache_misses=0,
+        predicted_step_ns=predicted,
+    )
+
+
+def a_history():
+    phases = {"prepare": 0.03, "rewire": 0.005, "decide": 0.01, "first_step": 0.002}
+    history = History(world_size=4, seed=0, total_seconds=8.0)
+    history.add(TransformationRecord(0, None, FIRST, 0.25, {}, "the first"))
+    history.add(
+        TransformationRecord(
+            1, FIRST, SECOND, 0.045, phases, "K=2 is shorter", a_transition().to_dict()
+        )
+    )
+    refused = a_transition(accepted=False, rule="too dear", anyway_terms_ns={})
+    history.refusals.append(RefusalRecord(2, refused.to_dict()))
+    history.epochs = [
+        an_epoch(0, FIRST, predicted=110_000_000),
+        an_epoch(1, SECOND),
+        an_epoch(2, SECOND, steps=0),
+    ]
+    history.phase_seconds = {"other": 1.0, "forward": 6.0, "backward": 1.0}
+    return history
+
+
+def a_summary():
+    return json.loads(json.dumps(a_history().to_json()))
+
+
+def test_steps_and_pauses_are_put_beside_their_predictions():
+    found = {m.what: m for m in explain_run(a_summary()).measured}
+    step = found["step of epoch 0 (frozen 0, K=4, R=1, M=8)"]
+    assert (step.predicted_ns, step.measured_ns) == (110_000_000, 100_000_000)
+    assert step.error == pytest.approx(0.1)
+    unknown = found["step of epoch 1 (frozen 2, K=2, R=2, M=4)"]
+    assert (unknown.predicted_ns, unknown.error) == (None, None)
+    assert not any("epoch 2" in what for what in found)  # no step, no time
+    first = found["pause before epoch 0"]
+    assert (first.predicted_ns, first.measured_ns) == (None, 250_000_000)
+    # The first step comes after the pause, and is part of what was predicted.
+    pause = found["pause before epoch 1"]
+    assert (pause.predicted_ns, pause.measured_ns) == (31_000_000, 47_000_000)
+    prepare = found["prepare before epoch 1"]
+    assert (prepare.predicted_ns, prepare.measured_ns) == (20_000_000, 30_000_000)
+
+
+def test_a_refused_change_is_compared_with_what_was_done_anyway():
+    history = a_history()
+    refused = a_transition(
+        accepted=False, anyway_terms_ns={"prepare": 5_000_000, "rewire": 10_000_000}
+    )
+    (record,) = history.transformations
+    history.transformations = [
+        TransformationRecord(**{**vars(record), "transition": refused.to_dict()})
+    ]
+    found = {m.what: m for m in explain_run(history.to_json()).measured}
+    assert found["pause before epoch 1"].predicted_ns == 15_000_000
+
+
+def test_text_tells_changes_reasons_prices_and_refusals():
+    text = str(explain_run(a_summary()))
+    for part in (
+        "run of 4 processes, 8.00 s",
+        "epoch 0: first plan frozen 0, K=4, R=1, M=8; pause 250.000 ms",
+        "epoch 1: frozen 0, K=4, R=1, M=8 -> frozen 2, K=2, R=2, M=4; pause 45.000 ms",
+        "K=2 is shorter",
+        "change of shape to K=2 R=2 M=4, accepted: it pays",
+        "gain 5.000 ms a step over 50 steps left; pays back after 7 steps",
+        "predicted: prepare 20.000 ms, rewire 10.000 ms, first_step 1.000 ms",
+        "measured: prepare 30.000 ms, decide 10.000 ms, rewire 5.000 ms",
+        "before epoch 2:",
+        "refused: too dear",
+        "forward   6.00 s  75.0 %",
+    ):
+        assert part in text
+
+
+def test_json_is_complete_and_plain():
+    values = explain_run(a_summary()).to_dict()
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+    assert (values["kind"], values["world_size"]) == ("run", 4)
+    assert [change["from"] for change in values["changes"]] == [None, str(FIRST)]
+    assert values["changes"][1]["transition"] == a_transition().to_dict()
+    assert values["refusals"][0]["transition"]["rule"] == "too dear"
+
+
+def test_what_write_summary_writes_is_read(tmp_path):
+    write_summary(a_history(), tmp_path / "run.json")
+    summary = json.loads((tmp_path / "run.json").read_text())
+    assert explain_run(summary) == explain_run(a_summary())
+
+
+def test_a_summary_without_prices_is_read():
+    summary = a_summary()
+    del summary["refusals"], summary["transformations"][0]["transition"]
+    for epoch in summary["epochs"]:
+        del epoch["predicted_step_ns"], epoch["measured_step_ns"]
+    report = explain_run(summary)
+    assert report.changes[1].transition is None
+    assert all(entry.predicted_ns is None for entry in report.measured)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ((), [], "summary: expected an object, got list"),
+        (("epochs",), {}, "summary epochs: expected a list, got dict"),
+        (("epochs", 0), 3, r"summary epochs\[0\]: expected an object, got 3"),
+        (("epochs", 0, "seconds"), -1, r"epochs\[0\] seconds: expected seconds from 0"),
+        (("epochs", 0, "seconds"), float("nan"), "expected seconds from 0, got nan"),
+        (("epochs", 0, "seconds"), 10**400, "expected seconds from 0, got 1000"),
+        (("epochs", 0, "num_stages"), True, "num_stages: expected an integer, got Tr"),
+        (("epochs", 0, "epoch"), 2**70, r"epoch: expected 0 to 2\*\*62"),
+        (("world_size",), None, "summary world_size: expected an integer, got None"),
+        (("transformations", 0, "to"), "K=2", r"transformations\[0\] to: expected an"),
+        (("transformations", 0, "reason"), 1, "reason: expected a string, got 1"),
+        (("transformations", 0, "phases"), {"a": "b"}, "phases a: expected seconds"),
+        (("transformations", 0, "transition", "kind"), "x", "transition: transition k"),
+        (("refusals", 0, "transition"), None, r"refusals\[0\] transition"),
+        (("first_plan",), 7, "summary first_plan: expected an object, got 7"),
+    ],
+)
+def test_malformed_summaries_are_refused_naming_the_field(path, value, message):
+    summary = copy.deepcopy(a_summary())
+    if path:
+        inner = summary
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+    else:
+        summary = value
+    with pytest.raises(ValueError, match=message):
+        explain_run(summary)

@@ -231,6 +231,7 @@ def planner_best_cuts(
     backward: _CostRow | None,
     repeats: int,
     cut_costs: list[int],
+    hiding_cut_costs: list[int],
     exposure: tuple[list[int], list[int]] | None,
     rules: _Rules,
     num_stages: int,

@@ -108,6 +108,7 @@ std::optional<std::tuple<int64_t, Cuts, bool>> best(
     const std::optional<CostRow>& backward,
     int64_t repeats,
     const Columns& cut_costs,
+    const Columns& hiding_cut_costs,
     const std::optional<std::pair<Columns, Columns>>& exposure,
     const RuleRows& rules,
     int64_t num_stages,
@@ -120,6 +121,7 @@ std::optional<std::tuple<int64_t, Cuts, bool>> best(
   }
   objective.repeats = repeats;
   objective.cut_ns = cut_costs;
+  objective.hiding_cut_ns = hiding_cut_costs;
   if (exposure) {
     objective.exposed_ns = [reduced = SpanCost(exposure->first),
                             slack = exposure->second](
@@ -179,6 +181,7 @@ void bind_planner_solvers(py::module_& m) {
       py::arg("backward"),
       py::arg("repeats"),
       py::arg("cut_costs"),
+      py::arg("hiding_cut_costs"),
       py::arg("exposure"),
       py::arg("rules"),
       py::arg("num_stages"),

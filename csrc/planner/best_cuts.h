@@ -14,7 +14,10 @@
 namespace pipetransformer::planner {
 
 // value(cuts) = repeats * (max forward + max backward) + sum of cut_ns over the
-// inner cuts + max of exposed_ns over the stages. Holds references.
+// inner cuts + the longest exposed all-reduce, or 0. What a stage exposes is
+// its exposed_ns, less what hides it of the stages before: repeats times how
+// much slower than it and all later ones their slowest backward is, and
+// hiding_cut_ns of their cuts. Holds references.
 struct CutObjective {
   std::reference_wrapper<const SpanCost> forward;
   // nullptr: none. A schedule that runs both in turns (1F1B) puts forward +
@@ -23,8 +26,10 @@ struct CutObjective {
   int64_t repeats = 0;  // M - 1
   // n + 1 entries, not negative, paid once for each inner cut; empty: none.
   std::vector<int64_t> cut_ns = {};
-  // Exposed all-reduce of a stage: its bytes as a transfer time, less a slack
-  // that grows with begin, or 0. Empty: none.
+  // The part of cut_ns, at most all, that hides later all-reduces; empty: none.
+  std::vector<int64_t> hiding_cut_ns = {};
+  // A stage's all-reduce: its bytes as a transfer time, less a slack that grows
+  // with begin, or 0. Empty: none.
   StageFunction exposed_ns = {};
 };
 
@@ -32,12 +37,13 @@ struct BestCuts {
   int64_t value;
   Cuts cuts;
   // True: no cuts are better, and none as good are lexicographically smaller.
-  // False only if more than kMostLabels partial cuts that none other beats met
-  // in one place; never with up to kMostLabels cuts to choose from.
+  // False only if there are more than kMostSureCuts cuts to choose from, and so
+  // many partial ones that none other beats that most were given up: where
+  // all-reduces take longer than the pipe, with many stages.
   bool exact;
 };
 
-inline constexpr int64_t kMostLabels = 4096;
+inline constexpr int64_t kMostSureCuts = 4096;
 
 int64_t value_of(const CutObjective& objective, const Cuts& cuts);
 

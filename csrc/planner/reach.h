@@ -125,4 +125,69 @@ class Reach {
   int64_t next_cap_ = kNoCap;
 };
 
+// What the walk and the table do all the time, inline for both.
+
+inline int64_t
+Reach::span_of(const Test& test, int64_t index, int64_t i, int64_t j) {
+  if (test.function != nullptr) {
+    return (*test.function)(i, j);
+  }
+  const int64_t cost = test.cost->span(i, j);
+  return test.repeated == nullptr
+             ? cost
+             : cost + test.counts[index] * test.repeated->span(i, j);
+}
+
+inline int64_t
+Reach::whole_of(const Test& test, int64_t index, int64_t i, int64_t j) {
+  return overlapped(test) ? test.cost->stage(i, j) : span_of(test, index, i, j);
+}
+
+// Lower bound of span_of that does not fall when the stage grows.
+inline int64_t
+Reach::floor_of(const Test& test, int64_t index, int64_t i, int64_t j) {
+  if (test.function != nullptr) {
+    return (*test.function)(i, j);
+  }
+  const int64_t cost = test.cost->layers(i, j);
+  return test.repeated == nullptr
+             ? cost
+             : cost + test.counts[index] * test.repeated->layers(i, j);
+}
+
+inline bool Reach::fits(int64_t index, int64_t begin, int64_t end) const {
+  for (const Test& test : tests_) {
+    if (span_of(test, index, begin, end) > test.cap) {
+      return false;
+    }
+  }
+  return true;
+}
+
+inline bool Reach::may_reach(int64_t index, int64_t begin, int64_t end) const {
+  for (const Test& test : tests_) {
+    if (floor_of(test, index, begin, end) > test.cap) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The last end from `begin` up to which `fits` holds; `begin` if none.
+template <class Fits>
+int64_t Reach::furthest(int64_t begin, const Fits& fits) const {
+  int64_t end = begin;
+  int64_t step = 1;
+  while (end + step <= num_layers_ && fits(end + step)) {
+    end += step;
+    step *= 2;
+  }
+  for (step /= 2; step > 0; step /= 2) {
+    if (end + step <= num_layers_ && fits(end + step)) {
+      end += step;
+    }
+  }
+  return end;
+}
+
 }  // namespace pipetransformer::planner

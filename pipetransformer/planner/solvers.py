@@ -159,6 +159,7 @@ def best_cuts(
     *,
     repeats: int,
     cut_costs: Sequence[int] | None = None,
+    hiding_cut_costs: Sequence[int] | None = None,
     reduce_costs: Sequence[int] | None = None,
     reduce_slack: Sequence[int] | None = None,
     limits: Limits = _UNLIMITED,
@@ -168,8 +169,9 @@ def best_cuts(
 
     That is ``repeats`` times the largest forward plus the largest backward of a
     stage, plus the costs of the cuts, plus the longest exposed all-reduce. A stage
-    from layer i on exposes what its layers reduce, less ``reduce_slack[i]``, if
-    that is above 0.
+    from layer i on exposes what its layers reduce, less ``reduce_slack[i]`` (or 0),
+    less what hides it of the stages before: ``repeats`` times how much slower than it
+    and all later ones their slowest backward is, and the hiding costs of their cuts.
 
     Args:
         forward: Of each layer, n entries, or with copies.
@@ -177,6 +179,7 @@ def best_cuts(
         num_stages: Number of stages; none is empty.
         repeats: Number of micro-batches less one.
         cut_costs: n + 1 entries, paid once for each inner cut.
+        hiding_cut_costs: n + 1 entries, the part of each that hides all-reduces.
         reduce_costs: All-reduce time of each layer, n entries.
         reduce_slack: n + 1 entries that do not decrease.
         limits: What a stage may hold.
@@ -196,6 +199,10 @@ def best_cuts(
     largest = sum(map(sum, first[:3])) + sum(map(sum, second[:3] if second else ()))
     if repeats < 0 or repeats * largest > _PLENTY:
         raise ValueError(f"repeats: expected 0 to 2**60 / all costs, got {repeats}")
+    cuts = _checked(cut_costs, "cut_costs", n + 1)
+    hiding = _checked(hiding_cut_costs, "hiding_cut_costs", n + 1)
+    if any(part > whole for part, whole in zip(hiding, cuts, strict=True)):
+        raise ValueError("hiding_cut_costs: expected at most cut_costs, got more")
     exposure = None
     if reduce_costs is not None:
         slack = _checked(reduce_slack, "reduce_slack", n + 1, summed=False)
@@ -206,7 +213,8 @@ def best_cuts(
         first,
         second,
         repeats,
-        _checked(cut_costs, "cut_costs", n + 1),
+        cuts,
+        hiding,
         exposure,
         _rules(limits, n, num_stages),
         num_stages,

@@ -17,6 +17,7 @@ class Instance:
     limits: Limits
     repeats: int
     cut_costs: list[int]
+    hiding_cut_costs: list[int]
     reduce_costs: list[int]
     reduce_slack: list[int]
 
@@ -31,16 +32,24 @@ class Instance:
             bytes_ += self.limits.microbatches_kept[index] * kept
         return bytes_
 
-    def exposed(self, begin, end):
-        return max(0, sum(self.reduce_costs[begin:end]) - self.reduce_slack[begin])
+    def exposed(self, cuts):
+        """The longest all-reduce that is left when the slowest stages are done."""
+        stages = list(pairwise(cuts))
+        slowest = [stage_cost(self.backward, *stage) for stage in stages]
+        longest = 0
+        for k, (begin, end) in enumerate(stages):
+            reduced = sum(self.reduce_costs[begin:end]) - self.reduce_slack[begin]
+            hidden = self.repeats * (max(slowest) - max(slowest[k:]))
+            hidden += sum(self.hiding_cut_costs[j] for j in cuts[1 : k + 1])
+            longest = max(longest, reduced - hidden)
+        return longest
 
     def value(self, cuts):
         """What best_cuts makes least."""
-        stages = list(pairwise(cuts))
         return (
             self.repeats * (largest(self.forward, cuts) + largest(self.backward, cuts))
             + sum(self.cut_costs[j] for j in cuts[1:-1])
-            + max(self.exposed(*stage) for stage in stages)
+            + self.exposed(cuts)
         )
 
 
@@ -81,7 +90,7 @@ def enumerate_best(given):
 def min_max_table(costs, limits, num_stages):
     """The least largest stage by the O(K L^2) table; None if there is none."""
     n = len(costs.layers)
-    given = Instance(num_stages, costs, costs, limits, 0, [], [], [])
+    given = Instance(num_stages, costs, costs, limits, 0, [], [], [], [])
     allowed = limits.cut_allowed or [True] * (n + 1)
     cost = {
         (i, j): stage_cost(costs, i, j) for i in range(n) for j in range(i + 1, n + 1)
@@ -106,14 +115,19 @@ def min_max_table(costs, limits, num_stages):
 def random_instance(rng, most_layers=9, most_stages=5):
     n = rng.randint(1, most_layers)
     num_stages = rng.randint(1, min(n, most_stages))
+    cuts = [rng.choice([0, 5, rng.randint(0, 60)]) for _ in range(n + 1)]
+    cuts = _sometimes(rng, cuts)
+    reduced = _sometimes(rng, random_costs(rng, n))
+    scale = rng.choice([1, 1, 20])  # some hide nearly nothing
     return Instance(
         num_stages,
         _random_row(rng, n),
         _random_row(rng, n),
         random_limits(rng, n, num_stages),
         rng.choice([0, 1, 3, 17]),
-        _sometimes(rng, [rng.choice([0, 5, rng.randint(0, 60)]) for _ in range(n + 1)]),
-        _sometimes(rng, random_costs(rng, n)),
+        cuts,
+        _sometimes(rng, [rng.randint(0, cost) for cost in cuts]),
+        [scale * cost for cost in reduced],
         sorted(rng.randint(0, 60) for _ in range(n + 1)),
     )
 

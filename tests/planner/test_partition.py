@@ -200,6 +200,12 @@ def test_a_cut_that_only_fills_up_the_stages_counts_with_its_copies():
             ),
             "reduce_slack: expected rising entries",
         ),
+        (
+            lambda: solvers.best_cuts(
+                [1], None, 1, repeats=1, cut_costs=[0, 1], hiding_cut_costs=[0, 2]
+            ),
+            "hiding_cut_costs: expected at most cut_costs",
+        ),
     ],
 )
 def test_solvers_name_what_is_wrong_with_their_lists(call, message):

@@ -1,7 +1,7 @@
 """The exact solvers against enumeration and against tables without shortcuts."""
 
 import random
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 
@@ -9,6 +9,7 @@ from pipetransformer.planner import solvers
 from pipetransformer.planner.solvers import Costs, Limits
 from tests.planner.instances import random_costs
 from tests.planner.solver_oracles import (
+    Instance,
     enumerate_best,
     largest,
     min_max_table,
@@ -70,6 +71,7 @@ def best_cuts(given, **options):
         given.num_stages,
         repeats=given.repeats,
         cut_costs=given.cut_costs,
+        hiding_cut_costs=given.hiding_cut_costs,
         reduce_costs=given.reduce_costs,
         reduce_slack=given.reduce_slack,
         limits=given.limits,
@@ -149,29 +151,61 @@ def test_best_cuts_take_a_smaller_all_reduce_for_a_larger_stage():
     assert many == (9 * 11 + 100, [0, 2, 4], True)
 
 
-def test_long_rows_are_solved_exactly_with_all_terms():
-    # Too long to enumerate: the labels must stay few, and no neighbour be better.
-    rng = random.Random(11)
-    n, num_stages = 120, 12
-    layers = [rng.randint(10**5, 10**7) for _ in range(n)]
-    edges = [0, *(rng.randint(10**4, 10**6) for _ in range(n - 1)), 0]
-    slack = [0]
-    for cost in layers:
-        slack.append(slack[-1] + 2 * cost)
-    reduced = [rng.randint(0, 10**8) for _ in range(n)]
-    terms = dict(repeats=3, cut_costs=edges, reduce_costs=reduced, reduce_slack=slack)
-    forward = Costs(layers, edges, overlapped=True)
-    backward = Costs([2 * cost for cost in layers], edges, overlapped=True)
-    value, cuts, exact = solvers.best_cuts(forward, backward, num_stages, **terms)
-    assert exact
-    for k in range(1, num_stages):
+def test_a_slow_first_stage_hides_the_all_reduces_of_later_ones():
+    # Backward 9 | 1: the last stage is done 3 x 8 before the first, and what its
+    # cut copies back, 4 of 6, takes longer still.
+    backward, reduced, slack = [9, 1], [0, 30], [0, 0, 0]
+    terms = dict(repeats=3, reduce_costs=reduced, reduce_slack=slack)
+    pipe = 3 * (1 + 9)
+    found = solvers.best_cuts([1, 1], backward, 2, **terms)
+    assert found == (pipe + 30 - 24, [0, 1, 2], True)
+    terms.update(cut_costs=[0, 6, 0], hiding_cut_costs=[0, 4, 0])
+    found = solvers.best_cuts([1, 1], backward, 2, **terms)
+    assert found == (pipe + 6 + 30 - 24 - 4, [0, 1, 2], True)
+
+
+def long_instance(seed, num_layers, num_stages, reduce_scale):
+    """Too long to enumerate; the larger the scale, the more all-reduces decide."""
+    rng = random.Random(seed)
+    layers = [rng.randint(10**5, 10**7) for _ in range(num_layers)]
+    inner = [rng.randint(10**4, 10**6) for _ in range(num_layers - 1)]
+    edges = [0, *inner, 0]
+    backward = [cost * rng.randint(18, 22) // 10 for cost in layers]
+    return Instance(
+        num_stages,
+        Costs(layers, edges, overlapped=True),
+        Costs(backward, edges, overlapped=True),
+        Limits(),
+        4 * num_stages - 1,
+        [2 * edge for edge in edges],
+        edges,
+        [reduce_scale * rng.randint(10**4, 10**7) for _ in layers],
+        list(accumulate(backward, initial=0)),
+    )
+
+
+@pytest.mark.parametrize("reduce_scale", [0, 1, 10])
+def test_long_rows_are_solved_exactly_with_all_terms(reduce_scale):
+    given = long_instance(1, 120, 12, reduce_scale)
+    value, cuts, exact = best_cuts(given)
+    assert exact and value == given.value(cuts)
+    assert no_neighbour_is_better(given, value, cuts)
+
+
+def test_where_too_many_labels_are_given_up_the_answer_says_so():
+    # Here they are found all the same: this is the value with all labels kept.
+    given = long_instance(0, 200, 32, 1000)
+    value, cuts, exact = best_cuts(given)
+    assert not exact and value == given.value(cuts)
+    assert value == 47_738_704_500
+    assert no_neighbour_is_better(given, value, cuts)
+
+
+def no_neighbour_is_better(given, value, cuts):
+    for k in range(1, given.num_stages):
         for shift in (-1, 1):
             moved = [*cuts[:k], cuts[k] + shift, *cuts[k + 1 :]]
-            if all(a < b for a, b in pairwise(moved)):
-                stages = list(pairwise(moved))
-                exposed = max(max(0, sum(reduced[i:j]) - slack[i]) for i, j in stages)
-                assert value <= (
-                    3 * (largest(forward, moved) + largest(backward, moved))
-                    + sum(edges[j] for j in moved[1:-1])
-                    + exposed
-                )
+            rising = all(a < b for a, b in pairwise(moved))
+            if rising and given.value(moved) < value:
+                return False
+    return True

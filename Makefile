@@ -16,7 +16,8 @@ else
   ENVIRONMENT := $(VENV)/.installed
 endif
 PIPE_BENCHMARKS := pipe_overhead pipe_throughput pipe_overlap unet_timeline pipe_models
-PLANNER_BENCHMARKS := partition_quality planner_time
+PLANNER_BENCHMARKS := partition_quality planner_time simulator_accuracy \
+  fig11_microbatches paper_ladder
 TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node=4
 # The cores are shared with other programs: one intra-op thread per process.
 export OMP_NUM_THREADS ?= 1

@@ -23,9 +23,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import _ladder_tables
 import _pipe_tables
 import _planner_tables
 import _run_tables
+import _simulated_tables
 from _markdown import Content, ratios, rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,12 +44,15 @@ class TableError(ValueError):
 TABLES: dict[str, Callable[[Content], list[str]]] = {
     "accuracy": _run_tables.accuracy,
     "bounds": _run_tables.bounds,
+    "ladder": _ladder_tables.ladder,
+    "microbatches": _simulated_tables.microbatches,
     "models": _pipe_tables.models,
     "overhead": _pipe_tables.overhead,
     "plan_times": _planner_tables.plan_times,
     "quality": _planner_tables.quality,
     "ratios": ratios,
     "rows": rows,
+    "simulator": _simulated_tables.simulator,
     "table1": _run_tables.table1,
     "throughput": _pipe_tables.throughput,
     "timeline": _pipe_tables.timeline,

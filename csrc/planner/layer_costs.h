@@ -14,12 +14,13 @@ namespace pipetransformer::planner {
 using Column = std::vector<int64_t>;
 
 struct LayerCosts {
-  // One entry per active layer, of the largest micro-batch.
+  // One entry per active layer, mean over the micro-batches, see Note [Unequal
+  // micro-batches].
   Column forward_ns;
   Column input_grad_ns;  // see Note [Backward of the first trainable layer]
   Column weight_grad_ns;
   Column gradient_bytes;  // 0 for layers that do not train
-  // One entry per boundary 0 .. n; 0 at both ends.
+  // One entry per boundary 0 .. n, of the largest micro-batch; 0 at both ends.
   Column forward_copy_ns;
   Column backward_copy_ns;  // 0 where no gradient passes
   int64_t num_forward_only = 0;

@@ -44,6 +44,23 @@ int64_t interpolate(
   return scaled <= 0 ? 0 : static_cast<int64_t>(scaled / span);
 }
 
+int64_t interpolate_parts(
+    const std::vector<int64_t>& points,
+    const std::vector<int64_t>& values,
+    int64_t samples,
+    int64_t num_parts) {
+  const int64_t smaller = samples / num_parts;
+  const int64_t num_larger = samples % num_parts;
+  const int64_t first = interpolate(points, values, smaller);
+  if (num_larger == 0) {
+    return first;
+  }
+  const Wide total =
+      Wide{first} * (num_parts - num_larger) +
+      Wide{interpolate(points, values, smaller + 1)} * num_larger;
+  return static_cast<int64_t>((total + num_parts - 1) / num_parts);
+}
+
 int64_t transfer_ns(
     int64_t bytes,
     const std::optional<int64_t>& bytes_per_s,

@@ -16,6 +16,15 @@ int64_t interpolate(
     const std::vector<int64_t>& values,
     int64_t samples);
 
+// Mean of `interpolate` over the parts when `samples` are cut into `num_parts`
+// that differ by at most one sample; at least one sample for each. Rounded up:
+// unequal parts gain nothing over equal ones by rounding.
+int64_t interpolate_parts(
+    const std::vector<int64_t>& points,
+    const std::vector<int64_t>& values,
+    int64_t samples,
+    int64_t num_parts);
+
 // latency + bytes / rate, rounded up; 0 without a rate. Throws
 // std::invalid_argument above 2^38 ns, more than four minutes.
 int64_t transfer_ns(

@@ -1,8 +1,9 @@
 // What a step costs, stage by stage and per micro-batch: the plain values that
 // schedules are timed with, by the planner's formulas and by the simulator.
 //
-// int64 nanoseconds and bytes, no behaviour, thread-safe as values. Times are
-// those of the largest micro-batch.
+// int64 nanoseconds and bytes, no behaviour, thread-safe as values. Times of
+// stages are means over the micro-batches, whose sizes differ by at most one
+// row; those of copies and of the prefix are of the largest, as bytes are.
 #pragma once
 
 #include <cstdint>

@@ -41,7 +41,7 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True)
 class StageReport:
-    """One stage of the plan; times of the largest micro-batch.
+    """One stage of the plan; times per micro-batch, mean over a step's.
 
     Args:
         stage: 0-based.

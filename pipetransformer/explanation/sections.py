@@ -109,7 +109,7 @@ def stages(explanation: Explanation) -> Section:
             )
         )
     table = Table(columns(names), tuple(rows))
-    return Section("Stages (times of the largest micro-batch)", (), table)
+    return Section("Stages (times per micro-batch)", (), table)
 
 
 def _share(part: int | None, whole: int | None) -> str:

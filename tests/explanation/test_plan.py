@@ -124,7 +124,12 @@ def test_stages_are_those_of_the_plan(schedule, checkpoint):
     profile = a_profile(9, heavy=4)
     cluster = a_cluster(device_memory_bytes=10**9)
     plan = a_plan(
-        profile, cluster, schedules=(schedule,), num_stages=3, checkpoint=checkpoint
+        profile,
+        cluster,
+        schedules=(schedule,),
+        num_stages=3,
+        num_microbatches=8,
+        checkpoint=checkpoint,
     )
     stages = explain_plan(plan, profile, cluster).stages
     assert [(s.first_layer, s.last_layer + 1) for s in stages] == [*pairwise(plan.cuts)]

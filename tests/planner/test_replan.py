@@ -22,7 +22,8 @@ MS = 1_000_000
 MODEL = equal_profile(12, times=(MS, MS, MS), parameters=1000, activation=500)
 SLOTS = cluster(4, 66_000)
 FIRST = search(MODEL, SLOTS, global_batch=32)
-CACHED = {"cache_tiers": ("host",), "global_batch": 32}
+# Two rows at least: M=24 would save a little by unequal micro-batches.
+CACHED = {"cache_tiers": ("host",), "global_batch": 32, "min_microbatch_samples": 2}
 
 
 def again(boundary, *, current=FIRST, slots=SLOTS, left=34, **options):

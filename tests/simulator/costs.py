@@ -49,7 +49,7 @@ def step(schedule, stages, num_microbatches, *, prefix=None, **fields):
 def simulate(costs, *, replicas=((),), lists=None, prefix_mode="barrier", **fields):
     """Result of a step; replicas as speeds by stage in thousandths."""
     options = _binding.SimulatorStepOptions()
-    options.prefix = MODES[prefix_mode]
+    options.prefix = MODES[prefix]
     for name, value in fields.items():
         assert hasattr(options, name)
         setattr(options, name, value)

@@ -1,0 +1,99 @@
+"""The pipelines that ``simulator_accuracy.py`` simulates and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from _encoder import Shape, batch, encoder, mean_loss
+from _simulated import SCHEDULES, Case, median_profile
+from _trials import Subject
+from _waits import MIXES, ROWS, WaitPipeline, random_pipelines
+
+from pipetransformer import planner
+from pipetransformer.planner import Profile
+
+MODES = ("never", "always")
+COMPUTE = "compute"
+PROFILES = 3  # of waiting stages per repeat; the median counts
+WAITING_STEPS = 3  # per repeat, so that it lasts some tenths of a second
+COUNTS = (2, 4, 8)  # M of what computes
+
+
+def waiting_subjects(
+    lengths: Sequence[int], per_length: int, seed: int
+) -> list[Subject]:
+    """Return random pipelines of stages that wait, under every schedule.
+
+    Every other pair of pipelines of a length is run with recomputation.
+    """
+    found = []
+    for number, pipeline in enumerate(random_pipelines(lengths, per_length, seed)):
+        mode = MODES[number % per_length // len(MIXES) % len(MODES)]
+        found.append(_waiting(number, pipeline, mode))
+    return found
+
+
+def _waiting(number: int, pipeline: WaitPipeline, mode: str) -> Subject:
+    model = pipeline.model()
+
+    def alone() -> Profile:
+        return median_profile(
+            [
+                planner.profile(
+                    model, pipeline.batch(1), microbatch_samples=(ROWS,), repeats=1
+                )
+                for _ in range(PROFILES)
+            ]
+        )
+
+    cuts = tuple(range(pipeline.num_stages + 1))
+    inputs = pipeline.batch()
+    return Subject(
+        name=f"{pipeline.mix} {number}",
+        kind=pipeline.mix,
+        model=pipeline.model,
+        inputs=inputs,
+        targets=torch.zeros_like(inputs),
+        loss=lambda outputs, targets: (outputs - targets).mean(),
+        cases=tuple(
+            Case(cuts, pipeline.num_microbatches, schedule, mode)
+            for schedule in SCHEDULES
+        ),
+        alone=alone,
+        steps=WAITING_STEPS,
+    )
+
+
+def computing_subjects(shape: Shape, num_stages: Sequence[int]) -> list[Subject]:
+    """Return the encoder cut into equal stages, for each K.
+
+    GPipe with several M; at the middle one also the other schedules, and GPipe with
+    recomputation.
+    """
+    inputs, targets = batch(shape, 0)
+    model = encoder(shape, 0)
+    sizes = sorted({shape.rows // count for count in COUNTS})
+
+    def alone() -> Profile:
+        return planner.profile(model, inputs, microbatch_samples=sizes)
+
+    found = []
+    for length in num_stages:
+        cuts = tuple(shape.blocks * j // length for j in range(length + 1))
+        cases = [Case(cuts, count, "gpipe") for count in COUNTS]
+        cases += [Case(cuts, COUNTS[1], schedule) for schedule in SCHEDULES[1:]]
+        cases.append(Case(cuts, COUNTS[1], "gpipe", "always"))
+        found.append(
+            Subject(
+                name=f"{COMPUTE} K={length}",
+                kind=f"{COMPUTE} K={length}",
+                model=lambda: encoder(shape, 0),
+                inputs=inputs,
+                targets=targets,
+                loss=mean_loss,
+                cases=tuple(cases),
+                alone=alone,
+            )
+        )
+    return found

@@ -1,0 +1,100 @@
+"""Each script about plans runs to its end, and its table can be rendered."""
+
+import json
+import sys
+from pathlib import Path
+
+import _timing
+import _waits
+import fig11_microbatches
+import pytest
+import simulator_accuracy
+from _encoder import Shape
+from _harness import Row
+from _simulated import Case
+from _trials import Compared
+from fig11_microbatches import best_of, choice_ratios, counts_of
+
+from pipetransformer import planner
+from tests.benchmarks.test_simulated import layer, profile
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from readme_tables import TABLES
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    # No repeat counts as disturbed: a test must not depend on what else runs.
+    monkeypatch.setattr(_timing, "MIN_BUSY_CORES", float("inf"))
+    monkeypatch.setattr(_waits, "LEAST_S", 1e-4)
+    monkeypatch.setattr(_waits, "MOST_S", 2e-4)
+    tiny = Shape(blocks=2, width=8, heads=1, tokens=2, rows=8)
+    for script in (simulator_accuracy, fig11_microbatches):
+        monkeypatch.setattr(script, "SHAPE", tiny)
+
+
+def run(monkeypatch, tmp_path, script, *flags):
+    name = script.__name__
+    path = tmp_path / f"{name}.json"
+    monkeypatch.setattr(sys, "argv", [name, "--repeats=3", f"--json={path}", *flags])
+    assert script.main() == 0
+    content = json.loads(path.read_text())
+    assert content["name"] == name
+    return content
+
+
+def test_simulator_accuracy_writes_what_its_table_needs(monkeypatch, tmp_path, capsys):
+    flags = ["--lengths", "2", "--per-length=4"]
+    content = run(monkeypatch, tmp_path, simulator_accuracy, *flags)
+    rendered = "\n".join(TABLES["simulator"](content))
+    assert "| all | 6 | 24 |" in rendered
+    assert "| heterogeneous | 2 | 6 |" in rendered
+    assert "| half-frozen, zb-h1, always | 1 | 1 |" in rendered
+    assert "| compute K=2, gpipe, never | 1 | 3 |" in rendered
+    assert len(content["rows"]) == 2 * 24
+    assert len({row["system"] for row in content["rows"]}) == 24
+    assert "aim 3%" in capsys.readouterr().out
+
+
+def test_figure_11_writes_what_its_table_needs(monkeypatch, tmp_path, capsys):
+    content = run(monkeypatch, tmp_path, fig11_microbatches)
+    rendered = TABLES["microbatches"](content)
+    cells = [line.split(" | ")[0] for line in rendered[2:]]
+    counts = [(1, m) for m in range(1, 7)] + [(2, m) for m in (2, 4, 6, 8)]
+    assert cells == [f"| K={k} M={m}" for k, m in counts]
+    assert sum("best" in line for line in rendered[2:]) == 2
+    assert sum("planner" in line for line in rendered[2:]) == 2
+    assert "K=2: planner's M=" in capsys.readouterr().out
+
+
+def test_counts_are_those_that_the_planner_tries():
+    two = profile(layer(2, 2, 2), layer(2, 2, 2))
+    plan = planner.search(
+        two,
+        planner.Cluster(devices_per_node=2, device_memory_bytes=2**40),
+        global_batch=32,
+        num_stages=2,
+    )
+    tried = {candidate.num_microbatches for candidate in plan.candidates}
+    assert tried == set(counts_of(2, 32))
+    assert counts_of(2, 7) == [2, 4, 6]
+
+
+def compared(count, *values):
+    row = Row(f"K=2 M={count}", "step time", "s", values)
+    return Compared(Case((0, 1, 2), count, "gpipe"), row, row)
+
+
+def test_best_count_is_that_of_the_shortest_median():
+    found = [compared(2, 1.0, 3.0, 9.0), compared(4, 2.0, 2.0, 2.5), compared(6)]
+    assert best_of(found, 2) == 4
+    assert best_of(found, 1) == 0
+
+
+def test_choice_is_compared_with_the_best_repeat_by_repeat():
+    found = [compared(2, 2.2, 2.2, 2.1), compared(4, 2.0, 2.0, 2.0)]
+    (ratio,) = choice_ratios(found, {2: 2}, quick=False)
+    assert ratio.value == pytest.approx(1.1)
+    assert ratio.name == "K=2: planner's M=2 / best M=4"
+    (same,) = choice_ratios(found, {2: 4}, quick=False)
+    assert (same.min, same.value, same.max) == (1, 1, 1)

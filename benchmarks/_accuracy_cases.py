@@ -8,7 +8,7 @@ import torch
 from _encoder import Shape, batch, encoder, mean_loss
 from _simulated import SCHEDULES, Case, median_profile
 from _trials import Subject
-from _waits import MIXES, WaitPipeline, random_pipelines
+from _waits import WaitPipeline, random_pipelines
 
 from pipetransformer import planner
 from pipetransformer.planner import Profile
@@ -24,7 +24,7 @@ def waiting_subjects(
 ) -> list[Subject]:
     """Return random pipelines of stages that wait, under every schedule.
 
-    Of each length's pipelines every second pair is run with recomputation.
+    Every second one is run with recomputation.
 
     Args:
         lengths: K of the pipelines.
@@ -34,7 +34,7 @@ def waiting_subjects(
     """
     found = []
     for number, pipeline in enumerate(random_pipelines(lengths, per_length, seed)):
-        mode = MODES[number % per_length // len(MIXES) % len(MODES)]
+        mode = MODES[(number + number // per_length) % len(MODES)]
         found.append(_waiting(number, pipeline, mode, steps))
     return found
 

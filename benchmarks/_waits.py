@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 HETEROGENEOUS, HALF_FROZEN = "heterogeneous", "half-frozen"
-MIXES = (HETEROGENEOUS, HALF_FROZEN)
-ROWS = 4  # of a micro-batch; of some, one more
+UNEQUAL = "unequal micro-batches"  # heterogeneous as well
+MIXES = (HETEROGENEOUS, HALF_FROZEN, UNEQUAL)
+ROWS = 8  # of a micro-batch; of some, one more
 # Of each part of a random layer.
 LEAST_S, MOST_S = 2e-3, 10e-3
 
@@ -147,8 +148,8 @@ def random_pipelines(
     """Return pipelines of each length, the mixes in turn.
 
     Forward takes 2 to 10 ms, the gradient of the input and that of the weights 2 to 10
-    ms each, drawn for every stage; M is drawn from 2 to 2K. In about half of them M is
-    at least K and some micro-batches have a row more than others.
+    ms each, drawn for every stage; M is drawn from 2 to 2K, and from K on where some
+    micro-batches have a row more than others.
 
     Args:
         num_stages: The lengths K, each at least 2.
@@ -162,9 +163,9 @@ def random_pipelines(
             mix = MIXES[number % len(MIXES)]
             waits = tuple(_random_wait(draw) for _ in range(length))
             frozen = draw.randint(1, length - 1) if mix == HALF_FROZEN else 0
-            unequal = draw.random() < 0.5
-            count = draw.randint(length if unequal else 2, 2 * length)
-            larger = draw.randint(1, count - 1) if unequal else 0
+            least = length if mix == UNEQUAL else 2
+            count = draw.randint(least, 2 * length)
+            larger = draw.randint(1, count - 1) if mix == UNEQUAL else 0
             found.append(WaitPipeline(mix, waits, frozen, count, larger))
     return found
 

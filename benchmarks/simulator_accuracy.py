@@ -39,7 +39,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_common_arguments(parser, repeats=5)
+    add_common_arguments(parser)
     add_patience_argument(parser)
     add = parser.add_argument
     add("--lengths", type=int, nargs="+", metavar="K", help="of what waits")
@@ -48,7 +48,7 @@ def parse_args() -> argparse.Namespace:
     add("--no-compute", action="store_false", dest="compute", help="only what waits")
     args = parser.parse_args()
     if args.quick:
-        args.repeats, args.per_length = 1, min(2, args.per_length)
+        args.repeats, args.per_length = 1, min(3, args.per_length)
     if args.lengths is None:
         args.lengths = QUICK_LENGTHS if args.quick else LENGTHS
     return args

@@ -8,7 +8,7 @@ import torch
 from _encoder import Shape, batch, encoder, mean_loss
 from _simulated import SCHEDULES, Case, median_profile
 from _trials import Subject
-from _waits import MIXES, ROWS, WaitPipeline, random_pipelines
+from _waits import WaitPipeline, random_pipelines
 
 from pipetransformer import planner
 from pipetransformer.planner import Profile
@@ -16,39 +16,43 @@ from pipetransformer.planner import Profile
 MODES = ("never", "always")
 COMPUTE = "compute"
 PROFILES = 3  # of waiting stages per repeat; the median counts
-WAITING_STEPS = 3  # per repeat, so that it lasts some tenths of a second
 COUNTS = (2, 4, 8)  # M of what computes
 
 
 def waiting_subjects(
-    lengths: Sequence[int], per_length: int, seed: int
+    lengths: Sequence[int], per_length: int, seed: int, *, steps: int
 ) -> list[Subject]:
     """Return random pipelines of stages that wait, under every schedule.
 
-    Every other pair of pipelines of a length is run with recomputation.
+    Every second one is run with recomputation.
+
+    Args:
+        lengths: K of the pipelines.
+        per_length: Pipelines of each K.
+        seed: Of the random draws.
+        steps: Of one repeat.
     """
     found = []
     for number, pipeline in enumerate(random_pipelines(lengths, per_length, seed)):
-        mode = MODES[number % per_length // len(MIXES) % len(MODES)]
-        found.append(_waiting(number, pipeline, mode))
+        mode = MODES[(number + number // per_length) % len(MODES)]
+        found.append(_waiting(number, pipeline, mode, steps))
     return found
 
 
-def _waiting(number: int, pipeline: WaitPipeline, mode: str) -> Subject:
-    model = pipeline.model()
+def _waiting(number: int, pipeline: WaitPipeline, mode: str, steps: int) -> Subject:
+    model, inputs = pipeline.model(), pipeline.batch()
 
     def alone() -> Profile:
         return median_profile(
             [
                 planner.profile(
-                    model, pipeline.batch(1), microbatch_samples=(ROWS,), repeats=1
+                    model, inputs, microbatch_samples=pipeline.sizes(), repeats=1
                 )
                 for _ in range(PROFILES)
             ]
         )
 
     cuts = tuple(range(pipeline.num_stages + 1))
-    inputs = pipeline.batch()
     return Subject(
         name=f"{pipeline.mix} {number}",
         kind=pipeline.mix,
@@ -61,7 +65,7 @@ def _waiting(number: int, pipeline: WaitPipeline, mode: str) -> Subject:
             for schedule in SCHEDULES
         ),
         alone=alone,
-        steps=WAITING_STEPS,
+        steps=steps,
     )
 
 

@@ -18,15 +18,16 @@ import torch
 from torch import Tensor, nn
 
 HETEROGENEOUS, HALF_FROZEN = "heterogeneous", "half-frozen"
-MIXES = (HETEROGENEOUS, HALF_FROZEN)
-ROWS = 2  # of a micro-batch
+UNEQUAL = "unequal micro-batches"  # heterogeneous as well
+MIXES = (HETEROGENEOUS, HALF_FROZEN, UNEQUAL)
+ROWS = 8  # of a micro-batch; of some, one more
 # Of each part of a random layer.
 LEAST_S, MOST_S = 2e-3, 10e-3
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Seconds of one layer for one micro-batch, whatever its size.
+    """Seconds of one layer for a micro-batch of ``ROWS`` rows; proportional to them.
 
     Attributes:
         forward_s: Forward.
@@ -48,12 +49,14 @@ class WaitPipeline:
         waits: One per stage.
         num_frozen: Leading stages that do not train.
         num_microbatches: M.
+        num_larger: Micro-batches of ``ROWS + 1`` rows, fewer than M.
     """
 
     mix: str
     waits: tuple[Wait, ...]
     num_frozen: int
     num_microbatches: int
+    num_larger: int = 0
 
     @property
     def num_stages(self) -> int:
@@ -67,17 +70,20 @@ class WaitPipeline:
             layer.requires_grad_(False)
         return nn.Sequential(*layers)
 
-    def batch(self, microbatches: int | None = None) -> Tensor:
-        """Return inputs for M micro-batches, or for another number of them."""
-        count = self.num_microbatches if microbatches is None else microbatches
-        return torch.zeros(ROWS * count, 1)
+    def batch(self) -> Tensor:
+        """Return inputs of a step."""
+        return torch.zeros(ROWS * self.num_microbatches + self.num_larger, 1)
+
+    def sizes(self) -> list[int]:
+        """Return the sizes of its micro-batches, each once."""
+        return [ROWS, ROWS + 1] if self.num_larger else [ROWS]
 
 
 class _WaitOp(torch.autograd.Function):
     """Waits and hands on what it was given, in both passes."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: torch.autograd.function.FunctionCtx,
         value: Tensor,
         forward_s: float,
@@ -88,7 +94,7 @@ class _WaitOp(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: torch.autograd.function.FunctionCtx, grad: Tensor
     ) -> tuple[Tensor, None, None]:
         _wait(ctx.backward_s)  # type: ignore[attr-defined]
@@ -113,12 +119,13 @@ class WaitLayer(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         """Return the value, ``(rows, 1)``, after the wait."""
-        forward_s = self.forward_s  # all of it in the first operation
+        share = len(value) / ROWS
+        forward_s = share * self.forward_s  # all of it in the first operation
         for weight, input_grad_s, weight_grad_s in zip(
             self.weights, self.input_grads_s, self.weight_grads_s, strict=True
         ):
-            waited = _waits(value, forward_s, input_grad_s)
-            value = waited + _waits(weight, 0.0, weight_grad_s)
+            waited = _waits(value, forward_s, share * input_grad_s)
+            value = waited + _waits(weight, 0.0, share * weight_grad_s)
             forward_s = 0.0
         return value
 
@@ -141,7 +148,8 @@ def random_pipelines(
     """Return pipelines of each length, the mixes in turn.
 
     Forward takes 2 to 10 ms, the gradient of the input and that of the weights 2 to 10
-    ms each, drawn for every stage; M is drawn from 2 to 2K.
+    ms each, drawn for every stage; M is drawn from 2 to 2K, and from K on where some
+    micro-batches have a row more than others.
 
     Args:
         num_stages: The lengths K, each at least 2.
@@ -155,8 +163,10 @@ def random_pipelines(
             mix = MIXES[number % len(MIXES)]
             waits = tuple(_random_wait(draw) for _ in range(length))
             frozen = draw.randint(1, length - 1) if mix == HALF_FROZEN else 0
-            count = draw.randint(2, 2 * length)
-            found.append(WaitPipeline(mix, waits, frozen, count))
+            least = length if mix == UNEQUAL else 2
+            count = draw.randint(least, 2 * length)
+            larger = draw.randint(1, count - 1) if mix == UNEQUAL else 0
+            found.append(WaitPipeline(mix, waits, frozen, count, larger))
     return found
 
 

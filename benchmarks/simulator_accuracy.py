@@ -29,7 +29,8 @@ from _trials import Compared, Subject, Trial
 
 MEDIAN_AIM, WORST_AIM = 0.03, 0.10
 LENGTHS = (2, 3, 4, 5, 6, 7, 8)
-QUICK_LENGTHS = (2, 5, 8)
+QUICK_LENGTHS = (2, 8)
+WAITING_STEPS = 3  # per repeat, so that it lasts some tenths of a second
 SHAPE = Shape(tokens=64)
 QUICK_SHAPE = Shape(blocks=4, tokens=32, rows=16)
 
@@ -38,7 +39,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_common_arguments(parser, repeats=5)
+    add_common_arguments(parser)
     add_patience_argument(parser)
     add = parser.add_argument
     add("--lengths", type=int, nargs="+", metavar="K", help="of what waits")
@@ -47,7 +48,7 @@ def parse_args() -> argparse.Namespace:
     add("--no-compute", action="store_false", dest="compute", help="only what waits")
     args = parser.parse_args()
     if args.quick:
-        args.repeats, args.per_length = 1, min(2, args.per_length)
+        args.repeats, args.per_length = 1, min(3, args.per_length)
     if args.lengths is None:
         args.lengths = QUICK_LENGTHS if args.quick else LENGTHS
     return args
@@ -57,7 +58,12 @@ def subjects(args: argparse.Namespace) -> list[Subject]:
     """Return what is run, in order."""
     found = []
     if args.waits:
-        found += waiting_subjects(args.lengths, args.per_length, args.seed)
+        found += waiting_subjects(
+            args.lengths,
+            args.per_length,
+            args.seed,
+            steps=1 if args.quick else WAITING_STEPS,
+        )
     if args.compute:
         found += computing_subjects(QUICK_SHAPE if args.quick else SHAPE, (1, 2))
     return found

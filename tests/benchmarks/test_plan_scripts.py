@@ -44,15 +44,15 @@ def run(monkeypatch, tmp_path, script, *flags):
 
 
 def test_simulator_accuracy_writes_what_its_table_needs(monkeypatch, tmp_path, capsys):
-    flags = ["--lengths", "2", "--per-length=4"]
+    flags = ["--lengths", "2", "--per-length=3"]
     content = run(monkeypatch, tmp_path, simulator_accuracy, *flags)
     rendered = "\n".join(TABLES["simulator"](content))
-    assert "| all | 6 | 24 |" in rendered
-    assert "| heterogeneous | 2 | 6 |" in rendered
+    assert "| all | 5 | 21 |" in rendered
+    assert "| heterogeneous | 1 | 3 |" in rendered
     assert "| half-frozen, zb-h1, always | 1 | 1 |" in rendered
     assert "| compute K=2, gpipe, never | 1 | 3 |" in rendered
-    assert len(content["rows"]) == 2 * 24
-    assert len({row["system"] for row in content["rows"]}) == 24
+    assert len(content["rows"]) == 2 * 21
+    assert len({row["system"] for row in content["rows"]}) == 21
     assert "aim 3%" in capsys.readouterr().out
 
 

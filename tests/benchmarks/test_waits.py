@@ -7,7 +7,7 @@ import pytest
 import torch
 from _simulated import SCHEDULES, Case
 from _trials import Stepper, Subject
-from _waits import HALF_FROZEN, Wait, WaitLayer, WaitPipeline, random_pipelines
+from _waits import HALF_FROZEN, UNEQUAL, Wait, WaitLayer, WaitPipeline, random_pipelines
 from torch import nn
 
 WAIT = Wait(forward_s=0.3, input_grad_s=0.5, weight_grad_s=0.8)
@@ -32,7 +32,7 @@ def seconds(log):
 
 def test_wait_layer_waits_apart_for_inputs_and_weights(waited):
     layer = WaitLayer(WAIT)
-    value = torch.zeros(2, 1, requires_grad=True)
+    value = torch.zeros(8, 1, requires_grad=True)
     output = layer(value)
     assert seconds(waited) == [0.3]
     waited.clear()
@@ -45,8 +45,14 @@ def test_wait_layer_waits_apart_for_inputs_and_weights(waited):
 
 def test_wait_layer_drops_a_third_of_forward_where_no_input_gradient_is_needed(waited):
     layer = WaitLayer(WAIT)
-    layer(torch.zeros(2, 1)).sum().backward()
+    layer(torch.zeros(8, 1)).sum().backward()
     assert sorted(seconds(waited)) == [0.3, 0.4, 0.4, 0.4]
+
+
+def test_wait_is_proportional_to_the_rows(waited):
+    layer = WaitLayer(WAIT)
+    layer(torch.zeros(12, 1)).sum().backward()
+    assert sorted(seconds(waited)) == pytest.approx([0.45, 0.6, 0.6, 0.6])
 
 
 def pipeline(num_frozen=0, mix="heterogeneous"):
@@ -117,6 +123,9 @@ def test_random_pipelines_are_those_of_their_seed():
         frozen = 1 <= each.num_frozen < each.num_stages
         assert frozen if each.mix == HALF_FROZEN else each.num_frozen == 0
         assert 2 <= each.num_microbatches <= 2 * each.num_stages
+        assert (0 < each.num_larger < each.num_microbatches) == (each.mix == UNEQUAL)
+        rows = [len(part) for part in each.batch().tensor_split(each.num_microbatches)]
+        assert sorted(set(rows)) == each.sizes()
         for wait in each.waits:
             assert 2e-3 <= wait.forward_s <= 10e-3
             assert wait.input_grad_s >= wait.forward_s / 3

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -61,13 +62,27 @@ StageFunction exposed_all_reduce(
   };
 }
 
+// What of a step no cuts change.
+int64_t uncut_ns(const StepModel& model, const Shape& shape) {
+  const int64_t n = model.layers().num_layers();
+  return model.forward().layers(0, n) + model.backward().layers(0, n) +
+         prefix_phase_ns(
+             model.prefix().placement,
+             model.prefix().per_microbatch_ns,
+             shape.num_stages,
+             shape.num_microbatches);
+}
+
 // The best cuts by the schedule's estimate; for 1F1B and ZB-H1, whose estimate
-// is neither exact nor a bound, GPipe's too.
+// is neither exact nor a bound, GPipe's too. GPipe's are left out when their
+// estimate exceeds `cutoff_ns`.
 std::vector<Cuts> cuts_to_score(
     const StepModel& model,
     const Cluster& cluster,
     const Variant& variant,
-    const Rules& rules) {
+    const Rules& rules,
+    int64_t cutoff_ns) {
+  const bool gpipe = variant.schedule == ScheduleKind::kGPipe;
   CutObjective in_turn{model.both()};
   in_turn.repeats = variant.shape.num_microbatches - 1;
   in_turn.cut_ns = model.cut_ns();
@@ -75,11 +90,18 @@ std::vector<Cuts> cuts_to_score(
   CutObjective apart = in_turn;
   apart.forward = model.forward();
   apart.backward = &model.backward();
+  int64_t cutoff = std::numeric_limits<int64_t>::max();
+  if (gpipe) {
+    apart.hiding_cut_ns = model.backward_cut_ns();
+    if (cutoff_ns < cutoff) {
+      cutoff = cutoff_ns - uncut_ns(model, variant.shape);
+    }
+  }
   std::vector<Cuts> all;
-  if (auto best = best_cuts(apart, rules, variant.shape.num_stages)) {
+  if (auto best = best_cuts(apart, rules, variant.shape.num_stages, cutoff)) {
     all.push_back(std::move(best->cuts));
   }
-  if (variant.schedule != ScheduleKind::kGPipe) {
+  if (!gpipe) {
     if (auto best = best_cuts(in_turn, rules, variant.shape.num_stages)) {
       all.push_back(std::move(best->cuts));
     }
@@ -205,7 +227,8 @@ std::vector<Candidate> candidates_of(
     const Cluster& cluster,
     const Request& request,
     const Variant& variant,
-    std::size_t most) {
+    std::size_t most,
+    int64_t cutoff_ns) {
   const int64_t boundary = request.workload.boundary;
   std::vector<Candidate> found;
   with_fitting_model(
@@ -218,7 +241,7 @@ std::vector<Candidate> candidates_of(
         if (request.cuts) {
           all = {shifted(*request.cuts, -boundary)};
         } else {
-          all = cuts_to_score(model, cluster, variant, rules);
+          all = cuts_to_score(model, cluster, variant, rules, cutoff_ns);
         }
         for (const Cuts& cuts : all) {
           if (fits(rules, model, cuts)) {
@@ -238,6 +261,29 @@ std::vector<Candidate> candidates_of(
       found.end());
   found.resize(std::min(found.size(), most));
   return found;
+}
+
+bool fits_somehow(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Variant& variant) {
+  bool any = false;
+  with_fitting_model(
+      profile,
+      cluster,
+      request,
+      variant,
+      [&](const StepModel& model, const Rules& rules) {
+        if (request.cuts) {
+          const Cuts cuts = shifted(*request.cuts, -request.workload.boundary);
+          any = fits(rules, model, cuts);
+        } else {
+          any = cuts_within(rules, variant.shape.num_stages).has_value();
+        }
+        return any;
+      });
+  return any;
 }
 
 bool for_each_candidate(

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -35,13 +36,22 @@ Rules rules_of(
     int64_t boundary);
 
 // Candidates of a variant with the first placement of the prefix that fits,
-// best estimate first, at most `most`; empty when no cuts fit.
+// best estimate first, at most `most`; empty when no cuts fit. Those whose
+// estimate exceeds `cutoff_ns` may be missing.
 std::vector<Candidate> candidates_of(
     const Profile& profile,
     const Cluster& cluster,
     const Request& request,
     const Variant& variant,
-    std::size_t most);
+    std::size_t most,
+    int64_t cutoff_ns = std::numeric_limits<int64_t>::max());
+
+// Whether some cuts of the variant fit under some placement of the prefix.
+bool fits_somehow(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Variant& variant);
 
 // All cuts of a variant, as long as they are at most `limit`: calls `visit` for
 // each that fits, with the placement of candidates_of. False: there are more,

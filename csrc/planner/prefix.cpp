@@ -166,4 +166,24 @@ PrefixCosts prefix_costs(
   return costs;
 }
 
+int64_t prefix_phase_ns(
+    PrefixPlacement placement,
+    const std::vector<int64_t>& prefix_ns,
+    int64_t num_devices,
+    int64_t num_microbatches) {
+  switch (placement) {
+    case PrefixPlacement::kNone:
+      return 0;
+    case PrefixPlacement::kReplicated:
+      return divide_up(num_microbatches, num_devices) * prefix_ns.front();
+    case PrefixPlacement::kPipelined:
+      break;
+  }
+  int64_t slowest = 0;
+  for (const int64_t chunk : prefix_ns) {
+    slowest = std::max(slowest, chunk);
+  }
+  return sum(prefix_ns) + (num_microbatches - 1) * slowest;
+}
+
 }  // namespace pipetransformer::planner

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -13,6 +14,7 @@ namespace {
 
 constexpr std::size_t kMostCandidates = 8;
 constexpr std::size_t kMostPerVariant = 3;
+constexpr int64_t kNoCutoff = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMostCuts = 4096;           // of a variant that is enumerated
 constexpr std::size_t kMostSimulated = 4096;  // beyond the best by estimate
 

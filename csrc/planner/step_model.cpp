@@ -82,7 +82,14 @@ StepModel::StepModel(
           serial_)) {}
 
 Column StepModel::cut_ns() const {
-  Column copies = sum_of(layers_.forward_copy_ns, layers_.backward_copy_ns);
+  return sum_of(backward_cut_ns(), once_per_cut(layers_.forward_copy_ns));
+}
+
+Column StepModel::backward_cut_ns() const {
+  return once_per_cut(layers_.backward_copy_ns);
+}
+
+Column StepModel::once_per_cut(const Column& copies) const {
   return serial_ ? sum_of(copies, copies) : copies;
 }
 

@@ -4,7 +4,6 @@
 #include <limits>
 #include <tuple>
 
-#include "planner/estimate.h"
 #include "planner/shapes.h"
 
 namespace pipetransformer::planner {
@@ -45,12 +44,12 @@ int64_t bound_of(const StepModel& model, const Variant& variant) {
   } else {
     pipe = std::max(once, count * slowest_at_least(both, num_stages));
   }
-  StepCosts prefix;
-  prefix.num_microbatches = count;
-  prefix.stages.resize(static_cast<std::size_t>(num_stages));
-  prefix.prefix_placement = model.prefix().placement;
-  prefix.prefix_ns = model.prefix().per_microbatch_ns;
-  return std::max(pipe + prefix_phase_ns(prefix), model.prefix().cache_read_ns);
+  const int64_t prefix = prefix_phase_ns(
+      model.prefix().placement,
+      model.prefix().per_microbatch_ns,
+      num_stages,
+      count);
+  return std::max(pipe + prefix, model.prefix().cache_read_ns);
 }
 
 // A single micro-batch has one order; a single stage runs ZB-H1 as 1F1B.

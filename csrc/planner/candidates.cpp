@@ -20,6 +20,7 @@ auto tie_break(const Candidate& candidate) {
       choice.cuts,
       choice.shape.num_microbatches,
       choice.schedule,
+      choice.prefix,
       choice.cache);
 }
 
@@ -169,32 +170,24 @@ void enumerate(
   extend();
 }
 
-// The first placement under which something fits decides.
-template <typename Use>
-void with_fitting_model(
+StepModel model_of(
     const Profile& profile,
     const Cluster& cluster,
     const Request& request,
-    const Variant& variant,
-    const Use& use) {
-  const int64_t boundary = request.workload.boundary;
-  for (const PrefixPlacement placement : placements(request)) {
-    const StepModel model(
-        profile,
-        cluster,
-        request.workload,
-        variant.shape,
-        variant.schedule,
-        placement,
-        variant.cache);
-    const Rules rules = rules_of(model, profile, cluster, boundary);
-    if (rules.stage_limits.front().cap < 0) {
-      continue;
-    }
-    if (use(model, rules)) {
-      return;
-    }
-  }
+    const Variant& variant) {
+  return StepModel(
+      profile,
+      cluster,
+      request.workload,
+      variant.shape,
+      variant.schedule,
+      variant.prefix,
+      variant.cache);
+}
+
+// Context and frozen layers alone exceed the device.
+bool has_no_room(const Rules& rules) {
+  return rules.stage_limits.front().cap < 0;
 }
 
 }  // namespace
@@ -230,26 +223,20 @@ std::vector<Candidate> candidates_of(
     std::size_t most,
     int64_t cutoff_ns) {
   const int64_t boundary = request.workload.boundary;
+  const StepModel model = model_of(profile, cluster, request, variant);
+  const Rules rules = rules_of(model, profile, cluster, boundary);
   std::vector<Candidate> found;
-  with_fitting_model(
-      profile,
-      cluster,
-      request,
-      variant,
-      [&](const StepModel& model, const Rules& rules) {
-        std::vector<Cuts> all;
-        if (request.cuts) {
-          all = {shifted(*request.cuts, -boundary)};
-        } else {
-          all = cuts_to_score(model, cluster, variant, rules, cutoff_ns);
-        }
-        for (const Cuts& cuts : all) {
-          if (fits(rules, model, cuts)) {
-            found.push_back(make_candidate(model, variant, cuts, boundary));
-          }
-        }
-        return !found.empty();
-      });
+  if (has_no_room(rules)) {
+    return found;
+  }
+  const std::vector<Cuts> all =
+      request.cuts ? std::vector<Cuts>{shifted(*request.cuts, -boundary)}
+                   : cuts_to_score(model, cluster, variant, rules, cutoff_ns);
+  for (const Cuts& cuts : all) {
+    if (fits(rules, model, cuts)) {
+      found.push_back(make_candidate(model, variant, cuts, boundary));
+    }
+  }
   std::sort(found.begin(), found.end(), estimated_better);
   found.erase(
       std::unique(
@@ -268,22 +255,16 @@ bool fits_somehow(
     const Cluster& cluster,
     const Request& request,
     const Variant& variant) {
-  bool any = false;
-  with_fitting_model(
-      profile,
-      cluster,
-      request,
-      variant,
-      [&](const StepModel& model, const Rules& rules) {
-        if (request.cuts) {
-          const Cuts cuts = shifted(*request.cuts, -request.workload.boundary);
-          any = fits(rules, model, cuts);
-        } else {
-          any = cuts_within(rules, variant.shape.num_stages).has_value();
-        }
-        return any;
-      });
-  return any;
+  const int64_t boundary = request.workload.boundary;
+  const StepModel model = model_of(profile, cluster, request, variant);
+  const Rules rules = rules_of(model, profile, cluster, boundary);
+  if (has_no_room(rules)) {
+    return false;
+  }
+  if (request.cuts) {
+    return fits(rules, model, shifted(*request.cuts, -boundary));
+  }
+  return cuts_within(rules, variant.shape.num_stages).has_value();
 }
 
 bool for_each_candidate(
@@ -299,21 +280,15 @@ bool for_each_candidate(
   if (request.cuts || count_cuts(num_active, num_stages, limit) > limit) {
     return request.cuts.has_value();
   }
-  with_fitting_model(
-      profile,
-      cluster,
-      request,
-      variant,
-      [&](const StepModel& model, const Rules& rules) {
-        bool any = false;
-        enumerate(rules.cut_allowed, num_stages, [&](const Cuts& cuts) {
-          if (fits(rules, model, cuts)) {
-            any = true;
-            visit(make_candidate(model, variant, cuts, boundary));
-          }
-        });
-        return any;
-      });
+  const StepModel model = model_of(profile, cluster, request, variant);
+  const Rules rules = rules_of(model, profile, cluster, boundary);
+  if (!has_no_room(rules)) {
+    enumerate(rules.cut_allowed, num_stages, [&](const Cuts& cuts) {
+      if (fits(rules, model, cuts)) {
+        visit(make_candidate(model, variant, cuts, boundary));
+      }
+    });
+  }
   return true;
 }
 

@@ -24,7 +24,7 @@ struct Candidate {
   std::vector<int64_t> bytes_per_stage;
 };
 
-// Shorter first; equal ones by cuts, M, schedule, tier.
+// Shorter first; equal ones by cuts, M, schedule, placement, tier.
 bool estimated_better(const Candidate& a, const Candidate& b);
 bool simulated_better(const Candidate& a, const Candidate& b);
 
@@ -35,9 +35,8 @@ Rules rules_of(
     const Cluster& cluster,
     int64_t boundary);
 
-// Candidates of a variant with the first placement of the prefix that fits,
-// best estimate first, at most `most`; empty when no cuts fit. Those whose
-// estimate exceeds `cutoff_ns` may be missing.
+// Candidates of a variant, best estimate first, at most `most`; empty when no
+// cuts fit. Those whose estimate exceeds `cutoff_ns` may be missing.
 std::vector<Candidate> candidates_of(
     const Profile& profile,
     const Cluster& cluster,
@@ -46,7 +45,7 @@ std::vector<Candidate> candidates_of(
     std::size_t most,
     int64_t cutoff_ns = std::numeric_limits<int64_t>::max());
 
-// Whether some cuts of the variant fit under some placement of the prefix.
+// Whether some cuts of the variant fit.
 bool fits_somehow(
     const Profile& profile,
     const Cluster& cluster,
@@ -54,8 +53,8 @@ bool fits_somehow(
     const Variant& variant);
 
 // All cuts of a variant, as long as they are at most `limit`: calls `visit` for
-// each that fits, with the placement of candidates_of. False: there are more,
-// none was visited. Forced cuts are the only ones.
+// each that fits. False: there are more, none was visited. Forced cuts are the
+// only ones.
 bool for_each_candidate(
     const Profile& profile,
     const Cluster& cluster,

@@ -69,15 +69,14 @@ Refusal refuse(
     const Profile& profile,
     const Cluster& cluster,
     const Request& request,
-    const Variant& variant,
-    PrefixPlacement placement) {
+    const Variant& variant) {
   const StepModel model(
       profile,
       cluster,
       request.workload,
       variant.shape,
       variant.schedule,
-      placement,
+      variant.prefix,
       variant.cache);
   const int64_t boundary = request.workload.boundary;
   Refusal refusal;
@@ -114,12 +113,9 @@ std::optional<Refusal> refusal_of(
     if (fits_somehow(profile, cluster, request, variant)) {
       return std::nullopt;
     }
-    for (const PrefixPlacement placement : placements(request)) {
-      const Refusal refusal =
-          refuse(profile, cluster, request, variant, placement);
-      if (!closest || refusal.missing_bytes < closest->missing_bytes) {
-        closest = refusal;
-      }
+    const Refusal refusal = refuse(profile, cluster, request, variant);
+    if (!closest || refusal.missing_bytes < closest->missing_bytes) {
+      closest = refusal;
     }
   }
   if (closest) {

@@ -1,7 +1,6 @@
 #include "planner/variants.h"
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 
 #include "planner/shapes.h"
@@ -80,13 +79,13 @@ std::vector<CacheTier> tiers(const Request& request, const Cluster& cluster) {
   return found.empty() ? std::vector<CacheTier>{CacheTier::kNone} : found;
 }
 
-}  // namespace
-
 std::vector<PrefixPlacement> placements(const Request& request) {
   return request.workload.boundary == 0
              ? std::vector<PrefixPlacement>{PrefixPlacement::kNone}
              : request.prefix_placements;
 }
+
+}  // namespace
 
 std::vector<Variant> variants(
     const Profile& profile,
@@ -103,9 +102,8 @@ std::vector<Variant> variants(
       }
       for (const ScheduleKind schedule : schedules(request, shape)) {
         for (const CacheTier cache : tiers(request, cluster)) {
-          Variant variant{shape, schedule, cache, 0};
-          variant.bound_ns = std::numeric_limits<int64_t>::max();
           for (const PrefixPlacement placement : placements(request)) {
+            Variant variant{shape, schedule, placement, cache, 0};
             const StepModel model(
                 profile,
                 cluster,
@@ -114,10 +112,9 @@ std::vector<Variant> variants(
                 schedule,
                 placement,
                 cache);
-            variant.bound_ns =
-                std::min(variant.bound_ns, bound_of(model, variant));
+            variant.bound_ns = bound_of(model, variant);
+            all.push_back(variant);
           }
-          all.push_back(variant);
         }
       }
     }
@@ -128,6 +125,7 @@ std::vector<Variant> variants(
         v.shape.num_stages,
         v.shape.num_microbatches,
         v.schedule,
+        v.prefix,
         v.cache);
   };
   std::stable_sort(

@@ -170,21 +170,6 @@ void enumerate(
   extend();
 }
 
-StepModel model_of(
-    const Profile& profile,
-    const Cluster& cluster,
-    const Request& request,
-    const Variant& variant) {
-  return StepModel(
-      profile,
-      cluster,
-      request.workload,
-      variant.shape,
-      variant.schedule,
-      variant.prefix,
-      variant.cache);
-}
-
 // Context and frozen layers alone exceed the device.
 bool has_no_room(const Rules& rules) {
   return rules.stage_limits.front().cap < 0;
@@ -200,6 +185,21 @@ bool estimated_better(const Candidate& a, const Candidate& b) {
 bool simulated_better(const Candidate& a, const Candidate& b) {
   return a.simulated_ns != b.simulated_ns ? a.simulated_ns < b.simulated_ns
                                           : tie_break(a) < tie_break(b);
+}
+
+StepModel model_of(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Variant& variant) {
+  return StepModel(
+      profile,
+      cluster,
+      request.workload,
+      variant.shape,
+      variant.schedule,
+      variant.prefix,
+      variant.cache);
 }
 
 Rules rules_of(

@@ -28,6 +28,13 @@ struct Candidate {
 bool estimated_better(const Candidate& a, const Candidate& b);
 bool simulated_better(const Candidate& a, const Candidate& b);
 
+// Refers to profile, cluster and request.
+StepModel model_of(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Variant& variant);
+
 // What limits the stages of a model: cuts and memory. Refers to the model.
 Rules rules_of(
     const StepModel& model,

@@ -160,30 +160,28 @@ int64_t pipe_bound_ns(const StepCosts& costs, const Sums& sums) {
          slowest_backward;
 }
 
+// The pipe with what comes before, after and beside it.
+int64_t
+whole_step_ns(const StepCosts& costs, const Sums& sums, int64_t pipe_ns) {
+  const int64_t prefix = prefix_phase_ns(
+      costs.prefix_placement,
+      costs.prefix_ns,
+      static_cast<int64_t>(costs.stages.size()),
+      costs.num_microbatches);
+  const int64_t step = prefix + with_all_reduce_ns(costs, sums, pipe_ns);
+  return std::max(step, costs.cache_read_ns);
+}
+
 }  // namespace
 
 int64_t estimate_ns(const StepCosts& costs) {
   const Sums sums = sums_of(costs);
-  const int64_t pipe = pipe_estimate_ns(costs, sums);
-  const int64_t step = prefix_phase_ns(
-                           costs.prefix_placement,
-                           costs.prefix_ns,
-                           static_cast<int64_t>(costs.stages.size()),
-                           costs.num_microbatches) +
-                       with_all_reduce_ns(costs, sums, pipe);
-  return std::max(step, costs.cache_read_ns);
+  return whole_step_ns(costs, sums, pipe_estimate_ns(costs, sums));
 }
 
 int64_t lower_bound_ns(const StepCosts& costs) {
   const Sums sums = sums_of(costs);
-  const int64_t pipe = pipe_bound_ns(costs, sums);
-  const int64_t step = prefix_phase_ns(
-                           costs.prefix_placement,
-                           costs.prefix_ns,
-                           static_cast<int64_t>(costs.stages.size()),
-                           costs.num_microbatches) +
-                       with_all_reduce_ns(costs, sums, pipe);
-  return std::max(step, costs.cache_read_ns);
+  return whole_step_ns(costs, sums, pipe_bound_ns(costs, sums));
 }
 
 }  // namespace pipetransformer::planner

@@ -70,14 +70,7 @@ Refusal refuse(
     const Cluster& cluster,
     const Request& request,
     const Variant& variant) {
-  const StepModel model(
-      profile,
-      cluster,
-      request.workload,
-      variant.shape,
-      variant.schedule,
-      variant.prefix,
-      variant.cache);
+  const StepModel model = model_of(profile, cluster, request, variant);
   const int64_t boundary = request.workload.boundary;
   Refusal refusal;
   refusal.shape = variant.shape;

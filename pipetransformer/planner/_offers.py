@@ -82,7 +82,7 @@ class Market:
         self._why_not = why_not
         self._terms = terms
         self._model = native_model(terms.pauses)
-        self._before = places.placement(current, current.boundary)
+        self._before = places.in_force(current)
         self._anyway: dict[str, int] = {}
         if staying is not None and staying.boundary != current.boundary:
             self._anyway = self._pause(staying)[1]
@@ -172,7 +172,7 @@ class Market:
         self, plan: Plan | Candidate
     ) -> tuple[_binding.PlannerMoves, dict[str, int], _binding.PlannerTransitionKind]:
         places, before = self._places, self._before
-        after = places.placement(plan, places.boundary)
+        after = places.placement(plan)
         moves = _binding.planner_moves(places.profile, places.cluster, before, after)
         kind = _binding.planner_transition_kind(before, after, self._same_order(plan))
         reshapes = kind == _binding.PlannerTransitionKind.SHAPE

@@ -149,7 +149,7 @@ def _plan_in_force(
     profile: Profile, cluster: Cluster, wishes: Wishes, current: Plan, boundary: int
 ) -> tuple[Plan | None, str]:
     """Return the plan in force at `boundary`, or why it cannot go on there."""
-    why_not = wishes.forbid(current, len(profile.layers) - boundary)
+    why_not = wishes.forbid(current, len(profile.layers) - boundary, cluster)
     if why_not:
         return None, why_not
     cuts = wishes.cuts or _binding.planner_clipped_cuts(list(current.cuts), boundary)
@@ -175,7 +175,8 @@ def _others(
 ) -> list[Candidate]:
     """Return what is on offer: the best of all, and the best with this K and R."""
     found = list(best.candidates)
-    if not wishes.forbid(current, len(profile.layers) - best.boundary):
+    num_active = len(profile.layers) - best.boundary
+    if not wishes.forbid(current, num_active, cluster):
         same = dataclasses.replace(
             wishes, num_stages=current.num_stages, max_replicas=current.num_replicas
         )

@@ -238,6 +238,40 @@ def test_plan_that_the_options_forbid_cannot_go_on(options, reason):
     assert plan.transition.rule.endswith(reason.replace("\\", ""))
 
 
+@pytest.mark.parametrize(
+    ("slots", "options", "reason"),
+    [
+        (cluster(2, 10**6), {}, "devices per node: 2"),
+        (
+            SLOTS,
+            {"global_batch": 3, "min_microbatch_samples": 1},
+            "1 x 16 micro-batches of at least 1 rows, global batch: 3",
+        ),
+        (
+            SLOTS,
+            {"min_microbatch_samples": 3},
+            "1 x 16 micro-batches of at least 3 rows, global batch: 32",
+        ),
+    ],
+)
+def test_plan_for_which_the_machine_or_the_batch_is_too_small_cannot_go_on(
+    slots, options, reason
+):
+    plan = again(2, slots=slots, left=0, **options)
+    assert plan.transition.accepted and plan.shape != FIRST.shape
+    assert plan.transition.rule.endswith(f"K=4 R=1 M=16 cannot go on: {reason}")
+
+
+def test_replicas_that_lost_their_nodes_cannot_go_on():
+    many = cluster(4, 66_000, num_nodes=3)
+    current = again(8, slots=many)
+    assert current.shape[:2] == (1, 12)
+    plan = again(8, current=current, left=0)
+    assert plan.num_replicas <= 4 and plan.transition.accepted
+    assert plan.transition.rule.endswith("cannot go on: room for replicas: 4")
+    assert plan.transition.moved_bytes == 0, "whoever goes on has the model"
+
+
 def test_replicas_beyond_the_limit_cannot_go_on():
     short = again(8)
     plan = again(8, current=short, max_replicas=2, left=0)

@@ -15,7 +15,7 @@ from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
 from pipetransformer.planner.pauses import PauseModel
 from pipetransformer.planner.plan import Plan
-from pipetransformer.planner.search import InfeasiblePlan
+from pipetransformer.planner.search import InfeasiblePlan, checked_cuts
 from pipetransformer.planner.transition import Transition
 
 RESHAPE_MODES = tuple(RESHAPES)
@@ -96,7 +96,7 @@ def replan(
     Raises:
         InfeasiblePlan: nothing fits, or the plan in force cannot go on and no other
             can be reached.
-        TypeError: a count is no integer.
+        TypeError: a count or a cut is no integer.
         ValueError: an option that no plan can satisfy; the text names it.
     """
     _fields.check_int(remaining_steps, "remaining_steps")
@@ -116,7 +116,7 @@ def replan(
         num_stages=num_stages,
         max_replicas=max_replicas,
         num_microbatches=num_microbatches,
-        cuts=None if cuts is None else tuple(cuts),
+        cuts=None if cuts is None else checked_cuts(cuts),
         checkpoint=checkpoint,
         schedules=tuple(schedules),
         prefix_placements=tuple(prefix_placements),

@@ -10,10 +10,12 @@ from pipetransformer.planner import (
     InfeasiblePlan,
     PauseModel,
     Plan,
+    RunningMean,
     Transition,
     replan,
     search,
 )
+from pipetransformer.planner.pauses import TERMS, total_ns
 from tests.planner.instances import cluster, equal_profile
 
 MS = 1_000_000
@@ -205,6 +207,28 @@ def test_plan_that_does_not_fit_any_more_is_left_whatever_it_costs():
     assert grown.shape[:2] == (4, 1)
     assert grown.transition.accepted and grown.transition.pay_back_steps is None
     assert "whatever it costs: K=1 R=4 M=1 cannot go on: " in grown.transition.rule
+
+
+def test_a_cache_beyond_all_counting_is_the_dearest_there_is():
+    model = equal_profile(12, times=(MS, MS, MS), boundary_bytes_per_sample=4)
+    linked = cluster(4, 2**62, device_link_bytes_per_s=10**9)
+    options = {"global_batch": 32, "cache_tiers": ("none", "device")}
+    current = search(model, linked, boundary=6, num_stages=4, **options)
+    pauses = PauseModel().observed({"prepare": 4e9}, kind="shape")
+    options |= {"current": current, "boundary": 6, "remaining_steps": 10}
+    for num_samples in (2**58, 2**59, 2**62):
+        plan = replan(model, linked, num_samples=num_samples, pauses=pauses, **options)
+        assert plan.num_stages == 4 and not plan.transition.accepted
+    with pytest.raises(TypeError, match="cuts: expected layer indices, got 3"):
+        replan(model, linked, cuts=3, **options)
+
+
+def test_pause_whose_terms_are_large_stays_a_number():
+    largest = {name: 2**62 for name in TERMS}
+    assert total_ns(largest) == 2**62 and total_ns({"move": 3, "rewire": 4}) == 7
+    long = RunningMean(sum_ns=2**62, count=1)
+    refused = again(6, pauses=PauseModel(group=long, move=long))
+    assert refused.num_stages == 4 and refused.transition.pause_ns == 2**62
 
 
 def test_growth_is_priced_like_everything_else():

@@ -75,6 +75,13 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(count(part) for part in text.split(","))
 
 
+def file_name(text: str) -> str:
+    """Read the name of a file to write; an ``argparse`` type."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a file's name, got ''")
+    return text
+
+
 def _integer(text: str, low: int) -> int:
     try:
         value = int(text)

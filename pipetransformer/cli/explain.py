@@ -84,11 +84,10 @@ def _parse(path: str, text: str) -> object:
 
 def _is_run(value: object) -> bool:
     keys = value.keys() if isinstance(value, dict) else set()
-    if "plan_hash" in keys:
+    if "cuts" in keys:
         return False
     if "epochs" in keys:
         return True
     raise ValueError(
-        "expected a plan (with plan_hash) or the summary of a run (with epochs), got "
-        "neither"
+        "expected a plan (with cuts) or the summary of a run (with epochs), got neither"
     )

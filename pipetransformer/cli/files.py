@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipetransformer.planner import Cluster, Plan, Profile
 
+STANDARD_STREAM = "-"
 _MOST_BYTES = 256 * 2**20
 
 
@@ -62,7 +60,9 @@ def read_text(path: str, *, most_bytes: int = _MOST_BYTES) -> str:
         OSError: the file cannot be read.
         ValueError: it is too large, or no UTF-8; the text names it.
     """
-    if path == "-":
+    if path == STANDARD_STREAM:
+        if sys.stdin is None:
+            raise ValueError("standard input: expected an open one, got a closed one")
         data = sys.stdin.buffer.read(most_bytes + 1)
     else:
         with open(path, "rb") as file:
@@ -95,21 +95,15 @@ def write_text(path: str, text: str) -> None:
         text: its content; a line feed is added at the end.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; names it.
+        ValueError: an empty path.
     """
-    if path == "-":
+    if path == STANDARD_STREAM:
         sys.stdout.write(text + "\n")
         return
-    target = Path(path)
-    # mkstemp makes it readable by its owner alone.
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    from pipetransformer.planner import _files
+
+    _files.write(path, text + "\n")
 
 
 @contextlib.contextmanager
@@ -117,5 +111,5 @@ def _named(path: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        name = "standard input" if path == "-" else path
+        name = "standard input" if path == STANDARD_STREAM else path
         raise ValueError(f"{name}: {error}") from None

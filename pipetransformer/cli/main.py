@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -40,21 +39,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 a negative finding, 2 bad input (one line
         ``error: ...`` on standard error).
     """
+    output.open_streams()
     try:
-        parsed = make_parser().parse_args(argv)
-        code: int = parsed.run(parsed)
+        code = _run(argv)
         sys.stdout.flush()
-    except SystemExit as stop:  # --help and --version
-        return stop.code if isinstance(stop.code, int) else output.OK
     except KeyboardInterrupt:
         return output.INTERRUPTED
     except BrokenPipeError:
-        # The reader went away; nothing may be written to it at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.drop_output()
         return output.BROKEN_PIPE
     except (ValueError, OSError, ImportError) as error:
         output.print_error(error)
         return output.BAD_INPUT
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        parsed = make_parser().parse_args(argv)
+    except SystemExit:  # --help and --version
+        return output.OK
+    code: int = parsed.run(parsed)
     return code
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,10 +34,38 @@ def console() -> Console:
         ValueError: ``rich`` is not installed; says what to install.
     """
     try:
-        from rich.console import Console
+        import rich.console
     except ModuleNotFoundError:
         raise ValueError(_NO_RICH) from None
-    return Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
+
+    class Pipe(rich.console.Console):
+        """A console that leaves it to the caller when its reader went away."""
+
+        def on_broken_pipe(self) -> None:
+            raise  # the BrokenPipeError that rich caught
+
+    return Pipe(file=sys.stdout, highlight=False, emoji=False, markup=False)
+
+
+class _ClosedStream(io.TextIOBase):
+    """Standard output where a shell closed it: a pipe without a reader."""
+
+    def write(self, text: str) -> NoReturn:
+        raise BrokenPipeError
+
+
+def open_streams() -> None:
+    """Put something behind streams that are closed, such as by ``>&-``."""
+    if sys.stdout is None:
+        sys.stdout = _ClosedStream()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the end
+
+
+def drop_output() -> None:
+    """Let nothing more be written to a reader that went away, at exit either."""
+    if not isinstance(sys.stdout, _ClosedStream):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_json(value: Mapping[str, object]) -> None:

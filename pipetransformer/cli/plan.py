@@ -90,14 +90,20 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
         help="steps left to gain from a change of --current "
         f"(default {_REMAINING_STEPS})",
     )
-    add("--output", metavar="FILE", help="also write the plan to a file, JSON")
+    add(
+        "--output",
+        type=arguments.file_name,
+        metavar="FILE",
+        help="also write the plan to a file, JSON; - prints it alone",
+    )
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Plan, write, print."""
     from pipetransformer.planner import InfeasiblePlan
 
-    console = None if parsed.json else output.console()
+    to_output = parsed.output == files.STANDARD_STREAM
+    console = None if parsed.json or to_output else output.console()
     profile = files.read_profile(parsed.profile)
     cluster = files.read_cluster(parsed.cluster)
     try:
@@ -107,7 +113,8 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.output is not None:
         files.write_text(parsed.output, plan.to_json())
     if console is None:
-        output.print_json(plan.to_dict())
+        if not to_output:
+            output.print_json(plan.to_dict())
         return output.OK
     _print(console, plan, profile, cluster)
     return output.OK

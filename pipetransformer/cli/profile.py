@@ -8,7 +8,13 @@ import time
 from typing import TYPE_CHECKING
 
 from pipetransformer.cli import files, output, target
-from pipetransformer.cli.arguments import Subparsers, add_command, count, counts
+from pipetransformer.cli.arguments import (
+    Subparsers,
+    add_command,
+    count,
+    counts,
+    file_name,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,7 +61,12 @@ def add_parser(subparsers: Subparsers) -> None:
     add("--repeats", type=count, default=3, help="timed runs of a layer; default 3")
     add("--threads", type=count, help="intra-op threads of a slot; default torch's")
     add("--name", help="of the model in the profile; default MODULE:ATTR")
-    add("--output", metavar="FILE", help="where the profile is written")
+    add(
+        "--output",
+        type=file_name,
+        metavar="FILE",
+        help="where the profile is written",
+    )
     add(
         "--traceback",
         action="store_true",
@@ -65,22 +76,22 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
-    as_json = arguments.json or arguments.output == "-"
+    as_json = arguments.json or arguments.output == files.STANDARD_STREAM
     console = None if as_json else output.console()
     profile, seconds = _measure(arguments)
-    if arguments.output and arguments.output != "-":
+    if arguments.output not in (None, files.STANDARD_STREAM):
         files.write_text(arguments.output, profile.to_json())
     took = (
         f"{len(profile.layers)} layers measured in {seconds:.2f} s with "
         f"{arguments.repeats} repeats"
     )
     if console is None:
-        files.write_text("-", profile.to_json())
+        files.write_text(files.STANDARD_STREAM, profile.to_json())
         sys.stderr.write(took + "\n")
         return output.OK
     console.print(f"{profile.name}: {took}")
     console.print(_table(profile))
-    if arguments.output:
+    if arguments.output is not None:
         console.print(f"written to {arguments.output}", soft_wrap=True)
     return output.OK
 

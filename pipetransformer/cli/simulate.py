@@ -46,7 +46,12 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
         metavar="S",
         help="training steps (default 1)",
     )
-    add("--trace", metavar="FILE", help="write the timeline of a step")
+    add(
+        "--trace",
+        type=arguments.file_name,
+        metavar="FILE",
+        help="write the timeline of a step; - prints it alone",
+    )
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -54,13 +59,18 @@ def run(parsed: argparse.Namespace) -> int:
     from pipetransformer.explanation import hash_notes
     from pipetransformer.simulator import simulate
 
-    console = None if parsed.json else output.console()
+    to_output = parsed.trace == files.STANDARD_STREAM
+    if to_output and parsed.json:
+        raise ValueError("--trace: expected a file beside --json, got standard output")
+    console = None if parsed.json or to_output else output.console()
     plan = files.read_plan(parsed.plan)
     profile = files.read_profile(parsed.profile)
     cluster = files.read_cluster(parsed.cluster)
     simulation = simulate(plan, profile, cluster, steps=parsed.steps)
     if parsed.trace is not None:
-        simulation.write_trace(parsed.trace)
+        files.write_text(parsed.trace, simulation.trace())
+    if to_output:
+        return output.OK
     notes = hash_notes(plan, profile, cluster)
     if console is None:
         output.print_json({**simulation.to_dict(), "notes": list(notes)})

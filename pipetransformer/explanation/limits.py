@@ -19,6 +19,8 @@ from pipetransformer.planner import (
 )
 from pipetransformer.simulator import simulate
 
+_LARGEST_INT = 2**62  # that a cluster's fields take
+
 
 def find_limits(
     plan: Plan, profile: Profile, cluster: Cluster, step_ns: int, options: Options
@@ -77,7 +79,8 @@ def _more_memory(
     plan: Plan, profile: Profile, cluster: Cluster, step_ns: int, options: Options
 ) -> Limit | None:
     """Return what memory saves beyond what planning again saves without it."""
-    roomy = replace(cluster, device_memory_bytes=2 * cluster.device_memory_bytes)
+    memory = _twice(cluster.device_memory_bytes)
+    roomy = replace(cluster, device_memory_bytes=memory)
     try:
         best = options.search(profile, roomy, plan)
     except InfeasiblePlan:  # the batch, or cuts that parameters forbid
@@ -120,22 +123,24 @@ def _half(times: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(ns // 2 for ns in times)
 
 
-def _twice(rate: int | None) -> int | None:
-    return None if rate is None else 2 * rate
+def _twice(value: int) -> int:
+    return min(2 * value, _LARGEST_INT)
 
 
 def _fast_link(cluster: Cluster) -> Cluster:
+    rate = cluster.device_link_bytes_per_s
     return replace(
         cluster,
-        device_link_bytes_per_s=_twice(cluster.device_link_bytes_per_s),
+        device_link_bytes_per_s=None if rate is None else _twice(rate),
         device_link_latency_ns=cluster.device_link_latency_ns // 2,
     )
 
 
 def _fast_network(cluster: Cluster) -> Cluster:
+    rate = cluster.network_bytes_per_s
     return replace(
         cluster,
-        network_bytes_per_s=_twice(cluster.network_bytes_per_s),
+        network_bytes_per_s=None if rate is None else _twice(rate),
         network_latency_ns=cluster.network_latency_ns // 2,
     )
 
@@ -146,8 +151,8 @@ def _fast_cache(cluster: Cluster) -> Cluster:
         return cluster
     faster = CacheTiers(
         host_bytes=tiers.host_bytes,
-        host_bytes_per_s=2 * tiers.host_bytes_per_s,
+        host_bytes_per_s=_twice(tiers.host_bytes_per_s),
         disk_bytes=tiers.disk_bytes,
-        disk_bytes_per_s=2 * tiers.disk_bytes_per_s,
+        disk_bytes_per_s=_twice(tiers.disk_bytes_per_s),
     )
     return replace(cluster, cache=faster)

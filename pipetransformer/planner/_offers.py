@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipetransformer.planner import _binding, _transition_text
 from pipetransformer.planner._places import Places
 from pipetransformer.planner.candidate import Candidate
-from pipetransformer.planner.pauses import PauseModel, native_model, terms_of
+from pipetransformer.planner.pauses import PauseModel, native_model, terms_of, total_ns
 from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.transition import Transition
 
@@ -82,7 +82,7 @@ class Market:
         self._why_not = why_not
         self._terms = terms
         self._model = native_model(terms.pauses)
-        self._before = places.placement(current, current.boundary)
+        self._before = places.in_force(current)
         self._anyway: dict[str, int] = {}
         if staying is not None and staying.boundary != current.boundary:
             self._anyway = self._pause(staying)[1]
@@ -97,8 +97,8 @@ class Market:
         offer.step_ns = candidate.simulated_step_ns
         offer.remaining_steps = self._terms.remaining_steps
         offer.pace_permille = self._terms.pace_permille
-        offer.pause_ns = sum(terms_ns.values())
-        offer.anyway_ns = sum(self._anyway.values())
+        offer.pause_ns = total_ns(terms_ns)
+        offer.anyway_ns = total_ns(self._anyway)
         offer.hysteresis_permille = self._terms.hysteresis_permille
         offer.since_last_ns = self._terms.since_last_ns
         offer.crowded = moves.crowded is not None
@@ -156,7 +156,7 @@ class Market:
             offered=short(staying),
             terms_ns=self._anyway,
             anyway_terms_ns=self._anyway,
-            pause_ns=sum(self._anyway.values()),
+            pause_ns=total_ns(self._anyway),
             remaining_steps=self._terms.remaining_steps,
             rule=_transition_text.nothing_better(short(staying), moved),
         )
@@ -172,7 +172,7 @@ class Market:
         self, plan: Plan | Candidate
     ) -> tuple[_binding.PlannerMoves, dict[str, int], _binding.PlannerTransitionKind]:
         places, before = self._places, self._before
-        after = places.placement(plan, places.boundary)
+        after = places.placement(plan)
         moves = _binding.planner_moves(places.profile, places.cluster, before, after)
         kind = _binding.planner_transition_kind(before, after, self._same_order(plan))
         reshapes = kind == _binding.PlannerTransitionKind.SHAPE

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from pipetransformer.planner import _binding, _native
 from pipetransformer.planner._wishes import Wishes
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
 from pipetransformer.planner.plan import Plan
+
+_MOST_BYTES = 2**62  # the extension counts in 64 bits
 
 
 class Places:
@@ -26,13 +30,25 @@ class Places:
         self.profile = _native.profile(profile)
         self.cluster = _native.cluster(cluster)
         self.boundary = boundary
-        self._layers = profile.layers
+        self._profile = profile
+        self._cluster = cluster
         self._wishes = wishes
 
-    def placement(
-        self, plan: Plan | Candidate, boundary: int
-    ) -> _binding.PlannerPlacement:
-        """Return stages and what they hold between two steps."""
+    def in_force(self, plan: Plan) -> _binding.PlannerPlacement:
+        """Return stages of the plan in force and what they hold between two steps.
+
+        The cluster and the batch may be too small for it by now: it is placed on a
+        cluster that has the devices, for the batch that it was made for.
+        """
+        nodes = self._cluster.num_nodes
+        devices = plan.num_stages * -(-plan.num_replicas // nodes)
+        devices = max(devices, self._cluster.devices_per_node)
+        wide = dataclasses.replace(self._cluster, devices_per_node=devices)
+        costs = _native.step_costs(plan, self._profile, wide)
+        return _placement(plan, costs)
+
+    def placement(self, plan: Plan | Candidate) -> _binding.PlannerPlacement:
+        """Return stages at the new boundary and what they hold between two steps."""
         wishes = self._wishes
         shape = _binding.PlannerShape(*plan.shape)
         costs = _binding.planner_step_costs(
@@ -40,7 +56,7 @@ class Places:
             self.cluster,
             _native.workload(
                 global_batch=wishes.global_batch,
-                boundary=boundary,
+                boundary=self.boundary,
                 checkpoint=wishes.checkpoint,
                 copies=wishes.copies,
                 num_samples=wishes.num_samples,
@@ -53,8 +69,7 @@ class Places:
                 list(plan.cuts),
             ),
         )
-        state_bytes = [stage.state_bytes for stage in costs.stages]
-        return _binding.PlannerPlacement(shape, list(plan.cuts), state_bytes)
+        return _placement(plan, costs)
 
     def lost_cache_bytes(self, plan: Plan | Candidate) -> int:
         """Return what a new shape must read again: a cache on devices moves with them.
@@ -64,4 +79,13 @@ class Places:
         samples = self._wishes.num_samples
         if plan.cache != "device" or self.boundary == 0 or samples is None:
             return 0
-        return samples * self._layers[self.boundary - 1].boundary_bytes_per_sample
+        layer = self._profile.layers[self.boundary - 1]
+        return min(samples * layer.boundary_bytes_per_sample, _MOST_BYTES)
+
+
+def _placement(
+    plan: Plan | Candidate, costs: _binding.PlannerStepCosts
+) -> _binding.PlannerPlacement:
+    state_bytes = [stage.state_bytes for stage in costs.stages]
+    shape = _binding.PlannerShape(*plan.shape)
+    return _binding.PlannerPlacement(shape, list(plan.cuts), state_bytes)

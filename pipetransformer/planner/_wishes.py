@@ -35,11 +35,12 @@ class Wishes:
         }
         return search(profile, cluster, boundary=boundary, **options)
 
-    def forbid(self, plan: Plan, num_active: int) -> str:
+    def forbid(self, plan: Plan, num_active: int, cluster: Cluster) -> str:
         """Return why `plan` cannot go on with `num_active` layers; empty: it can."""
+        no_room = self._no_room(plan, num_active, cluster)
         name = f"K={plan.num_stages} R={plan.num_replicas} M={plan.num_microbatches}"
-        if plan.num_stages > num_active:
-            return f"{name} cannot go on: active layers left: {num_active}"
+        if no_room:
+            return f"{name} cannot go on: {no_room}"
         for what, wanted, had in (
             ("K", self.num_stages, plan.num_stages),
             ("M", self.num_microbatches, plan.num_microbatches),
@@ -52,6 +53,23 @@ class Wishes:
             return f"{name} cannot go on: cuts {list(self.cuts)} are asked for"
         if plan.schedule not in self.schedules:
             return f"{name} cannot go on: {plan.schedule} is not allowed"
+        return ""
+
+    def _no_room(self, plan: Plan, num_active: int, cluster: Cluster) -> str:
+        """Return what of layers, devices and rows is too few for `plan`, if any."""
+        stages, replicas, microbatches = plan.shape
+        if stages > num_active:
+            return f"active layers left: {num_active}"
+        if stages > cluster.devices_per_node:
+            return f"devices per node: {cluster.devices_per_node}"
+        room = cluster.num_nodes * (cluster.devices_per_node // stages)
+        if replicas > room:
+            return f"room for replicas: {room}"
+        if self.global_batch // replicas // microbatches < self.min_microbatch_samples:
+            return (
+                f"{replicas} x {microbatches} micro-batches of at least "
+                f"{self.min_microbatch_samples} rows, global batch: {self.global_batch}"
+            )
         return ""
 
     def like(self, plan: Plan) -> Wishes:

@@ -12,6 +12,7 @@ TERMS = ("prepare", "move", "rewire", "first_step", "cache")
 
 _NANOSECONDS = 1_000_000_000
 _VERSION = 1
+_MOST_NS = 2**62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,3 +136,8 @@ def native_model(model: PauseModel) -> _binding.PlannerPauseModel:
 def terms_of(pause: _binding.PlannerPause) -> dict[str, int]:
     """Return a predicted pause as ns by term."""
     return {term: getattr(pause, f"{term}_ns") for term in TERMS}
+
+
+def total_ns(terms_ns: Mapping[str, int]) -> int:
+    """Return a whole pause; 2**62 ns where its terms are more."""
+    return min(sum(terms_ns.values()), _MOST_NS)

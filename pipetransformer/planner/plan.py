@@ -144,6 +144,15 @@ class Plan:
                 f"plan cuts: expected increasing layer indices from {self.boundary}, "
                 f"got {_fields.shown(list(self.cuts))}"
             )
+        replica_rows = -(-self.global_batch // self.num_replicas)
+        rows = -(-replica_rows // self.num_microbatches)
+        if self.samples_per_microbatch != rows:
+            raise ValueError(
+                f"plan samples_per_microbatch: expected {rows} (global_batch "
+                f"{self.global_batch} over {self.num_replicas} x "
+                f"{self.num_microbatches} micro-batches, rounded up), got "
+                f"{self.samples_per_microbatch}"
+            )
         if self.bytes_per_stage and len(self.bytes_per_stage) != self.num_stages:
             raise ValueError(
                 f"plan bytes_per_stage: expected {self.num_stages} entries, got "

@@ -15,7 +15,7 @@ from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
 from pipetransformer.planner.pauses import PauseModel
 from pipetransformer.planner.plan import Plan
-from pipetransformer.planner.search import InfeasiblePlan
+from pipetransformer.planner.search import InfeasiblePlan, checked_cuts
 from pipetransformer.planner.transition import Transition
 
 RESHAPE_MODES = tuple(RESHAPES)
@@ -96,7 +96,7 @@ def replan(
     Raises:
         InfeasiblePlan: nothing fits, or the plan in force cannot go on and no other
             can be reached.
-        TypeError: a count is no integer.
+        TypeError: a count or a cut is no integer.
         ValueError: an option that no plan can satisfy; the text names it.
     """
     _fields.check_int(remaining_steps, "remaining_steps")
@@ -116,7 +116,7 @@ def replan(
         num_stages=num_stages,
         max_replicas=max_replicas,
         num_microbatches=num_microbatches,
-        cuts=None if cuts is None else tuple(cuts),
+        cuts=None if cuts is None else checked_cuts(cuts),
         checkpoint=checkpoint,
         schedules=tuple(schedules),
         prefix_placements=tuple(prefix_placements),
@@ -149,7 +149,7 @@ def _plan_in_force(
     profile: Profile, cluster: Cluster, wishes: Wishes, current: Plan, boundary: int
 ) -> tuple[Plan | None, str]:
     """Return the plan in force at `boundary`, or why it cannot go on there."""
-    why_not = wishes.forbid(current, len(profile.layers) - boundary)
+    why_not = wishes.forbid(current, len(profile.layers) - boundary, cluster)
     if why_not:
         return None, why_not
     cuts = wishes.cuts or _binding.planner_clipped_cuts(list(current.cuts), boundary)
@@ -175,7 +175,8 @@ def _others(
 ) -> list[Candidate]:
     """Return what is on offer: the best of all, and the best with this K and R."""
     found = list(best.candidates)
-    if not wishes.forbid(current, len(profile.layers) - best.boundary):
+    num_active = len(profile.layers) - best.boundary
+    if not wishes.forbid(current, num_active, cluster):
         same = dataclasses.replace(
             wishes, num_stages=current.num_stages, max_replicas=current.num_replicas
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pipetransformer.planner import _binding, _native, _reasons
 from pipetransformer.planner.candidate import CACHE_TIERS, SCHEDULES, Candidate
@@ -76,7 +76,7 @@ def search(
 
     Raises:
         InfeasiblePlan: nothing fits; names K, layer and missing bytes.
-        TypeError: a count is no integer.
+        TypeError: a count or a cut is no integer.
         ValueError: an option that no plan can satisfy; the text names it.
 
     Source: PipeTransformer (ICML 2021), section 3.2, with exact cuts by measured
@@ -102,7 +102,7 @@ def search(
     request.num_stages = num_stages
     request.max_replicas = max_replicas
     request.num_microbatches = num_microbatches
-    request.cuts = None if cuts is None else list(cuts)
+    request.cuts = None if cuts is None else list(checked_cuts(cuts))
     request.min_microbatch_samples = min_microbatch_samples
     request.schedules = [
         _native.choice(_native.SCHEDULES, name, "schedules")
@@ -110,7 +110,7 @@ def search(
     ]
     request.prefix_placements = [
         _native.choice(_native.PLACEMENTS, name, "prefix_placements")
-        for name in prefix_placements
+        for name in _placements(prefix_placements, boundary)
     ]
     request.cache_tiers = [
         _native.choice(_native.TIERS, name, "cache_tiers")
@@ -126,6 +126,32 @@ def search(
             refusals,
         )
     return _make_plan(result, profile, cluster, request, (checkpoint, copies), refusals)
+
+
+def checked_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
+    """Return forced cuts if they are integers.
+
+    Raises:
+        TypeError: they are not.
+        ValueError: one does not fit 62 bits.
+    """
+    if isinstance(cuts, str) or not isinstance(cuts, Iterable):
+        raise TypeError(f"cuts: expected layer indices, got {cuts!r}")
+    found = tuple(cuts)
+    for index, cut in enumerate(found):
+        _check_integers(**{f"cuts[{index}]": cut})
+    return found
+
+
+def _placements(names: Sequence[str], boundary: int) -> list[str]:
+    """Return the placements that are left to `boundary` frozen layers."""
+    left = [name for name in names if name != "none" or boundary <= 0]
+    if names and not left:
+        raise ValueError(
+            f"prefix_placements: expected 'replicated' or 'pipelined' for {boundary} "
+            f"frozen layers, got {tuple(names)}"
+        )
+    return left
 
 
 def _order_in(names: tuple[str, ...]) -> Callable[[str], int]:

@@ -31,7 +31,7 @@ class Transition:
             be read again).
         anyway_terms_ns: the same for the boundary change alone, which is made in any
             case; empty when the boundary stays.
-        pause_ns: sum of ``terms_ns``.
+        pause_ns: sum of ``terms_ns``, at most 2**62.
         gain_ns_per_step: simulated step of the plan in force at this boundary minus
             that of the offered plan, times the pace; 0 when the plan in force cannot
             go on.

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pathlib
-import tempfile
 from collections.abc import Iterator, Sequence
 
 from pipetransformer.simulator.event import Event
@@ -28,21 +25,14 @@ _NAMES = {
 _SHARED = {"network": 1 << 30, "cache": (1 << 30) + 1}
 
 
-def write(path: pathlib.Path, events: Sequence[Event], title: str) -> None:
-    """Write the events; the file appears as a whole, readable by its owner only."""
+def text(events: Sequence[Event], title: str) -> str:
+    """Return the events as JSON."""
     document = {
         "displayTimeUnit": "ns",
         "otherData": {"simulated": True, "plan": title},
         "traceEvents": [*_lanes(events, title), *map(_slice, events)],
     }
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(document, file)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    return json.dumps(document)
 
 
 def _lane(event: Event) -> tuple[int, str]:

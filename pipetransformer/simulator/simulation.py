@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipetransformer.planner import Cluster, Plan, Profile
+from pipetransformer.planner import Cluster, Plan, Profile, _files
 from pipetransformer.simulator import _binding, _costs, _grid, _trace
 from pipetransformer.simulator.event import Event
 
@@ -78,12 +78,18 @@ class Simulation:
         """Write one step for Perfetto or Chrome's tracing page.
 
         Args:
-            path: JSON file; readable by its owner only, replaced as a whole.
+            path: JSON file; readable by its owner only, replaced as a whole. A device
+                or a FIFO is written to.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: the file cannot be written; names it.
+            ValueError: an empty path.
         """
-        _trace.write(pathlib.Path(path), self.timeline, self.title)
+        _files.write(path, self.trace() + "\n")
+
+    def trace(self) -> str:
+        """Return what :meth:`write_trace` writes."""
+        return _trace.text(self.timeline, self.title)
 
 
 def simulate(

@@ -31,6 +31,27 @@ def test_a_plan_alone_tells_what_it_holds(files):
     assert values["idle_devices"] == 1
 
 
+@pytest.mark.parametrize("frozen", [{}, {"boundary": 4, "prefix": "replicated"}])
+def test_a_plan_written_by_hand_is_explained(files, frozen):
+    boundary = frozen.get("boundary", 0)
+    plan = {
+        "version": 1,
+        "boundary": boundary,
+        "num_stages": 2,
+        "num_replicas": 2,
+        "num_microbatches": 4,
+        "samples_per_microbatch": 2,
+        "global_batch": 16,
+        "cuts": [boundary, 6, 8],
+        **frozen,
+    }
+    path = files.write("plan.json", json.dumps(plan))
+    assert files.json("explain", path)["plan"]["plan_hash"] > 0
+    values = files.json("explain", path, *files.model)
+    assert len(values["stages"]) == 2 and values["limiting_resource"]
+    assert files.run("explain", path, *files.model)[0] == 0
+
+
 def test_a_plan_comes_through_every_command(files):
     first = files.plan("--num-stages", 4)
     second = files.plan("--frozen", 4, "--current", first, "--remaining-steps", 10_000)

@@ -88,6 +88,50 @@ def test_written_files_are_whole_and_their_owners_alone(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_link_stays_and_what_it_names_is_written(tmp_path):
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
+    link.symlink_to(target)
+    for text in ("first", "second"):
+        files.write_text(str(link), text)
+        assert link.is_symlink() and target.read_text() == f"{text}\n"
+    assert sorted(tmp_path.rglob("*")) == sorted([target.parent, target, link])
+
+
+def test_what_is_no_regular_file_is_written_to_not_replaced(tmp_path):
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        files.write_text(str(path), "text")
+        assert os.read(reader, 100) == b"text\n"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    null = tmp_path / "null"
+    null.symlink_to(os.devnull)
+    files.write_text(str(null), "text")
+    assert null.is_symlink() and stat.S_ISCHR(os.stat(os.devnull).st_mode)
+
+
+def test_what_cannot_be_written_is_named_as_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path, error in (("no/out.json", FileNotFoundError), (".", IsADirectoryError)):
+        with pytest.raises(error) as caught:
+            files.write_text(path, "text")
+        assert caught.value.filename == path
+    with pytest.raises(ValueError, match="file to write: expected a name, got ''"):
+        files.write_text("", "text")
+    assert list(tmp_path.iterdir()) == []
+    files.write_text("n" * 255, "as long as a name may be")
+
+
+def test_closed_standard_input_is_an_error(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ValueError, match="standard input: expected an open one"):
+        files.read_text("-")
+
+
 def test_a_dash_is_standard_output(capsys):
     files.write_text("-", "text")
     assert capsys.readouterr().out == "text\n"

@@ -91,28 +91,59 @@ def test_version_is_the_packages(capsys):
     assert capsys.readouterr().out == f"pipetransformer {pipetransformer.__version__}\n"
 
 
-def test_a_reader_that_went_away_is_no_error():
-    script = (
-        "import sys; from pipetransformer.cli import main, output\n"
-        "def run(arguments):\n"
-        "    for _ in range(100):\n"
-        "        output.print_json({str(i): i for i in range(10**3)})\n"
-        "    return 0\n"
-        "class C:\n"
-        "    def add_parser(s):\n"
-        "        main.arguments.add_command(s, 'act', run, summary='', "
-        "description='', examples='')\n"
-        "main._COMMANDS = (C,)\n"
-        "sys.exit(main.main(['act']))\n"
-    )
+_LONG_OUTPUT = """
+import sys
+from pipetransformer.cli import main, output
+
+def json(arguments):
+    for _ in range(100):
+        output.print_json({str(i): i for i in range(10**3)})
+    return 0
+
+def text(arguments):
+    console = output.console()
+    for _ in range(100):
+        console.print("x" * 10**4)
+    return 0
+
+class C:
+    def add_parser(subparsers):
+        for run in (json, text):
+            main.arguments.add_command(
+                subparsers, run.__name__, run, summary="", description="", examples=""
+            )
+
+main._COMMANDS = (C,)
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_reader_that_went_away_is_no_error(form):
     process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", _LONG_OUTPUT, form],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     process.stdout.read(10)
     process.stdout.close()
     assert process.wait(timeout=60) == output.BROKEN_PIPE
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("redirection", "form", "code"),
+    [(">&-", "json", 141), (">&-", "text", 141), (">&- 2>&-", "nope", 2)],
+)
+def test_a_closed_stream_is_a_reader_that_went_away(redirection, form, code):
+    script = f'exec "$@" {redirection}'
+    result = subprocess.run(
+        ["sh", "-c", script, "sh", sys.executable, "-c", _LONG_OUTPUT, form],
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    assert (result.returncode, result.stderr) == (code, b"")
 
 
 def test_help_loads_no_torch():

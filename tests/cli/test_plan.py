@@ -54,6 +54,17 @@ def test_output_writes_what_json_prints(files):
     assert json.loads(read_text(path)) == values
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_output_to_standard_output_is_alone(files, form):
+    options = ("plan", *files.model, "--global-batch", 16, "--output", "-", *form)
+    code, out, err = files.run(*options)
+    assert (code, err) == (0, "")
+    assert Plan.from_json(out).to_dict() == plan_of(files)
+    options = ("plan", *files.model, "--global-batch", 16, "--output", "", *form)
+    code, out, err = files.run(*options)
+    assert (code, out) == (2, "") and "--output: expected a file's name" in err
+
+
 @pytest.mark.parametrize(
     ("options", "field", "value"),
     [

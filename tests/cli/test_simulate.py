@@ -56,6 +56,17 @@ def test_trace_is_a_timeline(files):
     assert {"F0", "B0"} <= names or {"F0", "I0", "W0"} <= names
 
 
+def test_trace_to_standard_output_is_alone(files):
+    path, trace = files.plan("--num-stages", 2), files.path("trace.json")
+    command = ("simulate", "--plan", path, *files.model)
+    files.json(*command, "--trace", trace)
+    assert files.run(*command, "--trace", "-") == (0, read_text(trace), "")
+    code, out, err = files.run(*command, "--trace", "-", "--json")
+    assert (code, out) == (2, "") and "--trace: expected a file beside --json" in err
+    code, out, err = files.run(*command, "--trace", "")
+    assert (code, out) == (2, "") and "--trace: expected a file's name" in err
+
+
 def test_text_has_table_and_grid(files):
     path = files.plan("--num-stages", 2)
     code, out, err = files.run("simulate", "--plan", path, *files.model, "--steps", 3)

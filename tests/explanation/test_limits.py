@@ -44,6 +44,27 @@ def test_a_slow_network_limits():
     assert report.limiting_resource == "network"
 
 
+def test_what_is_as_large_as_a_field_takes_is_not_made_larger():
+    largest = 2**62
+    tiers = CacheTiers(
+        host_bytes=largest,
+        host_bytes_per_s=largest,
+        disk_bytes=largest,
+        disk_bytes_per_s=largest,
+    )
+    cluster = a_cluster(
+        num_nodes=2,
+        device_memory_bytes=largest,
+        device_link_bytes_per_s=largest,
+        network_bytes_per_s=largest,
+        cache=tiers,
+    )
+    options = {"boundary": 2, "num_stages": 2, "cache_tiers": ("host",)}
+    report = limits_of(a_profile(), cluster, **options)
+    gains = {limit.resource: limit.gain_ns for limit in report.limits}
+    assert gains["memory"] == gains["cache"] == 0
+
+
 def test_a_long_frozen_prefix_limits():
     profile = instances.profile([block(i, scale=9 if i < 4 else 1) for i in range(6)])
     report = limits_of(profile, a_cluster(), boundary=4)

@@ -141,6 +141,12 @@ FIELDS = [
     (
         "plan",
         ["samples_per_microbatch"],
+        3,
+        "plan samples_per_microbatch: expected 2 (global_batch 16 over 2 x 4 micro-",
+    ),
+    (
+        "plan",
+        ["samples_per_microbatch"],
         1.5,
         "samples_per_microbatch: expected an int",
     ),

@@ -10,10 +10,12 @@ from pipetransformer.planner import (
     InfeasiblePlan,
     PauseModel,
     Plan,
+    RunningMean,
     Transition,
     replan,
     search,
 )
+from pipetransformer.planner.pauses import TERMS, total_ns
 from tests.planner.instances import cluster, equal_profile
 
 MS = 1_000_000
@@ -207,6 +209,28 @@ def test_plan_that_does_not_fit_any_more_is_left_whatever_it_costs():
     assert "whatever it costs: K=1 R=4 M=1 cannot go on: " in grown.transition.rule
 
 
+def test_a_cache_beyond_all_counting_is_the_dearest_there_is():
+    model = equal_profile(12, times=(MS, MS, MS), boundary_bytes_per_sample=4)
+    linked = cluster(4, 2**62, device_link_bytes_per_s=10**9)
+    options = {"global_batch": 32, "cache_tiers": ("none", "device")}
+    current = search(model, linked, boundary=6, num_stages=4, **options)
+    pauses = PauseModel().observed({"prepare": 4e9}, kind="shape")
+    options |= {"current": current, "boundary": 6, "remaining_steps": 10}
+    for num_samples in (2**58, 2**59, 2**62):
+        plan = replan(model, linked, num_samples=num_samples, pauses=pauses, **options)
+        assert plan.num_stages == 4 and not plan.transition.accepted
+    with pytest.raises(TypeError, match="cuts: expected layer indices, got 3"):
+        replan(model, linked, cuts=3, **options)
+
+
+def test_pause_whose_terms_are_large_stays_a_number():
+    largest = {name: 2**62 for name in TERMS}
+    assert total_ns(largest) == 2**62 and total_ns({"move": 3, "rewire": 4}) == 7
+    long = RunningMean(sum_ns=2**62, count=1)
+    refused = again(6, pauses=PauseModel(group=long, move=long))
+    assert refused.num_stages == 4 and refused.transition.pause_ns == 2**62
+
+
 def test_growth_is_priced_like_everything_else():
     roomy = cluster(4, 10**9, network_bytes_per_s=10**9)
     short = replan(
@@ -236,6 +260,40 @@ def test_plan_that_the_options_forbid_cannot_go_on(options, reason):
     plan = again(**{"boundary": 6, "left": 0, **options})
     assert plan.transition.accepted
     assert plan.transition.rule.endswith(reason.replace("\\", ""))
+
+
+@pytest.mark.parametrize(
+    ("slots", "options", "reason"),
+    [
+        (cluster(2, 10**6), {}, "devices per node: 2"),
+        (
+            SLOTS,
+            {"global_batch": 3, "min_microbatch_samples": 1},
+            "1 x 16 micro-batches of at least 1 rows, global batch: 3",
+        ),
+        (
+            SLOTS,
+            {"min_microbatch_samples": 3},
+            "1 x 16 micro-batches of at least 3 rows, global batch: 32",
+        ),
+    ],
+)
+def test_plan_for_which_the_machine_or_the_batch_is_too_small_cannot_go_on(
+    slots, options, reason
+):
+    plan = again(2, slots=slots, left=0, **options)
+    assert plan.transition.accepted and plan.shape != FIRST.shape
+    assert plan.transition.rule.endswith(f"K=4 R=1 M=16 cannot go on: {reason}")
+
+
+def test_replicas_that_lost_their_nodes_cannot_go_on():
+    many = cluster(4, 66_000, num_nodes=3)
+    current = again(8, slots=many)
+    assert current.shape[:2] == (1, 12)
+    plan = again(8, current=current, left=0)
+    assert plan.num_replicas <= 4 and plan.transition.accepted
+    assert plan.transition.rule.endswith("cannot go on: room for replicas: 4")
+    assert plan.transition.moved_bytes == 0, "whoever goes on has the model"
 
 
 def test_replicas_beyond_the_limit_cannot_go_on():

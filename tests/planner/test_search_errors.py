@@ -189,6 +189,29 @@ def test_sizes_of_tiers_do_not_overflow():
     assert plan.simulated_step_ns < 2**62
 
 
+@pytest.mark.parametrize(
+    ("cuts", "error", "text"),
+    [
+        ([0, "a", 8], TypeError, r"cuts\[1\]: expected an integer, got 'a'"),
+        ([0, True, 8], TypeError, r"cuts\[1\]: expected an integer, got True"),
+        (8, TypeError, "cuts: expected layer indices, got 8"),
+        ([0, 2**70, 8], ValueError, r"cuts\[1\]: expected at most 2\*\*62, got 1180"),
+    ],
+)
+def test_search_refuses_cuts_that_are_no_integers(cuts, error, text):
+    with pytest.raises(error, match=text):
+        find(cuts=cuts)
+
+
+def test_frozen_layers_need_a_place():
+    text = "prefix_placements: expected 'replicated' or 'pipelined' for 2 frozen layers"
+    with pytest.raises(ValueError, match=text):
+        find(boundary=2, prefix_placements=("none",))
+    plan = find(boundary=2, prefix_placements=("none", "pipelined"))
+    assert plan.prefix == "pipelined"
+    assert find(prefix_placements=("none",)).prefix == "none"
+
+
 @pytest.mark.parametrize("value", [1.0, "1", True])
 def test_search_refuses_counts_that_are_no_integers(value):
     with pytest.raises(TypeError, match="num_stages: expected an integer, got"):

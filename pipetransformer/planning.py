@@ -15,12 +15,13 @@ from pipetransformer.autofreeze import (
 )
 from pipetransformer.layout import ranks_of_plan
 from pipetransformer.memory import host_bytes
-from pipetransformer.planner import Cluster, Plan, Profile
+from pipetransformer.planner import CacheTiers, Cluster, Plan, Profile
 from pipetransformer.plans import first_plan, next_plan, progress_of, remaining_steps
 from pipetransformer.prices import Market
 from pipetransformer.proposal import Proposal
 from pipetransformer.records import record_refusal
 from pipetransformer.run import Run
+from pipetransformer.supply import cache_slots
 from pipetransformer.transformation import Replica
 
 
@@ -107,6 +108,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
 
 def _cluster(run: Run) -> Cluster:
     slots = run.num_slots
+    caches = run.config.cache.enabled
     memory = run.config.plan.slot_memory_bytes or host_bytes() // slots
     return Cluster(
         num_nodes=run.info.num_nodes,
@@ -115,6 +117,7 @@ def _cluster(run: Run) -> Cluster:
         optimizer_bytes_per_parameter_byte=(
             run.config.plan.optimizer_bytes_per_parameter_byte
         ),
+        cache=CacheTiers(host_bytes=run.cache_bytes() if caches else 0),
     )
 
 
@@ -133,10 +136,15 @@ def propose(run: Run, replica: Replica | None) -> Proposal | None:
         InfeasiblePlan: nothing fits.
     """
     decision = decide(run)
+    prefix = replica.prefix if replica is not None else None
+    slots = cache_slots(run, decision.boundary, prefix)
     if replica is None:
-        plan = first_plan(run, decision.boundary)
+        plan = first_plan(run, decision.boundary, slots)
     else:
-        market = run.prices.agree(replica.group, remaining_steps(run))
+        market = run.prices.agree(
+            replica.group, remaining_steps(run), cache_slots=slots
+        )
+        slots = market.cache_slots
         plan = next_plan(run, decision.boundary, replica.plan, market)
         _compare_plans(replica.group, plan.plan_hash, market)
         if run.info.rank == 0:
@@ -153,6 +161,7 @@ def propose(run: Run, replica: Replica | None) -> Proposal | None:
         seed=run.config.seed,
         reason="; ".join([decision.reason, *_why(plan)]),
         pauses=run.prices.state(),
+        cache_slots=slots,
     )
 
 

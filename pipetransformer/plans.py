@@ -17,20 +17,22 @@ from pipetransformer.explanation import (
 from pipetransformer.planner import Cluster, Plan, Profile, replan, search
 from pipetransformer.prices import Market
 from pipetransformer.run import Run, Workload
+from pipetransformer.supply import cluster_at
 from pipetransformer.transformation import Replica
 
 
-def first_plan(run: Run, boundary: int) -> Plan:
+def first_plan(run: Run, boundary: int, cache_slots: int) -> Plan:
     """Search the plan that a run begins with.
 
     Args:
         run: The run, with profile, cluster and workload known.
         boundary: Index of the first active layer.
+        cache_slots: Samples that the slab of a node holds at that boundary.
 
     Raises:
         InfeasiblePlan: nothing fits; a ValueError that names what is missing.
     """
-    profile, cluster, workload = _known(run)
+    profile, cluster, workload = _known(run, boundary, cache_slots)
     return search(
         profile, cluster, boundary=boundary, **_options(run, workload, boundary)
     )
@@ -49,7 +51,7 @@ def next_plan(run: Run, boundary: int, current: Plan, market: Market) -> Plan:
         InfeasiblePlan: nothing fits, or the plan in force cannot go on and no other
             can be reached.
     """
-    profile, cluster, workload = _known(run)
+    profile, cluster, workload = _known(run, boundary, market.cache_slots)
     wishes = run.config.plan
     return replan(
         profile,
@@ -71,8 +73,9 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
 
     Predictions stand beside what this rank measured; the lead's history is complete.
     """
-    profile, cluster, workload = _known(run)
-    options = _options(run, workload, replica.plan.boundary)
+    boundary = replica.plan.boundary
+    profile, cluster, workload = _known(run, boundary, run.cache_slots)
+    options = _options(run, workload, boundary)
     return explain_plan(
         replica.plan,
         profile,
@@ -103,10 +106,13 @@ def remaining_steps(run: Run) -> int:
     return max(0, batches)
 
 
-def _known(run: Run) -> tuple[Profile, Cluster, Workload]:
+def _known(
+    run: Run, boundary: int, cache_slots: int
+) -> tuple[Profile, Cluster, Workload]:
     if run.profile is None or run.cluster is None or run.workload is None:
         raise RuntimeError("plan asked for before the profile; please report")
-    return run.profile, run.cluster, run.workload
+    cluster = cluster_at(run.cluster, run.profile, boundary, cache_slots)
+    return run.profile, cluster, run.workload
 
 
 class _Options(TypedDict):

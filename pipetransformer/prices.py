@@ -24,12 +24,14 @@ class Market:
         elapsed_ns: Since K or R changed last; None: not in this run.
         remaining_steps: Optimizer steps for which a gain lasts.
         pace: Wall time of the last pass's steps over their simulated time.
+        cache_slots: Samples that the slab of the lead's node holds at the boundary.
     """
 
     pauses: PauseModel
     elapsed_ns: int | None
     remaining_steps: int
     pace: float
+    cache_slots: int
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON."""
@@ -38,6 +40,7 @@ class Market:
             "elapsed_ns": self.elapsed_ns,
             "remaining_steps": self.remaining_steps,
             "pace": self.pace,
+            "cache_slots": self.cache_slots,
         }
         return json.dumps(content, sort_keys=True).encode()
 
@@ -50,6 +53,7 @@ class Market:
             elapsed_ns=content["elapsed_ns"],
             remaining_steps=content["remaining_steps"],
             pace=content["pace"],
+            cache_slots=content["cache_slots"],
         )
 
 
@@ -61,16 +65,18 @@ class Prices:
         self._pace = 1.0
         self._reshaped_at: float | None = None
 
-    def agree(self, group: ActiveGroup, remaining_steps: int) -> Market:
+    def agree(
+        self, group: ActiveGroup, remaining_steps: int, *, cache_slots: int
+    ) -> Market:
         """Return the lead's market on every active rank; collective over `group`.
 
-        Ranks measure different pauses, and their clocks differ. The lead is the
+        Ranks measure different pauses; their clocks and slabs differ. The lead is the
         group's first rank.
         """
         elapsed = None
         if self._reshaped_at is not None:
             elapsed = round((time.perf_counter() - self._reshaped_at) * _NANOSECONDS)
-        mine = Market(self.pauses, elapsed, remaining_steps, self._pace)
+        mine = Market(self.pauses, elapsed, remaining_steps, self._pace, cache_slots)
         first = mine.to_bytes() if group.rank == 0 else b""
         market = Market.from_bytes(group.all_gather_bytes(first)[0])
         self.pauses = market.pauses

@@ -28,6 +28,7 @@ class Proposal:
         seed: Seed of the run.
         reason: Why the plan changes, for people.
         pauses: What changes of plan have taken, as plain values.
+        cache_slots: Samples that the lead's slab holds at the plan's boundary.
     """
 
     plan_epoch: int
@@ -39,6 +40,7 @@ class Proposal:
     seed: int
     reason: str
     pauses: Mapping[str, Any]
+    cache_slots: int
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON followed by the hash of the JSON text."""
@@ -54,6 +56,7 @@ class Proposal:
             "seed": self.seed,
             "reason": self.reason,
             "pauses": dict(self.pauses),
+            "cache_slots": self.cache_slots,
         }
         text = json.dumps(content, sort_keys=True).encode()
         return text + f"#{hash_bytes(text):016x}".encode()
@@ -85,4 +88,5 @@ class Proposal:
             seed=content["seed"],
             reason=content["reason"],
             pauses=content["pauses"],
+            cache_slots=content["cache_slots"],
         )

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.autocache import ActivationCache, record_bytes
+from pipetransformer.autocache import ActivationCache, record_bytes, slots_within
 from pipetransformer.autodp import LaunchInfo, MessagePlane
 from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer, Policy
 from pipetransformer.checkpoint import load_optimizer_state
@@ -125,6 +125,7 @@ class Run:
         self.profile: Profile | None = None
         self.cluster: Cluster | None = None
         self.prices = Prices()
+        self.cache_slots = 0  # that the plan in force was made for
         self.metrics: dict[str, float] = {}
         self.loaded: dict[str, Any] | None = None
         self.total_epochs = 0
@@ -210,6 +211,26 @@ class Run:
         workload = self.workload
         return self.cache("train", workload.num_samples) if workload else None
 
+    def cache_bytes(self) -> int:
+        """Return what a slab of this node may take."""
+        return self.config.cache.budget_bytes or available_bytes() // 4
+
+    def training_slots(self) -> int:
+        """Return how many samples the training set's slab on this node holds.
+
+        Before there is one, how many it will hold; 0 when it could not be made.
+        """
+        if "train" in self._caches:
+            made = self._caches["train"]
+            return made.num_slots if made is not None else 0
+        if self.cluster is None or self.cluster.cache is None or self.workload is None:
+            return 0
+        return slots_within(
+            self.cluster.cache.host_bytes,
+            num_samples=self.workload.num_samples,
+            slot_bytes=self._slot_bytes(),
+        )
+
     def open_cache(self, space: str, num_samples: int) -> None:
         """Make or attach the node's slab of an id space, once.
 
@@ -236,21 +257,23 @@ class Run:
         self._caches[space] = made
 
     def _create(self, num_samples: int) -> ActivationCache | None:
-        if self.profile is None:
-            raise RuntimeError("cache asked for before the profile; please report")
-        widest = max(p.boundary_bytes_per_sample for p in self.profile.layers)
-        budget = self.config.cache.budget_bytes or available_bytes() // 4
-        record = torch.empty(1, widest + _LAYOUT_SLACK_BYTES, dtype=torch.uint8)
         try:
             return ActivationCache.create(
                 run_id=self.info.run_id,
                 num_samples=num_samples,
-                slot_bytes=record_bytes([record]),
-                budget_bytes=budget,
+                slot_bytes=self._slot_bytes(),
+                budget_bytes=self.cache_bytes(),
             )
         except (OSError, ValueError) as error:
             _LOG.warning("no cache, frozen layers are recomputed: %s", error)
             return None
+
+    def _slot_bytes(self) -> int:
+        if self.profile is None:
+            raise RuntimeError("cache asked for before the profile; please report")
+        widest = max(p.boundary_bytes_per_sample for p in self.profile.layers)
+        record = torch.empty(1, widest + _LAYOUT_SLACK_BYTES, dtype=torch.uint8)
+        return record_bytes([record])
 
     def _attach(self, address: bytes, num_samples: int) -> ActivationCache | None:
         if not address:

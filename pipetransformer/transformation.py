@@ -192,6 +192,7 @@ def _adopt(run: Run, proposal: Proposal) -> None:
     run.state.frozen_units = proposal.frozen_units
     run.policy.load_state_dict(dict(proposal.policy))
     run.prices.load(proposal.pauses)
+    run.cache_slots = proposal.cache_slots
     run.layout = proposal.layout
 
 

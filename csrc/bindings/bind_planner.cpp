@@ -189,17 +189,20 @@ void bind_paper(py::module_& m) {
   m.def(
       "planner_paper_partition",
       &paper::greedy_partition,
-      py::arg("unit_sizes"),
+      py::arg("active_sizes"),
+      py::arg("frozen_sizes"),
       py::arg("num_stages"));
   m.def(
       "planner_paper_largest_load",
       &paper::largest_load,
-      py::arg("unit_sizes"),
+      py::arg("active_sizes"),
+      py::arg("frozen_sizes"),
       py::arg("num_stages"));
   m.def(
       "planner_paper_compress",
       &paper::compress,
-      py::arg("active_unit_sizes"),
+      py::arg("active_sizes"),
+      py::arg("frozen_sizes"),
       py::arg("num_stages"),
       py::arg("largest_allowed"));
   m.def(

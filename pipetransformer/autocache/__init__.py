@@ -6,6 +6,7 @@ from pipetransformer.autocache.cache import (
     Records,
     hash_rows,
     record_bytes,
+    slots_within,
 )
 from pipetransformer.autocache.prefix import cacheable, fingerprint_chain
 
@@ -17,4 +18,5 @@ __all__ = [
     "fingerprint_chain",
     "hash_rows",
     "record_bytes",
+    "slots_within",
 ]

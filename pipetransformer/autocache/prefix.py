@@ -52,11 +52,12 @@ def fingerprint_chain(
     return chain
 
 
-def cacheable(layers: Sequence[nn.Module]) -> str | None:
+def cacheable(layers: Sequence[nn.Module], *, frozen: bool = True) -> str | None:
     """Say why a prefix must not be cached, as far as its modules tell.
 
     Args:
         layers: the frozen layers in order, in eval mode.
+        frozen: False: they will be put into eval mode, so train mode is no reason.
 
     Returns:
         None if each output row looks like a function of its input row alone; else the
@@ -65,7 +66,7 @@ def cacheable(layers: Sequence[nn.Module]) -> str | None:
     for index, layer in enumerate(layers):
         for name, module in layer.named_modules():
             where = f"layer {index} ({_path(layer, name, module)})"
-            if module.training:
+            if frozen and module.training:
                 return f"{where} is in train mode"
             if isinstance(module, _BatchNorm) and module.running_mean is None:
                 return f"{where} normalises with the statistics of each batch"

@@ -14,34 +14,56 @@ from pipetransformer.planner import _binding
 _UNITS_PER_BLOCK = 2
 
 
-def greedy_partition(unit_sizes: Sequence[int], num_stages: int) -> list[int]:
+def greedy_partition(
+    unit_sizes: Sequence[int], num_stages: int, *, frozen_sizes: Sequence[int] = ()
+) -> list[int]:
     """Cut units onto stages by the paper's greedy rule.
 
     A stage takes the next unit while its load stays below mean plus variance of
-    the sizes that were unassigned when it opened, in millions of parameters.
+    the sizes that were unassigned when it opened, in millions of parameters. Frozen
+    units weigh a sixth of their size, and the first stage has them all: it opens with
+    that load, which counts in its mean and not in its variance.
 
     Args:
-        unit_sizes: parameters of each unit.
+        unit_sizes: parameters of each active unit.
         num_stages: number of stages; some may stay empty.
+        frozen_sizes: parameters of each frozen unit that is charged. Empty, as in the
+            code of the published runs: frozen layers are free.
 
     Returns:
-        Number of units per stage.
+        Number of active units per stage.
 
     Raises:
         ValueError: ``num_stages`` below 1, or a size below 0 or above 2**40.
 
-    Source: paper section 3.2, Algorithm 1, without the discount for frozen layers.
+    Source: paper section 3.2, Algorithm 1, lambda = 1/6.
     """
-    return _binding.planner_paper_partition(list(unit_sizes), num_stages)
+    return _binding.planner_paper_partition(
+        list(unit_sizes), list(frozen_sizes), num_stages
+    )
 
 
-def largest_load(unit_sizes: Sequence[int], num_stages: int) -> int:
-    """Return the parameters of the largest stage of the greedy partition."""
-    return _binding.planner_paper_largest_load(list(unit_sizes), num_stages)
+def largest_load(
+    unit_sizes: Sequence[int], num_stages: int, *, frozen_sizes: Sequence[int] = ()
+) -> int:
+    """Return the largest stage's load in parameters, rounded up.
+
+    Args:
+        unit_sizes: as for `greedy_partition`, like all that follow.
+        num_stages: number of stages.
+        frozen_sizes: of which the first stage bears a sixth.
+    """
+    return _binding.planner_paper_largest_load(
+        list(unit_sizes), list(frozen_sizes), num_stages
+    )
 
 
 def compress(
-    active_unit_sizes: Sequence[int], num_stages: int, *, largest_allowed: int
+    active_unit_sizes: Sequence[int],
+    num_stages: int,
+    *,
+    largest_allowed: int,
+    frozen_sizes: Sequence[int] = (),
 ) -> int:
     """Halve the pipeline while its largest stage stays small enough.
 
@@ -49,6 +71,7 @@ def compress(
         active_unit_sizes: parameters of the units that are not frozen.
         num_stages: current pipeline length.
         largest_allowed: parameters of the largest stage of the unfrozen model.
+        frozen_sizes: as for `greedy_partition`.
 
     Returns:
         The new pipeline length.
@@ -56,7 +79,7 @@ def compress(
     Source: paper section 3.2, pipeline compression.
     """
     return _binding.planner_paper_compress(
-        list(active_unit_sizes), num_stages, largest_allowed
+        list(active_unit_sizes), list(frozen_sizes), num_stages, largest_allowed
     )
 
 
@@ -65,6 +88,7 @@ def num_stages_by_epoch(
     frozen_blocks: Sequence[int],
     *,
     num_stages: int = 8,
+    charge_frozen: bool = False,
 ) -> list[int]:
     """Follow the pipeline length through a freeze schedule.
 
@@ -73,6 +97,8 @@ def num_stages_by_epoch(
         frozen_blocks: number of frozen blocks at each epoch. With the first block
             the embedding freezes too.
         num_stages: pipeline length of the unfrozen model.
+        charge_frozen: charge the first stage a sixth of the frozen units, as the
+            paper's Algorithm 1 does and the code of its published runs does not.
 
     Returns:
         Pipeline length at each epoch.
@@ -82,8 +108,13 @@ def num_stages_by_epoch(
     previous = 0
     for frozen in frozen_blocks:
         if frozen != previous and frozen > 0:
-            active = unit_sizes[1 + _UNITS_PER_BLOCK * frozen :]
-            num_stages = compress(active, num_stages, largest_allowed=largest_allowed)
+            first_active = 1 + _UNITS_PER_BLOCK * frozen
+            num_stages = compress(
+                unit_sizes[first_active:],
+                num_stages,
+                largest_allowed=largest_allowed,
+                frozen_sizes=unit_sizes[:first_active] if charge_frozen else (),
+            )
         previous = frozen
         lengths.append(num_stages)
     return lengths

@@ -14,6 +14,7 @@ from pipetransformer.autocache import (
     fingerprint_chain,
     hash_rows,
     record_bytes,
+    slots_within,
 )
 
 SAMPLES = 40
@@ -293,3 +294,20 @@ def test_nothing_leaks_over_200_caches():
     after_files, after_size = usage()
     assert after_files == files
     assert after_size - size < 8 * SAMPLES * (1 << 16)
+
+
+@pytest.mark.parametrize("slot_bytes", [241, 256, 500, 4097])
+@pytest.mark.parametrize("num_samples", [1, 7, 8, 9, 300])
+def test_slots_within_a_budget_are_those_that_creation_reserves(
+    slot_bytes, num_samples
+):
+    for budget in (100, 4600, 4735, 5000, 20_000, 10**7):
+        wanted = slots_within(budget, num_samples=num_samples, slot_bytes=slot_bytes)
+        options = {"num_samples": num_samples, "slot_bytes": slot_bytes}
+        if wanted == 0:
+            with pytest.raises(ValueError, match="budget_bytes: expected at least"):
+                ActivationCache.create(run_id="r", budget_bytes=budget, **options)
+            continue
+        cache = ActivationCache.create(run_id="r", budget_bytes=budget, **options)
+        assert cache.num_slots == wanted
+        cache.close()

@@ -162,12 +162,16 @@ def test_a_gain_lasts_until_the_next_freeze_or_the_end(policy, epoch, epochs, ex
 def test_pace_is_kept_within_what_slows_pauses_too():
     group = types.SimpleNamespace(rank=0, all_gather_bytes=lambda value: [value])
     prices = Prices()
-    assert prices.agree(group, 3) == Market(PauseModel(), None, 3, 1.0)
+    assert prices.agree(group, 3, cache_slots=7) == Market(
+        PauseModel(), None, 3, 1.0, 7
+    )
     for measured, pace in ((0.02, 2.0), (0.5, 4.0), (0.0001, 0.25)):
         prices.record_pace(measured, 10_000_000)
-        assert prices.agree(group, 3).pace == pace
+        assert prices.agree(group, 3, cache_slots=0).pace == pace
     prices.record_pace(0.0, 10_000_000)
-    assert prices.agree(group, 3).pace == 0.25, "a pass without steps says nothing"
+    assert prices.agree(group, 3, cache_slots=0).pace == 0.25, (
+        "a pass without steps says nothing"
+    )
 
 
 def test_only_a_new_shape_starts_the_clock():
@@ -175,9 +179,9 @@ def test_only_a_new_shape_starts_the_clock():
     prices = Prices()
     for kind, first in (("shape", True), ("boundary", False), ("cuts", False)):
         prices.record({"rewire": 0.1}, kind=kind, moved_bytes=0, first=first)
-        assert prices.agree(group, 0).elapsed_ns is None
+        assert prices.agree(group, 0, cache_slots=0).elapsed_ns is None
     prices.record({"rewire": 0.1}, kind="shape", moved_bytes=0, first=False)
-    market = prices.agree(group, 0)
+    market = prices.agree(group, 0, cache_slots=0)
     assert market.elapsed_ns is not None and market.elapsed_ns >= 0
     assert Market.from_bytes(market.to_bytes()) == market
 

@@ -1,6 +1,10 @@
 """The paper's rules against its published partitions and pipeline lengths."""
 
+from fractions import Fraction
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipetransformer.planner import paper
 
@@ -82,6 +86,71 @@ def test_greedy_partition_equals_the_published_one(sizes, counts, largest):
         assert paper.largest_load(sizes, len(counts)) == largest
 
 
+def cut_by_fractions(active, frozen, num_stages):
+    """Return counts and largest load of the greedy rule, one formula at a time."""
+    charge = Fraction(sum(frozen), 6)
+    counts, loads, rest = [], [], list(active)
+    for stage in range(num_stages):
+        left = num_stages - stage
+        load = charge if stage == 0 else Fraction(0)
+        mean = (sum(rest) + load) / left / 10**6
+        center = Fraction(sum(rest), len(rest) or 1)
+        spread = sum((size - center) ** 2 for size in rest) / (len(rest) or 1)
+        limit = mean + spread / left / 10**12
+        count = 0
+        while count < len(rest) and (left == 1 or (load + rest[count]) / 10**6 < limit):
+            load += rest[count]
+            count += 1
+        rest = rest[count:]
+        counts.append(count)
+        loads.append(load)
+    return counts, max(loads)
+
+
+PARAMETERS = st.lists(
+    st.integers(0, 40_000_000) | st.sampled_from([0, 1, 6_000_000, 2**40]), max_size=12
+)
+
+
+@given(PARAMETERS, PARAMETERS, st.integers(1, 6))
+@settings(max_examples=200, derandomize=True, deadline=None)
+def test_greedy_rule_with_frozen_units_is_exact(active, frozen, num_stages):
+    counts, largest = cut_by_fractions(active, frozen, num_stages)
+    charged = {"frozen_sizes": frozen}
+    assert paper.greedy_partition(active, num_stages, **charged) == counts
+    rounded_up = -(-largest.numerator // largest.denominator)
+    assert paper.largest_load(active, num_stages, **charged) == rounded_up
+
+
+def test_frozen_units_weigh_a_sixth_on_the_first_stage():
+    block = 6_000_000
+    free = paper.greedy_partition([block] * 5, 2)
+    charged = paper.greedy_partition(
+        [block] * 5, 2, frozen_sizes=[8 * block, 4 * block]
+    )
+    assert (free, charged) == ([2, 3], [1, 4])  # 2 blocks' worth of load are there
+    assert paper.greedy_partition([block] * 5, 2, frozen_sizes=[100 * block]) == [0, 5]
+    load = paper.largest_load([block] * 5, 2, frozen_sizes=[60 * block])
+    assert load == 10 * block, "the first stage, though it trains nothing"
+
+
+def test_a_sixth_of_one_parameter_decides():
+    allowed = {"largest_allowed": 100}
+    assert paper.compress([99], 2, frozen_sizes=[6], **allowed) == 1
+    assert paper.compress([99], 2, frozen_sizes=[7], **allowed) == 2
+    assert paper.largest_load([99], 1, frozen_sizes=[7]) == 101
+
+
+def test_charged_frozen_layers_keep_pipelines_longer():
+    frozen = FROZEN[12, "1/3"]
+    free = paper.num_stages_by_epoch(vit_base(1000), frozen)
+    charged = paper.num_stages_by_epoch(vit_base(1000), frozen, charge_frozen=True)
+    assert free == [8, 8, 4, 2, 2, 1, 1, 1, 1, 1]
+    # At the end 85,797,120 frozen parameters weigh 14,299,520: above 14,175,744.
+    assert sum(vit_base(1000)[:25]) == 6 * 14_299_520
+    assert charged == [8, 8, 4, 4, 4, 2, 2, 2, 2, 2]
+
+
 def test_microbatch_table_is_the_published_one():
     assert [paper.num_microbatches(k) for k in (8, 4, 2, 1)] == [16, 16, 16, 4]
     assert paper.microbatch_candidates(2) == list(range(2, 13))
@@ -97,3 +166,8 @@ def test_microbatch_table_is_the_published_one():
 def test_greedy_partition_refuses_malformed_input(sizes, num_stages, text):
     with pytest.raises(ValueError, match=text):
         paper.greedy_partition(sizes, num_stages)
+
+
+def test_malformed_frozen_size_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"frozen_sizes: expected .*, got -2"):
+        paper.largest_load([1], 1, frozen_sizes=[-2])

@@ -1,0 +1,127 @@
+"""Plans count on the cache for what its slab holds, and for no more."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import pipetransformer as pt
+from pipetransformer import run as run_module
+from pipetransformer.planner import search
+from pipetransformer.supply import cache_slots
+from tests.engine.scenario import config, make_engine, schedule
+from tests.support.ranks import run_ranks
+from tests.support.toy import Block, ToySet
+
+SAMPLES = 50
+FREEZE = (0, 4, 4)
+
+
+def run_frozen(engine, epochs=3):
+    """Train; return the plan and slots of each epoch, and the run."""
+    plans = []
+    with engine:
+        for _ in engine.epochs(epochs):
+            for batch in engine.batches(ToySet(SAMPLES), 12):
+                engine.step(batch)
+            plans.append((engine.plan, engine._open().run.cache_slots))
+        return plans, engine._open().run
+
+
+def plan_with(budget):
+    """Return the second epoch's plan and slots, and how the last pass was served."""
+    cache = pt.CacheConfig(budget_bytes=budget)
+    engine = make_engine(freeze=schedule(*FREEZE), config=config(cache=cache))
+    plans, run = run_frozen(engine)
+    plan, slots = plans[-1]
+    assert plan.boundary == 5
+    last = engine.history.epochs[-1]
+    return plan, slots, run, (last.cache_hits, last.cache_hits + last.cache_misses)
+
+
+def test_plan_counts_on_no_cache_where_not_one_record_fits():
+    plan, slots, _, (hits, _) = plan_with(100)
+    assert (plan.cache, slots, hits) == ("none", 0, 0)
+
+
+def test_plan_counts_on_the_share_that_the_slab_holds():
+    plan, slots, run, (hits, rows) = plan_with(20_000)
+    assert plan.cache == "host" and plan.num_samples == SAMPLES
+    assert 0 < slots < SAMPLES and (hits, rows) == (slots, SAMPLES)
+    free = search(
+        run.profile,
+        dataclasses.replace(run.cluster, cache=None),
+        boundary=5,
+        global_batch=12,
+        cache_tiers=("host",),
+        num_samples=SAMPLES,
+        max_replicas=1,
+        cuts=plan.cuts,
+        num_microbatches=plan.num_microbatches,
+    )
+    assert plan.predicted_step_ns > free.predicted_step_ns, "misses are computed"
+
+
+def test_plan_counts_on_everything_where_the_slab_is_large():
+    plan, slots, _, (hits, rows) = plan_with(None)
+    assert (plan.cache, slots) == ("host", SAMPLES)
+    assert hits == rows == SAMPLES
+
+
+class BatchStatistics(Block):
+    """A block whose rows depend on their batch, frozen or not."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.norm = nn.BatchNorm1d(width, track_running_stats=False)
+
+
+def test_plan_counts_on_no_cache_for_a_prefix_that_must_not_be_cached():
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 8), BatchStatistics(8), *(Block(8) for _ in range(3))]
+    engine = pt.PipeTransformer(
+        nn.Sequential(*layers, nn.Linear(8, 3)),
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        loss=nn.CrossEntropyLoss(),
+        freeze=schedule(1, 3),
+        units=[1, 2, 3, 4, 5],
+        config=config(),
+    )
+    plans, run = run_frozen(engine, 2)
+    caches = [(plan.boundary, plan.cache) for plan, _ in plans]
+    assert caches == [(1, "host"), (3, "none")]
+    assert cache_slots(run, 1, None) == SAMPLES and cache_slots(run, 2, None) == 0
+
+
+def test_plan_counts_on_no_cache_that_could_not_be_made(monkeypatch):
+    def refuse(**_):
+        raise OSError("no memory")
+
+    monkeypatch.setattr(run_module.ActivationCache, "create", refuse)
+    engine = make_engine(freeze=schedule(1, 1, 4), config=config())
+    plans, _ = run_frozen(engine)
+    # It was counted on until it was tried.
+    assert [plan.cache for plan, _ in plans] == ["host", "host", "none"]
+
+
+def explained(rank, available):
+    """Train on ranks that see different memory; return what they planned by."""
+    run_module.available_bytes = lambda: available[rank]
+    engine = make_engine(freeze=schedule(*FREEZE), config=config())
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(ToySet(SAMPLES), 12):
+                engine.step(batch)
+        run = engine._open().run
+        told = engine.explain().to_dict()["inputs"]["notes"]
+        return engine.plan.plan_hash, engine.plan.cache, run.cache_slots, told
+
+
+@pytest.mark.distributed
+def test_ranks_that_see_different_memory_plan_by_what_the_lead_sees():
+    results = run_ranks(explained, 2, [80_000, 400], timeout_s=60)
+    assert results[0] == results[1]
+    _, cache, slots, notes = results[0]
+    assert cache == "host" and 0 < slots < SAMPLES
+    assert notes == [], "what is explained is what was planned for"

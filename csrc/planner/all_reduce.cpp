@@ -23,8 +23,10 @@ int64_t ring_ns(
   return transfer_ns(static_cast<int64_t>(moved), bytes_per_s, latency_ns);
 }
 
-int64_t replicas_per_node(const Cluster& cluster, const Shape& shape) {
-  return std::max<int64_t>(1, cluster.devices_per_node / shape.num_stages);
+// Replicas are dealt to the nodes in turn, so that each has one as soon as it
+// can: what the runtime does with fewer replicas than would fit.
+int64_t nodes_of(const Cluster& cluster, const Shape& shape) {
+  return std::min(cluster.num_nodes, shape.num_replicas);
 }
 
 }  // namespace
@@ -34,8 +36,8 @@ all_reduce_ns(int64_t bytes, const Cluster& cluster, const Shape& shape) {
   if (bytes == 0) {
     return 0;
   }
-  const int64_t in_node =
-      std::min(replicas_per_node(cluster, shape), shape.num_replicas);
+  const int64_t nodes = nodes_of(cluster, shape);
+  const int64_t in_node = (shape.num_replicas + nodes - 1) / nodes;
   return ring_ns(
              bytes,
              in_node,
@@ -51,10 +53,11 @@ int64_t network_all_reduce_ns(
   if (bytes == 0) {
     return 0;
   }
-  const int64_t per_node = replicas_per_node(cluster, shape);
-  const int64_t nodes = (shape.num_replicas + per_node - 1) / per_node;
   return ring_ns(
-      bytes, nodes, cluster.network_bytes_per_s, cluster.network_latency_ns);
+      bytes,
+      nodes_of(cluster, shape),
+      cluster.network_bytes_per_s,
+      cluster.network_latency_ns);
 }
 
 }  // namespace pipetransformer::planner

@@ -12,8 +12,7 @@ namespace pipetransformer::planner {
 // DDP reduces the last bucket only after the backward has ended.
 inline constexpr int64_t kBucketBytes = int64_t{25} << 20;
 
-// 0 for no bytes or a single replica. Throws std::invalid_argument for
-// transfers of more than four minutes.
+// 0 for no bytes or a single replica.
 int64_t
 all_reduce_ns(int64_t bytes, const Cluster& cluster, const Shape& shape);
 

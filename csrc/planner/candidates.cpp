@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -19,6 +20,7 @@ auto tie_break(const Candidate& candidate) {
       choice.cuts,
       choice.shape.num_microbatches,
       choice.schedule,
+      choice.prefix,
       choice.cache);
 }
 
@@ -61,13 +63,27 @@ StageFunction exposed_all_reduce(
   };
 }
 
+// What of a step no cuts change.
+int64_t uncut_ns(const StepModel& model, const Shape& shape) {
+  const int64_t n = model.layers().num_layers();
+  return model.forward().layers(0, n) + model.backward().layers(0, n) +
+         prefix_phase_ns(
+             model.prefix().placement,
+             model.prefix().per_microbatch_ns,
+             shape.num_stages,
+             shape.num_microbatches);
+}
+
 // The best cuts by the schedule's estimate; for 1F1B and ZB-H1, whose estimate
-// is neither exact nor a bound, GPipe's too.
+// is neither exact nor a bound, GPipe's too. GPipe's are left out when their
+// estimate exceeds `cutoff_ns`.
 std::vector<Cuts> cuts_to_score(
     const StepModel& model,
     const Cluster& cluster,
     const Variant& variant,
-    const Rules& rules) {
+    const Rules& rules,
+    int64_t cutoff_ns) {
+  const bool gpipe = variant.schedule == ScheduleKind::kGPipe;
   CutObjective in_turn{model.both()};
   in_turn.repeats = variant.shape.num_microbatches - 1;
   in_turn.cut_ns = model.cut_ns();
@@ -75,11 +91,18 @@ std::vector<Cuts> cuts_to_score(
   CutObjective apart = in_turn;
   apart.forward = model.forward();
   apart.backward = &model.backward();
+  int64_t cutoff = std::numeric_limits<int64_t>::max();
+  if (gpipe) {
+    apart.hiding_cut_ns = model.backward_cut_ns();
+    if (cutoff_ns < cutoff) {
+      cutoff = cutoff_ns - uncut_ns(model, variant.shape);
+    }
+  }
   std::vector<Cuts> all;
-  if (auto best = best_cuts(apart, rules, variant.shape.num_stages)) {
+  if (auto best = best_cuts(apart, rules, variant.shape.num_stages, cutoff)) {
     all.push_back(std::move(best->cuts));
   }
-  if (variant.schedule != ScheduleKind::kGPipe) {
+  if (!gpipe) {
     if (auto best = best_cuts(in_turn, rules, variant.shape.num_stages)) {
       all.push_back(std::move(best->cuts));
     }
@@ -147,32 +170,24 @@ void enumerate(
   extend();
 }
 
-// The first placement under which something fits decides.
-template <typename Use>
-void with_fitting_model(
+StepModel model_of(
     const Profile& profile,
     const Cluster& cluster,
     const Request& request,
-    const Variant& variant,
-    const Use& use) {
-  const int64_t boundary = request.workload.boundary;
-  for (const PrefixPlacement placement : placements(request)) {
-    const StepModel model(
-        profile,
-        cluster,
-        request.workload,
-        variant.shape,
-        variant.schedule,
-        placement,
-        variant.cache);
-    const Rules rules = rules_of(model, profile, cluster, boundary);
-    if (rules.stage_limits.front().cap < 0) {
-      continue;
-    }
-    if (use(model, rules)) {
-      return;
-    }
-  }
+    const Variant& variant) {
+  return StepModel(
+      profile,
+      cluster,
+      request.workload,
+      variant.shape,
+      variant.schedule,
+      variant.prefix,
+      variant.cache);
+}
+
+// Context and frozen layers alone exceed the device.
+bool has_no_room(const Rules& rules) {
+  return rules.stage_limits.front().cap < 0;
 }
 
 }  // namespace
@@ -205,28 +220,23 @@ std::vector<Candidate> candidates_of(
     const Cluster& cluster,
     const Request& request,
     const Variant& variant,
-    std::size_t most) {
+    std::size_t most,
+    int64_t cutoff_ns) {
   const int64_t boundary = request.workload.boundary;
+  const StepModel model = model_of(profile, cluster, request, variant);
+  const Rules rules = rules_of(model, profile, cluster, boundary);
   std::vector<Candidate> found;
-  with_fitting_model(
-      profile,
-      cluster,
-      request,
-      variant,
-      [&](const StepModel& model, const Rules& rules) {
-        std::vector<Cuts> all;
-        if (request.cuts) {
-          all = {shifted(*request.cuts, -boundary)};
-        } else {
-          all = cuts_to_score(model, cluster, variant, rules);
-        }
-        for (const Cuts& cuts : all) {
-          if (fits(rules, model, cuts)) {
-            found.push_back(make_candidate(model, variant, cuts, boundary));
-          }
-        }
-        return !found.empty();
-      });
+  if (has_no_room(rules)) {
+    return found;
+  }
+  const std::vector<Cuts> all =
+      request.cuts ? std::vector<Cuts>{shifted(*request.cuts, -boundary)}
+                   : cuts_to_score(model, cluster, variant, rules, cutoff_ns);
+  for (const Cuts& cuts : all) {
+    if (fits(rules, model, cuts)) {
+      found.push_back(make_candidate(model, variant, cuts, boundary));
+    }
+  }
   std::sort(found.begin(), found.end(), estimated_better);
   found.erase(
       std::unique(
@@ -238,6 +248,23 @@ std::vector<Candidate> candidates_of(
       found.end());
   found.resize(std::min(found.size(), most));
   return found;
+}
+
+bool fits_somehow(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Variant& variant) {
+  const int64_t boundary = request.workload.boundary;
+  const StepModel model = model_of(profile, cluster, request, variant);
+  const Rules rules = rules_of(model, profile, cluster, boundary);
+  if (has_no_room(rules)) {
+    return false;
+  }
+  if (request.cuts) {
+    return fits(rules, model, shifted(*request.cuts, -boundary));
+  }
+  return cuts_within(rules, variant.shape.num_stages).has_value();
 }
 
 bool for_each_candidate(
@@ -253,21 +280,15 @@ bool for_each_candidate(
   if (request.cuts || count_cuts(num_active, num_stages, limit) > limit) {
     return request.cuts.has_value();
   }
-  with_fitting_model(
-      profile,
-      cluster,
-      request,
-      variant,
-      [&](const StepModel& model, const Rules& rules) {
-        bool any = false;
-        enumerate(rules.cut_allowed, num_stages, [&](const Cuts& cuts) {
-          if (fits(rules, model, cuts)) {
-            any = true;
-            visit(make_candidate(model, variant, cuts, boundary));
-          }
-        });
-        return any;
-      });
+  const StepModel model = model_of(profile, cluster, request, variant);
+  const Rules rules = rules_of(model, profile, cluster, boundary);
+  if (!has_no_room(rules)) {
+    enumerate(rules.cut_allowed, num_stages, [&](const Cuts& cuts) {
+      if (fits(rules, model, cuts)) {
+        visit(make_candidate(model, variant, cuts, boundary));
+      }
+    });
+  }
   return true;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -23,7 +24,7 @@ struct Candidate {
   std::vector<int64_t> bytes_per_stage;
 };
 
-// Shorter first; equal ones by cuts, M, schedule, tier.
+// Shorter first; equal ones by cuts, M, schedule, placement, tier.
 bool estimated_better(const Candidate& a, const Candidate& b);
 bool simulated_better(const Candidate& a, const Candidate& b);
 
@@ -34,18 +35,26 @@ Rules rules_of(
     const Cluster& cluster,
     int64_t boundary);
 
-// Candidates of a variant with the first placement of the prefix that fits,
-// best estimate first, at most `most`; empty when no cuts fit.
+// Candidates of a variant, best estimate first, at most `most`; empty when no
+// cuts fit. Those whose estimate exceeds `cutoff_ns` may be missing.
 std::vector<Candidate> candidates_of(
     const Profile& profile,
     const Cluster& cluster,
     const Request& request,
     const Variant& variant,
-    std::size_t most);
+    std::size_t most,
+    int64_t cutoff_ns = std::numeric_limits<int64_t>::max());
+
+// Whether some cuts of the variant fit.
+bool fits_somehow(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Variant& variant);
 
 // All cuts of a variant, as long as they are at most `limit`: calls `visit` for
-// each that fits, with the placement of candidates_of. False: there are more,
-// none was visited. Forced cuts are the only ones.
+// each that fits. False: there are more, none was visited. Forced cuts are the
+// only ones.
 bool for_each_candidate(
     const Profile& profile,
     const Cluster& cluster,

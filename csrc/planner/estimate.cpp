@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "planner/prefix.h"
+
 namespace pipetransformer::planner {
 
 namespace {
@@ -160,41 +162,27 @@ int64_t pipe_bound_ns(const StepCosts& costs, const Sums& sums) {
 
 }  // namespace
 
-int64_t prefix_phase_ns(const StepCosts& costs) {
-  const auto num_devices = static_cast<int64_t>(costs.stages.size());
-  const int64_t count = costs.num_microbatches;
-  switch (costs.prefix_placement) {
-    case PrefixPlacement::kNone:
-      return 0;
-    case PrefixPlacement::kReplicated: {
-      const int64_t shares = (count + num_devices - 1) / num_devices;
-      return shares * costs.prefix_ns.front();
-    }
-    case PrefixPlacement::kPipelined:
-      break;
-  }
-  int64_t once = 0;
-  int64_t slowest = 0;
-  for (const int64_t chunk : costs.prefix_ns) {
-    once += chunk;
-    slowest = std::max(slowest, chunk);
-  }
-  return once + (count - 1) * slowest;
-}
-
 int64_t estimate_ns(const StepCosts& costs) {
   const Sums sums = sums_of(costs);
   const int64_t pipe = pipe_estimate_ns(costs, sums);
-  const int64_t step =
-      prefix_phase_ns(costs) + with_all_reduce_ns(costs, sums, pipe);
+  const int64_t step = prefix_phase_ns(
+                           costs.prefix_placement,
+                           costs.prefix_ns,
+                           static_cast<int64_t>(costs.stages.size()),
+                           costs.num_microbatches) +
+                       with_all_reduce_ns(costs, sums, pipe);
   return std::max(step, costs.cache_read_ns);
 }
 
 int64_t lower_bound_ns(const StepCosts& costs) {
   const Sums sums = sums_of(costs);
   const int64_t pipe = pipe_bound_ns(costs, sums);
-  const int64_t step =
-      prefix_phase_ns(costs) + with_all_reduce_ns(costs, sums, pipe);
+  const int64_t step = prefix_phase_ns(
+                           costs.prefix_placement,
+                           costs.prefix_ns,
+                           static_cast<int64_t>(costs.stages.size()),
+                           costs.num_microbatches) +
+                       with_all_reduce_ns(costs, sums, pipe);
   return std::max(step, costs.cache_read_ns);
 }
 

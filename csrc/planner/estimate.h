@@ -17,7 +17,4 @@ int64_t estimate_ns(const StepCosts& costs);
 // At most the simulated time. See Note [What no step stays below].
 int64_t lower_bound_ns(const StepCosts& costs);
 
-// Time of the frozen prefix before the first forward.
-int64_t prefix_phase_ns(const StepCosts& costs);
-
 }  // namespace pipetransformer::planner

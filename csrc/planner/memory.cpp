@@ -77,8 +77,10 @@ std::vector<int64_t> in_flight(ScheduleKind schedule, const Shape& shape) {
 // GPipe runs its B first, before any R; 1F1B and ZB-H1 run other micro-batches'
 // R and B in between, so there (on stages before the last) it is two. ZB-H1
 // lets W lag, on every stage, until F to W holds min(M, K) micro-batches: those
-// beyond the in-flight ones keep what W still needs (a_w). All micro-batches
-// are charged with the rows of the largest.
+// beyond the in-flight ones keep what W still needs (a_w). The frozen prefix
+// has run for the whole batch before the first F: on the first stage its
+// outputs wait for the micro-batches that are not yet in flight. All
+// micro-batches are charged with the rows of the largest.
 StageMemory stage_memory(
     const Profile& profile,
     const Cluster& cluster,
@@ -115,14 +117,16 @@ StageMemory stage_memory(
           input_bytes(profile, boundary, i, samples);
     }
   }
+  const std::vector<int64_t> counts = in_flight(schedule, shape);
+  std::vector<int64_t> waiting(static_cast<std::size_t>(num_active) + 1, 0);
+  waiting.front() = (shape.num_microbatches - counts.front()) *
+                    input_bytes(profile, boundary, 0, samples);
+  const std::vector<int64_t> none(waiting.size(), 0);
   return StageMemory{
       cluster.context_bytes + prefix_bytes,
-      SpanCost(base),
-      SpanCost(
-          per_microbatch,
-          std::move(inputs),
-          std::vector<int64_t>(static_cast<std::size_t>(num_active) + 1, 0)),
-      in_flight(schedule, shape)};
+      SpanCost(base, std::move(waiting), none),
+      SpanCost(per_microbatch, std::move(inputs), none),
+      counts};
 }
 
 KeptBytes kept_bytes(

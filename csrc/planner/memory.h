@@ -16,7 +16,9 @@ namespace pipetransformer::planner {
 // Stage k takes fixed + base + counts[k] * per_microbatch.
 struct StageMemory {
   int64_t fixed = 0;  // context and prefix, on every device
-  SpanCost base;      // state, and what a recomputed micro-batch takes
+  // State, and what a recomputed micro-batch takes; on entry, what waits for
+  // the first stage.
+  SpanCost base;
   SpanCost per_microbatch;
   std::vector<int64_t> counts;
 

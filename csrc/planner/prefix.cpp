@@ -45,6 +45,20 @@ missed_rows(int64_t rows, int64_t held, std::optional<int64_t> num_samples) {
   return rows - static_cast<int64_t>(Wide{rows} * held / *num_samples);
 }
 
+// Samples of the data set that the tier holds on all nodes.
+int64_t held_samples(
+    const Cluster& cluster,
+    const Workload& workload,
+    const Tier& tier,
+    int64_t sample_bytes) {
+  const int64_t all = workload.num_samples.value_or(kNeverFits);
+  if (!tier.bytes || sample_bytes == 0) {
+    return all;
+  }
+  const Wide held = Wide{*tier.bytes / sample_bytes} * cluster.num_nodes;
+  return static_cast<int64_t>(std::min<Wide>(held, all));
+}
+
 std::vector<int64_t>
 frozen_times(const Profile& profile, int64_t boundary, int64_t samples) {
   std::vector<int64_t> times;
@@ -127,14 +141,12 @@ PrefixCosts prefix_costs(
     missed = 0;
   } else if (tier != CacheTier::kNone) {
     const Tier found = tier_of(cluster, tier);
-    const int64_t held = found.bytes && sample_bytes > 0
-                             ? *found.bytes / sample_bytes * cluster.num_nodes
-                             : workload.num_samples.value_or(0);
+    const int64_t held = held_samples(cluster, workload, found, sample_bytes);
     missed = missed_rows(samples, held, workload.num_samples);
-    const int64_t rows_of_node =
-        divide_up(workload.global_batch, cluster.num_nodes);
+    const int64_t rows = divide_up(workload.global_batch, cluster.num_nodes);
+    const int64_t read = rows - missed_rows(rows, held, workload.num_samples);
     costs.cache_read_ns =
-        transfer_ns(rows_of_node * sample_bytes, found.bytes_per_s, 0);
+        transfer_ns(read * sample_bytes, found.bytes_per_s, 0);
   }
   const std::vector<int64_t> times =
       frozen_times(profile, workload.boundary, missed);
@@ -164,6 +176,26 @@ PrefixCosts prefix_costs(
                                     cluster.device_link_latency_ns);
   costs.bytes += cached_bytes;
   return costs;
+}
+
+int64_t prefix_phase_ns(
+    PrefixPlacement placement,
+    const std::vector<int64_t>& prefix_ns,
+    int64_t num_devices,
+    int64_t num_microbatches) {
+  switch (placement) {
+    case PrefixPlacement::kNone:
+      return 0;
+    case PrefixPlacement::kReplicated:
+      return divide_up(num_microbatches, num_devices) * prefix_ns.front();
+    case PrefixPlacement::kPipelined:
+      break;
+  }
+  int64_t slowest = 0;
+  for (const int64_t chunk : prefix_ns) {
+    slowest = std::max(slowest, chunk);
+  }
+  return sum(prefix_ns) + (num_microbatches - 1) * slowest;
 }
 
 }  // namespace pipetransformer::planner

@@ -36,4 +36,13 @@ PrefixCosts prefix_costs(
     PrefixPlacement placement,
     CacheTier tier);
 
+// Time of the frozen prefix before the first forward: of the device with the
+// most micro-batches, or of chunks that micro-batches pass in turn. `prefix_ns`
+// as in StepCosts.
+int64_t prefix_phase_ns(
+    PrefixPlacement placement,
+    const std::vector<int64_t>& prefix_ns,
+    int64_t num_devices,
+    int64_t num_microbatches);
+
 }  // namespace pipetransformer::planner

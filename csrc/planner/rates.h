@@ -25,8 +25,11 @@ int64_t interpolate_parts(
     int64_t samples,
     int64_t num_parts);
 
-// latency + bytes / rate, rounded up; 0 without a rate. Throws
-// std::invalid_argument above 2^38 ns, more than four minutes.
+// Transfers that take longer, 18 minutes, are taken to last as long: sums of
+// them stay in range, and no plan that can do without them is chosen.
+inline constexpr int64_t kLongestTransferNs = int64_t{1} << 40;
+
+// latency + bytes / rate, rounded up; 0 without a rate.
 int64_t transfer_ns(
     int64_t bytes,
     const std::optional<int64_t>& bytes_per_s,

@@ -18,9 +18,7 @@ Cuts shifted_back(const Cuts& cuts) {
   return shifted;
 }
 
-// Cuts whose fullest stage is as small as it can be; forced ones as given. The
-// first stage keeps the most micro-batches: with its counts everywhere this is
-// an upper bound that names a stage, not an exact minimum.
+// Cuts whose fullest stage is as small as it can be; forced ones as given.
 std::optional<Cuts> leanest_cuts(
     const StageMemory& memory,
     const Request& request,
@@ -29,15 +27,9 @@ std::optional<Cuts> leanest_cuts(
   if (request.cuts) {
     return shifted_back(*request.cuts);
   }
-  const int64_t n = memory.base.num_layers();
-  std::vector<int64_t> layers;
-  for (int64_t i = 0; i < n; ++i) {
-    layers.push_back(
-        memory.base.layers(i, i + 1) +
-        memory.counts.front() * memory.per_microbatch.layers(i, i + 1));
-  }
+  const StageCost bytes{memory.base, memory.per_microbatch, memory.counts};
   const Rules no_limits{rules.cut_allowed, {}, {}};
-  auto found = min_max(SpanCost(layers), no_limits, num_stages);
+  auto found = min_max(bytes, no_limits, num_stages);
   return found ? std::optional<Cuts>(std::move(found->cuts)) : std::nullopt;
 }
 
@@ -77,15 +69,14 @@ Refusal refuse(
     const Profile& profile,
     const Cluster& cluster,
     const Request& request,
-    const Variant& variant,
-    PrefixPlacement placement) {
+    const Variant& variant) {
   const StepModel model(
       profile,
       cluster,
       request.workload,
       variant.shape,
       variant.schedule,
-      placement,
+      variant.prefix,
       variant.cache);
   const int64_t boundary = request.workload.boundary;
   Refusal refusal;
@@ -119,15 +110,12 @@ std::optional<Refusal> refusal_of(
   of_length.num_stages = num_stages;
   std::optional<Refusal> closest;
   for (const Variant& variant : variants(profile, cluster, of_length)) {
-    if (!candidates_of(profile, cluster, request, variant, 1).empty()) {
+    if (fits_somehow(profile, cluster, request, variant)) {
       return std::nullopt;
     }
-    for (const PrefixPlacement placement : placements(request)) {
-      const Refusal refusal =
-          refuse(profile, cluster, request, variant, placement);
-      if (!closest || refusal.missing_bytes < closest->missing_bytes) {
-        closest = refusal;
-      }
+    const Refusal refusal = refuse(profile, cluster, request, variant);
+    if (!closest || refusal.missing_bytes < closest->missing_bytes) {
+      closest = refusal;
     }
   }
   if (closest) {

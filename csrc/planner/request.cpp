@@ -109,6 +109,11 @@ void check_batch(
       cluster.num_nodes * (cluster.devices_per_node / num_stages);
   replicas = std::min(replicas, request.max_replicas.value_or(replicas));
   const int64_t microbatches = *request.num_microbatches;
+  require_at_most(
+      microbatches,
+      kMostCells / num_stages,
+      "num_microbatches",
+      "cells of a plan / num_stages");
   if (microbatches > request.workload.global_batch / replicas) {
     fail(
         "replicas x micro-batches: expected at most " +

@@ -12,6 +12,9 @@
 
 namespace pipetransformer::planner {
 
+// Most cells (stages x micro-batches) of a plan.
+inline constexpr int64_t kMostCells = int64_t{1} << 19;
+
 // Unset options are the planner's choice.
 struct Request {
   Workload workload;
@@ -20,8 +23,8 @@ struct Request {
   std::optional<int64_t> num_microbatches;
   std::optional<Cuts> cuts;  // layer indices from the boundary to L
   int64_t min_microbatch_samples = 1;
-  // What may be chosen, none of them empty. Of the placements the first that
-  // fits is taken; they and the tiers matter to frozen layers alone.
+  // What may be chosen, none of them empty. Placements and tiers matter to
+  // frozen layers alone.
   std::vector<ScheduleKind> schedules{ScheduleKind::kGPipe};
   std::vector<PrefixPlacement> prefix_placements{
       PrefixPlacement::kReplicated,

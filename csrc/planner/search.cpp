@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -13,6 +14,7 @@ namespace {
 
 constexpr std::size_t kMostCandidates = 8;
 constexpr std::size_t kMostPerVariant = 3;
+constexpr int64_t kNoCutoff = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMostCuts = 4096;           // of a variant that is enumerated
 constexpr std::size_t kMostSimulated = 4096;  // beyond the best by estimate
 
@@ -57,11 +59,28 @@ class Search {
         feasible_.insert(variant.shape.num_stages);
       }
       for (Candidate& candidate : found) {
-        best_.push_back(std::move(candidate));
+        if (!placed_no_worse(candidate)) {
+          best_.push_back(std::move(candidate));
+        }
       }
       std::sort(best_.begin(), best_.end(), estimated_better);
       best_.resize(std::min(best_.size(), kMostCandidates));
     }
+  }
+
+  // Whether the same is there with the prefix placed otherwise, and no slower:
+  // cached, it takes no time wherever it is.
+  bool placed_no_worse(const Candidate& candidate) const {
+    return std::any_of(best_.begin(), best_.end(), [&](const Candidate& other) {
+      return same_but_for_placement(other, candidate) &&
+             other.estimate_ns <= candidate.estimate_ns;
+    });
+  }
+
+  static bool same_but_for_placement(const Candidate& a, const Candidate& b) {
+    return a.choice.shape == b.choice.shape &&
+           a.choice.schedule == b.choice.schedule &&
+           a.choice.cache == b.choice.cache && a.choice.cuts == b.choice.cuts;
   }
 
   void name_refusals(SearchResult& result) const {
@@ -124,10 +143,8 @@ class Search {
   void insert(Candidate candidate) {
     const bool known =
         std::any_of(best_.begin(), best_.end(), [&](const Candidate& other) {
-          return other.choice.shape == candidate.choice.shape &&
-                 other.choice.schedule == candidate.choice.schedule &&
-                 other.choice.cache == candidate.choice.cache &&
-                 other.choice.cuts == candidate.choice.cuts;
+          return same_but_for_placement(other, candidate) &&
+                 other.simulated_ns <= candidate.simulated_ns;
         });
     if (known) {
       return;

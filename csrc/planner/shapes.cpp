@@ -73,7 +73,8 @@ std::vector<int64_t> microbatch_counts(
 bool fills_microbatches(const Request& request, const Shape& shape) {
   const int64_t fewest = request.workload.global_batch / shape.num_replicas /
                          shape.num_microbatches;
-  return fewest >= request.min_microbatch_samples;
+  return fewest >= request.min_microbatch_samples &&
+         shape.num_microbatches <= kMostCells / shape.num_stages;
 }
 
 }  // namespace pipetransformer::planner

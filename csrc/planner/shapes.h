@@ -30,7 +30,8 @@ std::vector<int64_t> microbatch_counts(
     int64_t num_stages,
     int64_t num_replicas);
 
-// Whether every micro-batch of every replica gets its least number of rows.
+// Whether every micro-batch of every replica gets its least number of rows, and
+// the plan has at most kMostCells cells.
 bool fills_microbatches(const Request& request, const Shape& shape);
 
 }  // namespace pipetransformer::planner

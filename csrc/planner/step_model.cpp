@@ -82,7 +82,14 @@ StepModel::StepModel(
           serial_)) {}
 
 Column StepModel::cut_ns() const {
-  Column copies = sum_of(layers_.forward_copy_ns, layers_.backward_copy_ns);
+  return sum_of(backward_cut_ns(), once_per_cut(layers_.forward_copy_ns));
+}
+
+Column StepModel::backward_cut_ns() const {
+  return once_per_cut(layers_.backward_copy_ns);
+}
+
+Column StepModel::once_per_cut(const Column& copies) const {
   return serial_ ? sum_of(copies, copies) : copies;
 }
 
@@ -123,7 +130,7 @@ StepCosts StepModel::step(const Cuts& cuts) const {
     }
     const KeptBytes kept = kept_bytes(profile_, workload_, shape_, begin, end);
     stage.state_bytes =
-        memory_.fixed +
+        memory_.fixed + memory_.base.entry(begin) +
         state_bytes(profile_, cluster_, workload_.boundary, begin, end);
     stage.kept_bytes = kept.kept;
     stage.recomputed_bytes = kept.recomputed;

@@ -60,10 +60,12 @@ class StepModel {
   // What a cut at each boundary adds to a step once: its copies, in both
   // directions; serial ones to both of its stages.
   Column cut_ns() const;
+  Column backward_cut_ns() const;  // of it, those of gradients
   // `cuts` counted from the boundary.
   StepCosts step(const Cuts& cuts) const;
 
  private:
+  Column once_per_cut(const Column& copies) const;
   int64_t delivered_all_reduce_ns(int64_t begin, int64_t end) const;
 
   const Profile& profile_;

@@ -1,10 +1,8 @@
 #include "planner/variants.h"
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 
-#include "planner/estimate.h"
 #include "planner/shapes.h"
 
 namespace pipetransformer::planner {
@@ -45,12 +43,12 @@ int64_t bound_of(const StepModel& model, const Variant& variant) {
   } else {
     pipe = std::max(once, count * slowest_at_least(both, num_stages));
   }
-  StepCosts prefix;
-  prefix.num_microbatches = count;
-  prefix.stages.resize(static_cast<std::size_t>(num_stages));
-  prefix.prefix_placement = model.prefix().placement;
-  prefix.prefix_ns = model.prefix().per_microbatch_ns;
-  return std::max(pipe + prefix_phase_ns(prefix), model.prefix().cache_read_ns);
+  const int64_t prefix = prefix_phase_ns(
+      model.prefix().placement,
+      model.prefix().per_microbatch_ns,
+      num_stages,
+      count);
+  return std::max(pipe + prefix, model.prefix().cache_read_ns);
 }
 
 // A single micro-batch has one order; a single stage runs ZB-H1 as 1F1B.
@@ -81,13 +79,13 @@ std::vector<CacheTier> tiers(const Request& request, const Cluster& cluster) {
   return found.empty() ? std::vector<CacheTier>{CacheTier::kNone} : found;
 }
 
-}  // namespace
-
 std::vector<PrefixPlacement> placements(const Request& request) {
   return request.workload.boundary == 0
              ? std::vector<PrefixPlacement>{PrefixPlacement::kNone}
              : request.prefix_placements;
 }
+
+}  // namespace
 
 std::vector<Variant> variants(
     const Profile& profile,
@@ -104,9 +102,8 @@ std::vector<Variant> variants(
       }
       for (const ScheduleKind schedule : schedules(request, shape)) {
         for (const CacheTier cache : tiers(request, cluster)) {
-          Variant variant{shape, schedule, cache, 0};
-          variant.bound_ns = std::numeric_limits<int64_t>::max();
           for (const PrefixPlacement placement : placements(request)) {
+            Variant variant{shape, schedule, placement, cache, 0};
             const StepModel model(
                 profile,
                 cluster,
@@ -115,10 +112,9 @@ std::vector<Variant> variants(
                 schedule,
                 placement,
                 cache);
-            variant.bound_ns =
-                std::min(variant.bound_ns, bound_of(model, variant));
+            variant.bound_ns = bound_of(model, variant);
+            all.push_back(variant);
           }
-          all.push_back(variant);
         }
       }
     }
@@ -129,6 +125,7 @@ std::vector<Variant> variants(
         v.shape.num_stages,
         v.shape.num_microbatches,
         v.schedule,
+        v.prefix,
         v.cache);
   };
   std::stable_sort(

@@ -61,7 +61,7 @@ def search(
         schedules: those the caller can run, of ``"gpipe"``, ``"1f1b"`` and
             ``"zb-h1"``. A loss outside the pipeline allows GPipe only.
         prefix_placements: where frozen layers may run, of ``"replicated"`` and
-            ``"pipelined"``; the first that fits is taken.
+            ``"pipelined"``.
         cache_tiers: where frozen outputs may be read from, of ``"none"``,
             ``"device"``, ``"host"`` and ``"disk"``; those that the cluster has are
             compared.

@@ -270,11 +270,13 @@ class _Player:
     def _place_of(self, device: int) -> tuple[int, int] | None:
         """Replica and stage that run on a device; None: it is idle."""
         stages, num_replicas, _ = self._plan.shape
-        per_node = self._cluster.devices_per_node // stages
         node, slot = divmod(device, self._cluster.devices_per_node)
-        replica = node * per_node + slot // stages
-        if slot >= per_node * stages or replica >= num_replicas:
+        # Replicas are dealt to the nodes in turn and numbered node by node.
+        share, extra = divmod(num_replicas, self._cluster.num_nodes)
+        on_node = share + (node < extra)
+        if slot // stages >= on_node:
             return None
+        replica = node * share + min(node, extra) + slot // stages
         return replica, slot % stages
 
 

@@ -153,6 +153,57 @@ def test_reads_from_a_slow_tier_bound_the_step():
     assert both.cache == "none"
 
 
+def test_only_rows_that_a_tier_serves_are_read_from_it():
+    model = equal_profile(4, times=(1000,) * 3, boundary_bytes_per_sample=10**6)
+    few = CacheTiers(host_bytes=10**6, host_bytes_per_s=10**9)
+    options = dict(boundary=2, num_stages=1, num_microbatches=1, max_replicas=1)
+    plan = find(
+        model,
+        cluster(4, cache=few),
+        cache_tiers=("host",),
+        num_samples=32,
+        **options,
+    )
+    # One row of 32 is served: a megabyte in a millisecond; the others are computed.
+    none = find(model, cluster(4), **options)
+    assert none.predicted_step_ns - 2 * 1000 == plan.predicted_step_ns - max(
+        0, 10**6 - none.predicted_step_ns + 2 * 1000
+    )
+
+
+@pytest.mark.parametrize(("schedule", "waiting"), [("gpipe", 0), ("1f1b", 6)])
+def test_outputs_of_the_prefix_wait_on_the_first_device(schedule, waiting):
+    model = equal_profile(4, boundary_bytes_per_sample=100)
+    plan = find(
+        model,
+        cluster(4),
+        boundary=2,
+        num_stages=2,
+        num_microbatches=8,
+        max_replicas=1,
+        schedules=(schedule,),
+    )
+    assert plan.bytes_per_stage == (waiting * 4 * 100, 0)
+
+
+def test_both_placements_of_the_prefix_are_compared():
+    # A copy on each device fits, but leaves room for lopsided stages only.
+    layers = [layer(i, times=(10,) * 3, parameters=200) for i in range(2)]
+    layers += [
+        layer(i, times=(t,) * 3, parameters=p)
+        for i, (t, p) in enumerate([(500, 25), (500, 25), (10, 150)], start=2)
+    ]
+    options = dict(boundary=2, num_stages=2, num_microbatches=8, global_batch=8)
+    machines = cluster(2, 400 + 650)
+    replicated = find(
+        profile(layers), machines, prefix_placements=("replicated",), **options
+    )
+    assert replicated.cuts == (2, 4, 5)
+    both = find(profile(layers), machines, **options)
+    assert (both.cuts, both.prefix) == ((2, 3, 5), "pipelined")
+    assert both.simulated_step_ns < replicated.simulated_step_ns
+
+
 def test_a_device_cache_takes_the_devices_memory():
     model = equal_profile(8, boundary_bytes_per_sample=10, parameters=1)
     options = dict(boundary=4, num_stages=2, num_microbatches=4, num_samples=400)
@@ -197,6 +248,18 @@ plan = search(
 )
 sys.stdout.write(f"{plan.plan_hash:016x}")
 """
+
+
+def test_few_replicas_are_dealt_to_the_nodes_and_reduce_over_the_network():
+    model = equal_profile(8, parameters=10**8)
+    machines = cluster(8, num_nodes=2, network_bytes_per_s=10**8)
+    options = dict(num_stages=4, num_microbatches=4, global_batch=32)
+    two = find(model, machines, max_replicas=2, **options)
+    four = find(model, machines, **options)
+    # One on each node: half of the first stage's 200 MB over the card, twice.
+    assert two.num_replicas == 2
+    assert two.simulated_step_ns > 2 * 10**9
+    assert four.simulated_step_ns == pytest.approx(two.simulated_step_ns, rel=1e-3)
 
 
 def test_eight_processes_make_the_same_plan():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipetransformer.planner import InfeasiblePlan, search
+from pipetransformer.planner import CacheTiers, InfeasiblePlan, search
 from tests.planner.instances import cluster, equal_profile, layer, profile
 
 
@@ -155,10 +155,38 @@ def test_sums_that_could_overflow_are_refused():
         find(heavy)
 
 
-def test_transfers_that_would_take_minutes_are_refused():
-    model = equal_profile(4, boundary_bytes_per_sample=2**40)
-    with pytest.raises(ValueError, match="cluster link rates: expected transfers"):
-        find(model, cluster(4, device_link_bytes_per_s=1))
+def test_a_link_or_tier_that_is_far_too_slow_is_avoided_not_refused():
+    model = equal_profile(4, boundary_bytes_per_sample=2**30, parameters=2**30)
+    slow = cluster(
+        4,
+        2**50,
+        device_link_bytes_per_s=1,
+        cache=CacheTiers(host_bytes=2**50, host_bytes_per_s=1),
+    )
+    plan = find(model, slow, boundary=2, cache_tiers=("none", "host"), max_replicas=1)
+    assert (plan.num_stages, plan.cache) == (1, "none")
+    assert plan.simulated_step_ns < 2**40
+    forced = find(model, slow, num_stages=2, num_microbatches=2)
+    assert 2**40 < forced.simulated_step_ns < 2**62
+
+
+def test_a_plan_has_a_limited_number_of_cells():
+    text = r"num_microbatches: expected at most 131072 \(cells of a plan / num_stages\)"
+    with pytest.raises(ValueError, match=text):
+        find(global_batch=2**22, num_stages=4, num_microbatches=2**18)
+
+
+def test_sizes_of_tiers_do_not_overflow():
+    huge = CacheTiers(host_bytes=2**62, host_bytes_per_s=1)
+    model = equal_profile(8, boundary_bytes_per_sample=1)
+    plan = find(
+        model,
+        cluster(4, num_nodes=2, cache=huge),
+        boundary=4,
+        cache_tiers=("host",),
+        num_samples=2**61,
+    )
+    assert plan.simulated_step_ns < 2**62
 
 
 @pytest.mark.parametrize("value", [1.0, "1", True])

@@ -24,7 +24,8 @@ class LayerProfile:
         name: for people, such as ``"4.Block"``.
         forward_ns: forward pass, ns.
         input_grad_ns: backward pass to the inputs, ns.
-        weight_grad_ns: what the gradients of the parameters add, ns.
+        weight_grad_ns: what the gradients of the parameters add, ns; adding them to
+            those of earlier micro-batches is part of it.
         parameter_bytes: parameters, those shared with an earlier layer excluded.
         activation_bytes_per_sample: held from forward to backward.
         weight_grad_activation_bytes_per_sample: still held between the two halves

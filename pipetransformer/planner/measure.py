@@ -67,7 +67,8 @@ def profile(
         ValueError: an empty model, too few rows, or a malformed option.
 
     Source: the cost model keeps input gradients (b) and weight gradients (w) apart:
-    b is a backward to the inputs alone, w what a full backward adds to it.
+    b is a backward to the inputs alone, w what a full backward adds to it, with the sum
+    over micro-batches.
     """
     started = time.perf_counter()
     if not isinstance(model, nn.Sequential):

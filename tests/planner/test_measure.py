@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipetransformer import planner
-from pipetransformer.planner import Profile
+from pipetransformer.planner import Profile, _timing
 
 SIZES = (1, 4)
 
@@ -219,6 +220,48 @@ class Power(nn.Module):
         for _ in range(self.rounds):
             x = x * self.weight
         return x
+
+
+class Additions(TorchDispatchMode):
+    """Counts in-place additions of gradients of this shape."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.add_.Tensor and args[0].shape == self.shape:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_adding_up_weight_gradients_is_timed_with_them_alone(monkeypatch):
+    timed = []
+
+    def watch(fn):
+        with Additions((5, 3)) as additions:
+            result = fn()
+        timed.append(additions.count)
+        return 1000 * (1 + additions.count), result
+
+    monkeypatch.setattr(_timing, "stopwatch", lambda device: watch)
+    model = nn.Sequential(nn.Linear(3, 5))
+    layer = measure(model, torch.randn(4, 3), microbatch_samples=(4,)).layers[0]
+    # Forward and backward, to the inputs; the same, to all; forward alone; twice.
+    assert timed == 2 * [0, 0, 0, 1, 0]
+    assert (layer.input_grad_ns, layer.weight_grad_ns) == ((1000,), (1000,))
+    assert model[0].weight.grad is None
+
+
+def test_sparse_and_missing_weight_gradients_are_measured():
+    class Half(nn.Linear):
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight)
+
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), Half(4, 4))
+    found = measure(model, torch.arange(8)).layers
+    assert [layer.trainable for layer in found] == [True, True]
+    assert all(p.grad is None for p in model.parameters())
 
 
 def calls_per_layer(layers, inputs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,14 @@ from pipetransformer.cli import arguments, drawing, files, output
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pipetransformer.explanation import Section
     from pipetransformer.planner import Cluster, InfeasiblePlan, Plan, Profile
 
 _SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 _REMAINING_STEPS = 1000
+_NOT_THE_ENGINES = (
+    "Pipe(loss=...) runs this schedule; for the engine plan with --schedule gpipe"
+)
 _EXAMPLES = """
 pipetransformer plan --profile p.json --cluster c.json --global-batch 32
 pipetransformer plan --profile p.json --cluster c.json --global-batch 32 --json
@@ -58,6 +63,12 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
     )
     add("--num-stages", type=arguments.count, metavar="K", help="keep K stages")
     add(
+        "--max-replicas",
+        type=arguments.count,
+        metavar="R",
+        help="at most R replicas (default: as many as the devices hold)",
+    )
+    add(
         "--num-microbatches",
         type=arguments.count,
         metavar="M",
@@ -67,7 +78,8 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
         "--schedule",
         choices=(*_SCHEDULES, "auto"),
         default="auto",
-        help="order of the cells (default auto: the fastest)",
+        help="order of the cells (default auto: the fastest; Pipe(loss=...) runs all "
+        "three, the engine gpipe alone)",
     )
     add(
         "--checkpoint",
@@ -79,7 +91,8 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
         "--num-samples",
         type=arguments.count,
         metavar="N",
-        help="samples of the data set: how much a cache can serve",
+        help="samples of the data set: how much a cache can serve; also lets frozen "
+        "outputs be cached on the devices",
     )
     add("--current", metavar="PLAN", help="plan in force; the change is priced")
     add(
@@ -127,10 +140,11 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
     options = {
         "global_batch": parsed.global_batch,
         "num_stages": parsed.num_stages,
+        "max_replicas": parsed.max_replicas,
         "num_microbatches": parsed.num_microbatches,
         "checkpoint": parsed.checkpoint,
         "schedules": schedules,
-        "cache_tiers": _cache_tiers(cluster, parsed.frozen),
+        "cache_tiers": _cache_tiers(cluster, parsed.frozen, parsed.num_samples),
         "num_samples": parsed.num_samples,
     }
     if parsed.current is None:
@@ -152,8 +166,12 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
     )
 
 
-def _cache_tiers(cluster: Cluster, boundary: int) -> tuple[str, ...]:
+def _cache_tiers(
+    cluster: Cluster, boundary: int, num_samples: int | None
+) -> tuple[str, ...]:
     tiers = ["none"]
+    if boundary > 0 and num_samples is not None:  # devices hold a known number
+        tiers.append("device")
     if boundary > 0 and cluster.cache is not None:
         if cluster.cache.host_bytes > 0:
             tiers.append("host")
@@ -173,16 +191,25 @@ def _refuse(parsed: argparse.Namespace, refusal: InfeasiblePlan) -> int:
 
 
 def _print(console: Console, plan: Plan, profile: Profile, cluster: Cluster) -> None:
-    from pipetransformer.explanation import outline, sections
+    from pipetransformer.explanation import outcomes, outline, sections
     from pipetransformer.simulator import simulate
 
     simulation = simulate(plan, profile, cluster)
     report = outline(plan, profile, cluster, simulation)
-    drawing.draw(console, [sections.headline(plan), sections.stages(report)])
+    drawing.draw(console, [_headline(plan), sections.stages(report)])
     drawing.draw_grid(console, simulation)
     rest = [
         sections.candidates(plan),
         sections.reasons(plan),
-        sections.transition(plan),
+        outcomes.transition(plan),
     ]
     drawing.draw(console, rest)
+
+
+def _headline(plan: Plan) -> Section:
+    from pipetransformer.explanation import sections
+
+    section = sections.headline(plan)
+    if plan.schedule == "gpipe":
+        return section
+    return dataclasses.replace(section, lines=(*section.lines, _NOT_THE_ENGINES))

@@ -70,7 +70,7 @@ def _variants(
     if cluster.network_bytes_per_s is not None and cluster.num_nodes > 1:
         change = "twice the rate and half the latency between nodes"
         yield "network", change, _step_ns(plan, profile, _fast_network(cluster))
-    if plan.cache != "none" and cluster.cache is not None:
+    if plan.cache in ("host", "disk") and cluster.cache is not None:
         change = f"the {plan.cache} cache is read twice as fast"
         yield "cache", change, _step_ns(plan, profile, _fast_cache(cluster))
 

@@ -73,7 +73,7 @@ class Limit:
     """What the step would gain if one resource were twice as good.
 
     Args:
-        resource: ``"stage 2"``, ``"copies"``, ``"network"``, ``"prefix"``,
+        resource: ``"stage 2"``, ``"device link"``, ``"network"``, ``"prefix"``,
             ``"cache"`` or ``"memory"``.
         change: what was changed in the model, in words.
         step_ns: simulated step with the change.

@@ -14,8 +14,8 @@ from pipetransformer.explanation.document import (
     percent,
     seconds,
 )
+from pipetransformer.explanation.outcomes import measured_table, transition_lines
 from pipetransformer.explanation.report import Measurement
-from pipetransformer.explanation.sections import measured_table, transition_lines
 from pipetransformer.explanation.text import render
 from pipetransformer.planner import Transition
 

@@ -30,12 +30,12 @@ def choice(
     step = f"simulated step {_milliseconds(chosen.simulated_ns)}"
     name = _name(chosen)
     if others:
-        behind = _percent(
-            others[0].simulated_ns - chosen.simulated_ns, chosen.simulated_ns
-        )
+        behind = "as fast"
+        if others[0].simulated_ns > chosen.simulated_ns:
+            slower = others[0].simulated_ns - chosen.simulated_ns
+            behind = f"{_percent(slower, chosen.simulated_ns)} slower"
         sentences = [
-            f"{name} has the shortest {step}; next is {_name(others[0])}, "
-            f"{behind} slower"
+            f"{name} has the shortest {step}; next is {_name(others[0])}, {behind}"
         ]
     else:
         sentences = [f"{name} is the only one that fits, {step}"]
@@ -100,6 +100,7 @@ def _refusal(
             f"{k} does not fit: replicas x micro-batches: expected enough rows for "
             f"each at a global batch of {global_batch}, got "
             f"{refusal.shape.num_replicas} x {refusal.shape.num_microbatches}"
+            f"{'; max_replicas takes fewer' if refusal.shape.num_replicas > 1 else ''}"
         )
     if refusal.cause == causes.FIXED_MEMORY:
         return (

@@ -76,6 +76,7 @@ def test_output_to_standard_output_is_alone(files, form):
         (("--num-stages", 4, "--schedule", "1f1b"), "schedule", "1f1b"),
         (("--num-stages", 4, "--schedule", "zb-h1"), "schedule", "zb-h1"),
         (("--num-samples", 640), "num_samples", 640),
+        (("--max-replicas", 1, "--num-stages", 2), "num_replicas", 1),
     ],
 )
 def test_options_are_kept(files, options, field, value):
@@ -97,6 +98,31 @@ def test_cache_tiers_of_the_cluster_are_tried_once_layers_are_frozen(files):
     assert {c["cache"] for c in frozen["candidates"]} == {"none", "host"}
     files.write("cluster.json", a_cluster().to_json())
     assert plan_of(files, "--frozen", 3)["cache"] == "none"
+
+
+def test_devices_are_a_tier_for_a_known_number_of_samples(files):
+    files.write("cluster.json", a_cluster().to_json())
+    assert plan_of(files, "--num-samples", 40)["cache"] == "none"
+    frozen = plan_of(files, "--frozen", 3, "--num-samples", 40)
+    assert frozen["cache"] == "device"
+    assert {c["cache"] for c in frozen["candidates"]} == {"none", "device"}
+
+
+def test_who_runs_the_schedule_is_told(files):
+    command = ("plan", *files.model, "--global-batch", 16, "--num-stages", 4)
+    told = "for the engine plan with --schedule gpipe"
+    for name, expected in (("zb-h1", True), ("gpipe", False)):
+        code, out, _ = files.run(*command, "--schedule", name)
+        assert code == 0 and (told in " ".join(out.split())) is expected
+
+
+def test_a_batch_too_small_for_the_replicas_names_what_limits_them(files):
+    files.write("profile.json", a_profile(4).to_json())
+    command = ("plan", *files.model, "--num-stages", 1, "--global-batch", 3)
+    code, _, err = files.run(*command)
+    assert code == 1 and "got 4 x 1; max_replicas takes fewer" in err
+    values = files.json(*command, "--max-replicas", 3)
+    assert values["num_replicas"] == 3
 
 
 def test_text_has_headline_stages_grid_candidates_and_reasons(files):

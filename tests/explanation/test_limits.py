@@ -38,6 +38,13 @@ def test_a_slow_link_limits():
     assert report.limiting_resource == "device link"
 
 
+def test_a_cache_on_the_devices_has_no_rate_to_double():
+    options = {"boundary": 2, "cache_tiers": ("device",), "num_samples": 40}
+    report = limits_of(a_profile(), cached_cluster(), **options)
+    assert report.plan.cache == "device"
+    assert "cache" not in {limit.resource for limit in report.limits}
+
+
 def test_a_slow_network_limits():
     slow = a_cluster(num_nodes=4, network_bytes_per_s=10**8)
     report = limits_of(a_profile(), slow)

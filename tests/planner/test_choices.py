@@ -231,17 +231,13 @@ def test_search_refuses_choices_that_do_not_exist(options, text):
         find(equal_profile(4), cluster(4), **options)
 
 
+# Imports the package alone: what the test's helpers need takes as long as the search.
 _HASH = """
 import sys
-from pipetransformer.planner import search
-from tests.planner.instances import cluster, layer, profile
-layers = [
-    layer(i, times=(17 * i % 90, 31 * i % 70, 11 * i % 50), parameters=i, activation=3)
-    for i in range(14)
-]
+from pipetransformer.planner import Cluster, Profile, search
 plan = search(
-    profile(layers),
-    cluster(8, 2000, device_link_bytes_per_s=10**9),
+    Profile.from_json(sys.argv[1]),
+    Cluster.from_json(sys.argv[2]),
     global_batch=96,
     boundary=2,
     schedules=("gpipe", "1f1b", "zb-h1"),
@@ -263,11 +259,14 @@ def test_few_replicas_are_dealt_to_the_nodes_and_reduce_over_the_network():
 
 
 def test_eight_processes_make_the_same_plan():
+    times = [(17 * i % 90, 31 * i % 70, 11 * i % 50) for i in range(14)]
+    model = profile(
+        [layer(i, times=times[i], parameters=i, activation=3) for i in range(14)]
+    )
+    machines = cluster(8, 2000, device_link_bytes_per_s=10**9)
+    command = [sys.executable, "-c", _HASH, model.to_json(), machines.to_json()]
     running = [
-        subprocess.Popen(
-            [sys.executable, "-c", _HASH], stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(8)
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)
     ]
     hashes = [process.communicate(timeout=100)[0] for process in running]
     assert len(set(hashes)) == 1 and len(hashes[0]) == 16

@@ -1,0 +1,76 @@
+"""The sections about changes of plan, and about predictions beside measurements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipetransformer.explanation.document import (
+    Section,
+    Table,
+    columns,
+    counted,
+    milliseconds,
+)
+from pipetransformer.planner import Plan, Transition
+
+if TYPE_CHECKING:
+    from pipetransformer.explanation.report import Explanation, Measurement
+
+
+def transition(plan: Plan) -> Section:
+    """What the change to this plan costs and wins, term by term."""
+    change = plan.transition
+    if change is None:
+        return Section("Transition")
+    lines = transition_lines(change)
+    return Section("Transition", lines, _transition_table(change))
+
+
+def transition_lines(change: Transition) -> tuple[str, ...]:
+    """Return what was priced, the rule that decided, and when it pays back."""
+    verdict = "accepted" if change.accepted else "refused"
+    offered = f" to {change.offered}" if change.offered else ""
+    pay_back = "does not pay back"
+    if change.pay_back_steps is not None:
+        pay_back = f"pays back after {counted(change.pay_back_steps, 'step')}"
+    return (
+        f"change of {change.kind}{offered}, {verdict}: {change.rule}",
+        f"gain {milliseconds(change.gain_ns_per_step)} a step over "
+        f"{counted(change.remaining_steps, 'step')} left; {pay_back}",
+    )
+
+
+def _transition_table(change: Transition) -> Table | None:
+    if not change.terms_ns:
+        return None
+    anyway = change.anyway_terms_ns
+    rows = [
+        (name, milliseconds(ns), milliseconds(anyway.get(name)))
+        for name, ns in change.terms_ns.items()
+    ]
+    total = sum(anyway.values()) if anyway else None
+    rows.append(("pause", milliseconds(change.pause_ns), milliseconds(total)))
+    head = columns("term, this change, new boundary alone", term="word")
+    return Table(head, tuple(rows))
+
+
+def measured(explanation: Explanation) -> Section:
+    """Predicted beside measured."""
+    table = measured_table(explanation.measured)
+    return Section("Predicted against measured", (), table)
+
+
+def measured_table(measured: tuple[Measurement, ...]) -> Table | None:
+    """One row per measurement; None without any."""
+    if not measured:
+        return None
+    rows = tuple(
+        (
+            entry.what,
+            milliseconds(entry.predicted_ns),
+            milliseconds(entry.measured_ns),
+            "-" if entry.error is None else f"{100 * entry.error:+.1f} %",
+        )
+        for entry in measured
+    )
+    return Table(columns("what, predicted, measured, error", what="word"), rows)

@@ -21,7 +21,8 @@ enum class ScheduleKind { kGPipe, kOneFOneB, kZbH1 };
 enum class PrefixPlacement { kNone, kReplicated, kPipelined };
 
 // Where the frozen layers' outputs are read from instead of being computed.
-enum class CacheTier { kNone, kDevice, kHost, kDisk };
+// Of equally fast ones the first is taken: device memory is the scarcest.
+enum class CacheTier { kNone, kHost, kDisk, kDevice };
 
 struct StageCosts {
   // Per micro-batch. B of a schedule takes input_grad_ns + weight_grad_ns.

@@ -25,6 +25,7 @@ def save(run: Run, replica: Replica | None, path: str | os.PathLike[str]) -> Non
         "plan": replica.plan.to_json() if replica is not None else None,
         "profile": run.profile.to_json() if run.profile is not None else None,
         "pauses": run.prices.state(),
+        "reshaped_ns_ago": run.prices.elapsed_ns(),
     }
     checkpoint.save(path, run.state, extra)
 
@@ -49,6 +50,7 @@ def restore(
         run.policy.load_state_dict(content["extra"]["policy"])
         if "pauses" in content["extra"]:  # older checkpoints have none
             run.prices.load(content["extra"]["pauses"])
+        run.prices.load_elapsed(content["extra"].get("reshaped_ns_ago"))
         run.loaded = content
 
 

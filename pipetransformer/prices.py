@@ -21,7 +21,8 @@ class Market:
 
     Attributes:
         pauses: What changes have taken so far.
-        elapsed_ns: Since K or R changed last; None: not in this run.
+        elapsed_ns: Since K or R changed last, without the time between a checkpoint and
+            the run that resumes from it; None: never.
         remaining_steps: Optimizer steps for which a gain lasts.
         pace: Wall time of the last pass's steps over their simulated time.
         cache_slots: Samples that the slab of the lead's node holds at the boundary.
@@ -73,14 +74,39 @@ class Prices:
         Ranks measure different pauses; their clocks and slabs differ. The lead is the
         group's first rank.
         """
-        elapsed = None
-        if self._reshaped_at is not None:
-            elapsed = round((time.perf_counter() - self._reshaped_at) * _NANOSECONDS)
-        mine = Market(self.pauses, elapsed, remaining_steps, self._pace, cache_slots)
+        mine = Market(
+            self.pauses, self.elapsed_ns(), remaining_steps, self._pace, cache_slots
+        )
         first = mine.to_bytes() if group.rank == 0 else b""
         market = Market.from_bytes(group.all_gather_bytes(first)[0])
         self.pauses = market.pauses
         return market
+
+    def elapsed_ns(self) -> int | None:
+        """Return the time since K or R changed last; None: never."""
+        if self._reshaped_at is None:
+            return None
+        return round((time.perf_counter() - self._reshaped_at) * _NANOSECONDS)
+
+    def load_elapsed(self, elapsed_ns: object) -> None:
+        """Let the clock go on from what `elapsed_ns` gave in the run before.
+
+        Raises:
+            ValueError: neither None nor a number of nanoseconds.
+        """
+        if elapsed_ns is None:
+            self._reshaped_at = None
+            return
+        if (
+            not isinstance(elapsed_ns, int)
+            or isinstance(elapsed_ns, bool)
+            or elapsed_ns < 0
+        ):
+            raise ValueError(
+                "checkpoint reshaped_ns_ago: expected nanoseconds from 0 or nothing, "
+                f"got {elapsed_ns!r}"
+            )
+        self._reshaped_at = time.perf_counter() - elapsed_ns / _NANOSECONDS
 
     def record(
         self, phases: Mapping[str, float], *, kind: str, moved_bytes: int, first: bool

@@ -128,6 +128,50 @@ def test_measured_pauses_survive_a_checkpoint(tmp_path):
     assert later["rewire"]["count"] == pauses["rewire"]["count"] + 1
 
 
+@pytest.mark.distributed
+def test_time_since_the_last_shape_survives_a_checkpoint(tmp_path):
+    saved = config(
+        checkpoint=pt.CheckpointConfig(directory=str(tmp_path), resume=True),
+        plan=pt.PlanConfig(**TIGHT, reshape="always"),
+    )
+    freeze, options = schedule(0, 3), {"config": saved}
+    first, _, _ = run_ranks(train, 2, freeze, 2, options, timeout_s=60)[0]
+    assert [e["num_stages"] for e in first["epochs"]] == [2, 1]
+    _, content = checkpoint.newest_valid(tmp_path)
+    before = content["extra"]["reshaped_ns_ago"]
+    assert before > 0
+    freeze = schedule(0, 3)
+    run_ranks(train, 2, freeze, 3, options, timeout_s=60)
+    _, content = checkpoint.newest_valid(tmp_path)
+    # The first plan of a run restarts no clock, and no shape changed since.
+    assert content["extra"]["reshaped_ns_ago"] > before
+
+
+def test_checkpoint_without_a_new_shape_starts_no_clock(tmp_path):
+    saved = config(checkpoint=pt.CheckpointConfig(directory=str(tmp_path)))
+    train(0, schedule(0), 1, {"config": saved})
+    _, content = checkpoint.newest_valid(tmp_path)
+    assert content["extra"]["reshaped_ns_ago"] is None
+
+
+@pytest.mark.parametrize("elapsed", [-1, 1.5, True, "1"])
+def test_malformed_time_since_the_last_shape_is_refused(elapsed):
+    with pytest.raises(ValueError, match="reshaped_ns_ago: expected nanoseconds"):
+        Prices().load_elapsed(elapsed)
+
+
+def test_clock_goes_on_from_the_run_before():
+    hour = 3600 * 10**9
+    prices = Prices()
+    prices.load_elapsed(hour)
+    group = types.SimpleNamespace(rank=0, all_gather_bytes=lambda value: [value])
+    assert prices.agree(group, 0, cache_slots=0).elapsed_ns >= hour
+    prices.record({"rewire": 0.1}, kind="shape", moved_bytes=0, first=False)
+    assert prices.elapsed_ns() < hour
+    prices.load_elapsed(None)
+    assert prices.elapsed_ns() is None
+
+
 def run_at(policy, *, epoch, epochs=10, batches=7, batch=0):
     """Return what `remaining_steps` reads of a run."""
     policy.bind(12)

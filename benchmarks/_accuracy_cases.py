@@ -69,7 +69,9 @@ def _waiting(number: int, pipeline: WaitPipeline, mode: str, steps: int) -> Subj
     )
 
 
-def computing_subjects(shape: Shape, num_stages: Sequence[int]) -> list[Subject]:
+def computing_subjects(
+    shape: Shape, num_stages: Sequence[int], *, steps: int
+) -> list[Subject]:
     """Return the encoder cut into equal stages, for each K.
 
     GPipe with several M; at the middle one also the other schedules, and GPipe with
@@ -98,6 +100,7 @@ def computing_subjects(shape: Shape, num_stages: Sequence[int]) -> list[Subject]
                 loss=mean_loss,
                 cases=tuple(cases),
                 alone=alone,
+                steps=steps,
             )
         )
     return found

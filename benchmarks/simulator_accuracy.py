@@ -30,7 +30,7 @@ from _trials import Compared, Subject, Trial
 MEDIAN_AIM, WORST_AIM = 0.03, 0.10
 LENGTHS = (2, 3, 4, 5, 6, 7, 8)
 QUICK_LENGTHS = (2, 8)
-WAITING_STEPS = 3  # per repeat, so that it lasts some tenths of a second
+STEPS = 3  # per repeat
 SHAPE = Shape(tokens=64)
 QUICK_SHAPE = Shape(blocks=4, tokens=32, rows=16)
 
@@ -57,15 +57,12 @@ def parse_args() -> argparse.Namespace:
 def subjects(args: argparse.Namespace) -> list[Subject]:
     """Return what is run, in order."""
     found = []
+    steps = 1 if args.quick else STEPS
     if args.waits:
-        found += waiting_subjects(
-            args.lengths,
-            args.per_length,
-            args.seed,
-            steps=1 if args.quick else WAITING_STEPS,
-        )
+        found += waiting_subjects(args.lengths, args.per_length, args.seed, steps=steps)
     if args.compute:
-        found += computing_subjects(QUICK_SHAPE if args.quick else SHAPE, (1, 2))
+        shape = QUICK_SHAPE if args.quick else SHAPE
+        found += computing_subjects(shape, (1, 2), steps=steps)
     return found
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from _encoder import Shape, batch, encoder, mean_loss
 from _simulated import SCHEDULES, Case, median_profile
+from _slot_profile import profile_on_slots
 from _trials import Subject
 from _waits import WaitPipeline, random_pipelines
+from torch import Tensor
 
 from pipetransformer import planner
 from pipetransformer.planner import Profile
@@ -72,18 +74,13 @@ def _waiting(number: int, pipeline: WaitPipeline, mode: str, steps: int) -> Subj
 def computing_subjects(
     shape: Shape, num_stages: Sequence[int], *, steps: int
 ) -> list[Subject]:
-    """Return the encoder cut into equal stages, for each K.
+    """Return the encoder in K equal stages for each K, profiled on K slots at once.
 
     GPipe with several M; at the middle one also the other schedules, and GPipe with
     recomputation.
     """
     inputs, targets = batch(shape, 0)
-    model = encoder(shape, 0)
     sizes = sorted({shape.rows // count for count in COUNTS})
-
-    def alone() -> Profile:
-        return planner.profile(model, inputs, microbatch_samples=sizes)
-
     found = []
     for length in num_stages:
         cuts = tuple(shape.blocks * j // length for j in range(length + 1))
@@ -99,8 +96,15 @@ def computing_subjects(
                 targets=targets,
                 loss=mean_loss,
                 cases=tuple(cases),
-                alone=alone,
+                alone=_profiler(shape, inputs, sizes, length),
                 steps=steps,
             )
         )
     return found
+
+
+def _profiler(
+    shape: Shape, inputs: Tensor, sizes: Sequence[int], num_slots: int
+) -> Callable[[], Profile]:
+    models = [encoder(shape, 0) for _ in range(num_slots)]
+    return lambda: profile_on_slots(models, inputs, sizes)

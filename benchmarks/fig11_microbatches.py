@@ -4,9 +4,9 @@ python benchmarks/fig11_microbatches.py --json OUT.json
 
 An encoder trains on one batch, cut into the numbers of micro-batches M that the planner
 tries, K to 6K, on one and two CPU slots under GPipe. Each M is measured and simulated,
-and the planner chooses one for each K from the same profiles. Profiling and all M take
-turns. Must: the step of the planner's choice within 3 % of the best measured one.
-The paper's figure 11, K = 8 on GPUs, stands beside.
+and the planner chooses one for each K from the same profiles, taken on K slots at once.
+Profiling and all M take turns. Must: the step of the planner's choice within 3 % of the
+best measured one. The paper's figure 11, K = 8 on GPUs, stands beside.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from _encoder import Shape, batch, encoder, mean_loss
 from _harness import Ratio, Row, add_common_arguments, compared, write_json
 from _quiet import add_patience_argument
 from _simulated import Case, median_profile, slots
+from _slot_profile import profile_on_slots
 from _text import text_table
 from _trials import Compared, Subject, Trial
 
@@ -70,10 +71,10 @@ def cuts_of(shape: Shape, num_stages: int) -> tuple[int, ...]:
     return tuple(shape.blocks * j // num_stages for j in range(num_stages + 1))
 
 
-def subject_of(args: argparse.Namespace, shape: Shape) -> Subject:
-    """Return the encoder with a case for each K and M."""
+def subject_of(args: argparse.Namespace, shape: Shape, num_stages: int) -> Subject:
+    """Return the encoder with a case for each M, profiled on K slots at once."""
     inputs, targets = batch(shape, args.seed)
-    model = encoder(shape, args.seed)
+    models = [encoder(shape, args.seed) for _ in range(num_stages)]
     return Subject(
         name="encoder",
         kind="encoder",
@@ -82,30 +83,22 @@ def subject_of(args: argparse.Namespace, shape: Shape) -> Subject:
         targets=targets,
         loss=mean_loss,
         cases=tuple(
-            Case(cuts_of(shape, length), count, "gpipe")
-            for length in args.slots
-            for count in counts_of(length, shape.rows)
+            Case(cuts_of(shape, num_stages), count, "gpipe")
+            for count in counts_of(num_stages, shape.rows)
         ),
-        alone=lambda: planner.profile(
-            model, inputs, microbatch_samples=args.profile_sizes
-        ),
+        alone=lambda: profile_on_slots(models, inputs, args.profile_sizes),
         steps=1 if args.quick else STEPS,
     )
 
 
-def choices(
-    profile: Profile, shape: Shape, num_stages: Sequence[int]
-) -> dict[int, int]:
-    """Return the M that the planner chooses for each K."""
-    return {
-        length: planner.search(
-            profile,
-            slots(length),
-            global_batch=shape.rows,
-            cuts=cuts_of(shape, length),
-        ).num_microbatches
-        for length in num_stages
-    }
+def choice(profile: Profile, shape: Shape, num_stages: int) -> int:
+    """Return the M that the planner chooses for K stages."""
+    return planner.search(
+        profile,
+        slots(num_stages),
+        global_batch=shape.rows,
+        cuts=cuts_of(shape, num_stages),
+    ).num_microbatches
 
 
 def best_of(found: Sequence[Compared], num_stages: int) -> int:
@@ -170,11 +163,13 @@ def main() -> int:
     args = parse_args()
     torch.set_num_threads(1)
     shape = QUICK_SHAPE if args.quick else SHAPE
-    trial = Trial(
-        subject_of(args, shape), repeats=args.repeats, patience_s=args.patience
-    )
-    found = trial.run()
-    chosen = choices(median_profile(trial.profiles), shape, args.slots)
+    found: list[Compared] = []
+    chosen: dict[int, int] = {}
+    for length in args.slots:
+        subject = subject_of(args, shape, length)
+        trial = Trial(subject, repeats=args.repeats, patience_s=args.patience)
+        found += trial.run()
+        chosen[length] = choice(median_profile(trial.profiles), shape, length)
     ratios = choice_ratios(found, chosen, quick=args.quick)
     print_table(found, chosen, shape.rows)
     for ratio in ratios:

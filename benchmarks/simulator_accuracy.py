@@ -31,7 +31,7 @@ MEDIAN_AIM, WORST_AIM = 0.03, 0.10
 LENGTHS = (2, 3, 4, 5, 6, 7, 8)
 QUICK_LENGTHS = (2, 8)
 STEPS = 3  # per repeat
-SHAPE = Shape(tokens=64)
+SHAPE = Shape(blocks=6, tokens=64)
 QUICK_SHAPE = Shape(blocks=4, tokens=32, rows=16)
 
 

@@ -117,16 +117,14 @@ StageMemory stage_memory(
           input_bytes(profile, boundary, i, samples);
     }
   }
-  const std::vector<int64_t> counts = in_flight(schedule, shape);
-  std::vector<int64_t> waiting(static_cast<std::size_t>(num_active) + 1, 0);
-  waiting.front() = (shape.num_microbatches - counts.front()) *
-                    input_bytes(profile, boundary, 0, samples);
-  const std::vector<int64_t> none(waiting.size(), 0);
   return StageMemory{
       cluster.context_bytes + prefix_bytes,
-      SpanCost(base, std::move(waiting), none),
-      SpanCost(per_microbatch, std::move(inputs), none),
-      counts};
+      SpanCost(base),
+      SpanCost(
+          per_microbatch,
+          std::move(inputs),
+          std::vector<int64_t>(static_cast<std::size_t>(num_active) + 1, 0)),
+      in_flight(schedule, shape)};
 }
 
 KeptBytes kept_bytes(

@@ -130,7 +130,7 @@ StepCosts StepModel::step(const Cuts& cuts) const {
     }
     const KeptBytes kept = kept_bytes(profile_, workload_, shape_, begin, end);
     stage.state_bytes =
-        memory_.fixed + memory_.base.entry(begin) +
+        memory_.fixed +
         state_bytes(profile_, cluster_, workload_.boundary, begin, end);
     stage.kept_bytes = kept.kept;
     stage.recomputed_bytes = kept.recomputed;

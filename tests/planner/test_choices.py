@@ -171,21 +171,6 @@ def test_only_rows_that_a_tier_serves_are_read_from_it():
     )
 
 
-@pytest.mark.parametrize(("schedule", "waiting"), [("gpipe", 0), ("1f1b", 6)])
-def test_outputs_of_the_prefix_wait_on_the_first_device(schedule, waiting):
-    model = equal_profile(4, boundary_bytes_per_sample=100)
-    plan = find(
-        model,
-        cluster(4),
-        boundary=2,
-        num_stages=2,
-        num_microbatches=8,
-        max_replicas=1,
-        schedules=(schedule,),
-    )
-    assert plan.bytes_per_stage == (waiting * 4 * 100, 0)
-
-
 def test_both_placements_of_the_prefix_are_compared():
     # A copy on each device fits, but leaves room for lopsided stages only.
     layers = [layer(i, times=(10,) * 3, parameters=200) for i in range(2)]

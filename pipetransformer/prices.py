@@ -117,10 +117,13 @@ class Prices:
             phases: Seconds by phase.
             kind: Of the change, as in `planner.Transition`.
             moved_bytes: Bytes handed to new replicas.
-            first: It was the first plan, which changes no K and R.
+            first: It was the first plan; what only a start takes says nothing about
+                later changes.
         """
+        if first:
+            return
         self.pauses = self.pauses.observed(phases, kind=kind, moved_bytes=moved_bytes)
-        if kind == "shape" and not first:
+        if kind == "shape":
             self._reshaped_at = time.perf_counter()
 
     def record_pace(self, measured_s: float, simulated_ns: int) -> None:

@@ -115,8 +115,9 @@ def test_summary_holds_predicted_and_measured_side_by_side():
     assert set(expected) == {"prepare", "move", "rewire", "first_step", "cache"}
     assert {"prepare", "move", "rewire", "first_step"} <= set(change["phases"])
     assert predicted["remaining_steps"] == 5, "50 samples in batches of 12, one epoch"
-    # The first plan and the freeze: two of each.
-    assert pauses["rewire"]["count"] == pauses["first_step"]["count"] == 2
+    # The first plan takes what only a start takes: its pause is not learned from.
+    assert pauses["rewire"]["count"] == 1
+    assert pauses["first_step"]["count"] == 2
 
 
 def test_engine_explains_its_plan_beside_what_was_measured():
@@ -138,13 +139,13 @@ def test_engine_explains_its_plan_beside_what_was_measured():
 
 def test_measured_pauses_survive_a_checkpoint(tmp_path):
     saved = config(checkpoint=pt.CheckpointConfig(directory=str(tmp_path)))
-    _, _, pauses = train(0, schedule(0), 1, {"config": saved})
+    _, _, pauses = train(0, schedule(0, 2), 2, {"config": saved})
     path, content = checkpoint.newest_valid(tmp_path)
     assert PauseModel.from_dict(content["extra"]["pauses"]).rewire.count == 1
     resumed = config(
         checkpoint=pt.CheckpointConfig(directory=str(tmp_path), resume=True)
     )
-    _, _, later = train(0, schedule(0), 2, {"config": resumed})
+    _, _, later = train(0, schedule(0, 2, 3), 3, {"config": resumed})
     assert later["rewire"]["count"] == pauses["rewire"]["count"] + 1
 
 

@@ -145,7 +145,7 @@ def test_measured_pauses_survive_a_checkpoint(tmp_path):
     resumed = config(
         checkpoint=pt.CheckpointConfig(directory=str(tmp_path), resume=True)
     )
-    _, _, later = train(0, schedule(0, 2, 3), 3, {"config": resumed})
+    _, _, later = train(0, schedule(0, 2, 2, 3), 4, {"config": resumed})
     assert later["rewire"]["count"] == pauses["rewire"]["count"] + 1
 
 

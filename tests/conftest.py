@@ -25,6 +25,13 @@ def pytest_report_header(config):
     return f"torch {torch.__version__}, CUDA available: {torch.cuda.is_available()}"
 
 
+def pytest_collection_modifyitems(items):
+    if os.environ.get("RERUN_DISTRIBUTED") == "1":
+        for item in items:
+            if item.get_closest_marker("distributed") is not None:
+                item.add_marker(pytest.mark.flaky(reruns=1))
+
+
 def _missing(marker):
     if marker == "gpu" and not torch.cuda.is_available():
         return "no CUDA device"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from pipetransformer.sampler import ElasticSampler, seed_of
+from pipetransformer.trees import Tree, no_rows, num_rows
 
 __all__ = [
     "Batch",
@@ -24,13 +25,9 @@ __all__ = [
     "check_dataset",
 ]
 
-Tree: TypeAlias = "Tensor | tuple[Tree, ...] | list[Tree] | dict[str, Tree]"
-"""What a collate function returns: tensors in tuples, lists and dicts."""
-
 Collate: TypeAlias = Callable[[list[object]], object]
 
 _HALVES = ("inputs", "targets")
-_CONTAINERS = (Tensor, Mapping, tuple, list)
 
 
 class MapDataset(Protocol):
@@ -78,7 +75,7 @@ class Batch:
             ValueError: if their rows are not the batch's.
         """
         inputs = self.load_inputs()
-        rows = _num_rows(inputs)
+        rows = num_rows(inputs)
         if rows is not None and rows != self.rows:
             raise ValueError(
                 f"inputs: expected {self.rows} rows, one per sample id, got {rows}"
@@ -229,7 +226,7 @@ class _Shares(Dataset[_Share]):
     def collated(self, get: Callable[[int], object], ids: list[int]) -> object:
         # No row would leave the shapes open: take some sample's and drop its row.
         tree = self.collate([get(i) for i in ids or [0]])
-        return tree if ids else _no_rows(tree)
+        return tree if ids else no_rows(tree)
 
 
 def _load(
@@ -269,30 +266,6 @@ def _inputs_of(share: _Share, shares: _Shares) -> Tree:
 
 def _unchanged(share: object) -> object:
     return share  # a collate function must be picklable, which a lambda is not
-
-
-def _no_rows(tree: object) -> Tree:
-    if isinstance(tree, Tensor):
-        return tree[:0]
-    if isinstance(tree, Mapping):
-        return {key: _no_rows(value) for key, value in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        # A list of one leaf per sample, such as strings, has no rows either.
-        kept = [_no_rows(t) for t in tree if isinstance(t, _CONTAINERS)]
-        return tuple(kept) if isinstance(tree, tuple) else kept
-    raise TypeError(
-        f"collate_fn: expected tensors in tuples, lists or dicts, got "
-        f"{type(tree).__name__}"
-    )
-
-
-def _num_rows(tree: object) -> int | None:
-    if isinstance(tree, Tensor):
-        return len(tree) if tree.dim() else None
-    if not isinstance(tree, (Mapping, tuple, list)):
-        return None
-    values = tree.values() if isinstance(tree, Mapping) else tree
-    return next((rows for v in values if (rows := _num_rows(v)) is not None), None)
 
 
 def _signed(key: object) -> int:

@@ -5,10 +5,9 @@ from pipetransformer.autocache.cache import (
     CacheCounters,
     Records,
     hash_rows,
-    record_bytes,
-    slots_within,
 )
 from pipetransformer.autocache.prefix import cacheable, fingerprint_chain
+from pipetransformer.autocache.sizes import record_bytes, slots_within
 
 __all__ = [
     "ActivationCache",

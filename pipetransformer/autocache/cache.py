@@ -15,11 +15,6 @@ from pipetransformer.autocache import _binding
 
 _logger = logging.getLogger(__name__)
 
-# Of a slab, as csrc/autocache/slab.cpp lays it out.
-_SUPERBLOCK_BYTES = 4096
-_INDEX_WORD_BYTES = 8
-_ALIGNMENT = 64
-
 Verify = Literal["sampled", "all"]
 
 
@@ -273,34 +268,6 @@ def hash_rows(*tensors: Tensor) -> Tensor:
         ValueError: if there is no tensor or the first dims differ.
     """
     return _binding.hash_rows(list(tensors))
-
-
-def slots_within(budget_bytes: int, *, num_samples: int, slot_bytes: int) -> int:
-    """Return how many records `ActivationCache.create` would reserve; 0: it refuses.
-
-    Args:
-        budget_bytes: of the whole cache.
-        num_samples: ids are ``0 .. num_samples - 1``.
-        slot_bytes: bytes of the largest record, see `record_bytes`.
-    """
-    fixed = _SUPERBLOCK_BYTES + _aligned(num_samples * _INDEX_WORD_BYTES)
-    return max(0, min(num_samples, (budget_bytes - fixed) // _aligned(slot_bytes)))
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def record_bytes(tensors: Sequence[Tensor]) -> int:
-    """Return the slot size that one row of each of `tensors` needs.
-
-    Args:
-        tensors: what crosses a boundary, each ``(rows, ...)`` with at least one row.
-
-    Raises:
-        ValueError: if a tensor has no row.
-    """
-    return _binding.record_bytes(list(tensors))
 
 
 def _verifies_all(verify: Verify) -> bool:

@@ -6,6 +6,10 @@ import random
 import pytest
 import torch
 
+# The store's server looks up the names of its clients; where no name server
+# answers, each look-up would stall it for five seconds. Processes inherit this.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 _FAIL_WITHOUT = {"gpu": "FAIL_WITHOUT_CUDA", "distributed": "FAIL_WITHOUT_DISTRIBUTED"}
 
 

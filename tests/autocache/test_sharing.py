@@ -67,7 +67,8 @@ def test_kill_of_a_writer_leaves_whole_records_and_usable_slots(tmp_path):
     ids, chain = torch.arange(SAMPLES), list(range(50))
     for attempt in range(2):
         ready = tmp_path / str(attempt)
-        ranks = Ranks(write_forever, 1, cache.address, width, str(ready))
+        # Not forked from a server, which would reap it at once.
+        ranks = Ranks(write_forever, 1, cache.address, width, str(ready), fresh=True)
         deadline = time.monotonic() + 40
         while not ready.exists():
             assert ranks.processes[0].is_alive() and time.monotonic() < deadline

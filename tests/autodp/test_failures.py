@@ -69,7 +69,6 @@ def _survivors(ranks, victim):
             assert ok, f"rank {rank} failed:\n{value}"
         return {rank: value for rank, (_, value) in outcomes.items()}
     finally:
-        ranks.processes[victim].kill()
         ranks.close()
 
 

@@ -5,16 +5,11 @@ one after the other in one set of processes, each on a plane of its own.
 """
 
 import contextlib
-import os
 import traceback
 from datetime import timedelta
 
 from pipetransformer.autodp import AutoDPConfig, MessagePlane, connect
 from tests.support.ranks import run_ranks
-
-# The store's server looks up the names of its clients; where no name server
-# answers, each look-up would stall it for five seconds. Spawned ranks inherit this.
-os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 FAST = AutoDPConfig(
     heartbeat_interval=timedelta(seconds=0.2),

@@ -1,6 +1,5 @@
 """A dead peer ends all others with one clear error, standby ranks too."""
 
-import os
 import signal
 import time
 
@@ -61,10 +60,9 @@ def test_a_dead_peer_ends_all_others_with_peer_failure(case, kind, tmp_path):
     survivors = [rank for rank in range(4) if rank != victim]
     try:
         wait_for_epoch(tmp_path, range(4), epoch)
-        os.kill(ranks.processes[victim].pid, kind)
+        ranks.kill(victim, kind)
         outcomes = ranks.outcomes(survivors)
     finally:
-        os.kill(ranks.processes[victim].pid, signal.SIGKILL)
         ranks.close()
     for rank, (ok, value) in outcomes.items():
         assert ok, f"rank {rank} ended with another error:\n{value}"
@@ -77,8 +75,8 @@ def test_sigterm_saves_a_checkpoint_and_ends_with_peer_failure(tmp_path):
     ranks = Ranks(train_slowly, 4, tmp_path, (0,), timeout_s=80)
     try:
         wait_for_epoch(tmp_path, range(4), 1)
-        for process in ranks.processes:
-            os.kill(process.pid, signal.SIGTERM)
+        for rank in range(4):
+            ranks.kill(rank, signal.SIGTERM)
         outcomes = ranks.outcomes()
     finally:
         ranks.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import gc
 import math
 import os
 import time
@@ -156,11 +157,21 @@ def run_ddp(model: nn.Sequential, args: argparse.Namespace) -> pt.report.History
     dist.init_process_group("gloo", timeout=DEADLINE)
     with contextlib.ExitStack() as exits:
         exits.callback(dist.destroy_process_group)
-        shape = pt.report.PlanShape(0, 0, 1, dist.get_world_size(), 1)
-        ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        loop = PlainLoop(ddp, model, args, shape, dist.get_rank(), data)
-        loop.run(args.epochs)
-    loop.history.total_seconds = time.perf_counter() - start
+        # After the model: a reducer that held the last reference to its group would
+        # take it apart under the interpreter's lock, which gloo's threads may want.
+        exits.callback(gc.collect)
+        history = _train_ddp(model, args, data)
+    history.total_seconds = time.perf_counter() - start
+    return history
+
+
+def _train_ddp(
+    model: nn.Sequential, args: argparse.Namespace, data: tuple[Digits, Digits]
+) -> pt.report.History:
+    shape = pt.report.PlanShape(0, 0, 1, dist.get_world_size(), 1)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    loop = PlainLoop(ddp, model, args, shape, dist.get_rank(), data)
+    loop.run(args.epochs)
     return loop.history
 
 

@@ -3,6 +3,7 @@
 Two processes train one pipeline each, under DistributedDataParallel, on a toy task.
 """
 
+import gc
 import os
 import socket
 
@@ -63,10 +64,18 @@ def build_model():
     return Pipe(stages, chunks=8, deferred_batch_norm=True)
 
 
-def train(rank, port):
+def main(rank, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=WORLD_SIZE)
+    train(rank)
+    # After the model: a reducer that holds the last reference to its group takes it
+    # apart under the interpreter's lock, which gloo's threads may be waiting for.
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def train(rank):
     torch.manual_seed(rank)
     model = DDP(build_model())
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
@@ -89,7 +98,6 @@ def train(rank, port):
     correct = (output.argmax(dim=1) == (inputs.sum(dim=1) > 0)).float().mean()
     if rank == 0:
         print(f"test accuracy {correct:.2f}")
-    dist.destroy_process_group()
 
 
 def free_port():
@@ -99,4 +107,4 @@ def free_port():
 
 
 if __name__ == "__main__":
-    mp.spawn(train, args=(free_port(),), nprocs=WORLD_SIZE)
+    mp.spawn(main, args=(free_port(),), nprocs=WORLD_SIZE)

@@ -5,10 +5,10 @@ import time
 from datetime import timedelta
 
 import pytest
-import torch.distributed as dist
 
 from pipetransformer.autodp import AutoDPConfig, MessagePlane, PeerFailure, connect
 from tests.autodp.world import FAST, joined, run_scenarios
+from tests.support.default_group import default_group
 from tests.support.ranks import run_ranks
 
 
@@ -158,12 +158,9 @@ def _talk_again(plane):
 
 
 def _talk_over_users_store(rank):
-    dist.init_process_group("gloo")
-    with joined() as plane:
-        result = plane.info.store_rank, plane.gather("hello", b"", phase="test")
-    dist.barrier()  # the user's group is left alone
-    dist.destroy_process_group()
-    return result
+    with default_group(rank, 2):  # left alone: its ranks meet at its end
+        with joined() as plane:
+            return plane.info.store_rank, plane.gather("hello", b"", phase="test")
 
 
 @pytest.mark.distributed

@@ -9,24 +9,29 @@ import itertools
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.pipe import Workers
 from tests.pipe.models import MODES, dense, even_cuts, grads, make_pipe
+from tests.support.default_group import default_group
 from tests.support.ranks import run_ranks
 
 from .devices import CPU, cuda, own_streams_of, place, spread
 
-DEADLINE_S = 60
+DEADLINE_S = 100
 
 
-def train_all(_rank, device, num_stages, under_ddp):
+def train_all(rank, device, num_stages, under_ddp):
+    if not under_ddp:
+        return train_stages(device, num_stages, False)
+    backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
+    with default_group(rank, 1, backend=backend):
+        return train_stages(device, num_stages, True)
+
+
+def train_stages(device, num_stages, under_ddp):
     torch.manual_seed(0)
     places = spread([device], num_stages)
-    if under_ddp:
-        backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
-        dist.init_process_group(backend, rank=0, world_size=1)
     with Workers(num_stages) as workers:
         for mode, num_microbatches, own_streams, dispatch in itertools.product(
             MODES, (1, 4), own_streams_of(device), ("serial", "threads")
@@ -56,8 +61,6 @@ def train_all(_rank, device, num_stages, under_ddp):
                 (model(b) ** 2).mean().backward()
             torch.testing.assert_close(b.grad.cpu(), a.grad)
             torch.testing.assert_close([g.cpu() for g in grads(layers)], grads(plain))
-    if under_ddp:
-        dist.destroy_process_group()
 
 
 @pytest.mark.distributed
@@ -72,7 +75,6 @@ def test_backward_of_stages_on_one_device_ends(devices, num_stages, under_ddp):
         num_stages,
         under_ddp,
         timeout_s=DEADLINE_S,
-        fresh=True,
     )
 
 
@@ -110,9 +112,7 @@ def train_from_a_custom_function(_rank, device):
 @pytest.mark.distributed
 @pytest.mark.parametrize("devices", [CPU, cuda()])
 def test_backward_inside_a_backward_ends(devices):
-    run_ranks(
-        train_from_a_custom_function, 1, devices[0], timeout_s=DEADLINE_S, fresh=True
-    )
+    run_ranks(train_from_a_custom_function, 1, devices[0], timeout_s=DEADLINE_S)
 
 
 def step_all(_rank, devices):
@@ -145,4 +145,4 @@ def step_all(_rank, devices):
 @pytest.mark.distributed
 @pytest.mark.parametrize("devices", [CPU, cuda(), cuda(2)])
 def test_steps_with_a_loss_end_and_match_the_plain_model(devices):
-    run_ranks(step_all, 1, devices, timeout_s=DEADLINE_S, fresh=True)
+    run_ranks(step_all, 1, devices, timeout_s=DEADLINE_S)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipetransformer.pipe import Pipe
+from tests.support.default_group import default_group
 from tests.support.ranks import run_ranks
 
 from .models import MODES, even_cuts
@@ -60,7 +61,11 @@ def square(output, target):
 
 
 def run_collectives(rank):
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    with default_group(rank, 2):
+        return collectives(rank)
+
+
+def collectives(rank):
     results = {}
     for schedule, mode in itertools.product(("gpipe", "1f1b", "zb-h1"), MODES):
         layers = make_layers(rank)
@@ -91,7 +96,6 @@ def run_collectives(rank):
             torch.testing.assert_close(mine, plain.grad, msg=f"{schedule} {mode}")
         results[schedule, mode] = order
         pipe.close()
-    dist.destroy_process_group()
     return results
 
 

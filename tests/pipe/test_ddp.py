@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.pipe import Pipe, PipeResult, Workers
+from tests.support.default_group import default_group
 from tests.support.ranks import run_ranks
 
 from .models import MODES, even_cuts
@@ -64,7 +64,11 @@ def make_pipe(layers, kind, mode, workers):
 
 
 def ddp_matrix(rank, unused):
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    with default_group(rank, 2):
+        return _ddp_matrix(rank, unused)
+
+
+def _ddp_matrix(rank, unused):
     results = {}
     with Workers(4) as workers:
         for mode, find_unused, static, kind in itertools.product(
@@ -81,7 +85,6 @@ def ddp_matrix(rank, unused):
                 model, list(layers.parameters()), rank, 2
             )
             pipe.close()
-    dist.destroy_process_group()
     return results
 
 

@@ -5,11 +5,11 @@ import itertools
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.pipe import Pipe, PipeResult, Workers
+from tests.support.default_group import default_group
 from tests.support.ranks import run_ranks
 
 from .models import MODES, even_cuts
@@ -78,8 +78,12 @@ def make_pipe(layers, kind, mode, workers, **options):
     )
 
 
+def in_group(rank, matrix, *args):
+    with default_group(rank, 2):
+        return matrix(rank, *args)
+
+
 def schedule_matrix(rank, unused):
-    dist.init_process_group("gloo", rank=rank, world_size=2)
     results = {}
     with Workers(4) as workers:
         for schedule, mode, flags, kind in itertools.product(
@@ -99,12 +103,10 @@ def schedule_matrix(rank, unused):
                 2,
             )
             pipe.close()
-    dist.destroy_process_group()
     return results
 
 
 def dispatch_matrix(rank):
-    dist.init_process_group("gloo", rank=rank, world_size=2)
     results = {}
     with Workers(4) as workers:
         for dispatch, mode, flags in itertools.product(
@@ -121,7 +123,6 @@ def dispatch_matrix(rank):
                 rank,
                 2,
             )
-    dist.destroy_process_group()
     return results
 
 
@@ -145,21 +146,20 @@ def tensor(values):
 @pytest.mark.distributed
 @pytest.mark.parametrize("unused", [False, True], ids=["all_used", "one_unused"])
 def test_schedules_with_the_loss_train_like_one_process(unused):
-    ranks = run_ranks(schedule_matrix, 2, unused, timeout_s=DEADLINE_S)
+    ranks = run_ranks(in_group, 2, schedule_matrix, unused, timeout_s=DEADLINE_S)
     assert len(ranks[0]) == 2 * 3 * 4 * 3
     assert_trains_like_one_process(ranks, plain_training(unused))
 
 
 @pytest.mark.distributed
 def test_both_dispatches_train_like_one_process():
-    ranks = run_ranks(dispatch_matrix, 2, timeout_s=DEADLINE_S)
+    ranks = run_ranks(in_group, 2, dispatch_matrix, timeout_s=DEADLINE_S)
     assert len(ranks[0]) == 2 * 3 * 4
     assert_trains_like_one_process(ranks, plain_training())
 
 
 def accumulate(rank):
     """Mini-batches without synchronisation before one with it."""
-    dist.init_process_group("gloo", rank=rank, world_size=2)
     results = {}
     with Workers(4) as workers:
         for schedule, mode in itertools.product(("gpipe", *SCHEDULES), MODES):
@@ -180,13 +180,12 @@ def accumulate(rank):
                         mean_square(model(x), y).backward()
                 synced.append([p.grad.tolist() for p in layers.parameters()])
             results[schedule, mode] = synced
-    dist.destroy_process_group()
     return results
 
 
 @pytest.mark.distributed
 def test_gradients_accumulate_without_synchronisation_until_the_last_step():
-    first, second = run_ranks(accumulate, 2, timeout_s=DEADLINE_S)
+    first, second = run_ranks(in_group, 2, accumulate, timeout_s=DEADLINE_S)
     layers = make_layers()
     for x, y in batches(0, 1, ACCUMULATED):
         mean_square(layers(x), y).backward()

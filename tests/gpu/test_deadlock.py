@@ -75,6 +75,7 @@ def test_backward_of_stages_on_one_device_ends(devices, num_stages, under_ddp):
         num_stages,
         under_ddp,
         timeout_s=DEADLINE_S,
+        fresh=devices[0] != "cpu",
     )
 
 
@@ -112,7 +113,13 @@ def train_from_a_custom_function(_rank, device):
 @pytest.mark.distributed
 @pytest.mark.parametrize("devices", [CPU, cuda()])
 def test_backward_inside_a_backward_ends(devices):
-    run_ranks(train_from_a_custom_function, 1, devices[0], timeout_s=DEADLINE_S)
+    run_ranks(
+        train_from_a_custom_function,
+        1,
+        devices[0],
+        timeout_s=DEADLINE_S,
+        fresh=devices[0] != "cpu",
+    )
 
 
 def step_all(_rank, devices):
@@ -145,4 +152,4 @@ def step_all(_rank, devices):
 @pytest.mark.distributed
 @pytest.mark.parametrize("devices", [CPU, cuda(), cuda(2)])
 def test_steps_with_a_loss_end_and_match_the_plain_model(devices):
-    run_ranks(step_all, 1, devices, timeout_s=DEADLINE_S)
+    run_ranks(step_all, 1, devices, timeout_s=DEADLINE_S, fresh=devices[0] != "cpu")

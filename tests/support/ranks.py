@@ -85,9 +85,9 @@ class Ranks:
     or with every stack on a timeout. ``kill()`` sends signals. As a context manager
     it ends all processes, stopped ones too.
 
-    The processes are forked from one that has imported torch and used no device.
-    `fresh` asks for new interpreters: where a test is about the end of a process or
-    the order of hashes, or needs to be the parent. Only the main thread makes them.
+    The processes are forked from one that has imported torch. `fresh` asks for new
+    interpreters: where a test is about the end of a process, the order of hashes or
+    a device, or needs to be the parent. Only the main thread makes them.
     """
 
     def __init__(self, fn, world_size, *args, timeout_s=60.0, fresh=False):

@@ -208,11 +208,13 @@ class Config:
         _positive_or_none("Config.clip_grad_norm", self.clip_grad_norm)
 
     def canonical(self) -> str:
-        """Return a text that is equal on two ranks iff their configs are."""
+        """Return a text that is equal on two ranks iff their configs agree."""
 
         def plain(value: object) -> str:
             if isinstance(value, timedelta):
                 return f"{value.total_seconds()} s"
             return repr(value)
 
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, default=plain)
+        content = dataclasses.asdict(self)
+        del content["autodp"]["interface"]  # hosts name their interfaces differently
+        return json.dumps(content, sort_keys=True, default=plain)

@@ -51,6 +51,7 @@ class Session:
             self._exits.enter_context(self._plane.termination())
             self._exits.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(run.threads_per_stage)
+            self._announce()
             self._compare()
             solo = build_group(
                 self._plane,
@@ -68,6 +69,21 @@ class Session:
             self._exits.close()
             raise
         return self._director
+
+    def _announce(self) -> None:
+        """Log the run's first line, once per node: the ways of nodes may differ."""
+        info = self._plane.info
+        if info.local_rank != 0:
+            return
+        place = f"{info.world_size} ranks on {info.num_nodes} nodes"
+        name = self.run.config.autodp.run_name
+        _LOG.info(
+            "run %s: %s; node %d: %s",
+            f"'{name}' {info.run_id}" if name else info.run_id,
+            place,
+            info.node,
+            info.transport,
+        )
 
     def _compare(self) -> None:
         run = self.run

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from datetime import timedelta
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +22,16 @@ class AutoDPConfig:
         group_timeout: deadline of one collective; heartbeats find the dead long
             before, so it only has to exceed what one rank may do alone.
         transfer_bucket_bytes: size of the buffers that state is moved in.
+        cached_groups: groups of earlier plans that are kept connected, for a plan
+            with the same ranks in the same order; 0: none.
+        interface: network interface of the CPU groups, such as ``"eth0"``; may
+            differ between ranks. None: ``GLOO_SOCKET_IFNAME`` if it is set, else the
+            one towards the store.
+        run_name: tells apart jobs that share a store; equal on all ranks of a job.
 
     Raises:
-        ValueError: a duration or size that is not positive, or a heartbeat timeout
-            below three intervals.
+        ValueError: a duration or size that is not positive, a heartbeat timeout
+            below three intervals, or a name of other characters.
     """
 
     heartbeat_interval: timedelta = timedelta(seconds=1)
@@ -31,6 +40,9 @@ class AutoDPConfig:
     protocol_timeout: timedelta = timedelta(seconds=30)
     group_timeout: timedelta = timedelta(minutes=10)
     transfer_bucket_bytes: int = 64 << 20
+    cached_groups: int = 4
+    interface: str | None = None
+    run_name: str = ""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -48,4 +60,15 @@ class AutoDPConfig:
             raise ValueError(
                 "transfer_bucket_bytes: expected a positive number, got "
                 f"{self.transfer_bucket_bytes}"
+            )
+        if self.cached_groups < 0:
+            raise ValueError(
+                f"cached_groups: expected a number from 0, got {self.cached_groups}"
+            )
+        if self.interface == "":
+            raise ValueError("interface: expected a name or None, got ''")
+        if not _RUN_NAME.fullmatch(self.run_name):
+            raise ValueError(
+                "run_name: expected at most 64 letters, digits, '.', '_' and '-', got "
+                f"{self.run_name!r}"
             )

@@ -6,14 +6,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer.autodp import _binding
+from pipetransformer.autodp.backends import make_backend
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.plane import SLICE, MessagePlane
 
@@ -202,8 +201,13 @@ def _connect(
     def build() -> None:
         try:
             results.append(
-                _make_backend(
-                    store, rank, len(members), config.protocol_timeout, device_type
+                make_backend(
+                    store,
+                    rank,
+                    len(members),
+                    timeout=config.protocol_timeout,
+                    device_type=device_type,
+                    links=plane.info.links,
                 )
             )
         except Exception as error:
@@ -222,14 +226,3 @@ def _connect(
             f"{config.protocol_timeout.total_seconds():.1f} s, got: {text}"
         ) from result
     return result
-
-
-def _make_backend(
-    store: c10d.Store, rank: int, size: int, timeout: timedelta, device_type: str
-) -> c10d.Backend:
-    if device_type == "cpu":
-        gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        return cast(c10d.Backend, gloo)  # two classes of one name in torch's stubs
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return cast(c10d.Backend, dist.ProcessGroupNCCL(store, rank, size, options))

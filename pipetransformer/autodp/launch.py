@@ -20,6 +20,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
+from pipetransformer.autodp.links import LinkChoice, host_of
+from pipetransformer.network import Link
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class LaunchInfo:
         run_id: name of this run, equal on all ranks and never used twice.
         launched: whether a launcher started the process.
         store_rank: the rank that serves the store, None when none of them does.
+        links: what this process's CPU groups listen at; none in a world of one.
     """
 
     rank: int
@@ -52,6 +55,12 @@ class LaunchInfo:
     run_id: str
     launched: bool
     store_rank: int | None = None
+    links: tuple[Link, ...] = ()
+
+    @property
+    def transport(self) -> str:
+        """What the CPU groups' bytes travel over, for people."""
+        return ", ".join(map(str, self.links)) or "no network"
 
 
 def connect(config: AutoDPConfig | None = None) -> tuple[LaunchInfo, Store]:
@@ -64,17 +73,21 @@ def connect(config: AutoDPConfig | None = None) -> tuple[LaunchInfo, Store]:
     and several runs may share a store: each gets a prefix of its own.
 
     Args:
-        config: only ``store_timeout`` is used.
+        config: ``store_timeout``, ``run_name`` and ``interface`` are used.
 
     Returns:
         This process's place, and a store that holds this run's keys only.
 
     Raises:
-        ValueError: a launcher's variable that is missing or no number.
+        ValueError: a launcher's variable that is missing or no number; an interface
+            that this machine does not have.
         PeerFailure: the store or a rank was not there by the deadline.
     """
-    timeout_s = (config or AutoDPConfig()).store_timeout.total_seconds()
+    config = config or AutoDPConfig()
+    timeout_s = config.store_timeout.total_seconds()
     place = _read_place(os.environ)
+    choice = LinkChoice(config, os.environ)
+    root = f"pt/name/{config.run_name}" if config.run_name else "pt"
     if place.world_size == 1:
         return replace(place, run_id=uuid.uuid4().hex), HashStore()
     deadline = time.monotonic() + timeout_s
@@ -82,13 +95,14 @@ def connect(config: AutoDPConfig | None = None) -> tuple[LaunchInfo, Store]:
     while True:
         try:
             place, store = _open_store(place, deadline)
-            run_id = _meet(place, store, deadline)
+            run_id, links = _meet(place, store, root, choice, deadline)
         except (RuntimeError, TimeoutError) as error:
             # The store of the engine before this one may just be going away.
             problem = error
         else:
             logger.debug("rank %d joined run %s", place.rank, run_id)
-            return replace(place, run_id=run_id), PrefixStore(f"pt/{run_id}", store)
+            place = replace(place, run_id=run_id, links=links)
+            return place, PrefixStore(f"{root}/{run_id}", store)
         if time.monotonic() + _RETRY_S >= deadline:
             break
         time.sleep(_RETRY_S)
@@ -97,9 +111,13 @@ def connect(config: AutoDPConfig | None = None) -> tuple[LaunchInfo, Store]:
         None,
         "connect",
         deadline_s=timeout_s,
-        reason=f"store: expected all {place.world_size} ranks at {_address()}, "
-        f"got: {text}",
+        reason=f"store: expected all {place.world_size} ranks{_of_run(config)} at "
+        f"{_address()}, got: {text}",
     ) from problem
+
+
+def _of_run(config: AutoDPConfig) -> str:
+    return f" of run '{config.run_name}'" if config.run_name else ""
 
 
 def _address() -> str:
@@ -161,20 +179,24 @@ def _open_store(place: LaunchInfo, deadline: float) -> tuple[LaunchInfo, Store]:
     return replace(place, store_rank=store_rank), store
 
 
-def _meet(place: LaunchInfo, store: Store, deadline: float) -> str:
-    """Agree on a run id that no earlier run on this store had."""
+def _meet(
+    place: LaunchInfo, store: Store, root: str, choice: LinkChoice, deadline: float
+) -> tuple[str, tuple[Link, ...]]:
+    """Agree on a run id that no earlier run on this store had, and on links."""
+    address = choice.towards(host_of(store))
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    mine = f"pt/join/{restart}/{place.rank}"
+    mine = f"{root}/join/{restart}/{place.rank}"
     # The n-th run of a rank meets the n-th run of all others.
     ticket = store.add(mine, 1)
-    meeting = f"pt/meet/{restart}/{ticket}"
+    meeting = f"{root}/meet/{restart}/{ticket}"
     if place.rank == 0:
         store.set(f"{meeting}/id", uuid.uuid4().hex)
-    store.set(f"{meeting}/{place.rank}", "1")
+    store.set(f"{meeting}/{place.rank}", address)
     keys = [f"{meeting}/{rank}" for rank in range(place.world_size)]
     while not store.check([f"{meeting}/id", *keys]):
         if time.monotonic() >= deadline:
             absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
             raise TimeoutError(f"ranks {absent} did not join")
         time.sleep(_POLL_S)
-    return bytes(store.get(f"{meeting}/id")).decode()
+    links = choice.settle(bytes(store.get(key)).decode() for key in keys)
+    return bytes(store.get(f"{meeting}/id")).decode(), links

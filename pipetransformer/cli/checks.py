@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipetransformer.cli.machine import Facts
-from pipetransformer.cli.network import is_loopback
+from pipetransformer.network import choose, is_loopback, links_of
 
 OK, NOTE, MISSING = "ok", "note", "missing"
 _OLDEST_PYTHON = (3, 10)
@@ -51,6 +51,7 @@ def findings(facts: Facts) -> list[Finding]:
         groups,
         interface,
         route,
+        nccl_transports,
         memory,
         shared_memory,
         locked_memory,
@@ -147,43 +148,56 @@ def groups(facts: Facts) -> Iterator[Finding]:
 
 
 def interface(facts: Facts) -> Iterator[Finding]:
-    """Judge the interface that gloo's groups take."""
+    """Judge the interface that a run's groups on CPU take."""
     name, network = "network interface", facts.network
     if network.wanted:
-        names = network.wanted.split(",")
-        unknown = [n for n in names if n not in network.interfaces]
-        shown = ", ".join(f"{n} {network.interfaces.get(n, '')}".strip() for n in names)
-        value = f"{shown}: GLOO_SOCKET_IFNAME names it"
-        if unknown:
-            known = ", ".join(network.interfaces)
-            advice = f"set GLOO_SOCKET_IFNAME to one with an address: {known}"
-            yield Finding(name, MISSING, value, advice)
-        else:
-            yield Finding(name, OK, value)
+        yield _named_interface(name, facts)
         return
-    address = network.host_address
-    if address:
-        why = f"hostname {network.hostname} resolves to it"
-    else:
-        address = "127.0.0.1"
-        why = f"hostname {network.hostname} does not resolve to an own address"
-    value = f"{network.interface_of(address) or '?'} {address}: {why}"
-    if is_loopback(address):
-        advice = "reaches this machine only; for several nodes set GLOO_SOCKET_IFNAME"
-        better = _outward(facts)
-        advice += f" to {better}" if better else ""
-        yield Finding(name, NOTE, value, advice)
-    else:
-        yield Finding(name, OK, value)
+    link = choose(
+        network.interfaces,
+        route=network.route_address,
+        host_address=network.host_address,
+    )
+    if not is_loopback(link.address):
+        yield Finding(name, OK, str(link))
+        return
+    outward = [i.name for i in network.interfaces.values() if not i.loopback]
+    if not outward:
+        yield Finding(name, OK, f"{link}; there is no other")
+        return
+    # With MASTER_ADDR elsewhere, a run takes the interface towards it.
+    advice = "reaches this machine only; for several nodes set MASTER_ADDR, or "
+    advice += f"AutoDPConfig.interface to one of {', '.join(outward)}"
+    yield Finding(name, NOTE, str(link), advice)
 
 
-def _outward(facts: Facts) -> str:
-    """Return the interface towards MASTER_ADDR, else the first that goes out."""
-    network = facts.network
-    if network.route_address and not is_loopback(network.route_address):
-        return network.interface_of(network.route_address)
-    outward = (n for n, a in network.interfaces.items() if not is_loopback(a))
-    return next(outward, "")
+def _named_interface(name: str, facts: Facts) -> Finding:
+    wanted, network = "GLOO_SOCKET_IFNAME", facts.network
+    try:
+        links = links_of(
+            network.wanted,
+            network.interfaces,
+            what=wanted,
+            route=network.route_address,
+        )
+    except ValueError as error:
+        advice = f"set {wanted} or AutoDPConfig.interface to one of them"
+        return Finding(name, MISSING, str(error), advice)
+    return Finding(name, OK, ", ".join(map(str, links)))
+
+
+def nccl_transports(facts: Facts) -> Iterator[Finding]:
+    """List what nccl may use beside TCP; it chooses by itself."""
+    if not facts.cuda_devices:
+        return
+    count, known = len(facts.cuda_devices), []
+    if facts.direct_pairs:
+        pairs = count * (count - 1)
+        known.append(f"direct (NVLink or PCIe) {facts.direct_pairs} of {pairs} pairs")
+    if facts.network.infiniband:
+        known.append(f"InfiniBand {', '.join(facts.network.infiniband)}")
+    value = "; ".join(known) or "no InfiniBand, no direct access between devices"
+    yield Finding("nccl transports", OK, f"{value}; TCP as NCCL_SOCKET_IFNAME says")
 
 
 def route(facts: Facts) -> Iterator[Finding]:
@@ -197,8 +211,8 @@ def route(facts: Facts) -> Iterator[Finding]:
         advice = "set MASTER_ADDR to a name or address that this machine can reach"
         yield Finding(name, MISSING, value, advice)
     else:
-        via = network.interface_of(network.route_address) or "?"
-        value = f"{via} {network.route_address} to MASTER_ADDR {network.master}"
+        link = choose(network.interfaces, route=network.route_address)
+        value = f"{link.transport} to MASTER_ADDR {network.master}"
         yield Finding(name, OK, value)
 
 

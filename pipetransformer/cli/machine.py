@@ -6,6 +6,7 @@ import ctypes
 import errno
 import importlib
 import importlib.util
+import itertools
 import os
 import platform
 import resource
@@ -37,6 +38,7 @@ class Facts:
         gloo: whether torch has gloo.
         nccl: whether torch has nccl.
         cuda_devices: name and memory of each.
+        direct_pairs: ordered pairs of them where one reads the other's memory.
         cores: of the machine, as ``os.cpu_count`` counts.
         usable_cores: what affinity and container leave of them.
         network: what decides the interface.
@@ -58,6 +60,7 @@ class Facts:
     gloo: bool
     nccl: bool
     cuda_devices: tuple[tuple[str, int], ...]
+    direct_pairs: int
     cores: int
     usable_cores: float
     network: Network
@@ -86,6 +89,7 @@ def read_facts(environ: Mapping[str, str]) -> Facts:
         gloo=gloo,
         nccl=nccl,
         cuda_devices=devices,
+        direct_pairs=_direct_pairs(len(devices)),
         cores=os.cpu_count() or 1,
         usable_cores=_usable_cores(Path("/")),
         network=look_up_network(environ),
@@ -137,6 +141,15 @@ def _torch_parts() -> tuple[bool, bool, tuple[tuple[str, int], ...]]:
         devices.append((str(properties.name), int(properties.total_memory)))
     gloo = found and dist.is_gloo_available()
     return gloo, found and dist.is_nccl_available(), tuple(devices)
+
+
+def _direct_pairs(count: int) -> int:
+    if count < 2:
+        return 0
+    import torch
+
+    pairs = itertools.permutations(range(count), 2)
+    return sum(torch.cuda.can_device_access_peer(a, b) for a, b in pairs)
 
 
 def _nvcc(environ: Mapping[str, str]) -> str:

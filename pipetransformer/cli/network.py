@@ -1,15 +1,18 @@
-"""Which network interface the ranks' connections take, and why; nothing is sent."""
+"""What decides which network interface the ranks' connections take."""
 
 from __future__ import annotations
 
-import fcntl
 import socket
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-_SIOCGIFADDR = 0x8915
-_DEFAULT_PORT = 29500  # torchrun's; a UDP socket only asks the kernel for the route
+from pipetransformer.network import (
+    Interface,
+    bindable_address,
+    list_interfaces,
+    own_address_towards,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,87 +20,50 @@ class Network:
     """What decides where connections go.
 
     Args:
-        wanted: ``GLOO_SOCKET_IFNAME``, which torch's gloo obeys; empty if not set.
+        wanted: ``GLOO_SOCKET_IFNAME``; empty if not set.
         hostname: of this machine.
         host_address: what the hostname resolves to and can be bound; empty: nothing.
-        interfaces: IPv4 address of each interface that has one.
+        interfaces: those that have an address, by name.
         master: ``MASTER_ADDR``; empty if not set.
         route_address: this machine's address on the way to it; empty: no way.
+        infiniband: devices with an active port, for nccl.
     """
 
     wanted: str
     hostname: str
     host_address: str
-    interfaces: Mapping[str, str]
+    interfaces: Mapping[str, Interface]
     master: str
     route_address: str
-
-    def interface_of(self, address: str) -> str:
-        """Return the interface with an address; empty if none has it."""
-        for name, own in self.interfaces.items():
-            if own == address:
-                return name
-        # All of 127.0.0.0/8 is the loopback interface's.
-        return "lo" if is_loopback(address) else ""
+    infiniband: tuple[str, ...] = ()
 
 
-def is_loopback(address: str) -> bool:
-    """Tell whether an address never leaves the machine."""
-    return address.startswith("127.") or address == "::1"
+def look_up_network(environ: Mapping[str, str], root: Path = Path("/")) -> Network:
+    """Ask the system, as a run does when it opens; nothing is sent.
 
-
-def look_up_network(environ: Mapping[str, str]) -> Network:
-    """Ask the system, as torch's gloo does when a group is built.
-
-    Gloo takes the interface named by ``GLOO_SOCKET_IFNAME``, else the first address
-    of the hostname that can be bound, else the loopback.
+    Args:
+        environ: the environment.
+        root: where ``proc`` and ``sys`` are.
     """
     master = environ.get("MASTER_ADDR", "")
     hostname = socket.gethostname()
     return Network(
         wanted=environ.get("GLOO_SOCKET_IFNAME", ""),
         hostname=hostname,
-        host_address=_bindable_address(hostname),
-        interfaces=_interfaces(),
+        host_address=bindable_address(hostname),
+        interfaces=list_interfaces(root),
         master=master,
-        route_address=_route(master) if master else "",
+        route_address=own_address_towards(master) if master else "",
+        infiniband=_infiniband_devices(root),
     )
 
 
-def _bindable_address(hostname: str) -> str:
-    try:
-        found = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return ""
-    for family, kind, protocol, _, address in found:
+def _infiniband_devices(root: Path) -> tuple[str, ...]:
+    found = set()
+    for state in (root / "sys/class/infiniband").glob("*/ports/*/state"):
         try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.bind(address)
+            if "ACTIVE" in state.read_text():
+                found.add(state.parents[2].name)
         except OSError:
             continue
-        return str(address[0])
-    return ""
-
-
-def _interfaces() -> dict[str, str]:
-    addresses = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                continue  # it has no IPv4 address
-            addresses[name] = socket.inet_ntoa(answer[20:24])
-    return addresses
-
-
-def _route(master: str) -> str:
-    try:
-        found = socket.getaddrinfo(master, _DEFAULT_PORT, type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, address = found[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
+    return tuple(sorted(found))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pipetransformer.cli import checks, doctor, main, network
+from pipetransformer.cli import checks, doctor, main
 from pipetransformer.cli.machine import (
     Facts,
     container_cores,
@@ -16,13 +16,19 @@ from pipetransformer.cli.machine import (
     read_facts,
 )
 from pipetransformer.cli.network import Network, look_up_network
+from pipetransformer.network import Interface
 
 GIB = 2**30
+ONLY_LOOPBACK = {"lo": Interface("lo", ("127.0.0.1",))}
 NETWORK = Network(
     wanted="",
     hostname="node0",
     host_address="10.0.0.5",
-    interfaces={"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.1.0.5"},
+    interfaces={
+        "lo": Interface("lo", ("127.0.0.1", "::1")),
+        "eth0": Interface("eth0", ("10.0.0.5",)),
+        "ib0": Interface("ib0", ("10.1.0.5",), infiniband=True),
+    },
     master="",
     route_address="",
 )
@@ -37,6 +43,7 @@ FACTS = Facts(
     gloo=True,
     nccl=True,
     cuda_devices=(("A card", 80 * GIB),),
+    direct_pairs=0,
     cores=16,
     usable_cores=16,
     network=NETWORK,
@@ -62,7 +69,7 @@ def finding(name, **changes):
 def test_a_sound_machine_has_nothing_to_do():
     found = checks.findings(FACTS)
     assert [(f.name, f.status, f.advice) for f in found if f.status != "ok"] == []
-    assert len({f.name for f in found}) == len(found) == 15
+    assert len({f.name for f in found}) == len(found) == 16
     assert all(f.value for f in found)
 
 
@@ -123,40 +130,71 @@ def test_a_sound_machine_has_nothing_to_do():
         ),
         ("process groups", "missing", "no gloo", "install", {"gloo": False}),
         ("process groups", "note", "no nccl", "with nccl", {"nccl": False}),
-        ("network interface", "ok", "eth0 10.0.0.5: hostname node0", "", {}),
         (
             "network interface",
-            "note",
-            "lo 127.0.1.1: hostname node0 resolves to it",
-            "set GLOO_SOCKET_IFNAME to eth0",
-            {"host_address": "127.0.1.1"},
+            "ok",
+            "TCP over eth0 10.0.0.5 (address of the hostname)",
+            "",
+            {},
         ),
         (
             "network interface",
             "note",
-            "lo 127.0.0.1: hostname node0 does not resolve",
-            "set GLOO_SOCKET_IFNAME to ib0",
+            "loopback lo 127.0.1.1 (address of the hostname)",
+            "AutoDPConfig.interface to one of eth0, ib0",
+            {"host_address": "127.0.1.1"},
+        ),
+        (
+            "network interface",
+            "ok",
+            "TCP over InfiniBand ib0 10.1.0.5 (way to the store)",
+            "",
             {"host_address": "", "master": "10.1.0.1", "route_address": "10.1.0.5"},
         ),
         (
             "network interface",
             "ok",
-            "ib0 10.1.0.5: GLOO_SOCKET_IFNAME names it",
+            "loopback lo 127.0.0.1 (no other way is known); there is no other",
+            "",
+            {"host_address": "", "interfaces": ONLY_LOOPBACK},
+        ),
+        (
+            "network interface",
+            "ok",
+            "TCP over InfiniBand ib0 10.1.0.5 (GLOO_SOCKET_IFNAME names it)",
             "",
             {"wanted": "ib0"},
         ),
         (
             "network interface",
             "missing",
-            "ib7: GLOO_SOCKET_IFNAME names it",
-            "with an address: lo, eth0, ib0",
+            "GLOO_SOCKET_IFNAME: expected one of eth0, ib0, lo, got 'ib7'",
+            "set GLOO_SOCKET_IFNAME or AutoDPConfig.interface",
             {"wanted": "ib7"},
+        ),
+        (
+            "nccl transports",
+            "ok",
+            "no InfiniBand, no direct access between devices",
+            "",
+            {},
+        ),
+        (
+            "nccl transports",
+            "ok",
+            "direct (NVLink or PCIe) 2 of 2 pairs; InfiniBand mlx5_0; TCP",
+            "",
+            {
+                "cuda_devices": (("A card", GIB), ("A card", GIB)),
+                "direct_pairs": 2,
+                "infiniband": ("mlx5_0",),
+            },
         ),
         ("way to the store", "ok", "MASTER_ADDR is not set", "", {}),
         (
             "way to the store",
             "ok",
-            "ib0 10.1.0.5 to MASTER_ADDR 10.1.0.1",
+            "TCP over InfiniBand ib0 10.1.0.5 to MASTER_ADDR 10.1.0.1",
             "",
             {"master": "10.1.0.1", "route_address": "10.1.0.5"},
         ),
@@ -258,7 +296,7 @@ def test_this_machine_can_be_looked_at():
     assert facts.python == sys.version_info[:3]
     assert 0 < facts.usable_cores <= facts.cores
     assert facts.memory > 2**28
-    assert facts.network.interfaces.get("lo", "127.0.0.1") == "127.0.0.1"
+    assert all(i.addresses for i in facts.network.interfaces.values())
 
 
 def test_a_missing_extension_is_a_finding_and_no_traceback():
@@ -279,22 +317,15 @@ def test_a_missing_extension_is_a_finding_and_no_traceback():
     assert "extension" in json.loads(result.stdout)["missing"]
 
 
-def test_network_is_asked_for_the_way_to_the_store():
+def test_network_is_asked_for_the_way_to_the_store(tmp_path):
     found = look_up_network({"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"})
     assert found.master == "127.0.0.1" and found.route_address == "127.0.0.1"
-    assert found.wanted == "lo" and found.interface_of("127.0.0.1") == "lo"
-    assert look_up_network({}).route_address == ""
-    assert look_up_network({"MASTER_ADDR": "no.such.invalid"}).route_address == ""
-
-
-def test_an_address_of_the_hostname_must_be_bindable(monkeypatch):
-    def resolve(hostname, port, **options):
-        stream = (network.socket.AF_INET, network.socket.SOCK_STREAM, 6, "")
-        return [(*stream, ("192.0.2.200", 0)), (*stream, ("127.0.0.1", 0))]
-
-    monkeypatch.setattr(network.socket, "getaddrinfo", resolve)
-    monkeypatch.setattr(network, "_interfaces", dict)
-    assert look_up_network({}).host_address == "127.0.0.1"
+    assert found.wanted == "lo"
+    state = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/state"
+    state.parent.mkdir(parents=True)
+    state.write_text("4: ACTIVE\n")
+    found = look_up_network({}, tmp_path)
+    assert found.route_address == "" and found.infiniband == ("mlx5_0",)
 
 
 def write(root, name, text):

@@ -1,0 +1,164 @@
+"""Where groups listen, and that runs on one store do not see each other."""
+
+import ipaddress
+import os
+import re
+import socket
+import struct
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pipetransformer.autodp import (
+    AutoDPConfig,
+    MessagePlane,
+    PeerFailure,
+    build_group,
+    connect,
+)
+from pipetransformer.network import is_loopback, list_interfaces
+from tests.autodp.world import FAST, run_scenarios
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"interface": ""}, "interface: expected a name or None, got ''"),
+        ({"cached_groups": -1}, "cached_groups: expected a number from 0, got -1"),
+        ({"run_name": "a/b"}, "run_name: expected at most 64 letters, .* got 'a/b'"),
+        ({"run_name": "x" * 65}, "run_name: expected at most 64 letters"),
+    ],
+)
+def test_options_are_checked(changes, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        AutoDPConfig(**changes)
+
+
+def test_a_wrong_interface_lists_those_there_are():
+    known = ", ".join(sorted(list_interfaces()))
+    message = f"interface: expected one of {known}, got 'no-such-if'"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        connect(replace(FAST, interface="no-such-if"))
+
+
+def test_a_wrong_interface_of_the_environment_names_the_variable(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-if")
+    with pytest.raises(ValueError, match="^GLOO_SOCKET_IFNAME: expected one of"):
+        connect(FAST)
+
+
+def test_a_world_of_one_listens_nowhere():
+    before = listening()
+    info, store = connect(FAST)
+    plane = MessagePlane(store, info, FAST)
+    group = build_group(plane, name="g/0", members=[0])
+    group.barrier()
+    assert listening() == before
+    assert info.links == () and info.transport == "no network"
+    group.retire()
+    plane.finish()
+
+
+def listening():
+    """Addresses at which this process listens, ascending, from /proc."""
+    own = set()
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{entry}")
+        except OSError:
+            continue  # closed meanwhile
+        own.update(re.findall(r"^socket:\[(\d+)\]$", target))
+    found = []
+    for name in ("tcp", "tcp6"):
+        path = f"/proc/self/net/{name}"
+        if not os.path.exists(path):
+            continue
+        with open(path) as table:
+            for line in list(table)[1:]:
+                local, state, inode = (line.split()[i] for i in (1, 3, 9))
+                if state == "0A" and inode in own:
+                    found.append(_address(local.partition(":")[0]))
+    return sorted(found)
+
+
+def _address(digits):
+    words = [int(digits[i : i + 8], 16) for i in range(0, len(digits), 8)]
+    raw = b"".join(struct.pack("=I", word) for word in words)
+    family = socket.AF_INET if len(raw) == 4 else socket.AF_INET6
+    return str(ipaddress.ip_address(socket.inet_ntop(family, raw)))
+
+
+def _groups_listen_at_the_link(plane):
+    (link,) = plane.info.links
+    before = listening()
+    group = build_group(plane, name="g/0", members=range(plane.world_size))
+    group.barrier()
+    more = list(listening())
+    for address in before:
+        more.remove(address)
+    group.retire()
+    return str(link), link.address, more, len(before), plane.info.store_rank
+
+
+def _named_runs(plane):
+    """Two runs at once over the store of the plane's run, joined in opposite order."""
+    joined = {}
+
+    def join(name):
+        config = replace(FAST, run_name=name)
+        joined[name] = connect(config), config
+
+    names = ["one", "two"] if plane.rank % 2 else ["two", "one"]
+    threads = [threading.Thread(target=join, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+        thread.join(0.3)  # the first one, too, waits for its peers
+    for thread in threads:
+        thread.join(60)
+    planes = {
+        name: MessagePlane(store, info, config)
+        for name, ((info, store), config) in joined.items()
+    }
+    sums = {}
+    for name, value in (("one", 1.0), ("two", 10.0)):
+        mine = planes[name]
+        assert mine.gather("name", name.encode(), phase="test") == [
+            name.encode()
+        ] * len(range(mine.world_size))
+        group = build_group(mine, name="g/0", members=range(mine.world_size))
+        sums[name] = group.all_reduce_(torch.tensor([value])).item()
+        group.retire()
+    planes["one"].fail("user code", "one ends")
+    with pytest.raises(PeerFailure, match="one ends"):
+        while True:
+            planes["one"].wait_any([["never"]])
+    planes["one"].close()
+    planes["two"].gather("still there", b"", phase="test")
+    assert planes["two"].failure is None
+    planes["two"].finish()
+    return sums, [planes[name].info.run_id for name in ("one", "two")]
+
+
+@pytest.fixture(scope="module")
+def results_of():
+    return run_scenarios([_groups_listen_at_the_link, _named_runs], 2)
+
+
+@pytest.mark.distributed
+def test_groups_listen_at_the_chosen_address_alone(results_of):
+    for shown, address, more, before, store_rank in results_of(
+        _groups_listen_at_the_link
+    ):
+        # The tests' store is at 127.0.0.1.
+        assert is_loopback(address) and shown.endswith("(way to the store)")
+        assert more == [address]
+        assert before <= 1 and store_rank == 0
+
+
+@pytest.mark.distributed
+def test_runs_of_different_names_do_not_see_each_other(results_of):
+    (sums, ids), (other_sums, other_ids) = results_of(_named_runs)
+    assert sums == other_sums == {"one": 2.0, "two": 20.0}
+    assert ids == other_ids and len(set(ids)) == 2

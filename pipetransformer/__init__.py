@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pipetransformer import autofreeze as freeze
     from pipetransformer import report
     from pipetransformer.autodp import AutoDPConfig, PeerFailure
+    from pipetransformer.checkpoint import export_checkpoint
     from pipetransformer.config import (
         CacheConfig,
         CheckpointConfig,
@@ -39,6 +40,7 @@ __all__ = [
     "PipeTransformer",
     "Plan",
     "PlanConfig",
+    "export_checkpoint",
     "freeze",
     "report",
 ]
@@ -57,6 +59,7 @@ _HOMES = {
     "PipeTransformer": "engine",
     "Plan": "planner",
     "PlanConfig": "config",
+    "export_checkpoint": "checkpoint",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above, and no others

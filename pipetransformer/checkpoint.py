@@ -8,24 +8,41 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
-import pickle
 import re
-import secrets
-import zipfile
+from collections.abc import Mapping
 from typing import Any
 
-import torch
+from torch import Tensor
 
+from pipetransformer import files
 from pipetransformer.signature import model_signature
-from pipetransformer.state import TrainingState, fill, load_optimizer, pack_optimizer
+from pipetransformer.state import (
+    TrainingState,
+    fill,
+    load_observed,
+    load_optimizer,
+    pack_optimizer,
+)
 
 _LOG = logging.getLogger(__name__)
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d{10})\.pt")
+_PARTS = {
+    "signature": str,
+    "model": dict,
+    "optimizer_message": bytes,
+    "optimizer_tensors": list,
+    "progress": dict,
+    "extra": dict,
+}
 
 
 def save(
-    path: str | os.PathLike[str], state: TrainingState, extra: dict[str, Any]
+    path: str | os.PathLike[str],
+    state: TrainingState,
+    extra: dict[str, Any],
+    *,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a checkpoint: temporary file, fsync, rename; mode 0600.
 
@@ -34,40 +51,22 @@ def save(
         state: A rank's training state between two optimizer steps.
         extra: Plain values (numbers, strings, lists, dicts) stored beside it: policy
             state, plan, profile.
+        weights: In place of the model's present ``state_dict``.
 
     Raises:
         OSError: the file could not be written; an older file of that name is intact.
     """
-    target = pathlib.Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     message, tensors = pack_optimizer(state)
     content = {
         "format": _FORMAT,
         "signature": model_signature(state.model),
-        "model": state.model.state_dict(),
+        "model": state.model.state_dict() if weights is None else weights,
         "optimizer_message": message,
         "optimizer_tensors": tensors,
         "progress": state.progress(),
         "extra": extra,
     }
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            try:
-                torch.save(content, file)
-            except RuntimeError as error:  # torch's writer hides the OSError
-                raise OSError(f"checkpoint {target}: {error}") from error
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    files.write(path, content)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -78,23 +77,51 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: the file is torn, or is not a checkpoint of this library.
     """
     what = f"checkpoint {os.fspath(path)}"
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise
-    except (
-        RuntimeError,
-        EOFError,
-        OSError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-    ) as error:
-        first = str(error).partition(". ")[0].partition("\n")[0] or type(error).__name__
-        raise ValueError(f"{what}: expected a complete file, got: {first}") from error
+    content = files.read(path, what)
+    if _is_state_dict(content):
+        raise ValueError(
+            f"{what}: expected a checkpoint, got a model's state_dict; load it into "
+            "the model before the engine is made: "
+            "model.load_state_dict(torch.load(path, weights_only=True))"
+        )
     found = content.get("format") if isinstance(content, dict) else None
     if found != _FORMAT:
         raise ValueError(f"{what}: expected format {_FORMAT}, got {found!r}")
+    for name, kind in _PARTS.items():
+        if not isinstance(content.get(name), kind):
+            got = type(content[name]).__name__ if name in content else "none"
+            raise ValueError(f"{what}: expected a part {name!r}, got {got}")
     return dict(content)
+
+
+def _is_state_dict(content: object) -> bool:
+    return (
+        isinstance(content, dict)
+        and bool(content)
+        and all(isinstance(name, str) for name in content)
+        and any(isinstance(value, Tensor) for value in content.values())
+        and "format" not in content
+    )
+
+
+def export_checkpoint(
+    path: str | os.PathLike[str], target: str | os.PathLike[str]
+) -> None:
+    """Write a checkpoint's weights as the plain model's ``state_dict``.
+
+    Needs neither an engine nor the model. The file loads into the model that was
+    trained: ``model.load_state_dict(torch.load(target, weights_only=True))``.
+
+    Args:
+        path: A checkpoint.
+        target: The file to write, whole or not at all.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: it is torn, or no checkpoint of this library.
+        OSError: the file could not be written.
+    """
+    files.write(target, read(path)["model"])
 
 
 def check_model(
@@ -122,15 +149,19 @@ def check_model(
 
 
 def load_model(content: dict[str, Any], state: TrainingState) -> None:
-    """Copy the checkpoint's weights, buffers and counters into `state`."""
+    """Copy weights, buffers, counters, gradient sums and metrics into `state`."""
     state.model.load_state_dict(content["model"])
     state.load_progress(content["progress"])
+    load_observed(state, _packed(content))
 
 
 def load_optimizer_state(content: dict[str, Any], state: TrainingState) -> None:
     """Copy optimizer and scheduler state into `state`, whose optimizer is built."""
-    joined = fill(content["optimizer_message"], content["optimizer_tensors"])
-    load_optimizer(state, joined)
+    load_optimizer(state, _packed(content), observed=False)
+
+
+def _packed(content: dict[str, Any]) -> dict[str, Any]:
+    return fill(content["optimizer_message"], content["optimizer_tensors"])
 
 
 def path_of_step(directory: str | os.PathLike[str], step: int) -> pathlib.Path:

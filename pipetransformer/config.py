@@ -149,12 +149,15 @@ class CheckpointConfig:
     Attributes:
         directory: Where checkpoints go; None switches them off.
         every_epochs: A checkpoint after every that many epochs.
+        every_steps: Also one after every that many optimizer steps; None: none. One
+            that falls on the last batch of a pass is written when the epoch ends.
         keep: The newest that many are kept.
         resume: Load the newest valid checkpoint of `directory` at the start.
     """
 
     directory: str | None = None
     every_epochs: int = 1
+    every_steps: int | None = None
     keep: int = 2
     resume: bool = False
 
@@ -164,11 +167,12 @@ class CheckpointConfig:
         _require(
             self.every_epochs >= 1, f"{what}.every_epochs", ">= 1", self.every_epochs
         )
+        _positive_or_none(f"{what}.every_steps", self.every_steps)
         _require(self.keep >= 1, f"{what}.keep", ">= 1", self.keep)
         _require(
-            self.directory is not None or not self.resume,
+            self.directory is not None or not (self.resume or self.every_steps),
             f"{what}.directory",
-            "a folder when resume is on",
+            "a folder when resume or every_steps is set",
             self.directory,
         )
 

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipetransformer import checkpoint, evaluation, persistence, records
+from pipetransformer import evaluation, persistence, records
 from pipetransformer.autodp import PeerFailure, broadcast_tensors
+from pipetransformer.autosave import AutoSave
 from pipetransformer.data import ElasticSampler
 from pipetransformer.layout import Layout
 from pipetransformer.planning import agree_on_profile, propose, take_decision
@@ -33,6 +34,7 @@ class Director:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.replica: Replica | None = None
+        self.autosave = AutoSave(run)
         self._pass: Pass | None = None
         self._left = True
         self._last_pass_epoch = -1
@@ -98,18 +100,13 @@ class Director:
     def end_epoch(self, epoch: int) -> None:
         """Close the epoch: decide about the next one, then save."""
         self.finish_pass()
-        run, wanted = self.run, self.run.config.checkpoint
+        run = self.run
         run.state.epoch, run.state.batch = epoch + 1, 0
         if self.replica is not None:
             with run.clock.phase("pass"):
                 take_decision(run)
-        if wanted.directory is None or not self.is_lead:
-            return
-        if run.state.epoch % wanted.every_epochs == 0 and run.is_finite():
-            with run.clock.phase("checkpoint"):
-                path = checkpoint.path_of_step(wanted.directory, run.state.step)
-                persistence.save(run, self.replica, path)
-                checkpoint.prune(wanted.directory, wanted.keep)
+        if self.is_lead:
+            self.autosave.after_epoch(self.replica)
 
     def first_plan(self, workload: Workload) -> None:
         """Profile on the lead and put the first plan in force, on all ranks."""
@@ -197,6 +194,12 @@ class Director:
         )
         return sampler
 
+    def begin_batch(self, index: int) -> None:
+        """Note that the user gets a batch: what came before it is done."""
+        if self.is_lead:
+            self.autosave.between_batches(self.active())
+        self.run.batch_in_hand = index
+
     def leave_pass(self) -> None:
         """Note that the loop over the pass has ended, in whatever way."""
         self._left = True
@@ -210,7 +213,7 @@ class Director:
         run, counted = self.run, self._pass
         if counted is None:
             return
-        self._pass = run.current_pass = None
+        self._pass = run.current_pass = run.batch_in_hand = None
         with run.guarded(), run.clock.phase("pass"):
             record = counted.close(run, self.active())
             self._note_first_step(counted.first_step_extra_s())
@@ -270,7 +273,7 @@ class Director:
                 if within:
                     return result
                 self._tell("evaluate", metrics=result)
-        run.metrics = dict(result)
+        run.state.metrics = dict(result)
         if run.history.epochs:
             run.history.epochs[-1].metrics.update(result)
         return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipetransformer import checkpoint, evaluation, persistence, training
+from pipetransformer import evaluation, training
 from pipetransformer.autofreeze import Manual, Policy
 from pipetransformer.config import Config
 from pipetransformer.data import Batch, ElasticSampler, batches, check_dataset
@@ -21,12 +20,13 @@ from pipetransformer.planner import Plan
 from pipetransformer.plans import explain_replica
 from pipetransformer.report.history import History
 from pipetransformer.run import Loss, Run, Workload
+from pipetransformer.saving import Saving
 from pipetransformer.session import Session
 from pipetransformer.state import OptimizerFactory, SchedulerFactory
 from pipetransformer.validation import make_recipe
 
 
-class PipeTransformer:
+class PipeTransformer(Saving):
     """Elastic fine-tuning of an ``nn.Sequential``; every rank runs the same script.
 
     Front layers that have converged are frozen; the rest is packed into fewer
@@ -217,7 +217,9 @@ class PipeTransformer:
             pin_memory=pin_memory,
         )
         try:
-            yield from director.run.clock.each("data", loaded)
+            for batch in director.run.clock.each("data", loaded):
+                director.begin_batch(batch.index)
+                yield batch
         finally:
             director.leave_pass()
         director.finish_pass()
@@ -298,27 +300,6 @@ class PipeTransformer:
                 f"freeze: expected the Manual policy, got {type(policy).__name__}"
             )
         policy.freeze(units)
-
-    # -- checkpoints -----------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint; replica 0 alone writes, no other rank is needed."""
-        director = self._open()
-        if director.is_lead:
-            persistence.save(director.run, director.replica, path)
-
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Restore a checkpoint, before the first pass; under any K and R.
-
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: a torn file, another model, or a call after the first pass.
-        """
-        director = self._open()
-        if director.has_plan:
-            raise ValueError("load: expected a call before the first pass, got a later")
-        content = checkpoint.read(path)
-        persistence.restore(director.run, path, content, lead=director.is_lead)
 
     # -- what is there to see --------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from torch import Tensor
+
 from pipetransformer import checkpoint
 from pipetransformer.run import Run
 from pipetransformer.transformation import Replica
@@ -27,7 +29,15 @@ def save(run: Run, replica: Replica | None, path: str | os.PathLike[str]) -> Non
         "pauses": run.prices.state(),
         "reshaped_ns_ago": run.prices.elapsed_ns(),
     }
-    checkpoint.save(path, run.state, extra)
+    checkpoint.save(path, run.state, extra, weights=weights(run))
+
+
+def weights(run: Run) -> dict[str, Tensor]:
+    """Return the plain model's ``state_dict`` as it was between two steps."""
+    named: dict[str, Tensor] = run.recipe.model.state_dict()
+    before = run.step_buffers.before_step() or {}
+    named.update((name, value) for name, value in before.items() if name in named)
+    return named
 
 
 def restore(

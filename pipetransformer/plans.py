@@ -170,5 +170,5 @@ def progress_of(run: Run) -> Progress:
         learning_rate=(
             float(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
         ),
-        metrics=run.metrics,
+        metrics=run.state.metrics,
     )

@@ -30,8 +30,9 @@ def shape_of(run: Run, plan: Plan) -> PlanShape:
 
 
 def learn(run: Run, outcome: Outcome, before: Plan | None) -> None:
-    """Tell the prices what a committed change took on this rank."""
+    """Note what a committed change did to the boundary and took on this rank."""
     plan = outcome.proposal.plan
+    run.state.note_boundary(plan.boundary)
     transition = plan.transition
     taken = transition is not None and transition.accepted
     run.prices.record(

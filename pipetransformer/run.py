@@ -25,6 +25,7 @@ from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.script import ScriptLog
 from pipetransformer.state import OptimizerFactory, SchedulerFactory, TrainingState
+from pipetransformer.step_buffers import StepBuffers
 
 _LOG = logging.getLogger(__name__)
 _LAYOUT_SLACK_BYTES = 256  # alignment of the tensors of a record that has several
@@ -118,6 +119,7 @@ class Run:
             if recipe.policy.needs_gradients
             else None
         )
+        self.state.gradients = self.gradients
         self.history = History(
             world_size=plane.info.world_size, seed=recipe.config.seed
         )
@@ -126,13 +128,14 @@ class Run:
         self.cluster: Cluster | None = None
         self.prices = Prices()
         self.cache_slots = 0  # that the plan in force was made for
-        self.metrics: dict[str, float] = {}
         self.loaded: dict[str, Any] | None = None
         self.total_epochs = 0
         self.layout: Layout | None = None
         self.plan_epoch = 0
         self.consistent = True
         self.current_pass: PassCounter | None = None
+        self.batch_in_hand: int | None = None  # that the user's loop is at
+        self.step_buffers = StepBuffers(recipe.model, lambda: self.state.step)
         self._caches: dict[str, ActivationCache | None] = {}
         self._warned: set[str] = set()
 
@@ -170,7 +173,9 @@ class Run:
 
     def _after_step(self, *_: object) -> None:
         self.state.step += 1
-        self.state.batch += 1
+        # Batches without a step of their own are done with the step that follows.
+        at = self.batch_in_hand
+        self.state.batch = at + 1 if at is not None else self.state.batch + 1
         self.consistent = True
 
     def restore_optimizer(self) -> None:

@@ -62,8 +62,10 @@ class Session:
             warm_up(solo)
             solo.retire()
             self._director = Director(run)
-            if wanted.resume and self._director.is_lead:
-                self._resume(self._director, str(wanted.directory))
+            if self._director.is_lead:
+                self._director.autosave.begin()
+                if wanted.resume:
+                    self._resume(self._director, str(wanted.directory))
         except BaseException as error:
             self._plane.fail("opening the engine", f"{type(error).__name__}: {error}")
             self._exits.close()
@@ -152,20 +154,6 @@ class Session:
             self._plane.finish()
 
     def _end_badly(self, director: Director, error: BaseException) -> None:
-        run = self.run
         if self._plane.failure is None:
             self._plane.fail("user code", f"{type(error).__name__}: {error}")
-        directory = run.config.checkpoint.directory
-        if not directory or director.replica is None or not run.consistent:
-            return
-        path = checkpoint.path_of_step(directory, run.state.step)
-        try:
-            # Cells of a backward that broke off may still be running.
-            director.replica.workers.drain()
-            if not run.is_finite():
-                return
-            persistence.save(run, director.replica, path)
-        except Exception as problem:  # the error that brought us here matters more
-            _LOG.error("emergency checkpoint %s: %s", path, problem)
-        else:
-            _LOG.warning("emergency checkpoint: %s", path)
+        director.autosave.in_emergency(director.replica)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.autofreeze import GradientAccumulator
+
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[
     [torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler
@@ -37,6 +39,10 @@ class TrainingState:
         decided_epoch: The last epoch whose freeze decision was taken.
         wanted_units: That decision.
         frozen_units: Units frozen from the front under the plan in force.
+        metrics: What the last evaluation returned.
+        freezes: The boundary's history: one entry per change, with the epoch and step
+            from which on it holds.
+        gradients: What the freeze policy looks at; None if it needs none.
     """
 
     model: nn.Sequential
@@ -49,6 +55,16 @@ class TrainingState:
     decided_epoch: int = -1
     wanted_units: int = 0
     frozen_units: int = 0
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    freezes: list[dict[str, int]] = dataclasses.field(default_factory=list)
+    gradients: GradientAccumulator | None = None
+
+    def note_boundary(self, boundary: int) -> None:
+        """Add to the boundary's history, if it is another one than before."""
+        now = {"units": self.frozen_units, "boundary": boundary}
+        last = self.freezes[-1] if self.freezes else {}
+        if any(last.get(name) != value for name, value in now.items()):
+            self.freezes.append({"epoch": self.epoch, "step": self.step, **now})
 
     def build_optimizer(
         self,
@@ -72,16 +88,20 @@ class TrainingState:
         self.optimizer = built
         self.scheduler = scheduler(built) if scheduler is not None else None
 
+    @property
+    def pass_is_done(self) -> bool:
+        """Tell whether every batch of the epoch has been trained on."""
+        return 0 < self.num_batches <= self.batch
+
     def progress(self) -> dict[str, int]:
         """Return the counters, for the plan message and the checkpoint.
 
         A finished pass is the beginning of the next epoch.
         """
-        finished = 0 < self.num_batches <= self.batch
         return {
             "step": self.step,
-            "epoch": self.epoch + 1 if finished else self.epoch,
-            "batch": 0 if finished else self.batch,
+            "epoch": self.epoch + self.pass_is_done,
+            "batch": 0 if self.pass_is_done else self.batch,
             "decided_epoch": self.decided_epoch,
             "wanted_units": self.wanted_units,
             "frozen_units": self.frozen_units,
@@ -129,7 +149,11 @@ def _join(tree: Any, take: Callable[[dict[str, Any]], Tensor]) -> Any:
 
 
 def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
-    """Split optimizer and scheduler state into a message and its tensors.
+    """Split what new replicas need beside the weights into a message and tensors.
+
+    That is the state of optimizer and scheduler, and what freeze decisions have led to
+    and will look at: the boundary's history, the sums of gradients since the last
+    decision, and the last metrics.
 
     Returns:
         Bytes that load with ``weights_only=True``, and the tensors they refer to, in
@@ -144,7 +168,11 @@ def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
     message = {
         "optimizer": _split(state.optimizer.state_dict(), tensors),
         "scheduler": _split(scheduler, tensors),
+        "metrics": dict(state.metrics),
+        "freezes": [dict(entry) for entry in state.freezes],
     }
+    if state.gradients is not None:
+        message["gradients"] = _split(state.gradients.state_dict(), tensors)
     buffer = io.BytesIO()
     torch.save(message, buffer)
     return buffer.getvalue(), tensors
@@ -165,13 +193,31 @@ def allocate(message: bytes) -> tuple[dict[str, Any], list[Tensor]]:
     return joined, [found[i] for i in range(len(found))]
 
 
-def load_optimizer(state: TrainingState, joined: Mapping[str, Any]) -> None:
-    """Load the trees of `allocate`, once their tensors hold the values."""
+def load_optimizer(
+    state: TrainingState, joined: Mapping[str, Any], *, observed: bool = True
+) -> None:
+    """Load the trees of `allocate`, once their tensors hold the values.
+
+    Args:
+        state: Its optimizer is built.
+        joined: From `allocate` or `fill`.
+        observed: False: `load_observed` has been called already.
+    """
     if state.optimizer is None:
         raise RuntimeError("optimizer not built before its state; please report")
     state.optimizer.load_state_dict(joined["optimizer"])
     if state.scheduler is not None and joined["scheduler"] is not None:
         state.scheduler.load_state_dict(joined["scheduler"])
+    if observed:
+        load_observed(state, joined)
+
+
+def load_observed(state: TrainingState, joined: Mapping[str, Any]) -> None:
+    """Load the boundary's history and what the next freeze decision looks at."""
+    state.metrics = dict(joined.get("metrics", {}))  # older checkpoints have none
+    state.freezes = [dict(entry) for entry in joined.get("freezes", [])]
+    if state.gradients is not None and "gradients" in joined:
+        state.gradients.load_state_dict(joined["gradients"])
 
 
 def fill(message: bytes, tensors: list[Tensor]) -> dict[str, Any]:

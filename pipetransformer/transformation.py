@@ -257,6 +257,7 @@ def _rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         write=run.will_read_again,
         clock=run.clock,
     )
+    run.step_buffers.watch(model)
     ddp = wrap(model, group)
     run.freezer.assert_consistent()
     return Replica(

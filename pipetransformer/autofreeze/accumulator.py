@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -71,6 +71,33 @@ class GradientAccumulator:
     def reset(self) -> None:
         """Forget the sums, at an evaluation point after ``norms``."""
         self._sums.clear()
+
+    def state_dict(self) -> dict[int, torch.Tensor]:
+        """Return the sums, not copies, by the parameter's number among all units'."""
+        return {
+            number: self._sums[parameter]
+            for number, parameter in enumerate(self._parameters())
+            if parameter in self._sums
+        }
+
+    def load_state_dict(self, sums: Mapping[int, torch.Tensor]) -> None:
+        """Take over copies of another accumulator's sums, in place of its own.
+
+        Raises:
+            ValueError: a sum of no parameter, or of another shape.
+        """
+        parameters = self._parameters()
+        self._sums.clear()
+        for number, value in sums.items():
+            shape = parameters[number].shape if number < len(parameters) else None
+            if shape != value.shape:
+                raise ValueError(
+                    f"gradient sum {number}: expected shape {shape}, got {value.shape}"
+                )
+            self._sum_of(parameters[number]).copy_(value)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return list(dict.fromkeys(p for unit in self._units for p in unit))
 
     def _sum_of(self, parameter: nn.Parameter) -> torch.Tensor:
         found = self._sums.get(parameter)

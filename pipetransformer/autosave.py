@@ -1,0 +1,82 @@
+"""The checkpoints that a run writes on its own: by steps, by epochs, at a bad end."""
+
+from __future__ import annotations
+
+import logging
+
+from pipetransformer import checkpoint, files, persistence
+from pipetransformer.run import Run
+from pipetransformer.transformation import Replica
+
+_LOG = logging.getLogger(__name__)
+
+
+class AutoSave:
+    """Writes what `CheckpointConfig` asks for; does nothing without a folder.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._wanted = run.config.checkpoint
+        self._seen_step: int | None = None
+
+    def begin(self) -> None:
+        """Delete what writers of earlier runs left unfinished; on the lead."""
+        if self._wanted.directory is not None:
+            files.clear_unfinished(self._wanted.directory)
+
+    def between_batches(self, replica: Replica) -> None:
+        """Save in the middle of a pass if enough steps have been done; on the lead.
+
+        Not after the last batch of a pass: the epoch's end saves instead, when the
+        user's code has seen the pass end.
+        """
+        if not self._run.state.pass_is_done and self._reached_a_multiple():
+            self._save(replica)
+
+    def after_epoch(self, replica: Replica | None) -> None:
+        """Save if the epoch or the steps ask for it; on the lead."""
+        by_steps = self._reached_a_multiple()
+        if by_steps or self._run.state.epoch % self._wanted.every_epochs == 0:
+            self._save(replica)
+
+    def _reached_a_multiple(self) -> bool:
+        """Tell whether steps since the last call passed a multiple of every_steps."""
+        step, every = self._run.state.step, self._wanted.every_steps
+        seen, self._seen_step = self._seen_step, step
+        if every is None or seen is None:
+            return False
+        return step // every > seen // every
+
+    def _save(self, replica: Replica | None) -> None:
+        run, wanted = self._run, self._wanted
+        if wanted.directory is None or not run.is_finite():
+            return
+        with run.clock.phase("checkpoint"):
+            path = checkpoint.path_of_step(wanted.directory, run.state.step)
+            persistence.save(run, replica, path)
+            checkpoint.prune(wanted.directory, wanted.keep)
+
+    def in_emergency(self, replica: Replica | None) -> None:
+        """Save what an active rank still has when the run ends in an error.
+
+        Never in the middle of an optimizer step. A problem is logged and not raised:
+        the error that brought us here matters more.
+        """
+        run, directory = self._run, self._wanted.directory
+        if not directory or replica is None or not run.consistent:
+            return
+        path = checkpoint.path_of_step(directory, run.state.step)
+        try:
+            # Cells of a backward that broke off may still be running.
+            replica.workers.drain()
+            if not run.is_finite():
+                return
+            persistence.save(run, replica, path)
+        except Exception as problem:
+            _LOG.error("emergency checkpoint %s: %s", path, problem)
+        else:
+            _LOG.warning("emergency checkpoint: %s", path)

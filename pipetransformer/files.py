@@ -1,0 +1,122 @@
+"""Files of tensors: written whole or not at all, read without running any code."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import pathlib
+import re
+import secrets
+import zipfile
+from collections.abc import Iterator
+from typing import IO, Any
+
+import torch
+from torch.serialization import get_crc32_options, set_crc32_options
+
+_LOG = logging.getLogger(__name__)
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+
+
+def write(path: str | os.PathLike[str], content: Any) -> None:
+    """Write a file: temporary file, fsync, rename; mode 0600.
+
+    The temporary file is locked while its writer lives, so that `clear_unfinished`
+    can tell what a dead writer left behind.
+
+    Args:
+        path: The file; its folder is made when missing.
+        content: Tensors, numbers, strings, lists and dicts.
+
+    Raises:
+        OSError: the file could not be written; an older file of that name is intact.
+    """
+    target = pathlib.Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            _lock(file)
+            try:
+                with _checksums():
+                    torch.save(content, file)
+            except RuntimeError as error:  # torch's writer hides the OSError
+                raise OSError(f"{target}: {error}") from error
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read(path: str | os.PathLike[str], what: str) -> Any:
+    """Read a file of `write`, on the CPU, after comparing all its checksums.
+
+    Args:
+        path: The file.
+        what: What it is, for error texts.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is torn, changed, of another kind, or holds more than
+            tensors and plain values.
+    """
+    try:
+        with open(path, "rb") as file:
+            with zipfile.ZipFile(file) as archive:
+                damaged = archive.testzip()
+            if damaged is not None:
+                raise zipfile.BadZipFile(f"bad checksum of {damaged}")
+            file.seek(0)
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # bytes of any kind raise errors of any kind
+        first = str(error).partition(". ")[0].partition("\n")[0] or type(error).__name__
+        raise ValueError(f"{what}: expected a complete file, got: {first}") from error
+
+
+def clear_unfinished(directory: str | os.PathLike[str]) -> None:
+    """Delete the temporary files that writers of this folder left when they died."""
+    folder = pathlib.Path(directory)
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if not _UNFINISHED.fullmatch(path.name):
+            continue
+        try:
+            with path.open("rb") as file:
+                if not _lock(file):
+                    continue  # being written
+                path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            continue  # its writer has just finished
+        _LOG.info("deleted %s, which its writer left unfinished", path)
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Tell whether the file could be locked; the lock goes with its last holder."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held by another process, or a file system without locks
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _checksums() -> Iterator[None]:
+    """Let torch write checksums, whatever the program chose for its own files."""
+    chosen = get_crc32_options()
+    set_crc32_options(True)
+    try:
+        yield
+    finally:
+        set_crc32_options(chosen)

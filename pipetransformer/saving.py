@@ -1,0 +1,77 @@
+"""The part of the facade that writes and reads files: checkpoints and weights."""
+
+from __future__ import annotations
+
+import abc
+import os
+
+from torch import Tensor
+
+from pipetransformer import checkpoint, files, persistence
+from pipetransformer.director import Director
+
+
+class Saving(abc.ABC):
+    """Checkpoints of a run, and the plain model's weights."""
+
+    @abc.abstractmethod
+    def _open(self) -> Director:
+        """Return the director of the open engine; ValueError if it is closed."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint; replica 0 alone writes, no other rank is needed.
+
+        Raises:
+            ValueError: no plan has been in force yet.
+            OSError: the file could not be written; an older one is intact.
+        """
+        director = self._open()
+        if director.is_lead:
+            persistence.save(director.run, director.replica, path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Restore a checkpoint, before the first pass; under any N, K and R.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: a torn file, another model, or a call after the first pass.
+        """
+        director = self._open()
+        if director.has_plan:
+            raise ValueError("load: expected a call before the first pass, got a later")
+        content = checkpoint.read(path)
+        persistence.restore(director.run, path, content, lead=director.is_lead)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return a copy of the plain model's ``state_dict``, on the CPU.
+
+        Names are those of the ``nn.Sequential`` that the engine was made with,
+        whatever is frozen and however it is cut. No other rank is needed. After the
+        ``with`` block ask the model itself, on rank 0.
+
+        Raises:
+            ValueError: a rank that stands by: its weights are old.
+        """
+        director = self._open()
+        if director.replica is None and not director.is_lead:
+            raise ValueError(
+                f"state_dict of rank {director.run.info.rank}: expected an active "
+                "rank, got a standby; use engine.export, or ask rank 0"
+            )
+        named = persistence.weights(director.run)
+        return {
+            name: value.detach().to("cpu", copy=True) for name, value in named.items()
+        }
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the plain model's ``state_dict``; replica 0 alone writes.
+
+        The file loads without this library, into the model that the engine was made
+        with: ``model.load_state_dict(torch.load(path, weights_only=True))``.
+
+        Raises:
+            OSError: the file could not be written; an older one is intact.
+        """
+        director = self._open()
+        if director.is_lead:
+            files.write(path, persistence.weights(director.run))

@@ -1,0 +1,116 @@
+"""Files of tensors: whole or refused, whatever happened to their bytes."""
+
+import errno
+import fcntl
+import os
+import pathlib
+import pickle
+import zipfile
+
+import pytest
+import torch
+from torch.serialization import get_crc32_options, set_crc32_options
+
+from pipetransformer import checkpoint, files
+
+CONTENT = {"numbers": torch.arange(1000.0), "name": "x"}
+
+
+def written(tmp_path):
+    path = tmp_path / "file.pt"
+    files.write(path, CONTENT)
+    return path
+
+
+def test_what_was_written_is_read(tmp_path):
+    found = files.read(written(tmp_path), "file")
+    assert torch.equal(found["numbers"], CONTENT["numbers"]) and found["name"] == "x"
+
+
+def _zip_of(path, name, data):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, data)
+
+
+NO_CHECKPOINTS = {
+    "empty": lambda path: path.write_bytes(b""),
+    "zeros": lambda path: path.write_bytes(bytes(5000)),
+    "text": lambda path: path.write_text("step 9\n" * 100),
+    "random": lambda path: path.write_bytes(
+        torch.randint(0, 256, (5000,), dtype=torch.uint8).numpy().tobytes()
+    ),
+    "directory": pathlib.Path.mkdir,
+    "pickle": lambda path: path.write_bytes(pickle.dumps({"format": 1})),
+    "legacy": lambda path: torch.save(
+        {"format": 1}, path, _use_new_zipfile_serialization=False
+    ),
+    "zip": lambda path: _zip_of(path, "a.txt", "text"),
+    "zip with a bad pickle": lambda path: _zip_of(
+        path, "a/data.pkl", b"\x80\x02garbage"
+    ),
+    "list": lambda path: torch.save([1, 2], path),
+    "tensor": lambda path: torch.save(torch.ones(3), path),
+    "parts missing": lambda path: torch.save({"format": 1}, path),
+    "parts of another kind": lambda path: torch.save(
+        {"format": 1, "signature": 3, "model": []}, path
+    ),
+    "format of another kind": lambda path: torch.save({"format": [1]}, path),
+}
+
+
+@pytest.mark.parametrize("kind", NO_CHECKPOINTS)
+def test_file_of_another_kind_is_a_value_error(kind, tmp_path):
+    path = tmp_path / "step-0000000001.pt"
+    NO_CHECKPOINTS[kind](path)
+    with pytest.raises(ValueError, match="checkpoint .*step-0000000001.pt: expected"):
+        checkpoint.read(path)
+    assert checkpoint.newest_valid(tmp_path) is None
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_one_changed_byte_is_found(chosen, tmp_path):
+    before = get_crc32_options()
+    set_crc32_options(chosen)
+    try:
+        path = written(tmp_path)
+        assert get_crc32_options() is chosen
+    finally:
+        set_crc32_options(before)
+    data = bytearray(path.read_bytes())
+    data[data.index(CONTENT["numbers"].numpy().tobytes()) + 1234] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="expected a complete file, got: bad checksum"):
+        files.read(path, "file")
+
+
+def test_missing_file_stays_a_file_not_found_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        files.read(tmp_path / "none.pt", "file")
+
+
+def test_files_of_dead_writers_are_deleted_and_no_others(tmp_path):
+    path = written(tmp_path)
+    dead = tmp_path / f".step-0000000004.pt.{'0' * 16}.tmp"
+    alive = tmp_path / f".step-0000000005.pt.{'1' * 16}.tmp"
+    foreign = tmp_path / ".notes.tmp"
+    for other in (dead, alive, foreign):
+        other.write_bytes(b"half")
+    with alive.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        files.clear_unfinished(tmp_path)
+        assert set(tmp_path.iterdir()) == {path, alive, foreign}
+    files.clear_unfinished(tmp_path)
+    assert set(tmp_path.iterdir()) == {path, foreign}
+    files.clear_unfinished(tmp_path / "none")
+
+
+def test_file_system_without_locks_still_takes_files(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    path = written(tmp_path)
+    left = tmp_path / f".step-0000000004.pt.{'0' * 16}.tmp"
+    left.write_bytes(b"half")
+    files.clear_unfinished(tmp_path)
+    assert set(tmp_path.iterdir()) == {path, left}  # nobody knows whether it is dead

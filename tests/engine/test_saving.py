@@ -1,0 +1,79 @@
+"""Weights leave and enter as the plain model's state_dict."""
+
+import pytest
+import torch
+
+import pipetransformer as pt
+from tests.engine.scenario import config, make_engine, schedule
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet, toy_model
+
+
+def train(engine, epochs=2):
+    for _ in engine.epochs(epochs):
+        for batch in engine.batches(ToySet(24), 12):
+            engine.step(batch)
+
+
+def equal(left, right):
+    assert list(left) == list(right)
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_weights_leave_as_a_copy_a_file_and_from_a_checkpoint_alike(tmp_path):
+    plain, offline, saved = (tmp_path / f"{n}.pt" for n in ("plain", "offline", "c"))
+    with make_engine(freeze=schedule(0, 3)) as engine:
+        first = engine.state_dict()  # before the first pass: the weights as given
+        equal(first, toy_model().state_dict())
+        train(engine)
+        copied = engine.state_dict()
+        engine.export(plain)
+        engine.save(saved)
+        assert engine.plan.boundary > 0, "names must not depend on the plan"
+        engine.step(torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    pt.export_checkpoint(saved, offline)
+    trained = engine._recipe.model.state_dict()
+    assert any(not torch.equal(copied[n], trained[n]) for n in copied), "a copy"
+    for path in (plain, offline):
+        model = toy_model(seed=9)
+        model.load_state_dict(torch.load(path, weights_only=True))
+        equal(dict(model.state_dict()), copied)
+
+
+def test_plain_weights_given_to_load_say_where_they_belong(tmp_path):
+    torch.save(toy_model().state_dict(), tmp_path / "plain.pt")
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        with pytest.raises(ValueError, match="got a model's state_dict; load it into"):
+            engine.load(tmp_path / "plain.pt")
+    with pytest.raises(ValueError, match="got a model's state_dict"):
+        pt.export_checkpoint(tmp_path / "plain.pt", tmp_path / "again.pt")
+    assert not (tmp_path / "again.pt").exists()
+
+
+def test_closed_engine_has_no_weights_to_give():
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        pass
+    with pytest.raises(ValueError, match="inside its with block"):
+        engine.state_dict()
+
+
+def ask_for_weights(rank, folder):
+    settings = config(plan=pt.PlanConfig(max_replicas=1))
+    with make_engine(freeze=pt.freeze.Never(), config=settings) as engine:
+        train(engine, 1)
+        engine.export(folder / f"{rank}.pt")
+        try:
+            answer = float(sum(v.double().sum() for v in engine.state_dict().values()))
+        except ValueError as error:
+            answer = str(error)
+    return answer
+
+
+@pytest.mark.distributed
+def test_standby_has_no_weights_and_writes_none(tmp_path):
+    first, second = run_ranks(ask_for_weights, 2, tmp_path, timeout_s=90)
+    assert isinstance(first, float)
+    assert second.startswith(
+        "state_dict of rank 1: expected an active rank, got a stan"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["0.pt"]

@@ -196,13 +196,14 @@ def test_clock_goes_on_from_the_run_before():
 def run_at(policy, *, epoch, epochs=10, batches=7, batch=0):
     """Return what `remaining_steps` reads of a run."""
     policy.bind(12)
-    state = types.SimpleNamespace(epoch=epoch, step=0, batch=batch, optimizer=None)
+    state = types.SimpleNamespace(
+        epoch=epoch, step=0, batch=batch, optimizer=None, metrics={}
+    )
     run = types.SimpleNamespace(
         policy=policy,
         total_epochs=epochs,
         workload=types.SimpleNamespace(num_batches=batches),
         state=state,
-        metrics={},
     )
     for point in range(epoch + 1):
         policy.decide(pt.freeze.Progress(point, 0))

@@ -3,6 +3,7 @@
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.group import ActiveGroup, build_group
+from pipetransformer.autodp.group_cache import GroupCache
 from pipetransformer.autodp.launch import LaunchInfo, connect
 from pipetransformer.autodp.plane import MessagePlane
 from pipetransformer.autodp.protocol import Transition
@@ -15,6 +16,7 @@ from pipetransformer.autodp.transfer import (
 __all__ = [
     "ActiveGroup",
     "AutoDPConfig",
+    "GroupCache",
     "LaunchInfo",
     "MessagePlane",
     "PeerFailure",

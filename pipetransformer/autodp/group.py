@@ -24,6 +24,10 @@ class ActiveGroup:
 
     Its collectives, and those of a `DistributedDataParallel` over
     `process_group`, raise as soon as the run fails, whatever they wait for.
+
+    Attributes:
+        name: Where the members left their addresses; no two groups share one.
+        members: World ranks in the order of the group's ranks.
     """
 
     def __init__(
@@ -36,7 +40,7 @@ class ActiveGroup:
     ) -> None:
         self._plane = plane
         self._core = core
-        self._name = name
+        self.name = name
         self.members = tuple(members)
 
     @property
@@ -106,10 +110,10 @@ class ActiveGroup:
         again, after a failure, and after the plane was closed (it then takes up to
         a second if a collective is stuck). Collectives raise RuntimeError afterwards.
         """
-        logger.debug("retiring the active group '%s'", self._name)
+        logger.debug("retiring the active group '%s'", self.name)
         self._core.retire()
         # Where gloo left this member's address; other backends clean up.
-        self._plane.delete_later(f"{self._name}/0/{self.rank}")
+        self._plane.delete_later(f"{self.name}/0/{self.rank}")
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
         """Same as `MessagePlane.guard`."""

@@ -7,6 +7,7 @@ from pipetransformer.report.console import (
     refusal_line,
     transformation_line,
 )
+from pipetransformer.report.counters import Counters
 from pipetransformer.report.history import (
     EpochRecord,
     History,
@@ -15,16 +16,22 @@ from pipetransformer.report.history import (
     TransformationRecord,
     write_summary,
 )
+from pipetransformer.report.phases import Phases, parts_of
+from pipetransformer.report.ranges import profiled
 
 __all__ = [
     "Clock",
+    "Counters",
     "EpochRecord",
     "History",
+    "Phases",
     "PlanShape",
     "RefusalRecord",
     "TransformationRecord",
     "closing_table",
     "epoch_line",
+    "parts_of",
+    "profiled",
     "refusal_line",
     "transformation_line",
     "write_summary",

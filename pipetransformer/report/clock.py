@@ -8,6 +8,8 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TypeVar
 
+from pipetransformer.report.ranges import profiled
+
 T = TypeVar("T")
 
 OTHER = "other"
@@ -32,14 +34,18 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Charge the time inside the ``with`` block to `name`."""
+        """Charge the time inside the ``with`` block to `name`.
+
+        A profiler that runs shows it as the range ``pt::<name>``.
+        """
         if threading.get_ident() != self._thread:
             yield
             return
         self._settle(time.perf_counter())
         self._open.append(self._inner(name))
         try:
-            yield
+            with profiled(name):
+                yield
         finally:
             self._settle(time.perf_counter())
             self._open.pop()

@@ -10,9 +10,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.autodp import (
     AutoDPConfig,
+    GroupCache,
     MessagePlane,
     PeerFailure,
     build_group,
@@ -141,9 +144,36 @@ def _named_runs(plane):
     return sums, [planes[name].info.run_id for name in ("one", "two")]
 
 
+def _group_is_used_again(plane):
+    """Two layouts in turn, a model on each; the sums show whose order is in use."""
+    cache = GroupCache(4, lambda name, m: build_group(plane, name=name, members=m))
+    live, used = None, []
+    for epoch, members in enumerate([(0, 1), (1, 0)] * 3, start=1):
+        fresh = f"g/{epoch}"
+        group = cache.obtain(cache.name_for(members, fresh), members, fresh)
+        cache.take(group)
+        if live is not None:
+            cache.keep(live)
+        live = group
+        wrapped = DistributedDataParallel(
+            nn.Linear(2, 1), process_group=group.process_group, init_sync=False
+        )
+        wrapped(torch.full((1, 2), float(plane.rank))).sum().backward()
+        assert wrapped.module.weight.grad.tolist() == [[0.5, 0.5]]
+        del wrapped
+        used.append(group.name)
+        assert group.broadcast_(torch.tensor([plane.rank]), 0).item() == members[0]
+    listens = len(listening())
+    live.retire()
+    cache.drop()
+    return used, cache.built, cache.reused, listens
+
+
 @pytest.fixture(scope="module")
 def results_of():
-    return run_scenarios([_groups_listen_at_the_link, _named_runs], 2)
+    return run_scenarios(
+        [_groups_listen_at_the_link, _named_runs, _group_is_used_again], 2
+    )
 
 
 @pytest.mark.distributed
@@ -162,3 +192,11 @@ def test_runs_of_different_names_do_not_see_each_other(results_of):
     (sums, ids), (other_sums, other_ids) = results_of(_named_runs)
     assert sums == other_sums == {"one": 2.0, "two": 20.0}
     assert ids == other_ids and len(set(ids)) == 2
+
+
+@pytest.mark.distributed
+def test_a_group_is_used_again_by_new_models(results_of):
+    for used, built, reused, listens in results_of(_group_is_used_again):
+        assert used == used[:2] * 3 and len(set(used)) == 2
+        assert (built, reused) == (2, 4)
+        assert listens <= 3  # two groups, and the store where it is served

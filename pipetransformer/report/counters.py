@@ -1,0 +1,35 @@
+"""Counts of what a run did on one rank, beside the records of single events."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class Counters:
+    """Counts since the engine was opened; the lead's are in the summary.
+
+    Attributes:
+        transformations_committed: Changes of plan carried out, the first plan included.
+        transformations_aborted: Attempts that ended in ABORT.
+        groups_built: Groups of two or more members that were connected.
+        groups_reused: Kept groups that came into use again.
+        bytes_moved: State sent to new replicas, or received.
+        checkpoints_written: Checkpoint files.
+        store_messages: Operations on the store that this rank asked for; beats and the
+            polls of waits are not among them.
+        failures_survived: Lost ranks that the run went on without.
+    """
+
+    transformations_committed: int = 0
+    transformations_aborted: int = 0
+    groups_built: int = 0
+    groups_reused: int = 0
+    bytes_moved: int = 0
+    checkpoints_written: int = 0
+    store_messages: int = 0
+    failures_survived: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """Return the counts in the summary's format."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,50 @@
+"""How long the parts of one change of plan took on one rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pipetransformer.report.ranges import profiled
+
+
+class Phases:
+    """Wall-clock seconds of each phase of one transformation.
+
+    A phase inside another one is named after both, ``"prepare/group"``; its seconds
+    are in the outer one's too. A phase that comes again adds up.
+
+    Attributes:
+        seconds: By phase, in the order in which they ended.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._open: list[str] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a phase, and show it to a profiler as ``pt::<name>``."""
+        self._open.append(name)
+        whole = "/".join(self._open)
+        start = time.perf_counter()
+        try:
+            with profiled(name):
+                yield
+        finally:
+            self._open.pop()
+            spent = time.perf_counter() - start
+            self.seconds[whole] = self.seconds.get(whole, 0.0) + spent
+
+
+def parts_of(phases: dict[str, float]) -> dict[str, dict[str, float]]:
+    """Return each outermost phase with the seconds of what is inside of it."""
+    parts: dict[str, dict[str, float]] = {
+        name: {} for name in phases if "/" not in name
+    }
+    for name, seconds in phases.items():
+        outer, _, inner = name.partition("/")
+        if inner:
+            parts.setdefault(outer, {})[inner] = seconds
+    return parts

@@ -60,11 +60,12 @@ class AutoSave:
             persistence.save(run, replica, path)
             checkpoint.prune(wanted.directory, wanted.keep)
 
-    def in_emergency(self, replica: Replica | None) -> None:
+    def in_emergency(self, replica: Replica | None, *, lead: bool) -> None:
         """Save what an active rank still has when the run ends in an error.
 
-        Never in the middle of an optimizer step. A problem is logged and not raised:
-        the error that brought us here matters more.
+        Never in the middle of an optimizer step. Replicas hold the same weights, but
+        running statistics are the lead's, so its file takes the place of others. A
+        problem is logged and not raised: the error that brought us here matters more.
         """
         run, directory = self._run, self._wanted.directory
         if not directory or replica is None or not run.consistent:
@@ -75,7 +76,7 @@ class AutoSave:
             replica.workers.drain()
             if not run.is_finite():
                 return
-            persistence.save(run, replica, path)
+            persistence.save(run, replica, path, replace=lead)
         except Exception as problem:
             _LOG.error("emergency checkpoint %s: %s", path, problem)
         else:

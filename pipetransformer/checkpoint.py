@@ -43,6 +43,7 @@ def save(
     extra: dict[str, Any],
     *,
     weights: Mapping[str, Tensor] | None = None,
+    replace: bool = True,
 ) -> None:
     """Write a checkpoint: temporary file, fsync, rename; mode 0600.
 
@@ -52,6 +53,7 @@ def save(
         extra: Plain values (numbers, strings, lists, dicts) stored beside it: policy
             state, plan, profile.
         weights: In place of the model's present ``state_dict``.
+        replace: False: an older file of that name is kept.
 
     Raises:
         OSError: the file could not be written; an older file of that name is intact.
@@ -66,7 +68,7 @@ def save(
         "progress": state.progress(),
         "extra": extra,
     }
-    files.write(path, content)
+    files.write(path, content, replace=replace)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
-def write(path: str | os.PathLike[str], content: Any) -> None:
+def write(path: str | os.PathLike[str], content: Any, *, replace: bool = True) -> None:
     """Write a file: temporary file, fsync, rename; mode 0600.
 
     The temporary file is locked while its writer lives, so that `clear_unfinished`
@@ -29,6 +29,7 @@ def write(path: str | os.PathLike[str], content: Any) -> None:
     Args:
         path: The file; its folder is made when missing.
         content: Tensors, numbers, strings, lists and dicts.
+        replace: False: an older file of that name is kept, and this one dropped.
 
     Raises:
         OSError: the file could not be written; an older file of that name is intact.
@@ -47,7 +48,7 @@ def write(path: str | os.PathLike[str], content: Any) -> None:
                 raise OSError(f"{target}: {error}") from error
             file.flush()
             os.fsync(file.fileno())
-            os.replace(temporary, target)
+            _publish(temporary, target, replace=replace)
     finally:
         temporary.unlink(missing_ok=True)
     folder = os.open(target.parent, os.O_RDONLY)
@@ -55,6 +56,19 @@ def write(path: str | os.PathLike[str], content: Any) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _publish(temporary: pathlib.Path, target: pathlib.Path, *, replace: bool) -> None:
+    if not replace:
+        try:
+            os.link(temporary, target)
+            return
+        except FileExistsError:
+            return
+        except OSError:  # a file system without hard links
+            if target.exists():
+                return
+    os.replace(temporary, target)
 
 
 def read(path: str | os.PathLike[str], what: str) -> Any:

@@ -12,8 +12,20 @@ from pipetransformer.run import Run
 from pipetransformer.transformation import Replica
 
 
-def save(run: Run, replica: Replica | None, path: str | os.PathLike[str]) -> None:
+def save(
+    run: Run,
+    replica: Replica | None,
+    path: str | os.PathLike[str],
+    *,
+    replace: bool = True,
+) -> None:
     """Write a checkpoint of this rank's state.
+
+    Args:
+        run: The run.
+        replica: What this rank drives, or None.
+        path: The file.
+        replace: False: an older file of that name is kept.
 
     Raises:
         ValueError: no plan has been in force yet.
@@ -29,7 +41,7 @@ def save(run: Run, replica: Replica | None, path: str | os.PathLike[str]) -> Non
         "pauses": run.prices.state(),
         "reshaped_ns_ago": run.prices.elapsed_ns(),
     }
-    checkpoint.save(path, run.state, extra, weights=weights(run))
+    checkpoint.save(path, run.state, extra, weights=weights(run), replace=replace)
 
 
 def weights(run: Run) -> dict[str, Tensor]:

@@ -156,4 +156,4 @@ class Session:
     def _end_badly(self, director: Director, error: BaseException) -> None:
         if self._plane.failure is None:
             self._plane.fail("user code", f"{type(error).__name__}: {error}")
-        director.autosave.in_emergency(director.replica)
+        director.autosave.in_emergency(director.replica, lead=director.is_lead)

@@ -83,6 +83,23 @@ def test_one_changed_byte_is_found(chosen, tmp_path):
         files.read(path, "file")
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_older_file_can_be_kept(links, tmp_path, monkeypatch):
+    if not links:
+
+        def refuse(*_):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+        monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "file.pt"
+    for number in (1, 2):
+        files.write(path, number, replace=False)
+    assert files.read(path, "file") == 1
+    files.write(path, 3)
+    assert files.read(path, "file") == 3
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_missing_file_stays_a_file_not_found_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         files.read(tmp_path / "none.pt", "file")

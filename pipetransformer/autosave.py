@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from pipetransformer import checkpoint, files, persistence
+from pipetransformer.replica import Replica
 from pipetransformer.run import Run
-from pipetransformer.transformation import Replica
 
 _LOG = logging.getLogger(__name__)
 

@@ -186,6 +186,10 @@ class Config:
         eval_microbatch_rows: Most rows of an evaluation micro-batch. A set is cut
             evenly, whatever the plan: a row's bits may depend on the shape it is
             computed in.
+        freeze_every: Optimizer steps between two evaluation points of the freeze
+            policy; the plan may then change within a pass, too. What policies call
+            epoch is the number of the point: entry T of a schedule holds from step
+            T * `freeze_every` on. None: one point per epoch.
         clip_grad_norm: Clips the norm over all active parameters, after the
             all-reduce; None: no clipping.
         plan: See `PlanConfig`.
@@ -197,6 +201,7 @@ class Config:
 
     seed: int = 0
     eval_microbatch_rows: int = 64
+    freeze_every: int | None = None
     clip_grad_norm: float | None = None
     plan: PlanConfig = dataclasses.field(default_factory=PlanConfig)
     pipe: PipeConfig = dataclasses.field(default_factory=PipeConfig)
@@ -209,6 +214,13 @@ class Config:
         _require(0 <= self.seed < 2**63, "Config.seed", "0 <= seed < 2**63", self.seed)
         rows = self.eval_microbatch_rows
         _require(rows >= 1, "Config.eval_microbatch_rows", ">= 1 row", rows)
+        every = self.freeze_every
+        _require(
+            every is None or every >= 1,
+            "Config.freeze_every",
+            ">= 1 step or None",
+            every,
+        )
         _positive_or_none("Config.clip_grad_norm", self.clip_grad_norm)
 
     def canonical(self) -> str:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pipetransformer import evaluation, persistence, records
-from pipetransformer.autodp import PeerFailure, broadcast_tensors
+from torch import Tensor
+
+from pipetransformer import evaluation, persistence, training
+from pipetransformer.autodp import PeerFailure
 from pipetransformer.autosave import AutoSave
-from pipetransformer.data import ElasticSampler
-from pipetransformer.layout import Layout
+from pipetransformer.changes import Changes
+from pipetransformer.data import Batch
+from pipetransformer.operations import Operations
+from pipetransformer.pass_loop import Loading, PassLoop
 from pipetransformer.planning import agree_on_profile, propose, take_decision
 from pipetransformer.proposal import Proposal
-from pipetransformer.report.console import epoch_line
-from pipetransformer.run import Run, Workload
-from pipetransformer.training import Pass
-from pipetransformer.transformation import Outcome, Replica, perform
-
-_LOG = logging.getLogger(__name__)
+from pipetransformer.recipe import Workload
+from pipetransformer.replica import Replica
+from pipetransformer.role import Role
+from pipetransformer.run import Run
 
 
 class Director:
-    """The rank's present place: lead, other active rank, or standby.
-
-    Before the first plan rank 0 leads alone and every other rank stands by.
+    """Every engine call at which ranks meet, in the order of the user's script.
 
     Args:
         run: The run.
@@ -33,30 +32,18 @@ class Director:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.replica: Replica | None = None
         self.autosave = AutoSave(run)
-        self._pass: Pass | None = None
-        self._left = True
-        self._last_pass_epoch = -1
-        self._fresh: dict[str, float] | None = None  # phases of the change before
+        self._role = Role(run)
+        self._operations = Operations()
+        self._changes = Changes(run, self._role, self._operations)
+        self._passes = PassLoop(
+            run, self._role, self._changes, self._operations, self.autosave
+        )
 
     @property
     def is_lead(self) -> bool:
         """True on the rank that writes messages, plans and files."""
-        return self.run.info.rank == 0
-
-    def active(self) -> Replica:
-        """Return this rank's replica.
-
-        Raises:
-            ValueError: the rank stands by, or no plan is in force.
-        """
-        if self.replica is None:
-            raise ValueError(
-                f"rank {self.run.info.rank}: expected an active rank, got a standby "
-                "(batches yields nothing there) or a call before the first pass"
-            )
-        return self.replica
+        return self._role.is_lead
 
     @property
     def has_plan(self) -> bool:
@@ -64,49 +51,19 @@ class Director:
         return self.run.layout is not None
 
     @property
-    def _stands_by(self) -> bool:
-        return self.replica is None and not self.is_lead
+    def replica(self) -> Replica | None:
+        """What this rank drives; None on a standby."""
+        return self._role.replica
 
-    # -- epochs and passes -----------------------------------------------------
+    def active(self) -> Replica:
+        """Return this rank's replica.
 
-    def begin_epoch(self, count: int) -> int | None:
-        """Pass an epoch boundary; transform the run if the plan changes.
-
-        Returns:
-            The epoch that begins, or None when all are done.
+        Raises:
+            ValueError: the rank stands by, or no plan is in force.
         """
-        run = self.run
-        with run.guarded(), run.clock.phase("transformation"):
-            if self._stands_by:
-                message = run.script.follow("epoch", or_finish=True)
-                epoch = message.get("epoch")
-                if message["kind"] == "finish" or epoch is None:
-                    return None
-                run.state.epoch = int(epoch)
-                if message["plan_epoch"] is not None:
-                    self._take_part(int(message["plan_epoch"]), None, 0.0)
-                return run.state.epoch
-            if run.state.epoch >= count:
-                self._tell("epoch", epoch=None, plan_epoch=None)
-                return None
-            start = time.perf_counter()
-            proposal = propose(run, self.replica) if self.has_plan else None
-            plan_epoch = proposal.plan_epoch if proposal is not None else None
-            self._tell("epoch", epoch=run.state.epoch, plan_epoch=plan_epoch)
-            if proposal is not None:
-                self._take_part(proposal.plan_epoch, proposal, start)
-            return run.state.epoch
+        return self._role.active()
 
-    def end_epoch(self, epoch: int) -> None:
-        """Close the epoch: decide about the next one, then save."""
-        self.finish_pass()
-        run = self.run
-        run.state.epoch, run.state.batch = epoch + 1, 0
-        if self.replica is not None:
-            with run.clock.phase("pass"):
-                take_decision(run)
-        if self.is_lead:
-            self.autosave.after_epoch(self.replica)
+    # -- epochs ----------------------------------------------------------------
 
     def first_plan(self, workload: Workload) -> None:
         """Profile on the lead and put the first plan in force, on all ranks."""
@@ -120,129 +77,91 @@ class Director:
                 agree_on_profile(run, lead=self.is_lead)
             # The protocol's deadline begins when every rank has come here.
             run.plane.gather("first plan", b"", phase="before the first plan")
-            start = time.perf_counter()
             with run.clock.phase("transformation"):
-                proposal = propose(run, self.replica) if self.is_lead else None
-                outcome = self._take_part(run.plan_epoch + 1, proposal, start)
+                reason = self._operations.run(self._plan_first)
         if not self.has_plan:
             raise PeerFailure(
                 None,
                 "PREPARE",
                 epoch=run.plan_epoch,
-                reason=f"the first plan was refused: {outcome.reason}",
+                reason=f"the first plan was refused: {reason}",
             )
 
-    def begin_pass(
-        self, num_samples: int, batch_size: int, drop_last: bool
-    ) -> ElasticSampler | None:
-        """Return the sampler of this replica; on a standby wait for the pass's end.
+    def _plan_first(self) -> str:
+        """Return why there is no plan; empty if there is one."""
+        run, reason = self.run, ""
+        if self._role.stands_by:
+            message = self._changes.follow("ready", "plan")
+            if message is not None:
+                return str(message["reason"])
+        else:
+            start = time.perf_counter()
+            outcome = self._changes.carry_out(self._propose, start)
+            if outcome is not None and not outcome.committed:
+                reason = outcome.reason
+        run.script.tell("ready", lead=self.is_lead, reason=reason)
+        return reason
 
-        Raises:
-            ValueError: a second pass in one epoch, or one over other batches than
-                those that the plan was made for.
+    def begin_epoch(self, count: int) -> int | None:
+        """Pass an epoch boundary; transform the run if the plan changes.
+
+        Returns:
+            The epoch that begins, or None when all are done.
         """
         run = self.run
-        if self._stands_by:
-            with run.guarded():
-                run.script.follow("pass_end")
-            return None
-        layout, workload = run.layout, run.workload
-        if layout is None or workload is None:
-            raise RuntimeError("pass without a plan; please report")
-        if self._last_pass_epoch == run.state.epoch:
-            raise ValueError(
-                f"batches: expected one pass per epoch, got a second in epoch "
-                f"{run.state.epoch}; loop over engine.epochs(n)"
-            )
-        given = (num_samples, batch_size, drop_last)
-        planned = tuple(workload.describe().values())
-        if given != planned:
-            raise ValueError(
-                "batches: expected the samples, batch size and drop_last of the first "
-                f"pass, {planned}, got {given}"
-            )
-        self._last_pass_epoch = run.state.epoch
-        with run.clock.phase("pass"):
-            return self._open_pass(layout, num_samples, batch_size, drop_last)
+        with run.guarded(), run.clock.phase("transformation"):
+            if self._role.stands_by:
+                message = self._changes.follow("epoch", "finish", "plan")
+                if message is not None:
+                    epoch = message.get("epoch")  # none where the run finishes
+                    if epoch is not None:
+                        run.state.epoch = int(epoch)
+                    return None if epoch is None else run.state.epoch
+            elif run.state.epoch >= count:
+                run.script.tell("epoch", lead=self.is_lead, epoch=None)
+                return None
+            elif self.has_plan:
+                self._operations.run(self._change_at_epoch)
+            run.script.tell("epoch", lead=self.is_lead, epoch=run.state.epoch)
+            return run.state.epoch
 
-    def _open_pass(
-        self, layout: Layout, num_samples: int, batch_size: int, drop_last: bool
-    ) -> ElasticSampler:
+    def _change_at_epoch(self) -> bool:
+        start = time.perf_counter()
+        outcome = self._changes.carry_out(self._propose, start)
+        return outcome is not None and outcome.committed
+
+    def _propose(self, absent: tuple[int, ...]) -> Proposal | None:
+        done = self._operations.done + 1
+        return propose(self.run, self.replica, absent=absent, operations=done)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Close the epoch: decide about the next one, then save."""
+        self.finish_pass()
         run = self.run
-        share, index = layout.node_share(run.info.rank)
-        # Nodes without a replica own no samples; R never falls below the others.
-        nodes = sorted(set(layout.nodes))
-        sampler = ElasticSampler(
-            num_samples,
-            batch_size,
-            seed=run.config.seed,
-            num_nodes=len(nodes),
-            node=nodes.index(run.info.node),
-            replicas_on_node=share,
-            replica_on_node=index,
-            drop_last=drop_last,
-        )
-        sampler.set_epoch(run.state.epoch)
-        sampler.set_position(run.state.batch)
-        replica = self.active()
-        if replica.prefix is not None:
-            replica.prefix.refresh()
-        run.freezer.train(True)
-        self._left = False
-        self._pass = run.current_pass = Pass(
-            run, replica, records.shape_of(run, replica.plan)
-        )
-        return sampler
-
-    def begin_batch(self, index: int) -> None:
-        """Note that the user gets a batch: what came before it is done."""
+        run.state.epoch, run.state.batch = epoch + 1, 0
+        if self.replica is not None:
+            with run.clock.phase("pass"):
+                take_decision(run)
         if self.is_lead:
-            self.autosave.between_batches(self.active())
-        self.run.batch_in_hand = index
+            self.autosave.after_epoch(self.replica)
 
-    def leave_pass(self) -> None:
-        """Note that the loop over the pass has ended, in whatever way."""
-        self._left = True
+    # -- passes ----------------------------------------------------------------
+
+    def batches(self, loading: Loading) -> Iterator[Batch]:
+        """Yield this replica's part of each batch, then record the pass."""
+        yield from self._passes.iterate(loading)
+        self.finish_pass()
 
     def finish_pass(self) -> None:
-        """Reduce and record the pass that was left open, if any.
+        """Reduce and record the pass that was left open, if any."""
+        self._passes.finish()
 
-        It is called by the next engine call and not by the loop itself: a loop that
-        ends in an exception must not meet its peers in a collective.
-        """
-        run, counted = self.run, self._pass
-        if counted is None:
-            return
-        self._pass = run.current_pass = run.batch_in_hand = None
-        with run.guarded(), run.clock.phase("pass"):
-            record = counted.close(run, self.active())
-            self._note_first_step(counted.first_step_extra_s())
-            run.prices.record_pace(
-                record.pipeline_seconds_per_step(), record.predicted_step_ns
-            )
-            self._settle_buffers()
-            run.history.epochs.append(record)
-            self._tell("pass_end")
-        if self.is_lead:
-            _LOG.info("%s", epoch_line(record))
-
-    def _note_first_step(self, seconds: float | None) -> None:
-        """Tell the prices what the first step after a change of plan took more."""
-        phases, self._fresh = self._fresh, None
-        if phases is not None and seconds is not None:
-            phases["first_step"] = seconds
-            self.run.prices.record_first_step(seconds)
-
-    def _settle_buffers(self) -> None:
-        """Give every replica the buffers of replica 0.
-
-        DDP sends them before each forward only, so after the last step of a pass
-        running statistics differ; frozen or evaluated so, replicas would be different
-        models.
-        """
-        group, buffers = self.active().group, list(self.run.recipe.model.buffers())
-        if group.size > 1 and buffers:
-            broadcast_tensors(group, buffers, source=0)
+    def step(self, batch: Batch | Any, targets: Any = None) -> Tensor:
+        """Take one training step; see `training.step`."""
+        replica = self.active()
+        return self._operations.run(
+            lambda: training.step(self.run, replica, batch, targets), shared=False
+        )
 
     def evaluate(
         self,
@@ -256,68 +175,39 @@ class Director:
         In the middle of a pass only the active ranks come here, and the result is
         theirs alone.
         """
-        run = self.run
-        within = self._pass is not None and not self._left
+        run, within = self.run, self._passes.is_within
         if not within:
             self.finish_pass()
-        result: dict[str, float]
+
+        def body() -> dict[str, float]:
+            if within:
+                self._passes.settle_buffers()
+            return evaluation.evaluate(
+                run, self.active(), dataset, metrics, name=name, collate=collate
+            )
+
         with run.guarded(), run.clock.phase("evaluate"):
-            if self._stands_by:
-                result = run.script.follow("evaluate")["metrics"]
+            if self._role.stands_by:
+                message = run.script.follow("evaluate")
+                result: dict[str, float] = message["metrics"]
             else:
-                if within:
-                    self._settle_buffers()
-                result = evaluation.evaluate(
-                    run, self.active(), dataset, metrics, name=name, collate=collate
-                )
+                result = self._operations.run(body)
                 if within:
                     return result
-                self._tell("evaluate", metrics=result)
+                run.script.tell("evaluate", lead=self.is_lead, metrics=result)
         run.state.metrics = dict(result)
         if run.history.epochs:
             run.history.epochs[-1].metrics.update(result)
         return result
 
+    # -- the end ---------------------------------------------------------------
+
     def finish(self) -> None:
         """Tell the standby ranks that the script has ended."""
         self.finish_pass()
-        if not self._stands_by:
-            self._tell("finish")
+        if not self._role.stands_by:
+            self.run.script.tell("finish", lead=self.is_lead)
 
     def close(self) -> None:
         """Drop the replica; safe after a failure."""
-        if self.replica is not None:
-            self.replica.retire(keep_group=False)
-            self.replica = None
-
-    def _tell(self, kind: str, **content: Any) -> None:
-        if self.is_lead:
-            self.run.script.lead(kind, **content)
-        else:
-            self.run.script.skip()
-
-    # -- plans -----------------------------------------------------------------
-
-    def _take_part(
-        self, plan_epoch: int, proposal: Proposal | None, start: float
-    ) -> Outcome:
-        """Go through one transformation and record it."""
-        run, old = self.run, self.replica
-        before = records.shape_of(run, old.plan) if old is not None else None
-        writer = self.is_lead
-        outcome = perform(run, old, plan_epoch, proposal if writer else None)
-        self.replica = outcome.replica
-        if outcome.committed:
-            records.learn(run, outcome, old.plan if old is not None else None)
-            self._fresh = outcome.phases
-        if writer and outcome.committed:
-            run.script.trim()
-            seconds = time.perf_counter() - start
-            records.record_change(run, outcome, before, seconds)
-        elif writer:
-            _LOG.warning(
-                "plan epoch %d was aborted, the old plan goes on: %s",
-                plan_epoch,
-                outcome.reason,
-            )
-        return outcome
+        self._role.retire()

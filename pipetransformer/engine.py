@@ -13,13 +13,15 @@ from torch.nn.parallel import DistributedDataParallel
 from pipetransformer import evaluation, training
 from pipetransformer.autofreeze import Manual, Policy
 from pipetransformer.config import Config
-from pipetransformer.data import Batch, ElasticSampler, batches, check_dataset
+from pipetransformer.data import Batch, ElasticSampler, check_dataset
 from pipetransformer.director import Director
 from pipetransformer.explanation import Explanation
+from pipetransformer.pass_loop import Loading
 from pipetransformer.planner import Plan
 from pipetransformer.plans import explain_replica
+from pipetransformer.recipe import Loss, Workload
 from pipetransformer.report.history import History
-from pipetransformer.run import Loss, Run, Workload
+from pipetransformer.run import Run
 from pipetransformer.saving import Saving
 from pipetransformer.session import Session
 from pipetransformer.state import OptimizerFactory, SchedulerFactory
@@ -206,23 +208,16 @@ class PipeTransformer(Saving):
         check_dataset(dataset)
         director.finish_pass()
         self.prepare(dataset, batch_size, collate_fn=collate_fn, drop_last=drop_last)
-        sampler = director.begin_pass(len(dataset), batch_size, drop_last)
-        if sampler is None:
-            return
-        loaded = batches(
-            dataset,
-            sampler,
-            collate_fn=collate_fn,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
+        yield from director.batches(
+            Loading(
+                dataset,
+                batch_size,
+                collate_fn=collate_fn,
+                num_workers=num_workers,
+                pin_memory=pin_memory,
+                drop_last=drop_last,
+            )
         )
-        try:
-            for batch in director.run.clock.each("data", loaded):
-                director.begin_batch(batch.index)
-                yield batch
-        finally:
-            director.leave_pass()
-        director.finish_pass()
 
     def step(self, inputs: Batch | Any, targets: Any = None) -> Tensor:
         """Forward, backward, all-reduce, optimizer and scheduler for one batch.
@@ -238,8 +233,7 @@ class PipeTransformer(Saving):
             FloatingPointError: NaN or Inf in the loss; no weight was changed.
             PeerFailure: a peer died.
         """
-        director = self._open()
-        return training.step(director.run, director.active(), inputs, targets)
+        return self._open().step(inputs, targets)
 
     def loss(self, batch: Batch) -> Tensor:
         """Run the model and the loss on a batch, for a loop of your own.
@@ -287,7 +281,10 @@ class PipeTransformer(Saving):
         return director.evaluate(dataset, metrics or {}, name, collate_fn)
 
     def freeze(self, units: int) -> None:
-        """Ask a `Manual` policy for `units` frozen units from the next epoch on.
+        """Ask a `Manual` policy for `units` frozen units from its next decision on.
+
+        That is the next epoch, or with `Config.freeze_every` the next step boundary
+        that is a multiple of it.
 
         Raises:
             TypeError: the policy is not `Manual`.
@@ -350,12 +347,15 @@ class PipeTransformer(Saving):
 
     @property
     def is_main(self) -> bool:
-        """True on rank 0, which is always active and writes the files."""
-        return self.rank == 0
+        """True on the lead: the first active rank, which writes the files.
+
+        That is rank 0 unless a change of plan had to leave it out.
+        """
+        return self._begun("is_main").is_lead
 
     @property
     def history(self) -> History:
-        """Records of epochs and transformations; complete on rank 0."""
+        """Records of epochs and transformations; complete on the lead."""
         return self._begun("history").history
 
     def _begun(self, what: str) -> Run:

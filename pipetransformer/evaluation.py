@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from pipetransformer.autocache import ActivationCache
+from pipetransformer.replica import Replica
 from pipetransformer.rows import arguments_of, join_rows, rows_of
 from pipetransformer.run import Run
-from pipetransformer.transformation import Replica
 
 Metric = Callable[[Any, Any], Tensor]
 

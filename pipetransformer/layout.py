@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pipetransformer.autodp import LaunchInfo
 from pipetransformer.planner import Plan
@@ -28,18 +28,33 @@ class Layout:
         return len(peers), peers.index(rank)
 
 
-def ranks_of_plan(plan: Plan, info: LaunchInfo) -> Layout:
+def ranks_of_plan(plan: Plan, info: LaunchInfo, absent: Collection[int] = ()) -> Layout:
     """Place the replicas of `plan`: the first rank of each block of K drives it.
 
     Pipelines do not cross nodes, replicas do; with a bound on R the replicas are
     dealt to the nodes in turn, so that every node keeps one as long as R allows.
+
+    Args:
+        plan: The plan.
+        info: The launch's ranks and nodes.
+        absent: Ranks that cannot drive: the first other rank of their block does, and
+            a block without any is left out. The layout may then have fewer replicas
+            than the plan.
     """
     block = plan.num_stages if info.world_size > 1 else 1
     per_node = max(1, info.local_world_size // block)
-    places = [(i, node) for i in range(per_node) for node in range(info.num_nodes)]
-    chosen = sorted((node, i) for i, node in places[: plan.num_replicas])
-    active = tuple(node * info.local_world_size + i * block for node, i in chosen)
-    return Layout(active=active, nodes=tuple(node for node, _ in chosen))
+    places = []
+    for number in range(per_node):
+        for node in range(info.num_nodes):
+            first = node * info.local_world_size + number * block
+            there = [r for r in range(first, first + block) if r not in absent]
+            if there:
+                places.append((there[0], node))
+    chosen = sorted(places[: plan.num_replicas])
+    return Layout(
+        active=tuple(rank for rank, _ in chosen),
+        nodes=tuple(node for _, node in chosen),
+    )
 
 
 def joiners(old: Layout | None, new: Layout) -> Sequence[int]:

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from pipetransformer import checkpoint
+from pipetransformer.replica import Replica
 from pipetransformer.run import Run
-from pipetransformer.transformation import Replica
 
 
 def save(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 
 from pipetransformer import planner
 from pipetransformer._extension import hash_bytes
@@ -13,16 +14,16 @@ from pipetransformer.autofreeze import (
     boundary_of,
     movable_boundary,
 )
-from pipetransformer.layout import ranks_of_plan
+from pipetransformer.layout import Layout, joiners, ranks_of_plan
 from pipetransformer.memory import host_bytes
 from pipetransformer.planner import CacheTiers, Cluster, Plan, Profile
 from pipetransformer.plans import first_plan, next_plan, progress_of, remaining_steps
 from pipetransformer.prices import Market
 from pipetransformer.proposal import Proposal
 from pipetransformer.records import record_refusal
+from pipetransformer.replica import Replica
 from pipetransformer.run import Run
 from pipetransformer.supply import cache_slots
-from pipetransformer.transformation import Replica
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,27 +41,44 @@ class Decision:
     reason: str
 
 
-def take_decision(run: Run) -> None:
-    """Ask the freeze policy for the epoch that comes, once.
+def point_of(run: Run) -> int:
+    """Return the number of the freeze policy's evaluation point that is reached.
 
-    It is taken when the epoch before ends, so that a checkpoint written there holds
-    its result and not the statistics behind it.
+    Point 0 is before training; then one comes with every epoch, or with every
+    `Config.freeze_every` optimizer steps.
+    """
+    every = run.config.freeze_every
+    return run.state.epoch if every is None else run.state.step // every
+
+
+def is_due(run: Run) -> bool:
+    """Tell whether a freeze decision falls to the step boundary that is reached."""
+    return (
+        run.config.freeze_every is not None and point_of(run) > run.state.decided_epoch
+    )
+
+
+def take_decision(run: Run) -> None:
+    """Ask the freeze policy at the evaluation point that is reached, once.
+
+    Of an epoch it is taken when the epoch before ends, so that a checkpoint written
+    there holds its result and not the statistics behind it.
 
     Source: paper section 3.1 (freeze algorithm).
     """
-    state = run.state
-    if state.decided_epoch >= state.epoch:
+    state, point = run.state, point_of(run)
+    if state.decided_epoch >= point:
         return
-    if run.gradients is not None and state.epoch > 0:
+    if run.gradients is not None and point > 0:
         norms = run.gradients.norms()
         run.policy.observe(FreezeStatistics(gradient_norms=norms))
         run.gradients.reset()
-    state.wanted_units = run.policy.decide(progress_of(run))
-    state.decided_epoch = state.epoch
+    state.wanted_units = run.policy.decide(progress_of(run, point))
+    state.decided_epoch = point
 
 
 def decide(run: Run) -> Decision:
-    """Return the decision for this epoch within the structure rules."""
+    """Return the decision in force within the structure rules."""
     take_decision(run)
     state, recipe = run.state, run.recipe
     units, held = movable_boundary(recipe.model, recipe.unit_ends, state.wanted_units)
@@ -121,12 +139,22 @@ def _cluster(run: Run) -> Cluster:
     )
 
 
-def propose(run: Run, replica: Replica | None) -> Proposal | None:
+def propose(
+    run: Run,
+    replica: Replica | None,
+    *,
+    absent: tuple[int, ...] = (),
+    operations: int = 0,
+    position: int | None = None,
+) -> Proposal | None:
     """Decide and plan, on every active rank alike.
 
     Args:
         run: The run.
         replica: What this rank drives; None before the first plan.
+        absent: Ranks that must not become active.
+        operations: Operations that the active ranks will have completed.
+        position: The next batch, within a pass.
 
     Returns:
         The new plan's message, or None when the plan in force stays.
@@ -139,22 +167,30 @@ def propose(run: Run, replica: Replica | None) -> Proposal | None:
     prefix = replica.prefix if replica is not None else None
     slots = cache_slots(run, decision.boundary, prefix)
     if replica is None:
-        plan = first_plan(run, decision.boundary, slots)
+        plan, layout = _placed(
+            run, absent, lambda most: first_plan(run, decision.boundary, slots, most)
+        )
     else:
+        held = replica.plan
         market = run.prices.agree(
             replica.group, remaining_steps(run), cache_slots=slots
         )
         slots = market.cache_slots
-        plan = next_plan(run, decision.boundary, replica.plan, market)
+        plan, layout = _placed(
+            run,
+            absent,
+            lambda most: next_plan(run, decision.boundary, held, market, most),
+        )
         _compare_plans(replica.group, plan.plan_hash, market)
-        if run.info.rank == 0:
-            record_refusal(run, plan.transition)
-        if _runs_alike(plan, replica.plan):
+        record_refusal(run, plan.transition)
+        if _runs_alike(plan, held) and layout == run.layout:
             return None
+    joined = joiners(run.layout, layout)
+    holders = [rank for rank in layout.active if rank not in joined]
     return Proposal(
         plan_epoch=run.plan_epoch + 1,
         plan=plan,
-        layout=ranks_of_plan(plan, run.info),
+        layout=layout,
         progress=run.state.progress(),
         policy=run.policy.state_dict(),
         frozen_units=decision.units,
@@ -162,7 +198,25 @@ def propose(run: Run, replica: Replica | None) -> Proposal | None:
         reason="; ".join([decision.reason, *_why(plan)]),
         pauses=run.prices.state(),
         cache_slots=slots,
+        source=(holders or layout.active)[0],
+        receivers=tuple(joined if holders else layout.active[1:]),
+        absent=absent,
+        operations=operations,
+        position=position,
     )
+
+
+def _placed(
+    run: Run, absent: tuple[int, ...], search: Callable[[int | None], Plan]
+) -> tuple[Plan, Layout]:
+    """Plan with no more replicas than there are blocks with a rank to drive them."""
+    most: int | None = None
+    while True:
+        plan = search(most)
+        layout = ranks_of_plan(plan, run.info, absent)
+        if run.info.world_size == 1 or len(layout.active) == plan.num_replicas:
+            return plan, layout
+        most = len(layout.active)
 
 
 def _why(plan: Plan) -> list[str]:

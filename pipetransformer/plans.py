@@ -16,29 +16,35 @@ from pipetransformer.explanation import (
 )
 from pipetransformer.planner import Cluster, Plan, Profile, replan, search
 from pipetransformer.prices import Market
-from pipetransformer.run import Run, Workload
+from pipetransformer.recipe import Workload
+from pipetransformer.replica import Replica
+from pipetransformer.run import Run
 from pipetransformer.supply import cluster_at
-from pipetransformer.transformation import Replica
 
 
-def first_plan(run: Run, boundary: int, cache_slots: int) -> Plan:
+def first_plan(
+    run: Run, boundary: int, cache_slots: int, most: int | None = None
+) -> Plan:
     """Search the plan that a run begins with.
 
     Args:
         run: The run, with profile, cluster and workload known.
         boundary: Index of the first active layer.
         cache_slots: Samples that the slab of a node holds at that boundary.
+        most: Bound on R where ranks are missing.
 
     Raises:
         InfeasiblePlan: nothing fits; a ValueError that names what is missing.
     """
     profile, cluster, workload = _known(run, boundary, cache_slots)
     return search(
-        profile, cluster, boundary=boundary, **_options(run, workload, boundary)
+        profile, cluster, boundary=boundary, **_options(run, workload, boundary, most)
     )
 
 
-def next_plan(run: Run, boundary: int, current: Plan, market: Market) -> Plan:
+def next_plan(
+    run: Run, boundary: int, current: Plan, market: Market, most: int | None = None
+) -> Plan:
     """Plan again at a boundary, and price what would change beyond it.
 
     Args:
@@ -46,6 +52,7 @@ def next_plan(run: Run, boundary: int, current: Plan, market: Market) -> Plan:
         boundary: Index of the first active layer from now on.
         current: The plan in force.
         market: The lead's, equal on every active rank.
+        most: Bound on R where ranks are missing.
 
     Raises:
         InfeasiblePlan: nothing fits, or the plan in force cannot go on and no other
@@ -64,7 +71,7 @@ def next_plan(run: Run, boundary: int, current: Plan, market: Market) -> Plan:
         elapsed_since_last_ns=market.elapsed_ns,
         hysteresis=wishes.hysteresis,
         reshape=wishes.reshape,
-        **_options(run, workload, boundary),
+        **_options(run, workload, boundary, most),
     )
 
 
@@ -99,11 +106,17 @@ def remaining_steps(run: Run) -> int:
     """
     if run.workload is None:
         return 0
-    last = run.total_epochs
-    change = run.policy.next_change(progress_of(run))
-    until = last if change is None else min(change, last)
-    batches = (until - run.state.epoch) * run.workload.num_batches - run.state.batch
-    return max(0, batches)
+    state, every = run.state, run.config.freeze_every
+    batches = run.workload.num_batches
+    done = state.epoch * batches + state.batch
+    left = run.total_epochs * batches - done
+    change = run.policy.next_change(progress_of(run, state.decided_epoch))
+    if change is not None:
+        until = (
+            change * batches - done if every is None else change * every - state.step
+        )
+        left = min(left, until)
+    return max(0, left)
 
 
 def _known(
@@ -129,14 +142,17 @@ class _Options(TypedDict):
     min_microbatch_samples: int
 
 
-def _options(run: Run, workload: Workload, boundary: int) -> _Options:
+def _options(
+    run: Run, workload: Workload, boundary: int, most: int | None = None
+) -> _Options:
     wishes = run.config.plan
+    bounds = [bound for bound in (wishes.max_replicas, most) if bound is not None]
     alone = run.info.world_size == 1
     return _Options(
         global_batch=workload.global_batch,
         num_stages=_forced_stages(run, boundary),
         num_microbatches=wishes.num_microbatches,
-        max_replicas=1 if alone else wishes.max_replicas,
+        max_replicas=1 if alone else min(bounds) if bounds else None,
         cuts=wishes.cuts,
         checkpoint=run.config.pipe.checkpoint,
         cache_tiers=("host",) if run.config.cache.enabled else ("none",),
@@ -158,13 +174,13 @@ def _has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(m, norms) and m.training for m in model.modules())
 
 
-def progress_of(run: Run) -> Progress:
-    """Return where training stands, as freeze policies are told."""
+def progress_of(run: Run, point: int) -> Progress:
+    """Return where training stands at an evaluation point, as policies are told."""
     state = run.state
     optimizer = state.optimizer
     batches = run.workload.num_batches if run.workload is not None else 0
     return Progress(
-        epoch=state.epoch,
+        epoch=point,
         step=state.step,
         total_steps=batches * run.total_epochs or None,
         learning_rate=(

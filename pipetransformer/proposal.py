@@ -11,7 +11,7 @@ from pipetransformer._extension import hash_bytes
 from pipetransformer.layout import Layout
 from pipetransformer.planner import Plan
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,12 @@ class Proposal:
         reason: Why the plan changes, for people.
         pauses: What changes of plan have taken, as plain values.
         cache_slots: Samples that the lead's slab holds at the plan's boundary.
+        source: The member whose state is everybody's.
+        receivers: The members that take the state over from it.
+        absent: Ranks that are left out because they missed or refused an earlier
+            attempt; they learn the outcome, and nobody waits for them.
+        operations: Operations that the active ranks have completed.
+        position: The next batch where the plan changes within a pass; else None.
     """
 
     plan_epoch: int
@@ -41,6 +47,11 @@ class Proposal:
     reason: str
     pauses: Mapping[str, Any]
     cache_slots: int
+    source: int = 0
+    receivers: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()
+    operations: int = 0
+    position: int | None = None
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON followed by the hash of the JSON text."""
@@ -57,6 +68,11 @@ class Proposal:
             "reason": self.reason,
             "pauses": dict(self.pauses),
             "cache_slots": self.cache_slots,
+            "source": self.source,
+            "receivers": list(self.receivers),
+            "absent": list(self.absent),
+            "operations": self.operations,
+            "position": self.position,
         }
         text = json.dumps(content, sort_keys=True).encode()
         return text + f"#{hash_bytes(text):016x}".encode()
@@ -89,4 +105,9 @@ class Proposal:
             reason=content["reason"],
             pauses=content["pauses"],
             cache_slots=content["cache_slots"],
+            source=content["source"],
+            receivers=tuple(content["receivers"]),
+            absent=tuple(content["absent"]),
+            operations=content["operations"],
+            position=content["position"],
         )

@@ -44,12 +44,18 @@ def learn(run: Run, outcome: Outcome, before: Plan | None) -> None:
 
 
 def record_change(
-    run: Run, outcome: Outcome, before: PlanShape | None, seconds: float
+    run: Run,
+    outcome: Outcome,
+    before: PlanShape | None,
+    seconds: float,
+    *,
+    told: bool,
 ) -> None:
-    """Write a committed change into the history; on the lead."""
+    """Write a committed change into the history; `told`: into the log, too."""
     plan = outcome.proposal.plan
     record = TransformationRecord(
         epoch=run.state.epoch,
+        step=run.state.step,
         before=before,
         after=shape_of(run, plan),
         pause_seconds=seconds,
@@ -58,13 +64,15 @@ def record_change(
         transition=plan.transition.to_dict() if plan.transition is not None else None,
     )
     run.history.add(record)
-    _LOG.info("%s", transformation_line(record))
+    if told:
+        _LOG.info("%s", transformation_line(record))
 
 
 def record_refusal(run: Run, transition: Transition | None) -> None:
-    """Write a change that was not worth it into the history; on the lead."""
+    """Write a change that was not worth it into the history."""
     if transition is None or transition.accepted:
         return
     record = RefusalRecord(epoch=run.state.epoch, transition=transition.to_dict())
     run.history.refusals.append(record)
-    _LOG.info("%s", refusal_line(record))
+    if run.is_lead:
+        _LOG.info("%s", refusal_line(record))

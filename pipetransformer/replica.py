@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from pipetransformer.autocache import ActivationCache
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.data import Batch
-from pipetransformer.pipe import Pipe
+from pipetransformer.pipe import Pipe, Workers
+from pipetransformer.planner import Plan
 from pipetransformer.prefix import FrozenPrefix
 from pipetransformer.report.clock import Clock
 from pipetransformer.rows import call_with
@@ -181,3 +182,38 @@ def warm_up(group: ActiveGroup) -> None:
         nn.Linear(1, 1), process_group=group.process_group, init_sync=False
     )
     model(torch.zeros(1, 1)).sum().backward()
+
+
+@dataclasses.dataclass
+class Replica:
+    """What an active rank owns under one plan.
+
+    Attributes:
+        plan: The plan in force.
+        group: The active group.
+        workers: Worker threads, one per stage's device.
+        prefix: The frozen layers, or None.
+        pipe: The pipeline of the active layers.
+        active_model: What DDP wraps.
+        ddp: What the user sees as ``engine.model``.
+        last_gradient: When backward has made this replica's last gradient.
+    """
+
+    plan: Plan
+    group: ActiveGroup
+    workers: Workers
+    prefix: FrozenPrefix | None
+    pipe: Pipe
+    active_model: ActiveModel
+    ddp: DistributedDataParallel | None
+    last_gradient: LastGradient
+
+    def retire(self, *, keep_group: bool) -> None:
+        """Drop DDP, pipeline and workers; the group too unless it is kept."""
+        self.active_model.retire()
+        self.last_gradient.forget()
+        self.ddp = None
+        self.pipe.close()
+        self.workers.close()
+        if not keep_group:
+            self.group.retire()

@@ -3,86 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pipetransformer.autocache import ActivationCache, record_bytes, slots_within
+from pipetransformer.autocache import (
+    ActivationCache,
+    cacheable,
+    record_bytes,
+    slots_within,
+)
 from pipetransformer.autodp import LaunchInfo, MessagePlane
-from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer, Policy
+from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer
 from pipetransformer.checkpoint import load_optimizer_state
-from pipetransformer.config import Config
 from pipetransformer.layout import Layout
 from pipetransformer.memory import available_bytes
 from pipetransformer.planner import Cluster, Profile
 from pipetransformer.prices import Prices
+from pipetransformer.recipe import Recipe, Workload
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.script import ScriptLog
-from pipetransformer.state import OptimizerFactory, SchedulerFactory, TrainingState
+from pipetransformer.state import TrainingState
 from pipetransformer.step_buffers import StepBuffers
 
 _LOG = logging.getLogger(__name__)
 _LAYOUT_SLACK_BYTES = 256  # alignment of the tensors of a record that has several
-
-Loss = Callable[[Any, Any], Tensor]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What the user passed to the engine, validated.
-
-    Attributes:
-        model: The Sequential, on the host.
-        optimizer: Optimizer factory; gets the trainable parameters in model order.
-        lr_scheduler: Scheduler factory or None.
-        loss: ``loss(outputs, targets)`` -> scalar mean over rows.
-        policy: The freeze policy, bound to the number of units.
-        unit_ends: Element index after each freeze unit.
-        parameters: The trainable parameters in model order.
-        config: The configuration.
-    """
-
-    model: nn.Sequential
-    optimizer: OptimizerFactory
-    lr_scheduler: SchedulerFactory | None
-    loss: Loss
-    policy: Policy
-    unit_ends: tuple[int, ...]
-    parameters: Sequence[nn.Parameter]
-    config: Config
-
-
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """The training set and batch that plans are made for.
-
-    Attributes:
-        num_samples: Samples of the training set.
-        global_batch: Samples of a batch over all replicas.
-        num_batches: Batches of a pass.
-        drop_last: Whether a short last batch is left out.
-        sample: Gives collated inputs of the first n samples.
-    """
-
-    num_samples: int
-    global_batch: int
-    num_batches: int
-    drop_last: bool
-    sample: Callable[[int], Any]
-
-    def describe(self) -> dict[str, int | bool]:
-        """Return what decides which samples form a batch."""
-        return {
-            "num_samples": self.num_samples,
-            "batch_size": self.global_batch,
-            "drop_last": self.drop_last,
-        }
 
 
 class PassCounter(Protocol):
@@ -138,6 +88,12 @@ class Run:
         self.step_buffers = StepBuffers(recipe.model, lambda: self.state.step)
         self._caches: dict[str, ActivationCache | None] = {}
         self._warned: set[str] = set()
+
+    @property
+    def is_lead(self) -> bool:
+        """True on the first active rank; on rank 0 before the first plan."""
+        first = self.layout.active[0] if self.layout is not None else 0
+        return self.info.rank == first
 
     @property
     def num_slots(self) -> int:
@@ -236,7 +192,9 @@ class Run:
             slot_bytes=self._slot_bytes(),
         )
 
-    def open_cache(self, space: str, num_samples: int) -> None:
+    def open_cache(
+        self, space: str, num_samples: int, layout: Layout | None = None
+    ) -> None:
         """Make or attach the node's slab of an id space, once.
 
         The node's first active rank makes the slab and publishes its address; the
@@ -245,12 +203,14 @@ class Run:
         Args:
             space: "train", or the name of an evaluation set.
             num_samples: Ids run from 0 to `num_samples` - 1.
+            layout: The active ranks; by default those of the plan in force.
         """
+        layout = layout or self.layout
         if not self.config.cache.enabled or space in self._caches:
             return
-        if self.layout is None:
+        if layout is None:
             raise RuntimeError("cache asked for before a plan; please report")
-        creator = self.layout.node_share(self.info.rank)[1] == 0
+        creator = layout.node_share(self.info.rank)[1] == 0
         key = f"slab/{self.info.node}/{space}"
         made: ActivationCache | None
         if creator:
@@ -260,6 +220,16 @@ class Run:
             address = self.plane.wait(key, phase=f"attaching the {space} cache")
             made = self._attach(address, num_samples)
         self._caches[space] = made
+
+    def make_training_cache(self, layout: Layout, boundary: int) -> None:
+        """Make this node's slab for a plan to come, if that falls to this rank."""
+        workload = self.workload
+        if workload is None or not self.config.cache.enabled:
+            return
+        frozen = list(self.recipe.model)[:boundary]
+        if layout.node_share(self.info.rank)[1] or cacheable(frozen, frozen=False):
+            return
+        self.open_cache("train", workload.num_samples, layout)
 
     def _create(self, num_samples: int) -> ActivationCache | None:
         try:

@@ -1,9 +1,9 @@
 """The lead's place in the user's script, which the standby ranks follow.
 
-Every rank runs the same script. Each engine call at which ranks may part (an epoch
-begins, a pass ends, an evaluation is done, the run ends) is one numbered message:
-the lead writes it, a standby rank waits for it, the other active ranks only count
-it, because the collectives of the active group already keep them in step.
+Every rank runs the same script. Each point at which ranks may part (the plan changes,
+an epoch begins, a pass ends, an evaluation is done, the run ends) is one numbered
+message: the lead writes it, a standby rank waits for it, the other active ranks only
+remember it, because the collectives of the active group already keep them in step.
 """
 
 from __future__ import annotations
@@ -19,60 +19,79 @@ class ScriptLog:
 
     Args:
         plane: The message plane of all ranks.
+
+    Attributes:
+        position: The number of the next message.
     """
 
     def __init__(self, plane: MessagePlane) -> None:
         self._plane = plane
-        self._count = 0
-        self._trimmed = 0
+        self._messages: dict[int, bytes] = {}
+        self.position = 0
 
     @staticmethod
     def _key(number: int) -> str:
         return f"pos/{number}"
 
-    def lead(self, kind: str, **content: Any) -> None:
-        """Write the next message; called by the lead only."""
-        self._plane.publish(
-            self._key(self._count), json.dumps({"kind": kind, **content}).encode()
-        )
-        self._count += 1
+    def tell(self, kind: str, *, lead: bool, **content: Any) -> None:
+        """Pass the next position; called by every active rank alike.
 
-    def skip(self) -> None:
-        """Count the next message without reading it; called by active ranks."""
-        self._count += 1
+        Args:
+            kind: What happens there.
+            lead: Whether this rank publishes the message; the others remember it.
+            content: Plain values, equal on every active rank.
+        """
+        message = json.dumps({"kind": kind, **content}).encode()
+        number = self._remember(message)
+        if lead:
+            self._plane.publish(self._key(number), message)
 
-    def follow(self, kind: str, *, or_finish: bool = False) -> dict[str, Any]:
+    def follow(self, *kinds: str) -> dict[str, Any]:
         """Wait for the next message; called by a standby rank.
 
         Args:
-            kind: The call that this rank's script is at.
-            or_finish: Accept that the lead has left its loop and ended.
+            kinds: What this rank's script may meet here; first the call it is at.
 
         Returns:
-            The message. Its kind is `kind`, or "finish" where that is accepted.
+            The message; its kind is one of `kinds`.
 
         Raises:
             PeerFailure: a rank died, the store was lost or a peer gave up.
             RuntimeError: the lead's script is at another call than this rank's.
         """
-        key = self._key(self._count)
-        value = self._plane.wait(key, phase=f"waiting for {kind}", timeout=None)
+        key = self._key(self.position)
+        value = self._plane.wait(key, phase=f"waiting for {kinds[0]}", timeout=None)
         message: dict[str, Any] = json.loads(value)
-        finished = or_finish and message["kind"] == "finish"
-        if message["kind"] != kind and not finished:
+        if message["kind"] not in kinds:
             raise RuntimeError(
-                f"script position {self._count}: expected every rank to run the same "
-                f"script, got {kind!r} here and {message['kind']!r} on the lead"
+                f"script position {self.position}: expected every rank to run the same "
+                f"script, got {kinds[0]!r} here and {message['kind']!r} on the lead"
             )
-        self._count += 1
+        self._remember(value)
         return message
 
-    def trim(self) -> None:
-        """Delete messages that every rank has passed; called by the lead after COMMIT.
+    def publish_again(self, first: int) -> None:
+        """Publish what is remembered from position `first` on; for a new lead."""
+        for number in sorted(n for n in self._messages if n >= first):
+            self._plane.publish(self._key(number), self._messages[number])
 
-        A plan is committed only when every rank has acknowledged it, so no rank still
-        waits for an earlier message.
+    def trim(self, *, lead: bool) -> None:
+        """Forget messages that every rank has passed; called after COMMIT.
+
+        A plan is committed only when every rank that takes part has acknowledged it,
+        so none of them still waits for an earlier message. Call it only when every
+        rank took part.
+
+        Args:
+            lead: Whether this rank deletes them from the store, too.
         """
-        for number in range(self._trimmed, self._count - 1):
-            self._plane.delete(self._key(number))
-        self._trimmed = max(self._trimmed, self._count - 1)
+        passed = [number for number in self._messages if number < self.position - 1]
+        for number in passed:
+            del self._messages[number]
+            if lead:
+                self._plane.delete(self._key(number))
+
+    def _remember(self, message: bytes) -> int:
+        number, self.position = self.position, self.position + 1
+        self._messages[number] = message
+        return number

@@ -10,9 +10,10 @@ import torch
 from pipetransformer import checkpoint, persistence
 from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
 from pipetransformer.director import Director
+from pipetransformer.recipe import Recipe
 from pipetransformer.replica import warm_up
 from pipetransformer.report.clock import Clock
-from pipetransformer.run import Recipe, Run
+from pipetransformer.run import Run
 from pipetransformer.signature import agree, signature_lines, trainable_lines
 
 _LOG = logging.getLogger(__name__)

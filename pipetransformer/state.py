@@ -36,7 +36,8 @@ class TrainingState:
         epoch: The epoch that runs, or the next one between epochs.
         batch: Batches of the epoch that are done.
         num_batches: Batches of a whole pass; 0 before the first plan.
-        decided_epoch: The last epoch whose freeze decision was taken.
+        decided_epoch: The last evaluation point whose freeze decision was taken; its
+            number is the epoch unless `Config.freeze_every` is set.
         wanted_units: That decision.
         frozen_units: Units frozen from the front under the plan in force.
         metrics: What the last evaluation returned.

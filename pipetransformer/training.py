@@ -1,115 +1,16 @@
-"""One training pass on an active rank: steps, scaled losses, exact accounting."""
+"""One training step on an active rank: forward, scaled loss, backward, update."""
 
 from __future__ import annotations
 
-import json
 import math
-import time
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pipetransformer.data import Batch
-from pipetransformer.report.history import EpochRecord, PlanShape
+from pipetransformer.replica import Replica
 from pipetransformer.rows import rows_of
 from pipetransformer.run import Run
-from pipetransformer.transformation import Replica
-
-
-class Pass:
-    """Counts what one pass over the training set really did, over all replicas."""
-
-    def __init__(self, run: Run, replica: Replica, shape: PlanShape) -> None:
-        self._shape = shape
-        self._spent = run.clock.seconds()
-        self._busy = replica.workers.cpu_seconds()
-        self._first_step = run.state.step
-        self._loss_sum = 0.0
-        self._rows = 0
-        self._ids: list[Tensor] = []
-        self._began: float | None = None
-        self._durations: list[float] = []
-        self._before = self._cache_counts(run)
-
-    @staticmethod
-    def _cache_counts(run: Run) -> tuple[int, int]:
-        cache = run.training_cache()
-        if cache is None:
-            return 0, 0
-        return cache.counters.hits, cache.counters.misses
-
-    def begin_step(self) -> None:
-        """Note that a forward begins."""
-        self._began = time.perf_counter()
-
-    def first_step_extra_s(self) -> float | None:
-        """Return what the first step took more than the others; None if unknown.
-
-        From forward to the end of backward: the rest does not depend on the plan.
-        """
-        first, *others = self._durations or [0.0]
-        if not others:
-            return None
-        return max(0.0, first - sum(others) / len(others))
-
-    def count(self, loss: float, rows: int, ids: Tensor | None) -> None:
-        """Add one step of this replica."""
-        if self._began is not None:
-            self._durations.append(time.perf_counter() - self._began)
-            self._began = None
-        if rows:
-            self._loss_sum += loss * rows
-            self._rows += rows
-        if ids is not None:
-            self._ids.append(ids)
-
-    def close(self, run: Run, replica: Replica) -> EpochRecord:
-        """Reduce over the replicas; collective over the active group."""
-        hits, misses = self._cache_counts(run)
-        mine = {
-            "loss_sum": self._loss_sum,
-            "rows": self._rows,
-            "hits": hits - self._before[0],
-            "misses": misses - self._before[1],
-            "steps": run.state.step - self._first_step,
-        }
-        group = replica.group
-        parts = [
-            json.loads(part)
-            for part in group.all_gather_bytes(json.dumps(mine).encode())
-        ]
-        steps = {part["steps"] for part in parts}
-        if len(steps) != 1:
-            raise RuntimeError(
-                "optimizer steps of the pass: expected the same number on every "
-                f"replica, got {[part['steps'] for part in parts]}; leave a pass on "
-                "every active rank at the same batch"
-            )
-        spent = run.clock.since(self._spent)
-        ids = torch.cat([torch.empty(0, dtype=torch.int64), *self._ids])
-        seen = torch.cat(group.all_gather_rows(ids))
-        rows = sum(part["rows"] for part in parts)
-        return EpochRecord(
-            epoch=run.state.epoch,
-            shape=self._shape,
-            samples=rows,
-            unique_samples=len(set(seen.tolist())),
-            optimizer_steps=steps.pop(),
-            seconds=sum(spent.values()),
-            train_loss=sum(p["loss_sum"] for p in parts) / rows if rows else math.nan,
-            cache_hits=sum(part["hits"] for part in parts),
-            cache_misses=sum(part["misses"] for part in parts),
-            phase_seconds=spent,
-            elapsed_seconds=run.clock.elapsed(),
-            predicted_step_ns=replica.plan.simulated_step_ns,
-            worker_seconds=[
-                now - before
-                for now, before in zip(
-                    replica.workers.cpu_seconds(), self._busy, strict=True
-                )
-            ],
-        )
 
 
 def forward_loss(

@@ -16,65 +16,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-from pipetransformer.autodp import (
-    ActiveGroup,
-    Transition,
-    broadcast_tensors,
-    build_group,
-    compare_hashes,
-    hash_tensors,
-)
-from pipetransformer.layout import Layout, joiners
-from pipetransformer.pipe import Pipe, Workers
-from pipetransformer.planner import Plan
-from pipetransformer.prefix import FrozenPrefix
+from pipetransformer import blame
+from pipetransformer.autodp import ActiveGroup, PeerFailure, Transition, build_group
 from pipetransformer.proposal import Proposal
-from pipetransformer.replica import ActiveModel, DrawPosition, LastGradient, wrap
+from pipetransformer.replica import Replica
+from pipetransformer.rewire import move, rewire
 from pipetransformer.run import Run
-from pipetransformer.state import allocate, load_optimizer, pack_optimizer
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass
-class Replica:
-    """What an active rank owns under one plan.
-
-    Attributes:
-        plan: The plan in force.
-        group: The active group.
-        workers: Worker threads, one per stage's device.
-        prefix: The frozen layers, or None.
-        pipe: The pipeline of the active layers.
-        active_model: What DDP wraps.
-        ddp: What the user sees as ``engine.model``.
-        last_gradient: When backward has made this replica's last gradient.
-    """
-
-    plan: Plan
-    group: ActiveGroup
-    workers: Workers
-    prefix: FrozenPrefix | None
-    pipe: Pipe
-    active_model: ActiveModel
-    ddp: DistributedDataParallel | None
-    last_gradient: LastGradient
-
-    def retire(self, *, keep_group: bool) -> None:
-        """Drop DDP, pipeline and workers; the group too unless it is kept."""
-        self.active_model.retire()
-        self.last_gradient.forget()
-        self.ddp = None
-        self.pipe.close()
-        self.workers.close()
-        if not keep_group:
-            self.group.retire()
 
 
 class Phases:
@@ -103,6 +55,8 @@ class Outcome:
         replica: What this rank now drives; None on a standby.
         phases: Seconds per phase on this rank.
         reason: Why it was aborted; empty when it was not.
+        culprits: Ranks without which it might have been committed; known to the rank
+            that wrote the plan.
     """
 
     committed: bool
@@ -110,10 +64,15 @@ class Outcome:
     replica: Replica | None
     phases: dict[str, float]
     reason: str = ""
+    culprits: tuple[int, ...] = ()
 
 
 def perform(
-    run: Run, current: Replica | None, plan_epoch: int, proposal: Proposal | None
+    run: Run,
+    current: Replica | None,
+    plan_epoch: int,
+    proposal: Proposal | None,
+    participants: Sequence[int],
 ) -> Outcome:
     """Take this rank through one transformation.
 
@@ -122,67 +81,99 @@ def perform(
         current: What this rank drives now; None on a standby.
         plan_epoch: Counter of the proposed plan.
         proposal: The plan, on the rank that writes it; the others receive it.
+        participants: Ranks whose acknowledgement counts, equal on every rank.
 
     Returns:
         The outcome, equal on every rank but for the replica.
 
     Raises:
         PeerFailure: a rank died or a deadline passed after COMMIT.
+        RuntimeError: what was committed cannot be carried out here.
     """
-    phases, layout = Phases(), run.layout
+    phases, writer = Phases(), proposal is not None
     with phases.phase("prepare"):
         transition = Transition(
             run.plane,
             plan_epoch,
-            writer=proposal is not None,
-            participants=range(run.info.world_size),
+            writer=writer,
+            participants=participants,
             timeout=run.config.autodp.protocol_timeout,
         )
         if proposal is not None:
             transition.announce(proposal.to_bytes())
         else:
             proposal = Proposal.from_bytes(transition.receive())
-        group, error = _prepare_group(run, current, proposal)
-        transition.acknowledge(error)
+        group, error = None, None
+        if run.info.rank in participants:
+            blame.arrive(run.plane, plan_epoch)
+            if blame.is_open(run.plane, plan_epoch):
+                group, error = _prepare(run, current, proposal)
+            transition.acknowledge(error)
         committed = transition.decide()
     run.plane.set_epoch(plan_epoch)
     run.plan_epoch = plan_epoch  # an aborted number is never used again
-    if not committed:
-        if group is not None and (current is None or group is not current.group):
-            group.retire()
-        return Outcome(False, proposal, current, phases.seconds, transition.reason)
-    if current is not None:
-        current.retire(keep_group=group is current.group)
-        run.recipe.model.zero_grad(set_to_none=True)
-    _adopt(run, proposal)
-    if group is None:
-        return Outcome(True, proposal, None, phases.seconds)
-    with phases.phase("move"):
-        _move(run, group, layout, proposal)
-    with phases.phase("rewire"):
-        replica = _rewire(run, group, proposal)
-    return Outcome(True, proposal, replica, phases.seconds)
+    if committed:
+        replica = _carry_out(run, current, proposal, group, phases)
+        return Outcome(True, proposal, replica, phases.seconds)
+    if group is not None and (current is None or group is not current.group):
+        group.retire()
+    culprits = blame.culprits(run.plane, plan_epoch, participants) if writer else ()
+    return Outcome(
+        False, proposal, current, phases.seconds, transition.reason, culprits
+    )
 
 
-def _prepare_group(
+def _carry_out(
+    run: Run,
+    current: Replica | None,
+    proposal: Proposal,
+    group: ActiveGroup | None,
+    phases: Phases,
+) -> Replica | None:
+    """Go from the old plan to the committed one; there is no way back."""
+    try:
+        if current is not None:
+            current.retire(keep_group=group is current.group)
+            run.recipe.model.zero_grad(set_to_none=True)
+        _adopt(run, proposal)
+        if group is None:
+            return None
+        with phases.phase("move"):
+            move(run, group, proposal.source, proposal.receivers)
+        with phases.phase("rewire"):
+            return rewire(run, group, proposal)
+    except PeerFailure:
+        raise
+    except Exception as error:
+        run.plane.check()
+        raise RuntimeError(
+            f"plan epoch {proposal.plan_epoch}: expected to carry out a committed plan "
+            f"({proposal.plan}), got {type(error).__name__}: {error}"
+        ) from error
+
+
+def _prepare(
     run: Run, current: Replica | None, proposal: Proposal
 ) -> tuple[ActiveGroup | None, str | None]:
-    """Build the new group beside the live one; an error becomes a refusal."""
+    """Build what may fail beside what is in use; an error becomes a refusal."""
     if run.info.rank not in proposal.layout.active:
         return None, None
     if current is not None and run.layout == proposal.layout:
-        return current.group, None
-    try:
-        group = build_group(
-            run.plane,
-            name=f"g/{proposal.plan_epoch}",
-            members=proposal.layout.active,
-            config=run.config.autodp,
-        )
-    except (RuntimeError, ValueError) as error:
-        run.plane.check()
-        _LOG.warning("plan epoch %d: no group: %s", proposal.plan_epoch, error)
-        return None, str(error)
+        group = current.group
+    else:
+        try:
+            group = build_group(
+                run.plane,
+                name=f"g/{proposal.plan_epoch}",
+                members=proposal.layout.active,
+                config=run.config.autodp,
+            )
+        except (RuntimeError, ValueError, OSError, MemoryError) as error:
+            run.plane.check()
+            _LOG.warning("plan epoch %d: no group: %s", proposal.plan_epoch, error)
+            return None, blame.refusal(error)
+    if proposal.plan.boundary > 0:
+        run.make_training_cache(proposal.layout, proposal.plan.boundary)
     return group, None
 
 
@@ -194,79 +185,3 @@ def _adopt(run: Run, proposal: Proposal) -> None:
     run.prices.load(proposal.pauses)
     run.cache_slots = proposal.cache_slots
     run.layout = proposal.layout
-
-
-def _move(
-    run: Run, group: ActiveGroup, layout: Layout | None, proposal: Proposal
-) -> None:
-    """Give new replicas weights, moments and scheduler of replica 0.
-
-    Everything goes over the new group, in place, in the order of names; nothing
-    passes through a file.
-    """
-    state = run.state
-    run.build_optimizer()
-    run.restore_optimizer()
-    new = joiners(layout, proposal.layout)
-    if group.size == 1 or not new:
-        return
-    joining = run.info.rank in new and group.rank != 0
-    message, tensors = pack_optimizer(state)
-    message = group.all_gather_bytes(message if group.rank == 0 else b"")[0]
-    joined = None
-    if joining:
-        joined, tensors = allocate(message)
-    named = state.model_tensors()
-    broadcast_tensors(
-        group,
-        [*named.values(), *tensors],
-        source=0,
-        bucket_bytes=run.config.autodp.transfer_bucket_bytes,
-    )
-    if joined is not None:
-        load_optimizer(state, joined)
-    moments = {f"optimizer {i}": tensor for i, tensor in enumerate(tensors)}
-    compare_hashes(group, hash_tensors({**named, **moments}.items()))
-
-
-def _rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
-    """Freeze, cut, and build pipeline, prefix and DDP of the new plan."""
-    plan, layers = proposal.plan, list(run.recipe.model)
-    run.freezer.apply(plan.boundary)
-    workers = Workers(plan.num_stages, intra_op_threads=run.threads_per_stage)
-    prefix = None
-    if plan.boundary > 0:
-        prefix = FrozenPrefix(layers, plan.boundary, workers, run.clock)
-        if run.workload is not None and prefix.refusal is None:
-            run.open_cache("train", run.workload.num_samples)
-    pipe = Pipe.from_plan(
-        nn.Sequential(*layers[plan.boundary :]),
-        cuts=[cut - plan.boundary for cut in plan.cuts],
-        num_microbatches=plan.num_microbatches,
-        checkpoint=plan.checkpoint,
-        workers=workers,
-        first_layer=plan.boundary,
-        seed=proposal.seed,
-    )
-    first = group.rank * plan.num_microbatches
-    model = ActiveModel(
-        pipe,
-        prefix,
-        cache=run.training_cache,
-        position=lambda: DrawPosition(run.state.step, first),
-        write=run.will_read_again,
-        clock=run.clock,
-    )
-    run.step_buffers.watch(model)
-    ddp = wrap(model, group)
-    run.freezer.assert_consistent()
-    return Replica(
-        plan=plan,
-        group=group,
-        workers=workers,
-        prefix=prefix,
-        pipe=pipe,
-        active_model=model,
-        ddp=ddp,
-        last_gradient=LastGradient(layers[plan.boundary :]),
-    )

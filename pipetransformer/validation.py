@@ -10,7 +10,7 @@ from torch import nn
 
 from pipetransformer.autofreeze import Never, Policy, resolve_units
 from pipetransformer.config import Config
-from pipetransformer.run import Loss, Recipe
+from pipetransformer.recipe import Loss, Recipe
 from pipetransformer.state import OptimizerFactory, SchedulerFactory
 
 _LOG = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ class Progress:
     """Where training stands at an evaluation point.
 
     Attributes:
-        epoch: index of the evaluation point from 0; point 0 is before training.
+        epoch: index of the evaluation point from 0; point 0 is before training. One
+            comes with every epoch, or with every ``Config.freeze_every`` steps.
         step: optimizer steps taken.
         total_steps: optimizer steps of the whole run, if known.
         learning_rate: of the optimizer's first group, if there is one.

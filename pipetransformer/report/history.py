@@ -38,13 +38,52 @@ class PlanShape:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class SegmentRecord:
+    """The part of a training pass that ran under one plan, over all replicas.
+
+    Attributes:
+        shape: That plan.
+        samples: Samples seen.
+        optimizer_steps: Optimizer steps taken.
+        seconds: Wall time, transformations and evaluations excluded.
+        train_loss: Mean over samples; NaN without any.
+        cache_hits: Samples whose frozen activations came from the cache.
+        cache_misses: Samples of a frozen prefix that had to be computed.
+        phase_seconds: As in `EpochRecord`.
+        worker_seconds: As in `EpochRecord`.
+        predicted_step_ns: Simulated time of a step under the plan; 0 if unknown.
+    """
+
+    shape: PlanShape
+    samples: int
+    optimizer_steps: int
+    seconds: float
+    train_loss: float
+    cache_hits: int
+    cache_misses: int
+    phase_seconds: dict[str, float]
+    worker_seconds: list[float]
+    predicted_step_ns: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the segment in the summary's format."""
+        return {
+            **dataclasses.asdict(self.shape),
+            "samples": self.samples,
+            "optimizer_steps": self.optimizer_steps,
+            "seconds": self.seconds,
+            "train_loss": self.train_loss,
+        }
+
+
 @dataclasses.dataclass
 class EpochRecord:
     """One training pass, over all replicas.
 
     Attributes:
         epoch: 0-based.
-        shape: The plan it ran under.
+        shape: The plan it ran under; the last one where it ran under several.
         samples: Samples seen.
         unique_samples: Different samples seen.
         optimizer_steps: Optimizer steps taken.
@@ -58,6 +97,7 @@ class EpochRecord:
         worker_seconds: Processor seconds of each of the lead's stages in the pass.
         elapsed_seconds: From the run's opening to the end of the pass, on the lead.
         predicted_step_ns: Simulated time of a step under the plan; 0 if unknown.
+        segments: One per plan that the pass ran under.
     """
 
     epoch: int
@@ -74,6 +114,17 @@ class EpochRecord:
     worker_seconds: list[float] = dataclasses.field(default_factory=list)
     elapsed_seconds: float = 0.0
     predicted_step_ns: int = 0
+    segments: list[SegmentRecord] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> EpochRecord:
+        """Read what ``dataclasses.asdict`` gave, also after JSON."""
+        parts = [
+            SegmentRecord(**{**part, "shape": PlanShape(**part["shape"])})
+            for part in fields["segments"]
+        ]
+        shape = PlanShape(**fields["shape"])
+        return cls(**{**fields, "shape": shape, "segments": parts})
 
     @property
     def measured_step_ns(self) -> int:
@@ -107,6 +158,7 @@ class EpochRecord:
             "elapsed_seconds": self.elapsed_seconds,
             "predicted_step_ns": self.predicted_step_ns,
             "measured_step_ns": self.measured_step_ns,
+            "segments": [segment.to_json() for segment in self.segments],
         }
 
 
@@ -115,7 +167,8 @@ class TransformationRecord:
     """One committed change of plan.
 
     Attributes:
-        epoch: The training epoch that it precedes.
+        epoch: The training epoch that it precedes, or falls into.
+        step: Optimizer steps done before it.
         before: The old plan's shape; None for the first plan.
         after: The new plan's shape.
         pause_seconds: From the decision to the rewired pipeline, on the lead.
@@ -134,12 +187,14 @@ class TransformationRecord:
     phases: dict[str, float]
     reason: str
     transition: dict[str, Any] | None = None
+    step: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the record in the summary's format."""
         before = dataclasses.asdict(self.before) if self.before is not None else None
         return {
             "epoch": self.epoch,
+            "step": self.step,
             "from": before,
             "to": dataclasses.asdict(self.after),
             "pause_seconds": self.pause_seconds,

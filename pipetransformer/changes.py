@@ -1,0 +1,167 @@
+"""Takes this rank through changes of plan: with retries, and into the records."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pipetransformer import records, retries
+from pipetransformer.operations import Operations
+from pipetransformer.proposal import Proposal
+from pipetransformer.report.history import PlanShape
+from pipetransformer.role import Role
+from pipetransformer.run import Run
+from pipetransformer.transformation import Outcome, perform
+
+_LOG = logging.getLogger(__name__)
+
+Proposer = Callable[[tuple[int, ...]], Proposal | None]
+"""Plans without some absent ranks; None: the plan in force stays."""
+
+
+class Changes:
+    """One rank's part in every change of plan.
+
+    Args:
+        run: The run.
+        role: This rank's place, which changes of plan alter.
+        operations: Counts what the active ranks have done.
+
+    Attributes:
+        joined: The change by which this rank became active last.
+    """
+
+    def __init__(self, run: Run, role: Role, operations: Operations) -> None:
+        self._run = run
+        self._role = role
+        self._operations = operations
+        self.joined: Proposal | None = None
+        self._fresh: dict[str, float] | None = None  # phases of the change before
+
+    def carry_out(self, propose: Proposer, start: float) -> Outcome | None:
+        """Change the plan, on every active rank; before the first plan on rank 0.
+
+        After an ABORT it is tried again without the ranks that were missing or
+        refused.
+
+        Args:
+            propose: Plans, on every active rank alike.
+            start: A ``time.perf_counter()`` from which the pause counts.
+
+        Returns:
+            The last attempt's outcome; None if the plan in force stays.
+        """
+        run, attempt = self._run, 0
+        absent: tuple[int, ...] = ()
+        while True:
+            proposal = propose(absent)
+            if proposal is None:
+                return None
+            run.script.tell(
+                "plan",
+                lead=self._role.is_lead,
+                plan_epoch=proposal.plan_epoch,
+                absent=list(absent),
+            )
+            before, writer = self._shape(), self._role.is_lead
+            outcome = self._take_part(proposal.plan_epoch, proposal, absent, writer)
+            if outcome.committed:
+                seconds = time.perf_counter() - start
+                records.record_change(run, outcome, before, seconds, told=writer)
+                return outcome
+            without = self._agree_on_absent(absent, outcome, attempt)
+            if without is None:
+                return outcome
+            time.sleep(retries.back_off_s(attempt))
+            absent, attempt = without, attempt + 1
+
+    def follow(self, *kinds: str) -> dict[str, Any] | None:
+        """Wait for a message of the lead; on the way take part in changes of plan.
+
+        Called by a standby rank.
+
+        Args:
+            kinds: As for `ScriptLog.follow`; "plan" where the plan may change.
+
+        Returns:
+            The message; None when a change of plan has made this rank active.
+        """
+        run = self._run
+        while True:
+            message = run.script.follow(*kinds)
+            if message["kind"] != "plan":
+                return message
+            plan_epoch, absent = int(message["plan_epoch"]), tuple(message["absent"])
+            if plan_epoch <= run.plan_epoch or self._is_over(plan_epoch):
+                continue
+            outcome = self._take_part(plan_epoch, None, absent, False)
+            if outcome.replica is not None:
+                self._operations.done = outcome.proposal.operations
+                self.joined = outcome.proposal
+                return None
+
+    def note_first_step(self, seconds: float | None) -> None:
+        """Tell the prices what the first step after a change of plan took more."""
+        phases, self._fresh = self._fresh, None
+        if phases is not None and seconds is not None:
+            phases["first_step"] = seconds
+            self._run.prices.record_first_step(seconds)
+
+    def _is_over(self, plan_epoch: int) -> bool:
+        """Tell whether so many plans came later that this one's keys are gone.
+
+        That happens to a rank that was left out because it was slow.
+        """
+        head = self._run.plane.read("head")
+        return head is not None and int(head) > plan_epoch + 1
+
+    def _take_part(
+        self,
+        plan_epoch: int,
+        proposal: Proposal | None,
+        absent: tuple[int, ...],
+        writer: bool,
+    ) -> Outcome:
+        run, role = self._run, self._role
+        old = role.replica.plan if role.replica is not None else None
+        everyone = range(run.info.world_size)
+        outcome = perform(
+            run,
+            role.replica,
+            plan_epoch,
+            proposal if writer else None,
+            [rank for rank in everyone if rank not in absent],
+        )
+        role.replica = outcome.replica
+        if outcome.committed:
+            records.learn(run, outcome, old)
+            self._fresh = outcome.phases
+            if not absent:
+                run.script.trim(lead=writer)
+        elif writer:
+            _LOG.warning(
+                "plan epoch %d was aborted, the old plan goes on: %s",
+                plan_epoch,
+                outcome.reason,
+            )
+        return outcome
+
+    def _agree_on_absent(
+        self, absent: tuple[int, ...], outcome: Outcome, attempt: int
+    ) -> tuple[int, ...] | None:
+        """Return without whom to try again, equal on every active rank."""
+        run, replica = self._run, self._role.replica
+        culprits = set(outcome.culprits)
+        if replica is not None:
+            mine = json.dumps(sorted(culprits)).encode()
+            for part in replica.group.all_gather_bytes(mine):
+                culprits.update(json.loads(part))
+        holders = run.layout.active if run.layout is not None else (0,)
+        return retries.left_out(absent, culprits, holders=holders, attempt=attempt)
+
+    def _shape(self) -> PlanShape | None:
+        replica = self._role.replica
+        return None if replica is None else records.shape_of(self._run, replica.plan)

@@ -1,0 +1,107 @@
+"""After COMMIT: state moves to the members, and what a plan runs on is built."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import nn
+
+from pipetransformer.autodp import (
+    ActiveGroup,
+    broadcast_tensors,
+    compare_hashes,
+    hash_tensors,
+)
+from pipetransformer.pipe import Pipe, Workers
+from pipetransformer.prefix import FrozenPrefix
+from pipetransformer.proposal import Proposal
+from pipetransformer.replica import (
+    ActiveModel,
+    DrawPosition,
+    LastGradient,
+    Replica,
+    wrap,
+)
+from pipetransformer.run import Run
+from pipetransformer.state import allocate, load_optimizer, pack_optimizer
+
+
+def move(run: Run, group: ActiveGroup, source: int, receivers: Collection[int]) -> None:
+    """Give `receivers` weights, moments and scheduler of the rank `source`.
+
+    Everything goes over the new group, in place, in the order of names; nothing
+    passes through a file.
+
+    Args:
+        run: The run.
+        group: The new group.
+        source: World rank of a member that holds the state.
+        receivers: World ranks of the members that do not, equal on every member.
+
+    Raises:
+        RuntimeError: members end with different values.
+    """
+    state, first = run.state, group.members.index(source)
+    run.build_optimizer()
+    run.restore_optimizer()
+    if group.size == 1 or not receivers:
+        return
+    message, tensors = pack_optimizer(state)
+    message = group.all_gather_bytes(message if group.rank == first else b"")[first]
+    joined = None
+    if run.info.rank in receivers:
+        joined, tensors = allocate(message)
+    named = state.model_tensors()
+    broadcast_tensors(
+        group,
+        [*named.values(), *tensors],
+        source=first,
+        bucket_bytes=run.config.autodp.transfer_bucket_bytes,
+    )
+    if joined is not None:
+        load_optimizer(state, joined)
+    moments = {f"optimizer {i}": tensor for i, tensor in enumerate(tensors)}
+    compare_hashes(group, hash_tensors({**named, **moments}.items()))
+
+
+def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
+    """Freeze, cut, and build pipeline, prefix and DDP of the new plan."""
+    plan, layers = proposal.plan, list(run.recipe.model)
+    run.freezer.apply(plan.boundary)
+    workers = Workers(plan.num_stages, intra_op_threads=run.threads_per_stage)
+    prefix = None
+    if plan.boundary > 0:
+        prefix = FrozenPrefix(layers, plan.boundary, workers, run.clock)
+        if run.workload is not None and prefix.refusal is None:
+            run.open_cache("train", run.workload.num_samples)
+    pipe = Pipe.from_plan(
+        nn.Sequential(*layers[plan.boundary :]),
+        cuts=[cut - plan.boundary for cut in plan.cuts],
+        num_microbatches=plan.num_microbatches,
+        checkpoint=plan.checkpoint,
+        workers=workers,
+        first_layer=plan.boundary,
+        seed=proposal.seed,
+    )
+    first = group.rank * plan.num_microbatches
+    model = ActiveModel(
+        pipe,
+        prefix,
+        cache=run.training_cache,
+        position=lambda: DrawPosition(run.state.step, first),
+        write=run.will_read_again,
+        clock=run.clock,
+    )
+    run.step_buffers.watch(model)
+    ddp = wrap(model, group)
+    run.freezer.assert_consistent()
+    return Replica(
+        plan=plan,
+        group=group,
+        workers=workers,
+        prefix=prefix,
+        pipe=pipe,
+        active_model=model,
+        ddp=ddp,
+        last_gradient=LastGradient(layers[plan.boundary :]),
+    )

@@ -1,0 +1,140 @@
+"""After ABORT: the same change without the ranks that missed or refused it."""
+
+import dataclasses
+from datetime import timedelta
+
+import pytest
+
+import pipetransformer as pt
+from pipetransformer import blame, retries, transformation
+from pipetransformer.autodp import LaunchInfo
+from pipetransformer.layout import ranks_of_plan
+from tests.engine.scenario import QUICK, config, make_engine, schedule
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet
+
+SECOND_PLAN = 2  # plan epoch of the first change after the first plan
+PATIENT = dataclasses.replace(QUICK, protocol_timeout=timedelta(seconds=12))
+
+
+def test_a_retry_leaves_out_everyone_who_missed_or_refused_so_far():
+    left_out = retries.left_out((1,), (3,), holders=(0, 2), attempt=1)
+    assert left_out == (1, 3)
+
+
+def test_a_retry_without_a_culprit_tries_with_the_same_ranks():
+    assert retries.left_out((), (), holders=(0,), attempt=0) == ()
+
+
+def test_there_is_no_retry_without_a_holder_of_the_state():
+    assert retries.left_out((), (0,), holders=(0,), attempt=0) is None
+    assert retries.left_out((0,), (2,), holders=(0, 2), attempt=1) is None
+
+
+def test_there_are_three_retries_with_longer_and_longer_pauses():
+    wanted = [retries.left_out((), (1,), holders=(0,), attempt=n) for n in range(4)]
+    assert wanted == [(1,), (1,), (1,), None]
+    assert [retries.back_off_s(n) for n in range(3)] == pytest.approx([0.1, 0.2, 0.3])
+
+
+class Shape:
+    def __init__(self, num_stages, num_replicas):
+        self.num_stages, self.num_replicas = num_stages, num_replicas
+
+
+def info(nodes, per_node):
+    return LaunchInfo(
+        rank=0,
+        world_size=nodes * per_node,
+        local_rank=0,
+        local_world_size=per_node,
+        node=0,
+        num_nodes=nodes,
+        run_id="0",
+        launched=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "stages", "replicas", "absent", "active"),
+    [
+        (1, 4, 2, 2, (), (0, 2)),
+        (1, 4, 2, 2, (0,), (1, 2)),  # the block's next rank drives it
+        (1, 4, 2, 2, (2, 3), (0,)),  # a block without any is left out
+        (1, 4, 1, 4, (1,), (0, 2, 3)),
+        (1, 4, 1, 2, (0,), (1, 2)),  # a bound on R moves on to other blocks
+        (2, 2, 1, 2, (0,), (1, 2)),
+        (2, 2, 2, 2, (0, 1), (2,)),
+        (1, 5, 2, 2, (3,), (0, 2)),  # K does not divide the world
+        (1, 3, 2, 1, (0,), (1,)),
+    ],
+)
+def test_the_first_rank_that_is_there_drives_its_block(
+    nodes, per_node, stages, replicas, absent, active
+):
+    layout = ranks_of_plan(Shape(stages, replicas), info(nodes, per_node), absent)
+    assert layout.active == active
+    assert layout.nodes == tuple(rank // per_node for rank in active)
+
+
+def arrive_late(plane, epoch, arrive=blame.arrive):
+    """Come to the second plan only when it has been decided without this rank."""
+    if epoch == SECOND_PLAN:
+        plane.wait_any([[f"decision/{epoch}"]])
+    arrive(plane, epoch)
+
+
+def out_of_memory(plane, build=transformation.build_group, **arguments):
+    if arguments["name"].startswith(f"g/{SECOND_PLAN}"):
+        raise MemoryError("no room for the new group")
+    return build(plane, **arguments)
+
+
+def train(rank, culprit, module, name, replacement):
+    original = getattr(module, name)
+    if rank == culprit:
+        setattr(module, name, replacement)
+    plan = pt.PlanConfig(slot_memory_bytes=13_500, reshape="always")
+    engine = make_engine(
+        freeze=schedule(0, 6), config=config(plan=plan, autodp=PATIENT)
+    )
+    try:
+        with engine:
+            for _ in engine.epochs(3):
+                for batch in engine.batches(ToySet(50, vouch=True), 12):
+                    engine.step(batch)
+                loss = engine.evaluate(ToySet(21, seed=2, vouch=True))["loss"]
+    finally:
+        setattr(module, name, original)
+    return engine.history.to_json()["epochs"], loss
+
+
+def three_runs(rank):
+    return {
+        "late": train(rank, 2, blame, "arrive", arrive_late),
+        "refuses": train(rank, 3, transformation, "build_group", out_of_memory),
+        "lead refuses": train(rank, 0, transformation, "build_group", out_of_memory),
+    }
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return run_ranks(three_runs, 4, timeout_s=110)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("case", ["late", "refuses"])
+def test_a_change_goes_on_without_a_rank_that_missed_or_refused_it(runs, case):
+    epochs, _ = runs[0][case]
+    assert [e["num_replicas"] for e in epochs[:2]] == [1, 3]
+    assert [e["num_frozen_layers"] for e in epochs] == [0, 6, 6]
+    assert all(e["samples"] == e["unique_samples"] == 50 for e in epochs)
+    assert len({result[case][1] for result in runs}) == 1
+
+
+@pytest.mark.distributed
+def test_a_refusal_of_the_only_holder_of_the_state_keeps_the_old_plan(runs):
+    epochs, _ = runs[0]["lead refuses"]
+    assert [e["num_stages"] for e in epochs[:2]] == [4, 4]
+    assert [e["num_frozen_layers"] for e in epochs] == [0, 0, 6]  # the next one works
+    assert all(e["samples"] == e["unique_samples"] == 50 for e in epochs)

@@ -193,19 +193,26 @@ def test_clock_goes_on_from_the_run_before():
     assert prices.elapsed_ns() is None
 
 
-def run_at(policy, *, epoch, epochs=10, batches=7, batch=0):
+def run_at(policy, *, epoch, epochs=10, batches=7, batch=0, every=None):
     """Return what `remaining_steps` reads of a run."""
     policy.bind(12)
+    step = epoch * batches + batch
     state = types.SimpleNamespace(
-        epoch=epoch, step=0, batch=batch, optimizer=None, metrics={}
+        epoch=epoch,
+        step=step,
+        batch=batch,
+        optimizer=None,
+        metrics={},
+        decided_epoch=epoch if every is None else step // every,
     )
     run = types.SimpleNamespace(
+        config=types.SimpleNamespace(freeze_every=every),
         policy=policy,
         total_epochs=epochs,
         workload=types.SimpleNamespace(num_batches=batches),
         state=state,
     )
-    for point in range(epoch + 1):
+    for point in range(state.decided_epoch + 1):
         policy.decide(pt.freeze.Progress(point, 0))
     return run
 
@@ -223,6 +230,14 @@ def run_at(policy, *, epoch, epochs=10, batches=7, batch=0):
 )
 def test_a_gain_lasts_until_the_next_freeze_or_the_end(policy, epoch, epochs, expected):
     assert remaining_steps(run_at(policy, epoch=epoch, epochs=epochs)) == expected
+
+
+def test_a_gain_lasts_until_the_step_of_the_next_freeze():
+    policy = pt.freeze.Schedule([0, 0, 5])
+    run = run_at(policy, epoch=0, batches=7, batch=6, every=5)  # step 6: point 1
+    assert remaining_steps(run) == 2 * 5 - 6
+    run = run_at(pt.freeze.Never(), epoch=1, epochs=2, batches=7, batch=3, every=5)
+    assert remaining_steps(run) == 4
 
 
 def test_pace_is_kept_within_what_slows_pauses_too():

@@ -18,6 +18,8 @@ endif
 PIPE_BENCHMARKS := pipe_overhead pipe_throughput pipe_overlap unet_timeline pipe_models
 PLANNER_BENCHMARKS := partition_quality planner_time simulator_accuracy \
   fig11_microbatches paper_ladder
+TRANSFORMATION_BENCHMARKS := fault_injection endurance transition_time \
+  transformation_curve
 TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node=4
 # The cores are shared with other programs: one intra-op thread per process.
 export OMP_NUM_THREADS ?= 1
@@ -40,7 +42,8 @@ sanitize:
 bench: build
 	$(PY) benchmarks/table1_speedup.py --json benchmarks/results/table1_speedup.json
 	$(PY) benchmarks/fig10_alpha.py --json benchmarks/results/fig10_alpha.json
-	for name in $(PIPE_BENCHMARKS) $(PLANNER_BENCHMARKS); do \
+	for name in $(PIPE_BENCHMARKS) $(PLANNER_BENCHMARKS) \
+	  $(TRANSFORMATION_BENCHMARKS); do \
 	  $(PY) benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; \
 	done
 	$(PY) tools/readme_tables.py

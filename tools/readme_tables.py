@@ -28,6 +28,7 @@ import _pipe_tables
 import _planner_tables
 import _run_tables
 import _simulated_tables
+import _transformation_tables
 from _markdown import Content, ratios, rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,15 +45,20 @@ class TableError(ValueError):
 TABLES: dict[str, Callable[[Content], list[str]]] = {
     "accuracy": _run_tables.accuracy,
     "bounds": _run_tables.bounds,
+    "curve": _transformation_tables.curve,
+    "endurance": _transformation_tables.endurance,
+    "faults": _transformation_tables.faults,
     "ladder": _ladder_tables.ladder,
     "microbatches": _simulated_tables.microbatches,
     "models": _pipe_tables.models,
     "overhead": _pipe_tables.overhead,
+    "pauses": _transformation_tables.pauses,
     "plan_times": _planner_tables.plan_times,
     "quality": _planner_tables.quality,
     "ratios": ratios,
     "rows": rows,
     "simulator": _simulated_tables.simulator,
+    "switches": _transformation_tables.switches,
     "table1": _run_tables.table1,
     "throughput": _pipe_tables.throughput,
     "timeline": _pipe_tables.timeline,

@@ -1,0 +1,101 @@
+"""The cases: which faults strike whom at which points, in runs of which size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from _fault_case import AT_ENDS, IN_CHANGE, IN_PASS, POINTS, Case, Policy
+
+WORLDS = (2, 3, 4)
+# Where a rank of each role passes by.
+LEAD = POINTS
+MEMBER = (*IN_CHANGE, *(p for p in IN_PASS if p != "standing by"), "at finish")
+JOINER = ("in build", "after COMMIT", "in move", "in rewire")
+STANDBY = (
+    "before PREPARE",
+    "after ack",
+    "after COMMIT",
+    "standing by",
+    "in evaluation",
+    *AT_ENDS,
+)
+STORE_POINTS = (
+    "before PREPARE",
+    "in build",
+    "after ack",
+    "in move",
+    "in backward",
+    "in evaluation",
+    "at finish",
+)
+# A user's error needs a call of the user's, or one on the main thread.
+ERRORS = (
+    "before PREPARE",
+    "after ack",
+    "after COMMIT",
+    "in rewire",
+    "in backward",
+    "in optimizer step",
+    "in evaluation",
+    "at pass close",
+)
+SLOW = (
+    "before PREPARE",
+    "in build",
+    "after COMMIT",
+    "in move",
+    "in rewire",
+    "in backward",
+    "in optimizer step",
+    "at pass close",
+    "at finish",
+)
+ROLE_POINTS = {
+    "lead": tuple(p for p in LEAD if p != "standing by"),
+    "member": MEMBER,
+    "joiner": JOINER,
+    "standby": STANDBY,
+}
+
+
+def cases(policy: Policy) -> list[Case]:
+    """Return all cases of a policy, in the order of the table."""
+    found = [
+        *_lost("SIGKILL", worlds=2),
+        *_lost("SIGSTOP", worlds=1),
+        *_each("SIGTERM", ("lead", "member"), IN_CHANGE[1:6]),
+        *_each("SIGTERM", ("lead", "member"), ("in backward", "in evaluation")),
+        *_each("SIGTERM", ("standby",), ("standing by", "in evaluation")),
+        *_each("user error", ("lead", "member"), ERRORS),
+        *_each("slow", ("member",), SLOW),
+        *_each("paused", ("lead", "member"), ("in build", "in move", "in backward")),
+        *_each("paused", ("standby",), ("standing by",)),
+        *_each("late", ("member", "standby"), ("before PREPARE",)),
+        *_each("late", ("member",), ("in build",)),
+        *_each("refusal", ("lead", "member", "joiner"), ("in build",)),
+        *_each("SIGKILL", ("lead and store host",), (*STORE_POINTS, "in profile")),
+        *_each("SIGSTOP", ("lead and store host",), STORE_POINTS[:6:2]),
+        *_each("store killed", ("store host",), STORE_POINTS),
+        *_each("store stopped", ("store host",), STORE_POINTS[:-1]),
+        *_each("store paused", ("store host",), STORE_POINTS[:-1:2]),
+    ]
+    return [case for case in found if _possible(case)]
+
+
+def _lost(fault: str, *, worlds: int) -> Iterator[Case]:
+    for role, points in ROLE_POINTS.items():
+        for number, point in enumerate(points):
+            for turn in range(worlds):
+                world = WORLDS[(number + turn + worlds) % len(WORLDS)]
+                yield Case(point, fault, role, world)
+
+
+def _each(fault: str, roles: Sequence[str], points: Sequence[str]) -> Iterator[Case]:
+    for role in roles:
+        for number, point in enumerate(points):
+            yield Case(point, fault, role, WORLDS[-1 - number % len(WORLDS)])
+
+
+def _possible(case: Case) -> bool:
+    """Leave out a joiner that is the member, and a standby where none stands by."""
+    return not (case.role == "joiner" and case.world_size == 2)

@@ -1,0 +1,145 @@
+"""What a transformation costs: the change of groups, and the whole pause by phase.
+
+python benchmarks/transition_time.py --json benchmarks/results/transition_time.json
+
+First the change of the active group alone, without a model, at 2, 4 and 8 processes:
+protocol, group, first collective; with a new group each time and between groups that
+are kept. Then the pause of real transformations, down and up, of the demo's model and
+of a model of 100 M parameters: by phase, in steps of the unfrozen plan, with and
+without the moved bytes. The source's transformations take 10 to 40 s. Columns:
+METRICS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from _forked import fork_server
+from _harness import Row, write_json
+from _pause_runs import DEMO, LARGE, TINY, PauseRun, by_name, run_load
+from _switch_times import PARTS, switch_times
+from _text import text_table
+
+SOURCE_S = (10.0, 40.0)
+TARGET_MS = {"new, 8 processes": 50.0}  # p50
+WORLDS = (2, 4, 8)
+
+
+def switch_rows(worlds: Sequence[int], changes: int, repeats: int) -> list[Row]:
+    """Time the change of groups; a repeat is a new set of processes."""
+    rows = []
+    for world in worlds:
+        for kind, cached in (("new", False), ("kept", True)):
+            system = f"{kind}, {world} processes"
+            found: dict[str, list[float]] = {}
+            for _ in range(repeats):
+                times = switch_times(world, changes, cached=cached)
+                for name, value in _quantiles(times).items():
+                    found.setdefault(name, []).append(1e3 * value)
+            rows += [Row(system, name, "ms", tuple(v)) for name, v in found.items()]
+    return rows
+
+
+def _quantiles(times: Sequence[Sequence[float]]) -> dict[str, float]:
+    whole = sorted(sum(parts) for parts in times)
+    parts = {
+        name: statistics.median(t[i] for t in times) for i, name in enumerate(PARTS)
+    }
+    p90 = whole[min(len(whole) - 1, round(0.9 * len(whole)))]
+    return {"p50": statistics.median(whole), "p90": p90, **parts}
+
+
+def pause_rows(name: str, run: PauseRun) -> list[Row]:
+    """Return pause, phases and steps of each kind of change; repeats are changes."""
+    rows = []
+    for kind, changes in by_name(run.changes).items():
+        system = f"{name}, {kind}"
+        phases = list(dict.fromkeys(p for c in changes for p in c.phases))
+        moved = tuple(1e3 * c.phases.get("move", 0.0) for c in changes)
+        pauses = tuple(1e3 * c.pause_s for c in changes)
+        steps = tuple(c.pause_s / run.step_s for c in changes)
+        still = tuple(
+            (c.pause_s - c.phases.get("move", 0.0)) / run.step_s for c in changes
+        )
+        rows += [Row(system, "pause", "ms", pauses), Row(system, "move", "ms", moved)]
+        rows += [
+            Row(
+                system,
+                phase,
+                "ms",
+                tuple(1e3 * c.phases[phase] for c in changes if phase in c.phases),
+            )
+            for phase in phases
+            if phase != "move"
+        ]
+        rows += [
+            Row(system, "pause in steps", "steps", steps),
+            Row(system, "without moved bytes", "steps", still),
+        ]
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return medians and ranges."""
+    lines = [
+        [
+            row.system,
+            row.metric,
+            f"{row.median:.4g} {row.unit}",
+            f"{min(row.values):.4g} .. {max(row.values):.4g}",
+            str(len(row.values)),
+        ]
+        for row in rows
+    ]
+    return text_table(["what", "part", "median", "range", "repeats"], lines)
+
+
+def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--json", type=Path, metavar="PATH", help="write the figures here")
+    add("--quick", action="store_true", help="2 processes, a tiny model")
+    add("--changes", type=int, default=40, help="of groups, per repeat")
+    add("--repeats", type=int, default=3, help="sets of processes; cycles of a model")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse_args(arguments)
+    fork_server("_switch_times", "_pause_runs")
+    worlds, loads = (WORLDS, (DEMO, LARGE)) if not args.quick else ((2,), (TINY,))
+    rows = switch_rows(worlds, 5 if args.quick else args.changes, args.repeats)
+    runs: Mapping[str, PauseRun] = {
+        load.name: run_load(load, args.repeats) for load in loads
+    }
+    for name, run in runs.items():
+        rows += pause_rows(name, run)
+    print(table(rows))
+    for name, run in runs.items():
+        print(f"{name}: {run.parameters} parameters, step {1e3 * run.step_s:.1f} ms")
+    print(f"source: {SOURCE_S[0]:g} to {SOURCE_S[1]:g} s")
+    if args.json is not None:
+        write_json(
+            args.json,
+            "transition_time",
+            rows,
+            [],
+            quick=args.quick,
+            models={
+                name: {"parameters": run.parameters, "step_ms": 1e3 * run.step_s}
+                for name, run in runs.items()
+            },
+            source_s=list(SOURCE_S),
+            targets_ms=TARGET_MS,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Tables of what transformations cost and survive."""
+
+from __future__ import annotations
+
+from _markdown import Content, markdown, median_and_range, number
+
+ABSENT = "-"
+
+
+def faults(content: Content) -> list[str]:
+    """Cases by fault, and how long the others took to their outcome."""
+    headers = ["fault", "cases", "failed", "median s", "longest s", "checkpoints"]
+    lines = [
+        [
+            fault,
+            str(row["cases"]),
+            str(row["failed"]),
+            *(_seconds(row[key]) for key in ("median_s", "max_s")),
+            str(row["checkpoints"]),
+        ]
+        for fault, row in content["summary"].items()
+    ]
+    rows = content["summary"].values()
+    whole = [
+        sum(row[key] for row in rows) for key in ("cases", "failed", "checkpoints")
+    ]
+    lines.append(["all", str(whole[0]), str(whole[1]), ABSENT, ABSENT, str(whole[2])])
+    return markdown(headers, lines)
+
+
+def _seconds(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.2f}"
+
+
+def endurance(content: Content) -> list[str]:
+    """Largest count of a rank, early and at the end, for each way to make groups."""
+    headers = ["groups", "changes", "descriptors", "threads", "memory MB", "store keys"]
+    kinds = ("descriptors", "threads", "memory_mb", "store_keys")
+    lines = []
+    for name, run in content["runs"].items():
+        cells = []
+        for kind in kinds:
+            early, late = (
+                max(rank[kind] for rank in run[when]) for when in ("before", "after")
+            )
+            cells.append(f"{number(early)} to {number(late)}")
+        lines.append([name, f"{content['early']} to {run['changes']}", *cells])
+    return markdown(headers, lines)
+
+
+def pauses(content: Content) -> list[str]:
+    """Whole pauses by kind of change: milliseconds, the move, steps."""
+    metrics = ("pause", "move", "pause in steps", "without moved bytes")
+    return _by_system(content, metrics, "pause")
+
+
+def switches(content: Content) -> list[str]:
+    """The change of groups alone, in milliseconds."""
+    parts = ("p50", "p90", "protocol", "group", "first_collective")
+    return _by_system(content, parts, "p50")
+
+
+def _by_system(content: Content, metrics: tuple[str, ...], needed: str) -> list[str]:
+    cells = {(row["system"], row["metric"]): row for row in content["rows"]}
+    units = {row["metric"]: row["unit"] for row in content["rows"]}
+    systems = [system for system, metric in cells if metric == needed]
+    return markdown(
+        ["", *(f"{m} ({units[m]})" if units[m] == "ms" else m for m in metrics)],
+        [[s, *(median_and_range(cells.get((s, m))) for m in metrics)] for s in systems],
+    )
+
+
+def curve(content: Content) -> list[str]:
+    """How far the elastic run is from the static one, and what rounding alone does."""
+    headers = ["largest difference", "elastic", "one unit in the last place"]
+    least = content["one_unit_in_the_last_place"]
+    return markdown(
+        headers,
+        [
+            [what, f"{found:.2g}", f"{least[what]:.2g}"]
+            for what, found in content["difference"].items()
+        ],
+    )

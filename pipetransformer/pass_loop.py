@@ -199,12 +199,19 @@ class PassLoop:
         share, index = layout.node_share(run.info.rank)
         # Nodes without a replica own no samples; R never falls below the others.
         nodes = sorted(set(layout.nodes))
+        node: int | None = nodes.index(run.info.node)
+        if position == 0:
+            run.state.pass_nodes = len(nodes)
+        owners = run.state.pass_nodes or len(nodes)
+        if owners != len(nodes):  # the pass was begun by other nodes
+            active = layout.active
+            node, share, index = None, len(active), active.index(run.info.rank)
         sampler = ElasticSampler(
             len(loading.dataset),
             loading.batch_size,
             seed=run.config.seed,
-            num_nodes=len(nodes),
-            node=nodes.index(run.info.node),
+            num_nodes=owners,
+            node=node,
             replicas_on_node=share,
             replica_on_node=index,
             drop_last=loading.drop_last,

@@ -9,7 +9,7 @@ pipeline length and the number of replicas never change which samples form a bat
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -27,8 +27,10 @@ class ElasticSampler(Sampler[list[int]]):
         batch_size: rows of a GLOBAL batch, over all replicas of all nodes.
         seed: of the node assignment and of the shuffles.
         num_nodes: nodes that own samples.
-        node: this node, ``0 .. num_nodes - 1``.
-        replicas_on_node: replicas that divide the node's slice.
+        node: this node, ``0 .. num_nodes - 1``; None: whole batches, in which the
+            slices follow each other. So a pass goes on where other nodes than those
+            that own its samples have to finish it.
+        replicas_on_node: replicas that divide the slice of `node`.
         replica_on_node: this replica, ``0 .. replicas_on_node - 1``.
         drop_last: leave out a short last batch.
 
@@ -43,14 +45,14 @@ class ElasticSampler(Sampler[list[int]]):
         *,
         seed: int = 0,
         num_nodes: int = 1,
-        node: int = 0,
+        node: int | None = 0,
         replicas_on_node: int = 1,
         replica_on_node: int = 0,
         drop_last: bool = False,
     ) -> None:
         _check_positive("num_samples", num_samples)
         _check_positive("batch_size", batch_size)
-        _check_member("node", node, "num_nodes", num_nodes)
+        _check_member("node", node or 0, "num_nodes", num_nodes)
         self.num_samples = num_samples
         self.batch_size = batch_size
         self.seed = seed
@@ -63,7 +65,8 @@ class ElasticSampler(Sampler[list[int]]):
             replicas_on_node=replicas_on_node, replica_on_node=replica_on_node
         )
         assignment = _permutation(num_samples, "nodes", seed)
-        self._owned = assignment[node::num_nodes]
+        self._owners = range(num_nodes) if node is None else range(node, node + 1)
+        self._owned = {owner: assignment[owner::num_nodes] for owner in self._owners}
 
     @property
     def num_batches(self) -> int:
@@ -77,11 +80,15 @@ class ElasticSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield lists of ids; later calls of the setters do not change this pass."""
-        order = self._owned[
-            _permutation(len(self._owned), "epoch", self.seed, self.epoch, self.node)
+        orders = {
+            node: owned[_permutation(len(owned), "epoch", self.seed, self.epoch, node)]
+            for node, owned in self._owned.items()
+        }
+        shares = [
+            self._share(batch, orders)
+            for batch in range(self.position, self.num_batches)
         ]
-        shares = [self._share(b) for b in range(self.position, self.num_batches)]
-        return (order[first:last].tolist() for first, last in shares)
+        return (ids.tolist() for ids in shares)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the shuffle of the next pass, which starts at its first batch."""
@@ -111,21 +118,25 @@ class ElasticSampler(Sampler[list[int]]):
         begin = batch * self.batch_size
         return min(begin + self.batch_size, self.num_samples) - begin
 
-    def _share(self, batch: int) -> tuple[int, int]:
+    def _share(self, batch: int, orders: Mapping[int, Tensor]) -> Tensor:
         # Positions 0, 1, 2, ... of the epoch go round the nodes, and batch b holds
         # positions b * batch_size and on: each node's share is within one sample of
         # the others', and the shares add up to the batch, whatever divides what.
         begin = batch * self.batch_size
         end = begin + self.global_rows(batch)
-        first = self._count_before(begin)
-        rows = self._count_before(end) - first
-        return (
-            first + rows * self.replica_on_node // self.replicas_on_node,
-            first + rows * (self.replica_on_node + 1) // self.replicas_on_node,
+        slices = [
+            order[self._count_before(begin, node) : self._count_before(end, node)]
+            for node, order in orders.items()
+        ]
+        whole = slices[0] if len(slices) == 1 else torch.cat(slices)
+        first, last = (
+            len(whole) * part // self.replicas_on_node
+            for part in (self.replica_on_node, self.replica_on_node + 1)
         )
+        return whole[first:last]
 
-    def _count_before(self, position: int) -> int:
-        return -((self.node - position) // self.num_nodes)
+    def _count_before(self, position: int, node: int) -> int:
+        return -((node - position) // self.num_nodes)
 
 
 def seed_of(*parts: object) -> int:

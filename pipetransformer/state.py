@@ -36,6 +36,7 @@ class TrainingState:
         epoch: The epoch that runs, or the next one between epochs.
         batch: Batches of the epoch that are done.
         num_batches: Batches of a whole pass; 0 before the first plan.
+        pass_nodes: Nodes that own the samples of the pass that runs; 0 before one.
         decided_epoch: The last evaluation point whose freeze decision was taken; its
             number is the epoch unless `Config.freeze_every` is set.
         wanted_units: That decision.
@@ -53,6 +54,7 @@ class TrainingState:
     epoch: int = 0
     batch: int = 0
     num_batches: int = 0
+    pass_nodes: int = 0
     decided_epoch: int = -1
     wanted_units: int = 0
     frozen_units: int = 0
@@ -103,6 +105,7 @@ class TrainingState:
             "step": self.step,
             "epoch": self.epoch + self.pass_is_done,
             "batch": 0 if self.pass_is_done else self.batch,
+            "pass_nodes": self.pass_nodes,
             "decided_epoch": self.decided_epoch,
             "wanted_units": self.wanted_units,
             "frozen_units": self.frozen_units,
@@ -110,8 +113,9 @@ class TrainingState:
 
     def load_progress(self, counters: Mapping[str, int]) -> None:
         """Take over the counters of another rank or of a checkpoint."""
+        known = {"pass_nodes": 0, **counters}  # older checkpoints do not tell
         for name in self.progress():
-            setattr(self, name, int(counters[name]))
+            setattr(self, name, int(known[name]))
 
     def model_tensors(self) -> dict[str, Tensor]:
         """Return parameters and buffers by name, each shared tensor once."""

@@ -93,6 +93,29 @@ def test_epoch_has_every_sample_once_in_even_shares(rows, batch, nodes, count, d
         assert sum(counts) == (rows % batch if short else batch)
 
 
+@settings(deadline=None)
+@given(sizes, sizes, st.integers(1, 4), st.integers(1, 5), st.data())
+def test_other_nodes_can_finish_a_pass(rows, batch, nodes, replicas, data):
+    epoch = data.draw(st.integers(0, 3))
+    position = data.draw(st.integers(0, -(-rows // batch)))
+    begun = global_batches(rows, batch, replicas=[1] * nodes, epoch=epoch)
+    shares = []
+    for replica in range(replicas):
+        sampler = ElasticSampler(
+            rows,
+            batch,
+            num_nodes=nodes,
+            node=None,
+            replicas_on_node=replicas,
+            replica_on_node=replica,
+        )
+        sampler.set_epoch(epoch)
+        sampler.set_position(position)
+        shares.append(list(sampler))
+    finished = [sum(parts, []) for parts in zip(*shares, strict=True)]
+    assert finished == [sum(b, []) for b in begun[position:]]
+
+
 def test_order_is_fresh_each_epoch_and_repeats_with_its_seed():
     orders = [
         tuple(sum(sum(global_batches(64, 8, replicas=[2], epoch=e, seed=s), []), []))

@@ -1,5 +1,6 @@
 """Checkpoints within a pass: the resumed run is the one that was not interrupted."""
 
+import os
 import shutil
 
 import pytest
@@ -9,14 +10,16 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer import checkpoint
 from tests.engine.scenario import config, make_engine, moments, schedule
+from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, accuracy
 
 EPOCHS = 4  # of 5 batches, the last one short
 
 
-def settings(folder, *, resume=False, **changes):
+def settings(folder, *, resume=False, freeze_every=None, **changes):
     wanted = {"every_steps": 3, "every_epochs": 100, "keep": 100, **changes}
     return config(
+        freeze_every=freeze_every,
         # Other sizes of what is computed at once give other bits: micro-batches, and
         # the rows of a batch whose frozen activations are not cached.
         plan=pt.PlanConfig(num_microbatches=1),
@@ -47,18 +50,23 @@ def train(engine):
 
 
 def policies():
+    """Return (policy, optimizer steps between decisions or None) by name."""
     return {
-        "schedule": schedule(0, 2, 4, 5),
-        "gradients": pt.freeze.AlphaCap(1 / 3, gradient_term=True),
-        "metrics": AccurateEnough(),
+        "schedule": (schedule(0, 2, 4, 5), None),
+        "gradients": (pt.freeze.AlphaCap(1 / 3, gradient_term=True), None),
+        "gradients, within passes": (pt.freeze.AlphaCap(1 / 3, gradient_term=True), 4),
+        "metrics": (AccurateEnough(), None),
     }
 
 
 @pytest.mark.parametrize("name", policies())
 def test_resumed_run_repeats_the_rest_of_the_whole_one_bitwise(name, tmp_path):
     def engine(folder, **options):
+        policy, every = policies()[name]
         return make_engine(
-            freeze=policies()[name], dropout=0.1, config=settings(folder, **options)
+            freeze=policy,
+            dropout=0.1,
+            config=settings(folder, freeze_every=every, **options),
         )
 
     whole, end = train(engine(tmp_path / "whole"))
@@ -154,6 +162,37 @@ def test_batches_whose_gradients_were_not_applied_come_again(tmp_path):
     assert first == whole[:3]
     # Batch 2 was only added to gradients, which no checkpoint holds.
     assert gather_over_two_batches(tmp_path / "part", resume=True) == whole[2:]
+
+
+def begin_on_two_nodes(rank, folder):
+    os.environ.update(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0", GROUP_RANK=str(rank))
+    return seen_until(folder, stop=2)
+
+
+def seen_until(folder, *, stop=None, resume=False):
+    """Train one pass; return the ids that this rank saw of each batch."""
+    engine = make_engine(freeze=schedule(0), config=settings(folder, resume=resume))
+    seen = {}
+    with engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(50), 12):
+                seen[batch.index] = batch.ids.tolist()
+                engine.step(batch)
+                if batch.index == stop:
+                    break
+            engine.save(folder / "step-0000000009.pt")
+            if stop is not None:
+                break
+    return seen
+
+
+@pytest.mark.distributed
+def test_one_node_finishes_the_pass_that_two_have_begun(tmp_path):
+    first, second = run_ranks(begin_on_two_nodes, 2, tmp_path, timeout_s=90)
+    rest = seen_until(tmp_path, resume=True)
+    assert list(first) == list(second) == [0, 1, 2] and list(rest) == [3, 4]
+    parts = [*first.values(), *second.values(), *rest.values()]
+    assert sorted(i for ids in parts for i in ids) == list(range(50))
 
 
 def test_steps_without_a_folder_are_refused():

@@ -2,7 +2,10 @@
 
 #include <unistd.h>
 
+#include <numeric>
 #include <utility>
+
+#include "autodp/patient_store.h"
 
 namespace pipetransformer::autodp {
 
@@ -10,21 +13,34 @@ namespace {
 
 constexpr std::chrono::milliseconds kStoreDeadline{2000};
 constexpr std::chrono::milliseconds kRetireDeadline{1000};
+// What taking an old generation's groups apart may delay the next one.
+constexpr std::chrono::milliseconds kHandOverDeadline{20};
+
+std::vector<int> all_ranks(int world_size) {
+  std::vector<int> ranks(static_cast<size_t>(world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 }  // namespace
 
 MessagePlane::Parts::Parts(
     const c10::intrusive_ptr<c10d::Store>& store,
     const WatcherOptions& options)
-    : latch(std::make_shared<FailureLatch>()),
-      client(store, latch, options.store_rank),
-      watcher(store, latch, options),
-      retire_thread("pt-retire") {}
+    : run(std::make_shared<RunState>(
+          options.rank,
+          all_ranks(options.world_size),
+          options.survives)),
+      client(std::make_shared<StoreClient>(store, run, options.store_rank)),
+      watcher(store, run, options),
+      retire_thread(std::make_unique<TaskThread>("pt-retire")) {}
 
 MessagePlane::MessagePlane(
     const c10::intrusive_ptr<c10d::Store>& store,
     const WatcherOptions& options)
-    : parts_(std::make_unique<Parts>(store, options)), owner_pid_(::getpid()) {}
+    : parts_(std::make_unique<Parts>(store, options)),
+      options_(options),
+      owner_pid_(::getpid()) {}
 
 MessagePlane::~MessagePlane() {
   if (!owned_by_this_process()) {
@@ -37,15 +53,46 @@ MessagePlane::~MessagePlane() {
 }
 
 void MessagePlane::fail(Failure failure) {
-  parts_->latch->fail(std::move(failure));
+  parts_->run->fail(std::move(failure));
+}
+
+c10::intrusive_ptr<c10d::Store> MessagePlane::group_store() const {
+  return c10::make_intrusive<PatientStore>(
+      parts_->client,
+      parts_->run->generation()->latch,
+      std::chrono::milliseconds(
+          static_cast<int64_t>(options_.start_timeout_s * 1000)));
+}
+
+std::unique_ptr<RollBoard> MessagePlane::begin_roll(std::string standing) {
+  return std::make_unique<RollBoard>(
+      parts_->client,
+      parts_->run,
+      options_.rank,
+      options_.heartbeat_timeout_s,
+      std::move(standing));
+}
+
+void MessagePlane::advance(const std::vector<int>& members) {
+  parts_->run->advance(members);
+  auto next = std::make_unique<TaskThread>("pt-retire");
+  {
+    const std::lock_guard lock(parts_->retire_mutex);
+    parts_->retire_thread.swap(next);
+  }
+  next->stop(kHandOverDeadline);  // what is queued there is still done
 }
 
 void MessagePlane::retire(std::function<void()>&& task) {
-  if (!parts_->retire_thread.post(std::move(task))) {
-    TaskThread late("pt-retire");
-    late.post(std::move(task));  // still whole: see TaskThread::post
-    late.stop(kRetireDeadline);
+  {
+    const std::lock_guard lock(parts_->retire_mutex);
+    if (parts_->retire_thread->post(std::move(task))) {
+      return;
+    }
   }
+  TaskThread late("pt-retire");
+  late.post(std::move(task));  // still whole: see TaskThread::post
+  late.stop(kRetireDeadline);
 }
 
 bool MessagePlane::owned_by_this_process() const noexcept {
@@ -54,7 +101,7 @@ bool MessagePlane::owned_by_this_process() const noexcept {
 
 void MessagePlane::stop_watching() noexcept {
   parts_->watcher.stop(kStoreDeadline);
-  parts_->latch->confirm_directly();
+  latch()->confirm_directly();
 }
 
 void MessagePlane::close() noexcept {
@@ -62,8 +109,9 @@ void MessagePlane::close() noexcept {
     return;
   }
   stop_watching();
-  parts_->client.stop(kStoreDeadline);
-  parts_->retire_thread.stop(kRetireDeadline);
+  parts_->client->stop(kStoreDeadline);
+  const std::lock_guard lock(parts_->retire_mutex);
+  parts_->retire_thread->stop(kRetireDeadline);
 }
 
 }  // namespace pipetransformer::autodp

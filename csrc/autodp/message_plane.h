@@ -1,5 +1,6 @@
 // The message plane: what all ranks of a run, active and standby, talk over. A
-// store, a latch for the run's one failure, and the threads that look for it.
+// store, a latch for the one failure of each generation, and the threads that
+// look for it.
 //
 // Thread-safe. Methods that touch the store block for at most the slice they
 // are given plus a few milliseconds, or until a failure is latched, and then
@@ -15,11 +16,13 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <optional>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "autodp/failure.h"
+#include "autodp/roll_board.h"
+#include "autodp/run_state.h"
 #include "autodp/store_client.h"
 #include "autodp/task_thread.h"
 #include "autodp/watcher.h"
@@ -37,17 +40,31 @@ class MessagePlane {
   MessagePlane& operator=(const MessagePlane&) = delete;
 
   StoreClient& store() {
-    return parts_->client;
+    return *parts_->client;
   }
   Watcher& watcher() {
     return parts_->watcher;
   }
-  const std::shared_ptr<FailureLatch>& latch() const {
-    return parts_->latch;
+  RunState& run() const {
+    return *parts_->run;
+  }
+  // That of the generation this rank lives in.
+  std::shared_ptr<FailureLatch> latch() const {
+    return parts_->run->generation()->latch;
   }
 
-  // Latches a failure of this run; the store thread tells the other ranks.
+  // Latches a failure of this generation; the store thread tells the others.
   void fail(Failure failure);
+
+  // A store for building groups of this generation: see patient_store.h.
+  c10::intrusive_ptr<c10d::Store> group_store() const;
+
+  // This rank's part in the roll call after the failure of this generation.
+  std::unique_ptr<RollBoard> begin_roll(std::string standing);
+
+  // Goes on in the next generation. Old groups that are still being taken apart
+  // do not delay those of the new one.
+  void advance(const std::vector<int>& members);
 
   // Runs `task` on the background thread that takes old groups apart; in a
   // closed plane on a thread of its own, which gets a second. `task` and what
@@ -71,14 +88,16 @@ class MessagePlane {
     Parts(
         const c10::intrusive_ptr<c10d::Store>& store,
         const WatcherOptions& options);
-    std::shared_ptr<FailureLatch> latch;
-    StoreClient client;
+    std::shared_ptr<RunState> run;
+    std::shared_ptr<StoreClient> client;
     Watcher watcher;
-    TaskThread retire_thread;
+    std::mutex retire_mutex;
+    std::unique_ptr<TaskThread> retire_thread;
   };
 
   std::unique_ptr<Parts> parts_;
   std::atomic<bool> closed_{false};
+  const WatcherOptions options_;
   const int owner_pid_;
 };
 

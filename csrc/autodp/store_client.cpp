@@ -15,6 +15,8 @@ namespace {
 constexpr std::chrono::microseconds kFirstPause{500};
 constexpr std::chrono::microseconds kLongestPause{20000};
 constexpr std::chrono::milliseconds kFailureCheck{20};
+// No key of ours ever holds these bytes.
+constexpr char kAbsent[] = "\x01 absent";
 
 std::string first_line(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
@@ -34,27 +36,41 @@ Failure store_failure(int store_rank, const std::exception& error) {
   return failure;
 }
 
+// A `get` waits for a key that is not there, and so would one of a key that is
+// deleted just after a `check`. compare_set never waits: it returns what an
+// existing key holds, and its expectation for an absent one.
 std::optional<std::string>
 read_key(c10d::Store& store, const std::string& key) {
-  if (!store.check({key})) {
+  auto value = store.compareSet(key, kAbsent, kAbsent);
+  if (value == kAbsent) {
     return std::nullopt;
   }
-  const auto value = store.get(key);
-  return std::string(value.begin(), value.end());
+  return value;
 }
 
 StoreClient::StoreClient(
     const c10::intrusive_ptr<c10d::Store>& store,
-    std::shared_ptr<FailureLatch> latch,
+    std::shared_ptr<RunState> run,
     int store_rank)
     : store_(store->clone()),
-      latch_(std::move(latch)),
+      run_(std::move(run)),
       store_rank_(store_rank),
       thread_("pt-store") {}
 
+void StoreClient::check(const std::shared_ptr<FailureLatch>& latch) const {
+  if (latch) {
+    latch->check();
+  }
+  if (const auto loss = run_->store_loss()) {
+    throw PeerFailureError(*loss);
+  }
+}
+
 template <typename Result>
-Result StoreClient::run(std::function<Result(c10d::Store&)> operation) {
-  latch_->check();
+Result StoreClient::run(
+    const std::shared_ptr<FailureLatch>& latch,
+    std::function<Result(c10d::Store&)> operation) {
+  check(latch);
   // The task owns its store: it may outlive this object (abandoned thread).
   auto task = std::make_shared<std::packaged_task<Result()>>(
       [store = store_, operation = std::move(operation)] {
@@ -65,23 +81,43 @@ Result StoreClient::run(std::function<Result(c10d::Store&)> operation) {
       thread_.post([task] { (*task)(); }),
       "message plane: expected an open plane, got a closed one");
   while (result.wait_for(kFailureCheck) != std::future_status::ready) {
-    latch_->check();
+    check(latch);
   }
   try {
     return result.get();
+  } catch (const PeerFailureError&) {
+    throw;
   } catch (const std::exception& error) {
-    latch_->fail(store_failure(store_rank_, error));
-    latch_->check();
+    run_->lose_store(store_failure(store_rank_, error));
+    check(latch);
     throw;
   }
 }
 
+template <typename Result>
+Result StoreClient::write(std::function<Result(c10d::Store&)> operation) {
+  const auto generation = run_->generation();
+  if (!run_->survives()) {
+    return run<Result>(generation->latch, std::move(operation));
+  }
+  return run<Result>(
+      generation->latch,
+      [generation, operation = std::move(operation)](c10d::Store& store) {
+        if (const auto abort = read_key(store, generation->key("abort"))) {
+          generation->latch->fail(decode(*abort));
+        }
+        generation->latch->check();
+        return operation(store);
+      });
+}
+
 void StoreClient::set(const std::string& key, const std::string& value) {
-  run<void>([key, value](c10d::Store& store) { store.set(key, value); });
+  write<void>([key, value](c10d::Store& store) { store.set(key, value); });
 }
 
 std::optional<std::string> StoreClient::read(const std::string& key) {
   return run<std::optional<std::string>>(
+      run_->generation()->latch,
       [key](c10d::Store& store) { return read_key(store, key); });
 }
 
@@ -89,13 +125,13 @@ std::string StoreClient::compare_set(
     const std::string& key,
     const std::string& expected,
     const std::string& desired) {
-  return run<std::string>([key, expected, desired](c10d::Store& store) {
+  return write<std::string>([key, expected, desired](c10d::Store& store) {
     return store.compareSet(key, expected, desired);
   });
 }
 
 void StoreClient::remove(const std::vector<std::string>& keys) {
-  run<void>([keys](c10d::Store& store) {
+  write<void>([keys](c10d::Store& store) {
     for (const auto& key : keys) {
       store.deleteKey(key);
     }
@@ -105,10 +141,11 @@ void StoreClient::remove(const std::vector<std::string>& keys) {
 void StoreClient::remove_later(std::vector<std::string> keys) {
   // False after stop(): the keys stay until the run's store goes.
   static_cast<void>(thread_.post([store = store_,
-                                  latch = latch_,
+                                  run = run_,
+                                  latch = run_->generation()->latch,
                                   rank = store_rank_,
                                   keys = std::move(keys)] {
-    if (latch->failed()) {
+    if (latch->failed() || run->store_loss().has_value()) {
       return;
     }
     try {
@@ -116,18 +153,25 @@ void StoreClient::remove_later(std::vector<std::string> keys) {
         store->deleteKey(key);
       }
     } catch (const std::exception& error) {
-      latch->fail(store_failure(rank, error));
+      run->lose_store(store_failure(rank, error));
     }
   }));
+}
+
+void StoreClient::run_with(
+    const std::shared_ptr<FailureLatch>& latch,
+    const std::function<void(c10d::Store&)>& operation) {
+  run<void>(latch, operation);
 }
 
 int StoreClient::wait_any(
     const std::vector<std::vector<std::string>>& groups,
     std::chrono::milliseconds slice) {
   const auto end = std::chrono::steady_clock::now() + slice;
+  const auto latch = run_->generation()->latch;
   auto pause = kFirstPause;
   while (true) {
-    const int found = run<int>([groups](c10d::Store& store) {
+    const int found = run<int>(latch, [groups](c10d::Store& store) {
       for (size_t i = 0; i < groups.size(); ++i) {
         if (store.check(groups[i])) {
           return static_cast<int>(i);

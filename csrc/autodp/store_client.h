@@ -6,8 +6,12 @@
 // store: until the result is there, or a failure is latched. They do not look
 // for signals meanwhile: with a stopped server that is the heartbeat timeout.
 //
-// Thread-safe. Every method throws PeerFailureError once a failure is latched,
-// and latches one of phase "store" when the store reports an error.
+// Thread-safe. Every method throws PeerFailureError once its generation has
+// failed or the store is lost. An error of the store loses the store (see
+// RunState::lose_store); the PeerFailureError is then that of the loss. Where
+// runs survive failures, writes also look at the generation's `abort` key
+// first: a rank that was stopped for long must not write into its successors'
+// affairs.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -21,6 +25,7 @@
 #include <vector>
 
 #include "autodp/failure.h"
+#include "autodp/run_state.h"
 #include "autodp/task_thread.h"
 
 namespace pipetransformer::autodp {
@@ -31,7 +36,7 @@ class StoreClient {
   // ours; named in the failure.
   StoreClient(
       const c10::intrusive_ptr<c10d::Store>& store,
-      std::shared_ptr<FailureLatch> latch,
+      std::shared_ptr<RunState> run,
       int store_rank);
 
   void set(const std::string& key, const std::string& value);
@@ -54,15 +59,28 @@ class StoreClient {
       const std::vector<std::vector<std::string>>& groups,
       std::chrono::milliseconds slice);
 
+  // Any other operation, for as long as `latch` (of the operation's generation)
+  // has not failed; null: whatever failed, until the store is lost. `operation`
+  // must not wait for keys, and may outlive the caller: it owns what it uses.
+  void run_with(
+      const std::shared_ptr<FailureLatch>& latch,
+      const std::function<void(c10d::Store&)>& operation);
+
   // Runs what is queued, then ends the thread (bounded, see TaskThread).
   bool stop(std::chrono::milliseconds deadline) noexcept;
 
  private:
   template <typename Result>
-  Result run(std::function<Result(c10d::Store&)> operation);
+  Result
+  run(const std::shared_ptr<FailureLatch>& latch,
+      std::function<Result(c10d::Store&)> operation);
+  // Runs a write of the current generation, unless that is over.
+  template <typename Result>
+  Result write(std::function<Result(c10d::Store&)> operation);
+  void check(const std::shared_ptr<FailureLatch>& latch) const;
 
   c10::intrusive_ptr<c10d::Store> store_;
-  std::shared_ptr<FailureLatch> latch_;
+  std::shared_ptr<RunState> run_;
   int store_rank_;
   TaskThread thread_;
 };
@@ -70,6 +88,7 @@ class StoreClient {
 // The failure that a store's exception stands for.
 Failure store_failure(int store_rank, const std::exception& error);
 
+// Never waits, also when the key is deleted at this moment.
 std::optional<std::string> read_key(c10d::Store& store, const std::string& key);
 
 }  // namespace pipetransformer::autodp

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <condition_variable>
 #include <csignal>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "autodp/liveness.h"
+#include "autodp/roll_board.h"
 #include "autodp/store_client.h"
 #include "autodp/task_thread.h"
 
@@ -21,18 +23,16 @@ namespace pipetransformer::autodp {
 namespace {
 
 constexpr std::chrono::milliseconds kPoll{50};
-constexpr char kAbortKey[] = "abort";
+// Written by a rank that outlives the store, if the store comes back after all:
+// all must then do without it.
+constexpr char kLostKey[] = "lost";
 // How long the rank that serves the store waits for others to read the failure.
 constexpr double kLingerS = 1.0;
 // How long a broken connection waits for the account of the peer that broke it.
 constexpr double kGraceS = 0.25;
 
-std::string heartbeat_key(int rank) {
-  return "hb/" + std::to_string(rank);
-}
-
-std::string seen_key(int rank) {
-  return "seen/" + std::to_string(rank);
+std::string seen_key(const Generation& generation, int rank) {
+  return generation.key("seen/" + std::to_string(rank));
 }
 
 }  // namespace
@@ -40,14 +40,14 @@ std::string seen_key(int rank) {
 struct Watcher::State {
   State(
       const c10::intrusive_ptr<c10d::Store>& shared_store,
-      std::shared_ptr<FailureLatch> shared_latch,
+      std::shared_ptr<RunState> shared_run,
       const WatcherOptions& chosen)
       : store(shared_store->clone()),
-        latch(std::move(shared_latch)),
+        run(std::move(shared_run)),
         options(chosen) {}
 
   c10::intrusive_ptr<c10d::Store> store;  // the store thread's own
-  std::shared_ptr<FailureLatch> latch;
+  std::shared_ptr<RunState> run;
   const WatcherOptions options;
   // Rounds in which the store answered, counted once every rank has beaten. See
   // Note [Slow starts].
@@ -70,9 +70,11 @@ struct Watcher::State {
     return !closing;
   }
 
-  LivenessTracker make_tracker() const {
-    return {
-        options.heartbeat_timeout_s, options.start_timeout_s, steady_now_s()};
+  // Of the store thread itself, and of the successor in a generation.
+  LivenessTracker make_tracker(int64_t generation) const {
+    const double first_s =
+        generation == 0 ? options.start_timeout_s : options.heartbeat_timeout_s;
+    return {options.heartbeat_timeout_s, first_s, steady_now_s()};
   }
 
   std::vector<std::string> heartbeat_keys() const {
@@ -83,19 +85,19 @@ struct Watcher::State {
     return keys;
   }
 
-  void fail(int rank, std::string phase, double deadline_s, std::string why) {
-    Failure failure;
-    failure.rank = rank;
-    failure.phase = std::move(phase);
-    failure.deadline_s = deadline_s;
-    failure.reason = std::move(why);
-    latch->fail(std::move(failure));
-  }
+  // Of the store thread alone.
+  int64_t counter = 0;
+  double next_beat_s = steady_now_s();
+  bool everyone_started = false;
 
   void run_store_thread() noexcept;
-  void watch_store();
-  void beat(int64_t counter, LivenessTracker& successor);
-  void spread(const Failure& failure);
+  void watch_run();
+  bool watch(const Generation& generation);
+  void look_for_news(const Generation& generation);
+  void beat(const Generation& generation, LivenessTracker& successor);
+  void spread(const Generation& generation, const Failure& failure);
+  void leave(const Generation& generation);
+  void linger(const Generation& generation);
   void run_monitor_thread() noexcept;
   void drain_signals();
 };
@@ -106,55 +108,115 @@ struct Watcher::State {
 // five seconds or more (seen under load). All connections of a plane are made
 // when it starts; until every rank has beaten once, silence gets the longer
 // start timeout. For the same reason nothing connects to the store later:
-// groups are built through the connection that the plane was given.
+// groups are built through the connections that the plane made, and later
+// generations use them too.
 
 // ---- store thread
 
 void Watcher::State::run_store_thread() noexcept {
   try {
-    watch_store();
+    watch_run();
   } catch (const std::exception& error) {
-    latch->fail(store_failure(options.store_rank, error));
+    run->lose_store(store_failure(options.store_rank, error));
   }
   store.reset();  // closes the connection here, also when nobody joins us
   store_thread_runs = false;
 }
 
-void Watcher::State::watch_store() {
-  auto successor = make_tracker();
-  int64_t counter = 0;
-  double next_beat_s = steady_now_s();
-  bool everyone_started = false;
+void Watcher::State::watch_run() {
+  std::shared_ptr<const Generation> generation;
   do {
-    if (const auto abort = read_key(*store, kAbortKey)) {
-      latch->fail(decode(*abort));
-      break;
+    generation = run->generation();
+  } while (watch(*generation));
+  if (run->store_loss().has_value()) {
+    // It does answer, now that this rank has given it up.
+    if (options.survives) {
+      store->set(kLostKey, encode(*run->store_loss()));
     }
+    return;
+  }
+  if (generation->latch->failed()) {
+    leave(*generation);
+    linger(*generation);
+  }
+}
+
+// Returns true once another generation follows, false when it is time to end.
+bool Watcher::State::watch(const Generation& generation) {
+  auto successor = make_tracker(generation.number);
+  bool told = false;
+  const auto tell = [&] {
+    const auto failure = generation.latch->failure();
+    if (failure.has_value() && !told) {
+      spread(generation, *failure);
+      told = true;
+    }
+    return failure.has_value();
+  };
+  do {
+    if (run->store_loss().has_value()) {
+      return false;
+    }
+    if (run->generation()->number != generation.number) {
+      return true;
+    }
+    look_for_news(generation);
     if (steady_now_s() >= next_beat_s) {
       next_beat_s = steady_now_s() + options.heartbeat_interval_s;
-      beat(counter++, successor);
+      beat(generation, successor);
     }
-    everyone_started = everyone_started || store->check(heartbeat_keys());
+    everyone_started = everyone_started || generation.latch->failed() ||
+                       store->check(heartbeat_keys());
     if (everyone_started) {
       answers.fetch_add(1);
     }
-  } while (!latch->failed() && pause());
-  if (const auto failure = latch->failure()) {
-    spread(*failure);
+    if (tell() && !options.survives) {
+      return false;
+    }
+  } while (pause());
+  tell();
+  return false;
+}
+
+void Watcher::State::look_for_news(const Generation& generation) {
+  if (generation.latch->failed()) {
+    return;
+  }
+  if (const auto abort = read_key(*store, generation.key("abort"))) {
+    generation.latch->fail(decode(*abort));
+  }
+  if (!options.survives) {
+    return;
+  }
+  if (const auto lost = read_key(*store, kLostKey)) {
+    run->lose_store(decode(*lost));
   }
 }
 
 // The first writer's account stays. Everyone says that it has read it, so that
 // the rank that serves the store does not take the store away before.
-void Watcher::State::spread(const Failure& failure) {
-  store->compareSet(kAbortKey, "", encode(failure));
-  store->set(seen_key(options.rank), std::string("1"));
+void Watcher::State::spread(
+    const Generation& generation,
+    const Failure& failure) {
+  store->compareSet(generation.key("abort"), "", encode(failure));
+  store->set(seen_key(generation, options.rank), std::string("1"));
+}
+
+// Tells survivors not to wait for this rank; an answer it gave before stays.
+void Watcher::State::leave(const Generation& generation) {
+  if (options.survives) {
+    store->compareSet(
+        answer_key(generation.number + 1, options.rank), "", kLeaves);
+  }
+}
+
+void Watcher::State::linger(const Generation& generation) {
   if (options.rank != options.store_rank) {
     return;
   }
   std::vector<std::string> keys;
-  for (int rank = 0; rank < options.world_size; ++rank) {
-    keys.push_back(seen_key(rank));
+  for (const int rank : generation.members) {
+    keys.push_back(seen_key(generation, rank));
   }
   const double end_s = steady_now_s() + kLingerS;
   while (!store->check(keys) && steady_now_s() < end_s) {
@@ -162,37 +224,45 @@ void Watcher::State::spread(const Failure& failure) {
   }
 }
 
-void Watcher::State::beat(int64_t counter, LivenessTracker& successor) {
-  store->set(heartbeat_key(options.rank), std::to_string(counter));
-  if (options.world_size == 1) {
+void Watcher::State::beat(
+    const Generation& generation,
+    LivenessTracker& successor) {
+  store->set(heartbeat_key(options.rank), std::to_string(counter++));
+  const auto& members = generation.members;
+  if (members.size() == 1 || generation.latch->failed()) {
     return;
   }
-  const int next = (options.rank + 1) % options.world_size;
+  auto next = std::upper_bound(members.begin(), members.end(), options.rank);
+  if (next == members.end()) {
+    next = members.begin();
+  }
   std::optional<int64_t> seen;
-  if (const auto value = read_key(*store, heartbeat_key(next))) {
+  if (const auto value = read_key(*store, heartbeat_key(*next))) {
     seen = std::stoll(*value);
   }
   if (!successor.observe(seen, steady_now_s())) {
-    fail(next, "heartbeat", options.heartbeat_timeout_s, "no heartbeat");
+    generation.latch->fail(Failure{
+        *next, "heartbeat", -1, options.heartbeat_timeout_s, "no heartbeat"});
   }
 }
 
 // ---- monitor thread
 
 void Watcher::State::run_monitor_thread() noexcept {
-  auto store_thread = make_tracker();
+  auto store_thread = make_tracker(0);
   do {
     drain_signals();
-    latch->confirm(steady_now_s(), kGraceS);
+    run->generation()->latch->confirm(steady_now_s(), kGraceS);
     const auto rounds = answers.load();
     const auto seen = rounds > 0 ? std::optional(rounds) : std::nullopt;
-    if (!store_thread.observe(seen, steady_now_s())) {
-      fail(
+    const bool alive = store_thread.observe(seen, steady_now_s());
+    if (!alive && store_thread_runs && !run->store_loss().has_value()) {
+      run->lose_store(Failure{
           options.store_rank,
           "store",
+          -1,
           options.heartbeat_timeout_s,
-          "the store does not answer");
-      break;
+          "the store does not answer"});
     }
   } while (pause());
   monitor_thread_runs = false;
@@ -208,7 +278,12 @@ void Watcher::State::drain_signals() {
     }
     for (ssize_t i = 0; i < count; ++i) {
       if (bytes[static_cast<size_t>(i)] == SIGTERM) {
-        fail(options.rank, "SIGTERM", -1, "the process was told to terminate");
+        run->fail(Failure{
+            options.rank,
+            "SIGTERM",
+            -1,
+            -1,
+            "the process was told to terminate"});
       }
     }
     if (forward_fd >= 0 &&
@@ -222,9 +297,9 @@ void Watcher::State::drain_signals() {
 
 Watcher::Watcher(
     const c10::intrusive_ptr<c10d::Store>& store,
-    std::shared_ptr<FailureLatch> latch,
+    std::shared_ptr<RunState> run,
     const WatcherOptions& options)
-    : state_(std::make_shared<State>(store, std::move(latch), options)),
+    : state_(std::make_shared<State>(store, std::move(run), options)),
       store_thread_([state = state_] { state->run_store_thread(); }),
       monitor_thread_([state = state_] { state->run_monitor_thread(); }) {
   pthread_setname_np(store_thread_.native_handle(), "pt-heartbeat");

@@ -1,10 +1,13 @@
 // The two threads that find failures: one talks to the store, one does not.
 //
-// The store thread beats (`hb/<rank>`), checks that its ring successor beats,
-// looks for the `abort` key, and writes it when this rank failed first. The
-// monitor thread watches the store thread (a stopped server blocks it for ever)
-// and the signal pipe. Both only ever latch a failure; everything else listens
-// to the latch. Neither touches Python.
+// The store thread beats (`hb/<rank>`), checks that its successor in the ring
+// of the generation's members beats, looks for the generation's `abort` key,
+// and writes it when this rank failed first. Where the run survives failures it
+// goes on beating during the roll call, and follows into the next generation;
+// the store then is the only thing it takes along. The monitor thread watches
+// the store thread (a stopped server blocks it for ever) and the signal pipe.
+// Both only ever tell RunState; everything else listens to its latch. Neither
+// touches Python.
 //
 // Thread-safe. stop() is bounded: an unanswered store does not hold it up.
 #pragma once
@@ -16,7 +19,7 @@
 #include <memory>
 #include <thread>
 
-#include "autodp/failure.h"
+#include "autodp/run_state.h"
 
 namespace pipetransformer::autodp {
 
@@ -27,26 +30,27 @@ struct WatcherOptions {
   double heartbeat_interval_s = 1.0;
   double heartbeat_timeout_s = 10.0;
   double start_timeout_s = 30.0;  // until every rank has beaten once
+  bool survives = false;          // survivors of a failure go on, see RunState
 };
 
 class Watcher {
  public:
   Watcher(
       const c10::intrusive_ptr<c10d::Store>& store,
-      std::shared_ptr<FailureLatch> latch,
+      std::shared_ptr<RunState> run,
       const WatcherOptions& options);
   ~Watcher();
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
 
   // Bytes readable at `read_fd` are signal numbers (Python's wakeup fd).
-  // SIGTERM latches a failure; all bytes are passed on to `forward_fd` unless
+  // SIGTERM ends this rank; all bytes are passed on to `forward_fd` unless
   // it is -1. The caller keeps both open until unwatch_signals() has returned.
   void watch_signals(int read_fd, int forward_fd);
   void unwatch_signals();
 
   // Ends both threads. A failure that this rank latched is still written to the
-  // store first, within the deadline.
+  // store first, and that this rank leaves, within the deadline.
   void stop(std::chrono::milliseconds deadline) noexcept;
 
  private:

@@ -10,6 +10,7 @@
 #include "autodp/decision.h"
 #include "autodp/message_plane.h"
 #include "autodp/transfer.h"
+#include "bindings/bind_autodp_membership.h"
 
 // torch's process groups, stores and works live in intrusive pointers; the
 // holder is declared by torch/csrc/utils/pybind.h.
@@ -59,7 +60,8 @@ void bind_plane(py::module_& m) {
                       int store_rank,
                       double heartbeat_interval_s,
                       double heartbeat_timeout_s,
-                      double start_timeout_s) {
+                      double start_timeout_s,
+                      bool survives) {
             const py::gil_scoped_release no_gil;
             return free_without_gil(std::make_unique<MessagePlane>(
                 store,
@@ -69,7 +71,8 @@ void bind_plane(py::module_& m) {
                     store_rank,
                     heartbeat_interval_s,
                     heartbeat_timeout_s,
-                    start_timeout_s}));
+                    start_timeout_s,
+                    survives}));
           }),
           py::arg("store"),
           py::kw_only(),
@@ -78,7 +81,8 @@ void bind_plane(py::module_& m) {
           py::arg("store_rank"),
           py::arg("heartbeat_interval_s"),
           py::arg("heartbeat_timeout_s"),
-          py::arg("start_timeout_s"))
+          py::arg("start_timeout_s"),
+          py::arg("survives"))
       .def(
           "set",
           [](MessagePlane& self, const std::string& key, const py::bytes& v) {
@@ -154,7 +158,7 @@ void bind_plane(py::module_& m) {
       .def(
           "set_epoch",
           [](MessagePlane& self, int64_t epoch) {
-            self.latch()->set_epoch(epoch);
+            self.run().set_epoch(epoch);
           })
       .def(
           "watch_signals",
@@ -255,6 +259,7 @@ void bind_autodp(py::module_& m) {
   // The stores and groups of the signatures below are torch's classes.
   py::module_::import("torch.distributed");
   bind_plane(m);
+  bind_autodp_membership(m);
   bind_group(m);
   bind_decision(m);
 }

@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from typing import Literal, get_args
+
+FailurePolicy = Literal["raise", "continue"]
+"""What the ranks that are left do when one is lost."""
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
@@ -28,10 +32,13 @@ class AutoDPConfig:
             differ between ranks. None: ``GLOO_SOCKET_IFNAME`` if it is set, else the
             one towards the store.
         run_name: tells apart jobs that share a store; equal on all ranks of a job.
+        on_peer_failure: ``"raise"`` ends all ranks when one is lost;
+            ``"continue"`` lets the survivors go on without it. Equal on all ranks.
 
     Raises:
+        TypeError: a duration that is no `timedelta`.
         ValueError: a duration or size that is not positive, a heartbeat timeout
-            below three intervals, or a name of other characters.
+            below three intervals, a name of other characters, or an unknown policy.
     """
 
     heartbeat_interval: timedelta = timedelta(seconds=1)
@@ -43,14 +50,13 @@ class AutoDPConfig:
     cached_groups: int = 4
     interface: str | None = None
     run_name: str = ""
+    on_peer_failure: FailurePolicy = "raise"
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, timedelta) and value <= timedelta(0):
-                raise ValueError(
-                    f"{field.name}: expected a positive duration, got {value}"
-                )
+            if field.type == "timedelta":
+                _check_duration(field.name, value)
         if self.heartbeat_timeout < 3 * self.heartbeat_interval:
             raise ValueError(
                 "heartbeat_timeout: expected at least three heartbeat intervals of "
@@ -72,3 +78,16 @@ class AutoDPConfig:
                 "run_name: expected at most 64 letters, digits, '.', '_' and '-', got "
                 f"{self.run_name!r}"
             )
+        if self.on_peer_failure not in get_args(FailurePolicy):
+            raise ValueError(
+                "on_peer_failure: expected one of "
+                f"{', '.join(map(repr, get_args(FailurePolicy)))}, got "
+                f"{self.on_peer_failure!r}"
+            )
+
+
+def _check_duration(name: str, value: object) -> None:
+    if not isinstance(value, timedelta):
+        raise TypeError(f"{name}: expected a timedelta, got {value!r}")
+    if value <= timedelta(0):
+        raise ValueError(f"{name}: expected a positive duration, got {value}")

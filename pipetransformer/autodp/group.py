@@ -143,9 +143,9 @@ def build_group(
 
     Args:
         plane: the run's message plane.
-        name: unique in the run, e.g. ``"g/3"`` for plan epoch 3.
-        members: world ranks, equal on all members; their order gives the ranks
-            of the group.
+        name: unique in the generation, e.g. ``"g/3"`` for plan epoch 3.
+        members: world ranks of this generation, equal on all of them; their order
+            gives the ranks of the group.
         config: deadlines; the plane's by default.
         device_type: ``"cpu"`` (gloo) or ``"cuda"`` (nccl).
 
@@ -157,7 +157,10 @@ def build_group(
     """
     config = config or plane.config
     _check_members(plane, members)
-    store = c10d.PrefixStore(name, plane.store)
+    name = plane.own_key(name)
+    # Through the plane's own connection: a wait for a dead member blocks nobody.
+    group_store = _binding.plane_group_store(plane.core)
+    store = c10d.PrefixStore(name, group_store)
     backend = None
     if len(members) > 1:
         rank = list(members).index(plane.rank)
@@ -176,12 +179,10 @@ def build_group(
 
 
 def _check_members(plane: MessagePlane, members: Sequence[int]) -> None:
-    valid = len(set(members)) == len(members) and all(
-        0 <= member < plane.world_size for member in members
-    )
+    valid = len(set(members)) == len(members) and set(members) <= set(plane.members)
     if not valid or plane.rank not in members:
         raise ValueError(
-            f"members: expected distinct ranks below {plane.world_size} with this "
+            f"members: expected distinct ranks of {list(plane.members)} with this "
             f"rank {plane.rank} among them, got {list(members)}"
         )
 

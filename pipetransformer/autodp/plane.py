@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 from torch.distributed import distributed_c10d as c10d
 
-from pipetransformer.autodp import _binding
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.launch import LaunchInfo
+from pipetransformer.autodp.life import PlaneLife
 from pipetransformer.autodp.signals import termination
 
 logger = logging.getLogger(__name__)
@@ -22,12 +22,14 @@ SLICE = timedelta(milliseconds=100)
 """Waits return to Python this often, so that signals are handled."""
 
 
-class MessagePlane:
+class MessagePlane(PlaneLife):
     """What all ranks, active and standby, talk over.
 
     Two C++ threads per rank watch the others; none of them needs the GIL. As soon
     as one rank fails, every wait of every rank raises `PeerFailure`, and so do the
     collectives of active groups. Methods may be called from several threads.
+
+    Its base class tells whether the run lives, and on whom: see `PlaneLife`.
 
     Args:
         store: this run's keys, from `connect`.
@@ -38,66 +40,9 @@ class MessagePlane:
     def __init__(
         self, store: c10d.Store, info: LaunchInfo, config: AutoDPConfig | None = None
     ) -> None:
-        self.info = info
-        self.config = config or AutoDPConfig()
+        super().__init__(store, info, config or AutoDPConfig())
         self.store = store
-        self.core = _binding.MessagePlane(
-            store,
-            rank=info.rank,
-            world_size=info.world_size,
-            store_rank=-1 if info.store_rank is None else info.store_rank,
-            heartbeat_interval_s=self.config.heartbeat_interval.total_seconds(),
-            heartbeat_timeout_s=self.config.heartbeat_timeout.total_seconds(),
-            start_timeout_s=self.config.store_timeout.total_seconds(),
-        )
         self._closed = False
-
-    @property
-    def rank(self) -> int:
-        """Index of this process in the run."""
-        return self.info.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes in the run."""
-        return self.info.world_size
-
-    @property
-    def failure(self) -> PeerFailure | None:
-        """The failure that ended this run, None while it is alive."""
-        failure = self.core.failure()
-        return None if failure is None else PeerFailure.from_tuple(failure)
-
-    def check(self) -> None:
-        """Raise the failure of this run, if there is one.
-
-        Raises:
-            PeerFailure: the run has failed.
-        """
-        failure = self.failure
-        if failure is not None:
-            raise failure
-
-    @contextlib.contextmanager
-    def guard(self) -> Iterator[None]:
-        """Turn whatever the body raises after a failure into that failure.
-
-        Wrap code that waits for peers without going through this class, such as
-        ``loss.backward()``: autograd turns our error into a plain RuntimeError.
-        """
-        try:
-            yield
-        except PeerFailure:
-            raise
-        except Exception as error:
-            failure = self.failure
-            if failure is not None:
-                raise failure from error
-            raise
-
-    def set_epoch(self, epoch: int) -> None:
-        """Name the plan epoch that failures are reported with from now on."""
-        self.core.set_epoch(epoch)
 
     def publish(self, key: str, value: bytes) -> None:
         """Write `value` under `key`; others may be waiting for it."""
@@ -176,29 +121,17 @@ class MessagePlane:
                 return None
 
     def gather(self, key: str, value: bytes, *, phase: str) -> list[bytes]:
-        """Exchange one value per rank; every rank calls this with the same key.
+        """Exchange one value per member; all call this with the same key.
 
-        A key can be gathered once per run. Waits for as long as all ranks live.
+        A key can be gathered once per generation. Waits for as long as all members
+        live.
 
         Returns:
-            The values in the order of ranks.
+            The values in the order of `members`.
         """
-        self.publish(f"gather/{key}/{self.rank}", value)
-        return [
-            self.wait(f"gather/{key}/{rank}", phase=phase)
-            for rank in range(self.world_size)
-        ]
-
-    def fail(self, phase: str, reason: str, *, rank: int | None = None) -> None:
-        """End the run on all ranks; the first failure of a run stays.
-
-        Args:
-            phase: what was going on here.
-            reason: one sentence for people.
-            rank: the rank held responsible, by default this one.
-        """
-        responsible = self.rank if rank is None else rank
-        self.core.fail(PeerFailure(responsible, phase, reason=reason).to_tuple())
+        own = self.own_key("gather")
+        self.publish(f"{own}/{key}/{self.rank}", value)
+        return [self.wait(f"{own}/{key}/{rank}", phase=phase) for rank in self.members]
 
     def _fail_deadline(
         self, phase: str, reason: str, timeout: timedelta | None
@@ -209,33 +142,43 @@ class MessagePlane:
         self.check()
 
     def finish(self, *, timeout: timedelta | None = None) -> None:
-        """Meet all ranks and leave together; the store's server leaves last.
+        """Meet all members and leave together; the store's server leaves last.
+
+        A rank that goes on without the store just leaves.
 
         Args:
-            timeout: deadline of the meeting; None waits while all ranks live.
+            timeout: deadline of the meeting; None waits while all members live.
 
         Raises:
             PeerFailure: a rank failed before it came here.
         """
         if self._closed:
             return
-        self.publish(f"finish/{self.rank}", b"1")
-        everyone = [f"finish/{rank}" for rank in range(self.world_size)]
+        try:
+            if not self.store_lost:
+                self._meet_and_leave(timeout)
+        except PeerFailure:
+            if self.failure is not None:
+                raise
+            logger.debug("the store was lost at the end")
+        self.close()
+
+    def _meet_and_leave(self, timeout: timedelta | None) -> None:
+        finish, left = self.own_key("finish"), self.own_key("left")
+        self.publish(f"{finish}/{self.rank}", b"1")
+        everyone = [f"{finish}/{rank}" for rank in self.members]
         if self.wait_any([everyone], timeout=timeout) is None:
             self._fail_deadline("finish", "not every rank came to the end", timeout)
         self.core.stop_watching()
         if self.rank != self.info.store_rank:
             # Nothing waits for this one: the server may be gone a moment later.
             with contextlib.suppress(PeerFailure):
-                self.publish(f"left/{self.rank}", b"1")
-        else:
-            others = [
-                f"left/{rank}" for rank in range(self.world_size) if rank != self.rank
-            ]
-            limit = self.config.protocol_timeout
-            if others and self.wait_any([others], timeout=limit) is None:
-                logger.warning("not every rank said goodbye within %s", limit)
-        self.close()
+                self.publish(f"{left}/{self.rank}", b"1")
+            return
+        others = [f"{left}/{rank}" for rank in self.members if rank != self.rank]
+        limit = self.config.protocol_timeout
+        if others and self.wait_any([others], timeout=limit) is None:
+            logger.warning("not every rank said goodbye within %s", limit)
 
     def close(self) -> None:
         """End this rank's threads without a meeting; idempotent.

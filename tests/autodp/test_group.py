@@ -144,7 +144,7 @@ def _build_and_retire(plane):
             before = _settled()
     plane.gather("done", b"", phase="test")
     keys = plane.store.list_keys() if hasattr(plane.store, "list_keys") else []
-    keys = [key for key in keys if key.startswith("g/")]
+    keys = [key for key in keys if "/g/" in key]
     return before, _settled(), keys
 
 

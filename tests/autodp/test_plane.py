@@ -137,11 +137,28 @@ def test_plane_in_a_forked_child_is_inert():
             "heartbeat_timeout: expected at least three heartbeat intervals",
         ),
         ({"transfer_bucket_bytes": 0}, "transfer_bucket_bytes: expected a positive"),
+        ({"on_peer_failure": "retry"}, "on_peer_failure: expected one of 'raise', 'c"),
     ],
 )
 def test_config_names_the_bad_setting(settings, text):
     with pytest.raises(ValueError, match=text):
         AutoDPConfig(**settings)
+
+
+def test_duration_of_another_type_is_named():
+    with pytest.raises(TypeError, match="group_timeout: expected a timedelta, got 3"):
+        AutoDPConfig(group_timeout=3)
+
+
+def test_plane_under_raise_does_not_survive():
+    info, store = connect(FAST)
+    plane = MessagePlane(store, info, FAST)
+    with pytest.raises(RuntimeError, match="expected a failed generation, got gen"):
+        plane.survive(b"")
+    plane.fail("test", "nobody's fault", rank=-1)
+    with pytest.raises(PeerFailure, match="nobody's fault"):
+        plane.survive(b"")
+    plane.close()
 
 
 def _talk(plane):

@@ -1,0 +1,162 @@
+#include "autodp/roll_board.h"
+
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+namespace pipetransformer::autodp {
+
+namespace {
+
+constexpr std::string_view kStays = "stays\n";  // then the standing
+
+std::string list_key(int64_t generation) {
+  return "roll/" + std::to_string(generation) + "/list";
+}
+
+std::string join(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) {
+    text += (text.empty() ? "" : " ") + std::to_string(rank);
+  }
+  return text;
+}
+
+std::vector<int> split(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<int> ranks;
+  for (int rank = 0; stream >> rank;) {
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+}  // namespace
+
+std::string answer_key(int64_t generation, int rank) {
+  return "roll/" + std::to_string(generation) + "/" + std::to_string(rank);
+}
+
+std::string heartbeat_key(int rank) {
+  return "hb/" + std::to_string(rank);
+}
+
+struct RollBoard::Look {
+  std::optional<std::string> list;
+  std::map<int, std::optional<std::string>> answers;
+  std::map<int, std::optional<std::string>> beats;
+};
+
+RollBoard::RollBoard(
+    std::shared_ptr<StoreClient> client,
+    std::shared_ptr<RunState> run,
+    int rank,
+    double heartbeat_timeout_s,
+    std::string standing)
+    : client_(std::move(client)),
+      run_(std::move(run)),
+      rank_(rank),
+      next_(run_->generation()->number + 1),
+      answer_(std::string(kStays) + std::move(standing)),
+      rules_(rank, run_->generation()->members) {
+  const auto generation = run_->generation();
+  const double now_s = steady_now_s();
+  for (const int member : generation->members) {
+    beats_.emplace(
+        member,
+        LivenessTracker(heartbeat_timeout_s, heartbeat_timeout_s, now_s));
+  }
+  // The account of a failure names a rank that has ended or is silent. A broken
+  // connection names nobody.
+  const auto failure = generation->latch->failure();
+  if (failure.has_value() && failure->rank >= 0 && failure->rank != rank) {
+    rules_.on_gone(failure->rank);
+  }
+}
+
+bool RollBoard::step() {
+  observe(look());
+  if (const auto proposal = rules_.proposal()) {
+    if (const auto list = try_close(*proposal)) {
+      rules_.on_closed(*list);
+    }
+  }
+  const auto& closed = rules_.closed();
+  if (closed.has_value() && !rules_.fenced() && standings_.empty()) {
+    read_standings(*closed);
+  }
+  return closed.has_value();
+}
+
+RollBoard::Look RollBoard::look() {
+  auto seen = std::make_shared<Look>();
+  client_->run_with(
+      nullptr,
+      [seen,
+       next = next_,
+       rank = rank_,
+       silent = rules_.silent(),
+       answer = answered_ ? std::string() : answer_](c10d::Store& store) {
+        seen->list = read_key(store, list_key(next));
+        if (seen->list.has_value()) {
+          return;
+        }
+        if (!answer.empty()) {
+          store.compareSet(answer_key(next, rank), "", answer);
+        }
+        for (const int member : silent) {
+          seen->answers[member] = read_key(store, answer_key(next, member));
+          seen->beats[member] = read_key(store, heartbeat_key(member));
+        }
+      });
+  answered_ = true;
+  return std::move(*seen);
+}
+
+void RollBoard::observe(const Look& seen) {
+  if (seen.list.has_value()) {
+    rules_.on_closed(split(*seen.list));
+    return;
+  }
+  const double now_s = steady_now_s();
+  for (const auto& [member, answer] : seen.answers) {
+    if (answer.has_value()) {
+      rules_.on_answer(member, answer->starts_with(kStays));
+      continue;
+    }
+    std::optional<int64_t> counter;
+    if (const auto& beat = seen.beats.at(member)) {
+      counter = std::stoll(*beat);
+    }
+    if (!beats_.at(member).observe(counter, now_s)) {
+      rules_.on_gone(member);
+    }
+  }
+}
+
+std::optional<std::vector<int>>
+RollBoard::try_close(const std::vector<int>& members) {
+  auto written = std::make_shared<std::string>();
+  client_->run_with(
+      nullptr,
+      [written, next = next_, list = join(members)](c10d::Store& store) {
+        *written = store.compareSet(list_key(next), "", list);
+      });
+  return split(*written);
+}
+
+void RollBoard::read_standings(const std::vector<int>& members) {
+  auto found = std::make_shared<std::map<int, std::string>>();
+  client_->run_with(
+      nullptr, [found, next = next_, members](c10d::Store& store) {
+        for (const int member : members) {
+          auto answer = read_key(store, answer_key(next, member));
+          if (answer.has_value() && answer->starts_with(kStays)) {
+            (*found)[member] = answer->substr(kStays.size());
+          }
+        }
+      });
+  standings_ = std::move(*found);
+}
+
+}  // namespace pipetransformer::autodp

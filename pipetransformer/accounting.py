@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.replica import Replica
-from pipetransformer.report.history import EpochRecord, PlanShape, SegmentRecord
+from pipetransformer.report import EpochRecord, PlanShape, SegmentRecord
 from pipetransformer.run import Run
 
 

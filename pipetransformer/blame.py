@@ -35,8 +35,9 @@ def is_open(plane: MessagePlane, epoch: int) -> bool:
 def refusal(error: BaseException) -> str:
     """Return the text by which this rank refuses a plan."""
     text = f"{type(error).__name__}: {error}"
-    # The only error of `build_group` that names what it expected of others.
-    return _PEERS + text if "to connect within" in str(error) else text
+    # Errors that name what was expected of others: `build_group`, `GroupCache`.
+    others = ("to connect within", "expected a kept one of ranks")
+    return _PEERS + text if any(part in str(error) for part in others) else text
 
 
 def culprits(

@@ -11,7 +11,7 @@ from typing import Any
 from pipetransformer import records, retries
 from pipetransformer.operations import Operations
 from pipetransformer.proposal import Proposal
-from pipetransformer.report.history import PlanShape
+from pipetransformer.report import PlanShape, first_step_line, profiled
 from pipetransformer.role import Role
 from pipetransformer.run import Run
 from pipetransformer.transformation import Outcome, perform
@@ -54,10 +54,12 @@ class Changes:
         Returns:
             The last attempt's outcome; None if the plan in force stays.
         """
-        run, attempt = self._run, 0
+        run, attempt, begun = self._run, 0, start
         absent: tuple[int, ...] = ()
         while True:
-            proposal = propose(absent)
+            with profiled("plan"):
+                proposal = propose(absent)
+            planned = time.perf_counter() - begun
             if proposal is None:
                 return None
             run.script.tell(
@@ -68,15 +70,21 @@ class Changes:
             )
             before, writer = self._shape(), self._role.is_lead
             outcome = self._take_part(proposal.plan_epoch, proposal, absent, writer)
+            outcome.phases["plan"] = planned
+            now = time.perf_counter()
             if outcome.committed:
-                seconds = time.perf_counter() - start
-                records.record_change(run, outcome, before, seconds, told=writer)
+                records.record_change(
+                    run, outcome, before, now - start, attempt=attempt, told=writer
+                )
                 return outcome
+            records.record_abort(
+                run, outcome, now - begun, attempt=attempt, told=writer
+            )
             without = self._agree_on_absent(absent, outcome, attempt)
             if without is None:
                 return outcome
             time.sleep(retries.back_off_s(attempt))
-            absent, attempt = without, attempt + 1
+            absent, attempt, begun = without, attempt + 1, time.perf_counter()
 
     def follow(self, *kinds: str) -> dict[str, Any] | None:
         """Wait for a message of the lead; on the way take part in changes of plan.
@@ -109,6 +117,8 @@ class Changes:
         if phases is not None and seconds is not None:
             phases["first_step"] = seconds
             self._run.prices.record_first_step(seconds)
+            if self._role.is_lead:
+                _LOG.info("%s", first_step_line(self._run.plan_epoch, seconds))
 
     def _is_over(self, plan_epoch: int) -> bool:
         """Tell whether so many plans came later that this one's keys are gone.
@@ -141,12 +151,8 @@ class Changes:
             self._fresh = outcome.phases
             if not absent:
                 run.script.trim(lead=writer)
-        elif writer:
-            _LOG.warning(
-                "plan epoch %d was aborted, the old plan goes on: %s",
-                plan_epoch,
-                outcome.reason,
-            )
+        else:
+            run.history.counters.transformations_aborted += 1
         return outcome
 
     def _agree_on_absent(

@@ -23,8 +23,7 @@ from pipetransformer.layout import Layout
 from pipetransformer.operations import Operations
 from pipetransformer.planning import is_due, propose, take_decision
 from pipetransformer.proposal import Proposal
-from pipetransformer.report.console import epoch_line
-from pipetransformer.report.history import EpochRecord
+from pipetransformer.report import EpochRecord, epoch_line
 from pipetransformer.role import Role
 from pipetransformer.run import Run
 

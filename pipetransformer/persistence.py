@@ -42,6 +42,7 @@ def save(
         "reshaped_ns_ago": run.prices.elapsed_ns(),
     }
     checkpoint.save(path, run.state, extra, weights=weights(run), replace=replace)
+    run.history.counters.checkpoints_written += 1
 
 
 def weights(run: Run) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from pipetransformer.memory import host_bytes
 from pipetransformer.planner import CacheTiers, Cluster, Plan, Profile
 from pipetransformer.plans import first_plan, next_plan, progress_of, remaining_steps
 from pipetransformer.prices import Market
-from pipetransformer.proposal import Proposal
+from pipetransformer.proposal import Proposal, group_name
 from pipetransformer.records import record_refusal
 from pipetransformer.replica import Replica
 from pipetransformer.run import Run
@@ -187,8 +187,9 @@ def propose(
             return None
     joined = joiners(run.layout, layout)
     holders = [rank for rank in layout.active if rank not in joined]
+    plan_epoch = run.plan_epoch + 1
     return Proposal(
-        plan_epoch=run.plan_epoch + 1,
+        plan_epoch=plan_epoch,
         plan=plan,
         layout=layout,
         progress=run.state.progress(),
@@ -203,6 +204,7 @@ def propose(
         absent=absent,
         operations=operations,
         position=position,
+        group=run.groups.name_for(layout.active, fresh=group_name(plan_epoch)),
     )
 
 

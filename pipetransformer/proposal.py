@@ -14,6 +14,11 @@ from pipetransformer.planner import Plan
 _VERSION = 2
 
 
+def group_name(plan_epoch: int) -> str:
+    """Return the name of the group that is built for a plan."""
+    return f"g/{plan_epoch}"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Proposal:
     """A plan with its place in time, as text without pickle.
@@ -35,6 +40,7 @@ class Proposal:
             attempt; they learn the outcome, and nobody waits for them.
         operations: Operations that the active ranks have completed.
         position: The next batch where the plan changes within a pass; else None.
+        group: Name of the members' group: a kept one's, or `fresh_group`.
     """
 
     plan_epoch: int
@@ -52,6 +58,12 @@ class Proposal:
     absent: tuple[int, ...] = ()
     operations: int = 0
     position: int | None = None
+    group: str = ""
+
+    @property
+    def fresh_group(self) -> str:
+        """The name that a new group has under this plan."""
+        return group_name(self.plan_epoch)
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON followed by the hash of the JSON text."""
@@ -73,6 +85,7 @@ class Proposal:
             "absent": list(self.absent),
             "operations": self.operations,
             "position": self.position,
+            "group": self.group,
         }
         text = json.dumps(content, sort_keys=True).encode()
         return text + f"#{hash_bytes(text):016x}".encode()
@@ -110,4 +123,5 @@ class Proposal:
             absent=tuple(content["absent"]),
             operations=content["operations"],
             position=content["position"],
+            group=content["group"],
         )

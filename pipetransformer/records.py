@@ -6,11 +6,14 @@ import logging
 
 from pipetransformer.planner import Plan, Transition
 from pipetransformer.prices import kind_of
-from pipetransformer.report.console import refusal_line, transformation_line
-from pipetransformer.report.history import (
+from pipetransformer.report import (
+    AbortRecord,
     PlanShape,
     RefusalRecord,
     TransformationRecord,
+    abort_line,
+    refusal_line,
+    transformation_line,
 )
 from pipetransformer.run import Run
 from pipetransformer.transformation import Outcome
@@ -20,8 +23,12 @@ _LOG = logging.getLogger(__name__)
 
 def shape_of(run: Run, plan: Plan) -> PlanShape:
     """Return the numbers of the plan in force that people compare."""
+    return _shape(plan, run.state.frozen_units)
+
+
+def _shape(plan: Plan, frozen_units: int) -> PlanShape:
     return PlanShape(
-        num_frozen_layers=run.state.frozen_units,
+        num_frozen_layers=frozen_units,
         boundary=plan.boundary,
         num_stages=plan.num_stages,
         num_replicas=plan.num_replicas,
@@ -33,6 +40,12 @@ def learn(run: Run, outcome: Outcome, before: Plan | None) -> None:
     """Note what a committed change did to the boundary and took on this rank."""
     plan = outcome.proposal.plan
     run.state.note_boundary(plan.boundary)
+    run.history.freezes = [dict(entry) for entry in run.state.freezes]
+    counters = run.history.counters
+    counters.transformations_committed += 1
+    counters.bytes_moved += outcome.moved_bytes
+    counters.groups_built = run.groups.built
+    counters.groups_reused = run.groups.reused
     transition = plan.transition
     taken = transition is not None and transition.accepted
     run.prices.record(
@@ -49,6 +62,7 @@ def record_change(
     before: PlanShape | None,
     seconds: float,
     *,
+    attempt: int,
     told: bool,
 ) -> None:
     """Write a committed change into the history; `told`: into the log, too."""
@@ -62,10 +76,36 @@ def record_change(
         phases=outcome.phases,
         reason=outcome.proposal.reason,
         transition=plan.transition.to_dict() if plan.transition is not None else None,
+        plan_epoch=outcome.proposal.plan_epoch,
+        moved_bytes=outcome.moved_bytes,
+        group=outcome.group,
+        attempt=attempt,
     )
     run.history.add(record)
     if told:
         _LOG.info("%s", transformation_line(record))
+
+
+def record_abort(
+    run: Run, outcome: Outcome, seconds: float, *, attempt: int, told: bool
+) -> None:
+    """Write an aborted attempt into the history; `told`: into the log, too."""
+    proposal = outcome.proposal
+    record = AbortRecord(
+        epoch=run.state.epoch,
+        step=run.state.step,
+        wanted=_shape(proposal.plan, proposal.frozen_units),
+        seconds=seconds,
+        phases=outcome.phases,
+        reason=outcome.reason,
+        plan_epoch=proposal.plan_epoch,
+        attempt=attempt,
+        without=proposal.absent,
+        culprits=outcome.culprits,
+    )
+    run.history.aborted.append(record)
+    if told:
+        _LOG.warning("%s", abort_line(record))
 
 
 def record_refusal(run: Run, transition: Transition | None) -> None:

@@ -22,11 +22,18 @@ from pipetransformer.replica import (
     Replica,
     wrap,
 )
+from pipetransformer.report import Phases
 from pipetransformer.run import Run
 from pipetransformer.state import allocate, load_optimizer, pack_optimizer
 
 
-def move(run: Run, group: ActiveGroup, source: int, receivers: Collection[int]) -> None:
+def move(
+    run: Run,
+    group: ActiveGroup,
+    source: int,
+    receivers: Collection[int],
+    phases: Phases,
+) -> int:
     """Give `receivers` weights, moments and scheduler of the rank `source`.
 
     Everything goes over the new group, in place, in the order of names; nothing
@@ -37,6 +44,10 @@ def move(run: Run, group: ActiveGroup, source: int, receivers: Collection[int]) 
         group: The new group.
         source: World rank of a member that holds the state.
         receivers: World ranks of the members that do not, equal on every member.
+        phases: Told how long sending and comparing took.
+
+    Returns:
+        The bytes of the state that was sent; 0 if there are no receivers.
 
     Raises:
         RuntimeError: members end with different values.
@@ -45,23 +56,26 @@ def move(run: Run, group: ActiveGroup, source: int, receivers: Collection[int]) 
     run.build_optimizer()
     run.restore_optimizer()
     if group.size == 1 or not receivers:
-        return
-    message, tensors = pack_optimizer(state)
-    message = group.all_gather_bytes(message if group.rank == first else b"")[first]
-    joined = None
-    if run.info.rank in receivers:
-        joined, tensors = allocate(message)
-    named = state.model_tensors()
-    broadcast_tensors(
-        group,
-        [*named.values(), *tensors],
-        source=first,
-        bucket_bytes=run.config.autodp.transfer_bucket_bytes,
-    )
-    if joined is not None:
-        load_optimizer(state, joined)
-    moments = {f"optimizer {i}": tensor for i, tensor in enumerate(tensors)}
-    compare_hashes(group, hash_tensors({**named, **moments}.items()))
+        return 0
+    with phases.phase("state"):
+        message, tensors = pack_optimizer(state)
+        message = group.all_gather_bytes(message if group.rank == first else b"")[first]
+        joined = None
+        if run.info.rank in receivers:
+            joined, tensors = allocate(message)
+        named = state.model_tensors()
+        moved = broadcast_tensors(
+            group,
+            [*named.values(), *tensors],
+            source=first,
+            bucket_bytes=run.config.autodp.transfer_bucket_bytes,
+        )
+        if joined is not None:
+            load_optimizer(state, joined)
+    with phases.phase("hash"):
+        moments = {f"optimizer {i}": tensor for i, tensor in enumerate(tensors)}
+        compare_hashes(group, hash_tensors({**named, **moments}.items()))
+    return moved + len(message)
 
 
 def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:

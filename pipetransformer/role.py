@@ -46,7 +46,8 @@ class Role:
         return self.replica
 
     def retire(self) -> None:
-        """Drop the replica; safe after a failure."""
+        """Drop the replica and all groups; safe after a failure."""
         if self.replica is not None:
             self.replica.retire(keep_group=False)
             self.replica = None
+        self._run.groups.drop()

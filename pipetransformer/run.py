@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,13 @@ from pipetransformer.autocache import (
     record_bytes,
     slots_within,
 )
-from pipetransformer.autodp import LaunchInfo, MessagePlane
+from pipetransformer.autodp import (
+    ActiveGroup,
+    GroupCache,
+    LaunchInfo,
+    MessagePlane,
+    build_group,
+)
 from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer
 from pipetransformer.checkpoint import load_optimizer_state
 from pipetransformer.layout import Layout
@@ -61,6 +67,7 @@ class Run:
         self.clock = clock
         self.info: LaunchInfo = plane.info
         self.script = ScriptLog(plane)
+        self.groups = GroupCache(self.config.autodp.cached_groups, self._build_group)
         self.state = TrainingState(recipe.model)
         self.policy = recipe.policy
         self.freezer = LayerFreezer(recipe.model)
@@ -88,6 +95,11 @@ class Run:
         self.step_buffers = StepBuffers(recipe.model, lambda: self.state.step)
         self._caches: dict[str, ActivationCache | None] = {}
         self._warned: set[str] = set()
+
+    def _build_group(self, name: str, members: Sequence[int]) -> ActiveGroup:
+        return build_group(
+            self.plane, name=name, members=members, config=self.config.autodp
+        )
 
     @property
     def is_lead(self) -> bool:

@@ -78,13 +78,13 @@ class Session:
         info = self._plane.info
         if info.local_rank != 0:
             return
-        place = f"{info.world_size} ranks on {info.num_nodes} nodes"
         name = self.run.config.autodp.run_name
         _LOG.info(
-            "run %s: %s; node %d: %s",
+            "run %s: %d ranks, node %d of %d; %s",
             f"'{name}' {info.run_id}" if name else info.run_id,
-            place,
+            info.world_size,
             info.node,
+            info.num_nodes,
             info.transport,
         )
 

@@ -15,34 +15,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from pipetransformer import blame
-from pipetransformer.autodp import ActiveGroup, PeerFailure, Transition, build_group
+from pipetransformer.autodp import ActiveGroup, PeerFailure, Transition
 from pipetransformer.proposal import Proposal
 from pipetransformer.replica import Replica
+from pipetransformer.report import Phases
 from pipetransformer.rewire import move, rewire
 from pipetransformer.run import Run
 
 _LOG = logging.getLogger(__name__)
-
-
-class Phases:
-    """Wall-clock seconds of each phase of one transformation."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a phase."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = time.perf_counter() - start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +36,12 @@ class Outcome:
         committed: False: the old plan stays in force.
         proposal: What was proposed.
         replica: What this rank now drives; None on a standby.
-        phases: Seconds per phase on this rank.
+        phases: Seconds per phase on this rank; see `Phases`.
         reason: Why it was aborted; empty when it was not.
         culprits: Ranks without which it might have been committed; known to the rank
             that wrote the plan.
+        moved_bytes: State that new replicas were given; known to the members.
+        group: Where the members' group is from: "fresh", "cached" or "kept".
     """
 
     committed: bool
@@ -65,6 +50,8 @@ class Outcome:
     phases: dict[str, float]
     reason: str = ""
     culprits: tuple[int, ...] = ()
+    moved_bytes: int = 0
+    group: str = ""
 
 
 def perform(
@@ -99,28 +86,44 @@ def perform(
             participants=participants,
             timeout=run.config.autodp.protocol_timeout,
         )
-        if proposal is not None:
-            transition.announce(proposal.to_bytes())
-        else:
-            proposal = Proposal.from_bytes(transition.receive())
+        with phases.phase("announce"):
+            if proposal is not None:
+                transition.announce(proposal.to_bytes())
+            else:
+                proposal = Proposal.from_bytes(transition.receive())
         group, error = None, None
         if run.info.rank in participants:
             blame.arrive(run.plane, plan_epoch)
             if blame.is_open(run.plane, plan_epoch):
-                group, error = _prepare(run, current, proposal)
-            transition.acknowledge(error)
-        committed = transition.decide()
+                group, error = _prepare(run, current, proposal, phases)
+            with phases.phase("acknowledge"):
+                transition.acknowledge(error)
+        with phases.phase("decision"):
+            committed = transition.decide()
     run.plane.set_epoch(plan_epoch)
     run.plan_epoch = plan_epoch  # an aborted number is never used again
     if committed:
-        replica = _carry_out(run, current, proposal, group, phases)
-        return Outcome(True, proposal, replica, phases.seconds)
+        source = _take_over(run, current, group)
+        replica, moved = _carry_out(run, current, proposal, group, phases)
+        return Outcome(
+            True, proposal, replica, phases.seconds, moved_bytes=moved, group=source
+        )
     if group is not None and (current is None or group is not current.group):
-        group.retire()
+        run.groups.reject(group)
     culprits = blame.culprits(run.plane, plan_epoch, participants) if writer else ()
     return Outcome(
         False, proposal, current, phases.seconds, transition.reason, culprits
     )
+
+
+def _take_over(run: Run, current: Replica | None, group: ActiveGroup | None) -> str:
+    """Make the new group the live one and keep the old; return where it is from."""
+    if current is not None and current.group is group:
+        return "kept"
+    cached = group is not None and run.groups.take(group)
+    if group is None:
+        return ""
+    return "cached" if cached else "fresh"
 
 
 def _carry_out(
@@ -129,19 +132,25 @@ def _carry_out(
     proposal: Proposal,
     group: ActiveGroup | None,
     phases: Phases,
-) -> Replica | None:
-    """Go from the old plan to the committed one; there is no way back."""
+) -> tuple[Replica | None, int]:
+    """Go from the old plan to the committed one; there is no way back.
+
+    Returns:
+        What this rank now drives, and the bytes that its group moved.
+    """
     try:
         if current is not None:
-            current.retire(keep_group=group is current.group)
+            current.retire(keep_group=True)
+            if group is not current.group:
+                run.groups.keep(current.group)
             run.recipe.model.zero_grad(set_to_none=True)
         _adopt(run, proposal)
         if group is None:
-            return None
+            return None, 0
         with phases.phase("move"):
-            move(run, group, proposal.source, proposal.receivers)
+            moved = move(run, group, proposal.source, proposal.receivers, phases)
         with phases.phase("rewire"):
-            return rewire(run, group, proposal)
+            return rewire(run, group, proposal), moved
     except PeerFailure:
         raise
     except Exception as error:
@@ -153,7 +162,7 @@ def _carry_out(
 
 
 def _prepare(
-    run: Run, current: Replica | None, proposal: Proposal
+    run: Run, current: Replica | None, proposal: Proposal, phases: Phases
 ) -> tuple[ActiveGroup | None, str | None]:
     """Build what may fail beside what is in use; an error becomes a refusal."""
     if run.info.rank not in proposal.layout.active:
@@ -162,12 +171,10 @@ def _prepare(
         group = current.group
     else:
         try:
-            group = build_group(
-                run.plane,
-                name=f"g/{proposal.plan_epoch}",
-                members=proposal.layout.active,
-                config=run.config.autodp,
-            )
+            with phases.phase("group"):
+                group = run.groups.obtain(
+                    proposal.group, proposal.layout.active, fresh=proposal.fresh_group
+                )
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
             run.plane.check()
             _LOG.warning("plan epoch %d: no group: %s", proposal.plan_epoch, error)

@@ -11,9 +11,11 @@ from pipetransformer.explanation.report import (
     Measurement,
     StageReport,
 )
-from pipetransformer.explanation.run import Change, Refusal, RunExplanation, explain_run
+from pipetransformer.explanation.run import Abort, Change, Refusal, RunExplanation
+from pipetransformer.explanation.run_summary import explain_run
 
 __all__ = [
+    "Abort",
     "Change",
     "Column",
     "Counterfactual",

@@ -2,24 +2,26 @@
 
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.console import (
+    abort_line,
     closing_table,
     epoch_line,
+    first_step_line,
     refusal_line,
     transformation_line,
 )
 from pipetransformer.report.counters import Counters
-from pipetransformer.report.history import (
-    EpochRecord,
-    History,
-    PlanShape,
-    RefusalRecord,
-    TransformationRecord,
-    write_summary,
-)
+from pipetransformer.report.epochs import EpochRecord, PlanShape, SegmentRecord
+from pipetransformer.report.history import History, write_summary
 from pipetransformer.report.phases import Phases, parts_of
 from pipetransformer.report.ranges import profiled
+from pipetransformer.report.transformations import (
+    AbortRecord,
+    RefusalRecord,
+    TransformationRecord,
+)
 
 __all__ = [
+    "AbortRecord",
     "Clock",
     "Counters",
     "EpochRecord",
@@ -27,9 +29,12 @@ __all__ = [
     "Phases",
     "PlanShape",
     "RefusalRecord",
+    "SegmentRecord",
     "TransformationRecord",
+    "abort_line",
     "closing_table",
     "epoch_line",
+    "first_step_line",
     "parts_of",
     "profiled",
     "refusal_line",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from pipetransformer.report.history import (
-    EpochRecord,
-    History,
+from pipetransformer.report.epochs import EpochRecord
+from pipetransformer.report.history import History
+from pipetransformer.report.phases import parts_of
+from pipetransformer.report.transformations import (
+    AbortRecord,
     RefusalRecord,
     TransformationRecord,
 )
@@ -24,17 +26,71 @@ _COLUMNS = (
     "loss",
     "accuracy",
 )
+_PHASE_ORDER = ("plan", "prepare", "move", "rewire", "first_step")
+
+
+def _milliseconds(seconds: float) -> str:
+    # Most parts take a few milliseconds, a first plan some hundred.
+    return f"{1000 * seconds:.1f}" if seconds < 0.01 else f"{1000 * seconds:.0f}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
+
+
+def _phase_texts(phases: Mapping[str, float]) -> str:
+    parts = parts_of(phases)
+    texts = []
+    for name in sorted(parts, key=_PHASE_ORDER.index):
+        if name == "first_step":
+            continue  # known only afterwards, and no part of the pause
+        inner = [f"{n} {_milliseconds(s)}" for n, s in parts[name].items()]
+        text = f"{name} {_milliseconds(phases[name])}"
+        texts.append(f"{text} ({', '.join(inner)})" if inner else text)
+    return ", ".join(texts)
+
+
+def price_text(record: TransformationRecord) -> str:
+    """Return the pause, its phases in ms, the bytes moved and the group's origin."""
+    texts = [f"pause {1000 * record.pause_seconds:.0f} ms"]
+    phases = _phase_texts(record.phases)
+    if phases:
+        texts[0] += f": {phases}"
+    if record.moved_bytes:
+        texts.append(f"{_size(record.moved_bytes)} moved")
+    if record.group:
+        texts.append(f"{record.group} group")
+    if record.attempt:
+        texts.append(f"after {record.attempt} aborted attempts")
+    return "; ".join(texts)
 
 
 def transformation_line(record: TransformationRecord) -> str:
     """Return one line: what changed, why, and what it cost."""
-    where = f"epoch {record.epoch}"
-    price = f"pause {1000 * record.pause_seconds:.0f} ms"
+    where, price = f"epoch {record.epoch}", price_text(record)
     if record.before is None:
         return f"[{where}] first plan: {record.after}; {record.reason}; {price}"
     return (
         f"[{where}] transformation: {record.before} -> {record.after}; "
         f"{record.reason}; {price}"
+    )
+
+
+def abort_line(record: AbortRecord) -> str:
+    """Return one line: what was tried, why it was aborted, and what that took."""
+    without = f" without ranks {list(record.without)}" if record.without else ""
+    return (
+        f"[epoch {record.epoch}] plan epoch {record.plan_epoch} was aborted, the old "
+        f"plan goes on: {record.wanted}{without}; {record.reason}; "
+        f"{1000 * record.seconds:.0f} ms: {_phase_texts(record.phases)}"
+    )
+
+
+def first_step_line(plan_epoch: int, seconds: float) -> str:
+    """Return one line: what the first step after a change took more than others."""
+    return (
+        f"plan epoch {plan_epoch}: its first step took {_milliseconds(seconds)} ms "
+        "more than the others"
     )
 
 

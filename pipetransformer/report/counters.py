@@ -15,7 +15,7 @@ class Counters:
         groups_built: Groups of two or more members that were connected.
         groups_reused: Kept groups that came into use again.
         bytes_moved: State sent to new replicas, or received.
-        checkpoints_written: Checkpoint files.
+        checkpoints_written: Checkpoints saved.
         store_messages: Operations on the store that this rank asked for; beats and the
             polls of waits are not among them.
         failures_survived: Lost ranks that the run went on without.

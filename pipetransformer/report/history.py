@@ -1,4 +1,4 @@
-"""What a run did: one record per epoch and per transformation; JSON and back."""
+"""What a run did: all records and counts; JSON and back."""
 
 from __future__ import annotations
 
@@ -8,218 +8,15 @@ import os
 import pathlib
 from typing import Any
 
+from pipetransformer.report.counters import Counters
+from pipetransformer.report.epochs import EpochRecord
+from pipetransformer.report.transformations import (
+    AbortRecord,
+    RefusalRecord,
+    TransformationRecord,
+)
+
 _VERSION = 1
-_PIPELINE_PHASES = ("forward", "forward/cache_read", "backward", "backward/all_reduce")
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanShape:
-    """The numbers of a plan that people compare.
-
-    Attributes:
-        num_frozen_layers: Freeze units frozen from the front.
-        boundary: Index of the first active layer.
-        num_stages: K.
-        num_replicas: R.
-        num_microbatches: M.
-    """
-
-    num_frozen_layers: int
-    boundary: int
-    num_stages: int
-    num_replicas: int
-    num_microbatches: int
-
-    def __str__(self) -> str:
-        """Return for example ``frozen 4, K=2, R=2, M=4``."""
-        return (
-            f"frozen {self.num_frozen_layers}, K={self.num_stages}, "
-            f"R={self.num_replicas}, M={self.num_microbatches}"
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class SegmentRecord:
-    """The part of a training pass that ran under one plan, over all replicas.
-
-    Attributes:
-        shape: That plan.
-        samples: Samples seen.
-        optimizer_steps: Optimizer steps taken.
-        seconds: Wall time, transformations and evaluations excluded.
-        train_loss: Mean over samples; NaN without any.
-        cache_hits: Samples whose frozen activations came from the cache.
-        cache_misses: Samples of a frozen prefix that had to be computed.
-        phase_seconds: As in `EpochRecord`.
-        worker_seconds: As in `EpochRecord`.
-        predicted_step_ns: Simulated time of a step under the plan; 0 if unknown.
-    """
-
-    shape: PlanShape
-    samples: int
-    optimizer_steps: int
-    seconds: float
-    train_loss: float
-    cache_hits: int
-    cache_misses: int
-    phase_seconds: dict[str, float]
-    worker_seconds: list[float]
-    predicted_step_ns: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the segment in the summary's format."""
-        return {
-            **dataclasses.asdict(self.shape),
-            "samples": self.samples,
-            "optimizer_steps": self.optimizer_steps,
-            "seconds": self.seconds,
-            "train_loss": self.train_loss,
-        }
-
-
-@dataclasses.dataclass
-class EpochRecord:
-    """One training pass, over all replicas.
-
-    Attributes:
-        epoch: 0-based.
-        shape: The plan it ran under; the last one where it ran under several.
-        samples: Samples seen.
-        unique_samples: Different samples seen.
-        optimizer_steps: Optimizer steps taken.
-        seconds: Wall time of the pass, transformations and evaluations excluded.
-        train_loss: Mean over samples.
-        cache_hits: Samples whose frozen activations came from the cache.
-        cache_misses: Samples of a frozen prefix that had to be computed.
-        metrics: What the last evaluation after the pass returned.
-        phase_seconds: The lead's wall time of the pass by phase, see `Clock`; what the
-            pass's end itself takes is in the run's.
-        worker_seconds: Processor seconds of each of the lead's stages in the pass.
-        elapsed_seconds: From the run's opening to the end of the pass, on the lead.
-        predicted_step_ns: Simulated time of a step under the plan; 0 if unknown.
-        segments: One per plan that the pass ran under.
-    """
-
-    epoch: int
-    shape: PlanShape
-    samples: int
-    unique_samples: int
-    optimizer_steps: int
-    seconds: float
-    train_loss: float
-    cache_hits: int
-    cache_misses: int
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    worker_seconds: list[float] = dataclasses.field(default_factory=list)
-    elapsed_seconds: float = 0.0
-    predicted_step_ns: int = 0
-    segments: list[SegmentRecord] = dataclasses.field(default_factory=list)
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> EpochRecord:
-        """Read what ``dataclasses.asdict`` gave, also after JSON."""
-        parts = [
-            SegmentRecord(**{**part, "shape": PlanShape(**part["shape"])})
-            for part in fields["segments"]
-        ]
-        shape = PlanShape(**fields["shape"])
-        return cls(**{**fields, "shape": shape, "segments": parts})
-
-    @property
-    def measured_step_ns(self) -> int:
-        """Mean wall time of an optimizer step of the pass, ns; 0 without steps."""
-        if not self.optimizer_steps:
-            return 0
-        return round(1e9 * self.seconds / self.optimizer_steps)
-
-    def pipeline_seconds_per_step(self) -> float:
-        """Return what the simulated step stands for: no data, misses or optimizer."""
-        spent = sum(self.phase_seconds.get(name, 0.0) for name in _PIPELINE_PHASES)
-        return spent / self.optimizer_steps if self.optimizer_steps else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record in the summary's format."""
-        shape = dataclasses.asdict(self.shape)
-        return {
-            "epoch": self.epoch,
-            **shape,
-            "samples": self.samples,
-            "unique_samples": self.unique_samples,
-            "optimizer_steps": self.optimizer_steps,
-            "seconds": self.seconds,
-            "train_loss": self.train_loss,
-            "accuracy": self.metrics.get("accuracy"),
-            "metrics": self.metrics,
-            "cache_hits": self.cache_hits,
-            "cache_misses": self.cache_misses,
-            "phase_seconds": self.phase_seconds,
-            "worker_seconds": self.worker_seconds,
-            "elapsed_seconds": self.elapsed_seconds,
-            "predicted_step_ns": self.predicted_step_ns,
-            "measured_step_ns": self.measured_step_ns,
-            "segments": [segment.to_json() for segment in self.segments],
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class TransformationRecord:
-    """One committed change of plan.
-
-    Attributes:
-        epoch: The training epoch that it precedes, or falls into.
-        step: Optimizer steps done before it.
-        before: The old plan's shape; None for the first plan.
-        after: The new plan's shape.
-        pause_seconds: From the decision to the rewired pipeline, on the lead.
-        phases: Seconds per phase. ``first_step`` is added by the pass that follows:
-            what its first step took more than the others; no part of the pause.
-        reason: Why the plan changed.
-        transition: The price that was asked, in the format of `planner.Transition`;
-            None for the first plan. What it expected is ``terms_ns``, or
-            ``anyway_terms_ns`` if a larger change was refused.
-    """
-
-    epoch: int
-    before: PlanShape | None
-    after: PlanShape
-    pause_seconds: float
-    phases: dict[str, float]
-    reason: str
-    transition: dict[str, Any] | None = None
-    step: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record in the summary's format."""
-        before = dataclasses.asdict(self.before) if self.before is not None else None
-        return {
-            "epoch": self.epoch,
-            "step": self.step,
-            "from": before,
-            "to": dataclasses.asdict(self.after),
-            "pause_seconds": self.pause_seconds,
-            "phases": self.phases,
-            "reason": self.reason,
-            "transition": self.transition,
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class RefusalRecord:
-    """One change of K, R, M or cuts that was not worth it.
-
-    Attributes:
-        epoch: The training epoch that it would have preceded.
-        transition: What was offered, its price, and the rule that refused, in the
-            format of `planner.Transition`.
-    """
-
-    epoch: int
-    transition: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the record in the summary's format."""
-        return {"epoch": self.epoch, "transition": self.transition}
 
 
 @dataclasses.dataclass
@@ -233,6 +30,9 @@ class History:
         first_plan: How the run began.
         transformations: Changes of plan after the first.
         refusals: Changes that were priced and not taken.
+        aborted: Attempts that ended in ABORT, retries among them.
+        freezes: The boundary's history: units, boundary, epoch and step of each change.
+        counters: See `Counters`.
         total_seconds: Wall time from opening to closing the engine.
         phase_seconds: The lead's wall time by phase, see `Clock`; it adds up to the
             total.
@@ -246,6 +46,9 @@ class History:
         default_factory=list
     )
     refusals: list[RefusalRecord] = dataclasses.field(default_factory=list)
+    aborted: list[AbortRecord] = dataclasses.field(default_factory=list)
+    freezes: list[dict[str, int]] = dataclasses.field(default_factory=list)
+    counters: Counters = dataclasses.field(default_factory=Counters)
     total_seconds: float = 0.0
     phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -273,6 +76,9 @@ class History:
             "epochs": [record.to_json() for record in self.epochs],
             "transformations": [record.to_json() for record in self.transformations],
             "refusals": [record.to_json() for record in self.refusals],
+            "aborted": [record.to_json() for record in self.aborted],
+            "freezes": [dict(entry) for entry in self.freezes],
+            "counters": self.counters.to_json(),
             "final_accuracy": self.final_accuracy,
             "total_seconds": self.total_seconds,
             "phase_seconds": self.phase_seconds,

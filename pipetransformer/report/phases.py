@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from pipetransformer.report.ranges import profiled
@@ -38,7 +38,7 @@ class Phases:
             self.seconds[whole] = self.seconds.get(whole, 0.0) + spent
 
 
-def parts_of(phases: dict[str, float]) -> dict[str, dict[str, float]]:
+def parts_of(phases: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Return each outermost phase with the seconds of what is inside of it."""
     parts: dict[str, dict[str, float]] = {
         name: {} for name in phases if "/" not in name

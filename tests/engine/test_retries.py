@@ -6,7 +6,8 @@ from datetime import timedelta
 import pytest
 
 import pipetransformer as pt
-from pipetransformer import blame, retries, transformation
+from pipetransformer import blame, retries
+from pipetransformer import run as run_module
 from pipetransformer.autodp import LaunchInfo
 from pipetransformer.layout import ranks_of_plan
 from tests.engine.scenario import QUICK, config, make_engine, schedule
@@ -78,13 +79,17 @@ def test_the_first_rank_that_is_there_drives_its_block(
 
 
 def arrive_late(plane, epoch, arrive=blame.arrive):
-    """Come to the second plan only when it has been decided without this rank."""
+    """Come to the second plan only when it is tried again without this rank.
+
+    After its decision alone would be too early: the writer may still be looking who
+    is there, and then rightly tries again with everybody.
+    """
     if epoch == SECOND_PLAN:
-        plane.wait_any([[f"decision/{epoch}"]])
+        plane.wait_any([[f"plan/{epoch + 1}"]])
     arrive(plane, epoch)
 
 
-def out_of_memory(plane, build=transformation.build_group, **arguments):
+def out_of_memory(plane, build=run_module.build_group, **arguments):
     if arguments["name"].startswith(f"g/{SECOND_PLAN}"):
         raise MemoryError("no room for the new group")
     return build(plane, **arguments)
@@ -106,14 +111,14 @@ def train(rank, culprit, module, name, replacement):
                 loss = engine.evaluate(ToySet(21, seed=2, vouch=True))["loss"]
     finally:
         setattr(module, name, original)
-    return engine.history.to_json()["epochs"], loss
+    return engine.history.to_json(), loss
 
 
 def three_runs(rank):
     return {
         "late": train(rank, 2, blame, "arrive", arrive_late),
-        "refuses": train(rank, 3, transformation, "build_group", out_of_memory),
-        "lead refuses": train(rank, 0, transformation, "build_group", out_of_memory),
+        "refuses": train(rank, 3, run_module, "build_group", out_of_memory),
+        "lead refuses": train(rank, 0, run_module, "build_group", out_of_memory),
     }
 
 
@@ -125,7 +130,7 @@ def runs():
 @pytest.mark.distributed
 @pytest.mark.parametrize("case", ["late", "refuses"])
 def test_a_change_goes_on_without_a_rank_that_missed_or_refused_it(runs, case):
-    epochs, _ = runs[0][case]
+    epochs = runs[0][case][0]["epochs"]
     assert [e["num_replicas"] for e in epochs[:2]] == [1, 3]
     assert [e["num_frozen_layers"] for e in epochs] == [0, 6, 6]
     assert all(e["samples"] == e["unique_samples"] == 50 for e in epochs)
@@ -134,7 +139,28 @@ def test_a_change_goes_on_without_a_rank_that_missed_or_refused_it(runs, case):
 
 @pytest.mark.distributed
 def test_a_refusal_of_the_only_holder_of_the_state_keeps_the_old_plan(runs):
-    epochs, _ = runs[0]["lead refuses"]
+    epochs = runs[0]["lead refuses"][0]["epochs"]
     assert [e["num_stages"] for e in epochs[:2]] == [4, 4]
     assert [e["num_frozen_layers"] for e in epochs] == [0, 0, 6]  # the next one works
     assert all(e["samples"] == e["unique_samples"] == 50 for e in epochs)
+
+
+@pytest.mark.distributed
+def test_aborted_attempts_are_records_with_their_reason_and_price(runs):
+    for case, culprit, reason in (
+        ("late", 2, "rank"),  # who noticed first is a matter of time
+        ("refuses", 3, "no room for the new group"),
+    ):
+        history = runs[0][case][0]
+        aborted = history["aborted"]
+        assert [a["attempt"] for a in aborted] == list(range(len(aborted)))
+        assert aborted[0]["to"]["num_frozen_layers"] == 6
+        assert aborted[0]["culprits"] == [culprit] and aborted[0]["without"] == []
+        assert reason in aborted[0]["reason"]
+        assert {"plan", "prepare", "prepare/decision"} <= set(aborted[0]["phases"])
+        change, *later = history["transformations"]
+        assert change["attempt"] == len(aborted)
+        assert change["plan_epoch"] > aborted[-1]["plan_epoch"]
+        counters = history["counters"]
+        assert counters["transformations_aborted"] == len(aborted)
+        assert counters["transformations_committed"] == 2 + len(later)

@@ -64,6 +64,30 @@ def test_the_plan_changes_twenty_times_within_five_passes(elastic):
     assert len(within) >= 12
 
 
+def test_each_change_has_its_price_and_groups_are_used_again(elastic):
+    history = elastic[0]["history"]
+    for change in history["transformations"]:
+        phases = change["phases"]
+        assert {"plan", "prepare", "move", "rewire"} <= set(phases)
+        for name in ("announce", "acknowledge", "decision"):
+            assert f"prepare/{name}" in phases
+        parts = sum(s for n, s in phases.items() if n.startswith("prepare/"))
+        assert 0 < parts <= phases["prepare"] + 1e-6
+        assert ("prepare/group" in phases) == (change["group"] != "kept")
+        assert bool(change["moved_bytes"]) == ("move/hash" in phases)
+        joins = change["to"]["num_replicas"] > change["from"]["num_replicas"]
+        assert bool(change["moved_bytes"]) == joins
+    kinds = [change["group"] for change in history["transformations"]]
+    counters = history["counters"]
+    layouts = {change["to"]["num_replicas"] for change in history["transformations"]}
+    # A group of one is built without sockets, and counts as none.
+    assert counters["groups_built"] <= len(layouts - {1})
+    assert counters["groups_reused"] == kinds.count("cached") >= 5
+    assert counters["transformations_committed"] == len(kinds) + 1
+    assert counters["bytes_moved"] > 0 and counters["transformations_aborted"] == 0
+    assert [f["boundary"] for f in history["freezes"]] != []
+
+
 def test_every_sample_is_seen_once_in_a_pass_of_several_segments(elastic):
     for epoch in elastic[0]["history"]["epochs"]:
         assert epoch["samples"] == epoch["unique_samples"] == SAMPLES

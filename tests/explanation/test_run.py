@@ -8,13 +8,14 @@ import pytest
 from pipetransformer.explanation import explain_run
 from pipetransformer.planner import Transition
 from pipetransformer.report import (
+    AbortRecord,
     EpochRecord,
     History,
     PlanShape,
+    RefusalRecord,
     TransformationRecord,
     write_summary,
 )
-from pipetransformer.report.history import RefusalRecord
 
 FIRST = PlanShape(0, 0, 4, 1, 8)
 SECOND = PlanShape(2, 4, 2, 2, 4)
@@ -51,14 +52,32 @@ def an_epoch(epoch, shape, *, steps=10, seconds=1.0, predicted=0):
 
 
 def a_history():
-    phases = {"prepare": 0.03, "rewire": 0.005, "decide": 0.01, "first_step": 0.002}
+    phases = {
+        "prepare/group": 0.02,
+        "prepare": 0.03,
+        "rewire": 0.005,
+        "plan": 0.01,
+        "first_step": 0.002,
+    }
     history = History(world_size=4, seed=0, total_seconds=8.0)
     history.add(TransformationRecord(0, None, FIRST, 0.25, {}, "the first"))
     history.add(
         TransformationRecord(
-            1, FIRST, SECOND, 0.045, phases, "K=2 is shorter", a_transition().to_dict()
+            1,
+            FIRST,
+            SECOND,
+            0.045,
+            phases,
+            "K=2 is shorter",
+            a_transition().to_dict(),
+            moved_bytes=29_881,
+            group="cached",
         )
     )
+    history.aborted.append(
+        AbortRecord(1, 10, SECOND, 12.0, {"plan": 0.1}, "rank 3: no room")
+    )
+    history.counters.groups_reused = 1
     refused = a_transition(accepted=False, rule="too dear", anyway_terms_ns={})
     history.refusals.append(RefusalRecord(2, refused.to_dict()))
     history.epochs = [
@@ -114,7 +133,10 @@ def test_text_tells_changes_reasons_prices_and_refusals():
         "change of shape to K=2 R=2 M=4, accepted: it pays",
         "gain 5.000 ms a step over 50 steps left; pays back after 7 steps",
         "predicted: prepare 20.000 ms, rewire 10.000 ms, first_step 1.000 ms",
-        "measured: prepare 30.000 ms, decide 10.000 ms, rewire 5.000 ms",
+        "measured: prepare 30.000 ms (group 20.000 ms), plan 10.000 ms, rewire 5.000",
+        "29881 bytes moved, cached group",
+        f"before epoch 1: {SECOND}; rank 3: no room; 12000.000 ms lost",
+        "groups reused 1",
         "before epoch 2:",
         "refused: too dear",
         "forward   6.00 s  75.0 %",
@@ -129,6 +151,9 @@ def test_json_is_complete_and_plain():
     assert [change["from"] for change in values["changes"]] == [None, str(FIRST)]
     assert values["changes"][1]["transition"] == a_transition().to_dict()
     assert values["refusals"][0]["transition"]["rule"] == "too dear"
+    assert values["changes"][1]["moved_bytes"] == 29_881
+    assert values["aborts"][0]["reason"] == "rank 3: no room"
+    assert values["counters"]["groups_reused"] == 1
 
 
 def test_what_write_summary_writes_is_read(tmp_path):
@@ -140,6 +165,8 @@ def test_what_write_summary_writes_is_read(tmp_path):
 def test_a_summary_without_prices_is_read():
     summary = a_summary()
     del summary["refusals"], summary["transformations"][0]["transition"]
+    del summary["aborted"], summary["counters"], summary["freezes"]
+    del summary["transformations"][0]["group"]
     for epoch in summary["epochs"]:
         del epoch["predicted_step_ns"], epoch["measured_step_ns"]
     report = explain_run(summary)
@@ -164,6 +191,8 @@ def test_a_summary_without_prices_is_read():
         (("transformations", 0, "phases"), {"a": "b"}, "phases a: expected seconds"),
         (("transformations", 0, "transition", "kind"), "x", "transition: transition k"),
         (("refusals", 0, "transition"), None, r"refusals\[0\] transition"),
+        (("aborted", 0, "reason"), 1, r"aborted\[0\] reason: expected a string"),
+        (("counters", "groups_built"), -1, "counters groups_built: expected 0 to"),
         (("first_plan",), 7, "summary first_plan: expected an object, got 7"),
     ],
 )

@@ -1,10 +1,12 @@
 import json
 
 from pipetransformer.report import (
+    AbortRecord,
     EpochRecord,
     History,
     PlanShape,
     TransformationRecord,
+    abort_line,
     closing_table,
     transformation_line,
     write_summary,
@@ -50,6 +52,58 @@ def test_summary_has_the_promised_fields(tmp_path):
     assert change["from"]["num_stages"] == 4 and change["to"]["num_stages"] == 2
     assert set(change) >= {"epoch", "from", "to", "pause_seconds", "reason"}
     assert "total_seconds" in content
+    assert content["aborted"] == [] and content["freezes"] == []
+    assert content["counters"]["transformations_committed"] == 0
+
+
+def test_price_names_phases_parts_bytes_and_the_group():
+    phases = {
+        "prepare/group": 0.0251,
+        "prepare": 0.0276,
+        "move": 0.0375,
+        "rewire": 0.0038,
+        "plan": 0.006,
+        "first_step": 0.5,
+    }
+    shape = PlanShape(4, 5, 2, 2, 4)
+    record = TransformationRecord(
+        1,
+        shape,
+        shape,
+        0.078,
+        phases,
+        "why",
+        moved_bytes=29_881,
+        group="cached",
+        attempt=2,
+    )
+    assert transformation_line(record).endswith(
+        "; why; pause 78 ms: plan 6.0, prepare 28 (group 25), move 38, rewire 3.8; "
+        "29.9 kB moved; cached group; after 2 aborted attempts"
+    )
+    content = record.to_json()
+    assert content["moved_bytes"] == 29_881 and content["group"] == "cached"
+    assert content["phases"] == phases and content["attempt"] == 2
+
+
+def test_abort_line_says_what_was_tried_without_whom_and_why():
+    record = AbortRecord(
+        epoch=1,
+        step=5,
+        wanted=PlanShape(4, 5, 2, 2, 4),
+        seconds=12.0312,
+        phases={"plan": 0.002, "prepare": 12.028},
+        reason="rank 3: no room",
+        plan_epoch=2,
+        attempt=1,
+        without=(1,),
+        culprits=(3,),
+    )
+    assert abort_line(record) == (
+        "[epoch 1] plan epoch 2 was aborted, the old plan goes on: frozen 4, K=2, R=2, "
+        "M=4 without ranks [1]; rank 3: no room; 12031 ms: plan 2.0, prepare 12028"
+    )
+    assert record.to_json()["culprits"] == [3] and record.to_json()["without"] == [1]
 
 
 def test_transformation_line_says_what_changed_why_and_the_price():

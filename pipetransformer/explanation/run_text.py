@@ -1,0 +1,98 @@
+"""A run's explanation as sentences and tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipetransformer.explanation.document import (
+    Section,
+    Table,
+    columns,
+    milliseconds,
+    percent,
+    seconds,
+)
+from pipetransformer.explanation.outcomes import measured_table, transition_lines
+
+if TYPE_CHECKING:
+    from pipetransformer.explanation.run import (
+        Abort,
+        Change,
+        Refusal,
+        RunExplanation,
+    )
+
+
+def run_sections(run: RunExplanation) -> list[Section]:
+    """Return the sections of a run's explanation."""
+    found = [
+        Section("", (f"run of {run.world_size} processes, {seconds(run.total_ns)}",)),
+        Section("Plans", tuple(line for c in run.changes for line in _lines(c))),
+        Section("Refused", tuple(line for r in run.refusals for line in _refused(r))),
+        Section("Aborted", tuple(_aborted(abort) for abort in run.aborts)),
+        Section("Predicted against measured", (), measured_table(run.measured)),
+        Section("Where the time went", (), _phase_table(run)),
+        Section("Counts", _counts(run)),
+    ]
+    return [section for section in found if section.lines or section.table]
+
+
+def _lines(change: Change) -> list[str]:
+    where = f"epoch {change.epoch}: "
+    where += f"{change.before} -> " if change.before else "first plan "
+    lines = [f"{where}{change.after}; pause {milliseconds(change.pause_ns)}"]
+    lines.append(f"  {change.reason}")
+    priced = change.transition
+    if priced is not None:
+        lines += [f"  {line}" for line in transition_lines(priced)]
+        terms = [f"{n} {milliseconds(t)}" for n, t in priced.expected_terms_ns.items()]
+        if terms:
+            lines.append(f"  predicted: {', '.join(terms)}")
+    parts = [
+        f"{name} {milliseconds(ns)}{_within(change, name)}"
+        for name, ns in change.phases_ns.items()
+        if "/" not in name
+    ]
+    if parts:
+        lines.append(f"  measured: {', '.join(parts)}")
+    moved = [f"{change.moved_bytes} bytes moved"] if change.moved_bytes else []
+    group = [f"{change.group} group"] if change.group else []
+    if moved or group:
+        lines.append(f"  {', '.join([*moved, *group])}")
+    return lines
+
+
+def _within(change: Change, outer: str) -> str:
+    """Return the parts of a phase in brackets; empty if it has none."""
+    parts = [
+        f"{name.removeprefix(f'{outer}/')} {milliseconds(ns)}"
+        for name, ns in change.phases_ns.items()
+        if name.startswith(f"{outer}/")
+    ]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _aborted(abort: Abort) -> str:
+    where = f"before epoch {abort.epoch}: {abort.wanted}"
+    return f"{where}; {abort.reason}; {milliseconds(abort.lost_ns)} lost"
+
+
+def _counts(run: RunExplanation) -> tuple[str, ...]:
+    shown = (f"{n.replace('_', ' ')} {c}" for n, c in run.counters.items() if c)
+    text = ", ".join(shown)
+    return (text,) if text else ()
+
+
+def _refused(refusal: Refusal) -> list[str]:
+    lines = transition_lines(refusal.transition)
+    return [f"before epoch {refusal.epoch}:", *(f"  {line}" for line in lines)]
+
+
+def _phase_table(run: RunExplanation) -> Table | None:
+    if not run.phases_ns or not run.total_ns:
+        return None
+    rows = tuple(
+        (name, seconds(ns), percent(ns / run.total_ns))
+        for name, ns in run.phases_ns.items()
+    )
+    return Table(columns("phase, time, share", phase="word"), rows)

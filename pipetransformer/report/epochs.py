@@ -1,0 +1,158 @@
+"""What a training pass did: one record per pass, one segment per plan in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+_PIPELINE_PHASES = ("forward", "forward/cache_read", "backward", "backward/all_reduce")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanShape:
+    """The numbers of a plan that people compare.
+
+    Attributes:
+        num_frozen_layers: Freeze units frozen from the front.
+        boundary: Index of the first active layer.
+        num_stages: K.
+        num_replicas: R.
+        num_microbatches: M.
+    """
+
+    num_frozen_layers: int
+    boundary: int
+    num_stages: int
+    num_replicas: int
+    num_microbatches: int
+
+    def __str__(self) -> str:
+        """Return for example ``frozen 4, K=2, R=2, M=4``."""
+        return (
+            f"frozen {self.num_frozen_layers}, K={self.num_stages}, "
+            f"R={self.num_replicas}, M={self.num_microbatches}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentRecord:
+    """The part of a training pass that ran under one plan, over all replicas.
+
+    Attributes:
+        shape: That plan.
+        samples: Samples seen.
+        optimizer_steps: Optimizer steps taken.
+        seconds: Wall time, transformations and evaluations excluded.
+        train_loss: Mean over samples; NaN without any.
+        cache_hits: Samples whose frozen activations came from the cache.
+        cache_misses: Samples of a frozen prefix that had to be computed.
+        phase_seconds: As in `EpochRecord`.
+        worker_seconds: As in `EpochRecord`.
+        predicted_step_ns: Simulated time of a step under the plan; 0 if unknown.
+    """
+
+    shape: PlanShape
+    samples: int
+    optimizer_steps: int
+    seconds: float
+    train_loss: float
+    cache_hits: int
+    cache_misses: int
+    phase_seconds: dict[str, float]
+    worker_seconds: list[float]
+    predicted_step_ns: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the segment in the summary's format."""
+        return {
+            **dataclasses.asdict(self.shape),
+            "samples": self.samples,
+            "optimizer_steps": self.optimizer_steps,
+            "seconds": self.seconds,
+            "train_loss": self.train_loss,
+        }
+
+
+@dataclasses.dataclass
+class EpochRecord:
+    """One training pass, over all replicas.
+
+    Attributes:
+        epoch: 0-based.
+        shape: The plan it ran under; the last one where it ran under several.
+        samples: Samples seen.
+        unique_samples: Different samples seen.
+        optimizer_steps: Optimizer steps taken.
+        seconds: Wall time of the pass, transformations and evaluations excluded.
+        train_loss: Mean over samples.
+        cache_hits: Samples whose frozen activations came from the cache.
+        cache_misses: Samples of a frozen prefix that had to be computed.
+        metrics: What the last evaluation after the pass returned.
+        phase_seconds: The lead's wall time of the pass by phase, see `Clock`; what the
+            pass's end itself takes is in the run's.
+        worker_seconds: Processor seconds of each of the lead's stages in the pass.
+        elapsed_seconds: From the run's opening to the end of the pass, on the lead.
+        predicted_step_ns: Simulated time of a step under the plan; 0 if unknown.
+        segments: One per plan that the pass ran under.
+    """
+
+    epoch: int
+    shape: PlanShape
+    samples: int
+    unique_samples: int
+    optimizer_steps: int
+    seconds: float
+    train_loss: float
+    cache_hits: int
+    cache_misses: int
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    worker_seconds: list[float] = dataclasses.field(default_factory=list)
+    elapsed_seconds: float = 0.0
+    predicted_step_ns: int = 0
+    segments: list[SegmentRecord] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> EpochRecord:
+        """Read what ``dataclasses.asdict`` gave, also after JSON."""
+        parts = [
+            SegmentRecord(**{**part, "shape": PlanShape(**part["shape"])})
+            for part in fields["segments"]
+        ]
+        shape = PlanShape(**fields["shape"])
+        return cls(**{**fields, "shape": shape, "segments": parts})
+
+    @property
+    def measured_step_ns(self) -> int:
+        """Mean wall time of an optimizer step of the pass, ns; 0 without steps."""
+        if not self.optimizer_steps:
+            return 0
+        return round(1e9 * self.seconds / self.optimizer_steps)
+
+    def pipeline_seconds_per_step(self) -> float:
+        """Return what the simulated step stands for: no data, misses or optimizer."""
+        spent = sum(self.phase_seconds.get(name, 0.0) for name in _PIPELINE_PHASES)
+        return spent / self.optimizer_steps if self.optimizer_steps else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record in the summary's format."""
+        shape = dataclasses.asdict(self.shape)
+        return {
+            "epoch": self.epoch,
+            **shape,
+            "samples": self.samples,
+            "unique_samples": self.unique_samples,
+            "optimizer_steps": self.optimizer_steps,
+            "seconds": self.seconds,
+            "train_loss": self.train_loss,
+            "accuracy": self.metrics.get("accuracy"),
+            "metrics": self.metrics,
+            "cache_hits": self.cache_hits,
+            "cache_misses": self.cache_misses,
+            "phase_seconds": self.phase_seconds,
+            "worker_seconds": self.worker_seconds,
+            "elapsed_seconds": self.elapsed_seconds,
+            "predicted_step_ns": self.predicted_step_ns,
+            "measured_step_ns": self.measured_step_ns,
+            "segments": [segment.to_json() for segment in self.segments],
+        }

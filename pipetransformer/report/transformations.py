@@ -1,0 +1,126 @@
+"""What changes of plan did: those committed, aborted, and not worth their price."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pipetransformer.report.epochs import PlanShape
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformationRecord:
+    """One committed change of plan.
+
+    Attributes:
+        epoch: The training epoch that it precedes, or falls into.
+        step: Optimizer steps done before it.
+        before: The old plan's shape; None for the first plan.
+        after: The new plan's shape.
+        pause_seconds: From the decision to the rewired pipeline, on the lead.
+        phases: Seconds per phase of the attempt that was committed; ``"prepare/group"``
+            is a part of ``"prepare"``. ``first_step`` is added by the pass that
+            follows: what its first step took more than the others; no part of the
+            pause.
+        reason: Why the plan changed.
+        transition: The price that was asked, in the format of `planner.Transition`;
+            None for the first plan. What it expected is ``terms_ns``, or
+            ``anyway_terms_ns`` if a larger change was refused.
+        plan_epoch: Counter of plans.
+        moved_bytes: State that new replicas were given; 0 where there were none.
+        group: ``"fresh"``, ``"cached"`` or, where the ranks stayed, ``"kept"``.
+        attempt: From 0; above it, so many attempts were aborted before.
+    """
+
+    epoch: int
+    before: PlanShape | None
+    after: PlanShape
+    pause_seconds: float
+    phases: dict[str, float]
+    reason: str
+    transition: dict[str, Any] | None = None
+    step: int = 0
+    plan_epoch: int = 0
+    moved_bytes: int = 0
+    group: str = ""
+    attempt: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record in the summary's format."""
+        before = dataclasses.asdict(self.before) if self.before is not None else None
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "from": before,
+            "to": dataclasses.asdict(self.after),
+            "pause_seconds": self.pause_seconds,
+            "phases": self.phases,
+            "reason": self.reason,
+            "transition": self.transition,
+            "plan_epoch": self.plan_epoch,
+            "moved_bytes": self.moved_bytes,
+            "group": self.group,
+            "attempt": self.attempt,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class AbortRecord:
+    """One attempt at a change of plan that ended in ABORT; the old plan went on.
+
+    Attributes:
+        epoch: The training epoch that it would have preceded, or fallen into.
+        step: Optimizer steps done before it.
+        wanted: The new plan's shape.
+        seconds: From the attempt's beginning to the decision, on the lead.
+        phases: Seconds per phase.
+        reason: Why it was aborted.
+        plan_epoch: Counter of plans.
+        attempt: From 0; above it, a retry.
+        without: Ranks that were left out of this attempt.
+        culprits: Ranks that never came, or refused for a reason of their own.
+    """
+
+    epoch: int
+    step: int
+    wanted: PlanShape
+    seconds: float
+    phases: dict[str, float]
+    reason: str
+    plan_epoch: int = 0
+    attempt: int = 0
+    without: tuple[int, ...] = ()
+    culprits: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record in the summary's format."""
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "to": dataclasses.asdict(self.wanted),
+            "seconds": self.seconds,
+            "phases": self.phases,
+            "reason": self.reason,
+            "plan_epoch": self.plan_epoch,
+            "attempt": self.attempt,
+            "without": list(self.without),
+            "culprits": list(self.culprits),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class RefusalRecord:
+    """One change of K, R, M or cuts that was not worth it.
+
+    Attributes:
+        epoch: The training epoch that it would have preceded.
+        transition: What was offered, its price, and the rule that refused, in the
+            format of `planner.Transition`.
+    """
+
+    epoch: int
+    transition: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record in the summary's format."""
+        return {"epoch": self.epoch, "transition": self.transition}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 from pipetransformer import records, retries
+from pipetransformer.autodp import announced_epoch
 from pipetransformer.operations import Operations
 from pipetransformer.proposal import Proposal
 from pipetransformer.report import PlanShape, first_step_line, profiled
@@ -80,7 +80,7 @@ class Changes:
             records.record_abort(
                 run, outcome, now - begun, attempt=attempt, told=writer
             )
-            without = self._agree_on_absent(absent, outcome, attempt)
+            without = self._next_absent(absent, outcome, attempt)
             if without is None:
                 return outcome
             time.sleep(retries.back_off_s(attempt))
@@ -125,8 +125,10 @@ class Changes:
 
         That happens to a rank that was left out because it was slow.
         """
-        head = self._run.plane.read("head")
-        return head is not None and int(head) > plan_epoch + 1
+        if announced_epoch(self._run.plane) <= plan_epoch + 1:
+            return False
+        self._run.plane.plan_hash = None  # it may have been committed
+        return True
 
     def _take_part(
         self,
@@ -155,18 +157,15 @@ class Changes:
             run.history.counters.transformations_aborted += 1
         return outcome
 
-    def _agree_on_absent(
+    def _next_absent(
         self, absent: tuple[int, ...], outcome: Outcome, attempt: int
     ) -> tuple[int, ...] | None:
-        """Return without whom to try again, equal on every active rank."""
-        run, replica = self._run, self._role.replica
-        culprits = set(outcome.culprits)
-        if replica is not None:
-            mine = json.dumps(sorted(culprits)).encode()
-            for part in replica.group.all_gather_bytes(mine):
-                culprits.update(json.loads(part))
+        """Return without whom to try again, equal on every rank."""
+        run = self._run
         holders = run.layout.active if run.layout is not None else (0,)
-        return retries.left_out(absent, culprits, holders=holders, attempt=attempt)
+        return retries.left_out(
+            absent, outcome.culprits, holders=holders, attempt=attempt
+        )
 
     def _shape(self) -> PlanShape | None:
         replica = self._role.replica

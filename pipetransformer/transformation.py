@@ -17,7 +17,6 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
-from pipetransformer import blame
 from pipetransformer.autodp import ActiveGroup, PeerFailure, Transition
 from pipetransformer.proposal import Proposal
 from pipetransformer.replica import Replica
@@ -38,8 +37,7 @@ class Outcome:
         replica: What this rank now drives; None on a standby.
         phases: Seconds per phase on this rank; see `Phases`.
         reason: Why it was aborted; empty when it was not.
-        culprits: Ranks without which it might have been committed; known to the rank
-            that wrote the plan.
+        culprits: Ranks without which it might have been committed, equal on every rank.
         moved_bytes: State that new replicas were given; known to the members.
         group: Where the members' group is from: "fresh", "cached" or "kept".
     """
@@ -77,12 +75,12 @@ def perform(
         PeerFailure: a rank died or a deadline passed after COMMIT.
         RuntimeError: what was committed cannot be carried out here.
     """
-    phases, writer = Phases(), proposal is not None
+    phases = Phases()
     with phases.phase("prepare"):
         transition = Transition(
             run.plane,
             plan_epoch,
-            writer=writer,
+            writer=proposal is not None,
             participants=participants,
             timeout=run.config.autodp.protocol_timeout,
         )
@@ -91,13 +89,12 @@ def perform(
                 transition.announce(proposal.to_bytes())
             else:
                 proposal = Proposal.from_bytes(transition.receive())
-        group, error = None, None
-        if run.info.rank in participants:
-            blame.arrive(run.plane, plan_epoch)
-            if blame.is_open(run.plane, plan_epoch):
-                group, error = _prepare(run, current, proposal, phases)
+            met = transition.meet()
+        group: ActiveGroup | None = None
+        if met:
+            group, refusal = _prepare(run, current, proposal, phases)
             with phases.phase("acknowledge"):
-                transition.acknowledge(error)
+                transition.acknowledge(refusal, waited=_kept_waiting(refusal))
         with phases.phase("decision"):
             committed = transition.decide()
     run.plane.set_epoch(plan_epoch)
@@ -110,7 +107,7 @@ def perform(
         )
     if group is not None and (current is None or group is not current.group):
         run.groups.reject(group)
-    culprits = blame.culprits(run.plane, plan_epoch, participants) if writer else ()
+    culprits = (*transition.missing, *transition.refused)
     return Outcome(
         False, proposal, current, phases.seconds, transition.reason, culprits
     )
@@ -178,10 +175,17 @@ def _prepare(
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
             run.plane.check()
             _LOG.warning("plan epoch %d: no group: %s", proposal.plan_epoch, error)
-            return None, blame.refusal(error)
+            return None, f"{type(error).__name__}: {error}"
     if proposal.plan.boundary > 0:
         run.make_training_cache(proposal.layout, proposal.plan.boundary)
     return group, None
+
+
+def _kept_waiting(refusal: str | None) -> bool:
+    """Tell whether others are to blame: by errors that name what they owed."""
+    # Errors of `build_group` and `GroupCache`.
+    others = ("to connect within", "expected a kept one of ranks")
+    return refusal is not None and any(part in refusal for part in others)
 
 
 def _adopt(run: Run, proposal: Proposal) -> None:

@@ -1,32 +1,17 @@
 #include "autodp/failure.h"
 
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <utility>
+
+#include "autodp/text_lines.h"
 
 namespace pipetransformer::autodp {
 
 namespace {
 
 constexpr std::string_view kVersion = "failure 1";
-
-template <typename T>
-bool parse(std::string_view text, T& value) {
-  const auto result =
-      std::from_chars(text.data(), text.data() + text.size(), value);
-  return result.ec == std::errc() && result.ptr == text.data() + text.size();
-}
-
-// Splits off the text before the next newline.
-std::string_view take_line(std::string_view& rest) {
-  const auto end = rest.find('\n');
-  const auto line = rest.substr(0, end);
-  rest =
-      end == std::string_view::npos ? std::string_view() : rest.substr(end + 1);
-  return line;
-}
 
 std::string one_line(std::string text) {
   for (char& c : text) {

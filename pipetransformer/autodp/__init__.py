@@ -6,7 +6,7 @@ from pipetransformer.autodp.group import ActiveGroup, build_group
 from pipetransformer.autodp.group_cache import GroupCache
 from pipetransformer.autodp.launch import LaunchInfo, connect
 from pipetransformer.autodp.plane import MessagePlane
-from pipetransformer.autodp.protocol import Transition
+from pipetransformer.autodp.protocol import Transition, announced_epoch
 from pipetransformer.autodp.transfer import (
     broadcast_tensors,
     compare_hashes,
@@ -21,6 +21,7 @@ __all__ = [
     "MessagePlane",
     "PeerFailure",
     "Transition",
+    "announced_epoch",
     "broadcast_tensors",
     "build_group",
     "compare_hashes",

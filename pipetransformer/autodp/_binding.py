@@ -3,8 +3,8 @@
 from pipetransformer import _C  # noqa: F401  # loads the extension
 from pipetransformer._C import (
     ActiveGroup,
-    DecisionMachine,
     MessagePlane,
+    PlanTransition,
     RollBoard,
     broadcast_tensors,
     hash_replica_tensor,
@@ -19,8 +19,8 @@ from pipetransformer._C import (
 
 __all__ = [
     "ActiveGroup",
-    "DecisionMachine",
     "MessagePlane",
+    "PlanTransition",
     "RollBoard",
     "broadcast_tensors",
     "hash_replica_tensor",

@@ -42,6 +42,9 @@ class MessagePlane(PlaneLife):
     ) -> None:
         super().__init__(store, info, config or AutoDPConfig())
         self.store = store
+        self.plan_hash: str | None = ""
+        """Names the plan in force, set by `Transition`; plans that do not follow it are
+        refused. None on a rank that has missed a change and holds no state."""
         self._closed = False
 
     def publish(self, key: str, value: bytes) -> None:

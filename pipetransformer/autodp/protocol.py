@@ -7,26 +7,40 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from pipetransformer.autodp import _binding
-from pipetransformer.autodp.plane import MessagePlane
+from pipetransformer.autodp.failure import PeerFailure
+from pipetransformer.autodp.plane import SLICE, MessagePlane
 
-_COMMIT = b"COMMIT"
-_ABORT = b"ABORT"
-_ACKNOWLEDGED = b"ok"
-_KEPT_EPOCHS = 2
+
+def announced_epoch(plane: MessagePlane) -> int:
+    """Return the latest plan epoch that any rank has announced, -1: none."""
+    head = plane.read(f"{_prefix(plane)}head")
+    return -1 if head is None else int(head.split(b"\n", 1)[0])
+
+
+def _prefix(plane: MessagePlane) -> str:
+    """Return what this generation's keys start with.
+
+    Ranks of another generation, that went on without this one or that it went on
+    without, cannot meet it there.
+    """
+    return plane.own_key("") if plane.generation > 0 else ""
 
 
 class Transition:
     """One rank's part in the change to the plan of epoch `epoch`.
 
     On every rank in this order: `receive` (the writer calls `announce` first),
-    prepare, `acknowledge`, `decide`. Exactly one decision is ever written per
-    epoch, and all ranks read that one.
+    `meet`, prepare, `acknowledge`, `decide`. Exactly one decision is ever written
+    per epoch, and all ranks read that one. The rules are those of the C++ state
+    machine ``csrc/autodp/transition.h``.
 
     Args:
         plane: the message plane.
         epoch: plan epoch, above every epoch announced before.
         writer: whether this rank announces the plan; one rank does.
-        participants: the world ranks that must acknowledge.
+        participants: the world ranks that must acknowledge. The writer's count; the
+            others learn them with the plan. A rank that is not among them receives
+            plan and decision too.
         timeout: from here to the decision; the plane's protocol timeout by default.
     """
 
@@ -39,141 +53,152 @@ class Transition:
         participants: Sequence[int],
         timeout: timedelta | None = None,
     ) -> None:
-        if epoch < 0:
-            raise ValueError(f"epoch: expected a number from 0, got {epoch}")
         self._plane = plane
-        self._writer = writer
-        self._participants = list(participants)
-        self._machine = _binding.DecisionMachine(writer, self._participants)
-        self._timeout_s = (timeout or plane.config.protocol_timeout).total_seconds()
-        self._end: float | None = None
+        self._prefix = _prefix(plane)
+        self._core = _binding.PlanTransition(
+            rank=plane.rank,
+            world_size=plane.world_size,
+            epoch=epoch,
+            writer=writer,
+            participants=list(participants),
+            run=plane.info.run_id,
+            parent=plane.plan_hash,
+            timeout_s=(timeout or plane.config.protocol_timeout).total_seconds(),
+        )
         self.epoch = epoch
-        self.reason = ""
-        """Why the decision is ABORT; empty before, and after COMMIT."""
 
     def announce(self, blob: bytes) -> None:
         """Publish the plan and move the head; the writer only.
 
+        The epoch before is closed first: if nobody has decided it, by ABORT.
+
         Raises:
             RuntimeError: this epoch, or a later one, was announced before.
         """
-        plane = self._plane
-        head = plane.read("head")
-        if head is not None and int(head) >= self.epoch:
-            raise RuntimeError(
-                f"plan epoch: expected one above the head {int(head)}, got {self.epoch}"
-            )
-        if self.epoch > _KEPT_EPOCHS:
-            plane.delete(*self._keys(self.epoch - _KEPT_EPOCHS - 1))
-        plane.publish(f"plan/{self.epoch}", blob)
-        mine = str(self.epoch).encode()
-        if plane.compare_set("head", head or b"", mine) != mine:
-            raise RuntimeError(
-                f"plan epoch {self.epoch}: expected one writer, got a second one"
-            )
+        self._core.announce(blob)
+        self._finish()
+        error = self._core.announce_error()
+        if error:
+            raise RuntimeError(error)
 
     def receive(self, *, timeout: timedelta | None = None) -> bytes:
         """Wait for the plan; by default for as long as all ranks live.
 
         The deadline of `decide` counts from here.
-        """
-        blob = self._plane.wait(f"plan/{self.epoch}", phase="receive", timeout=timeout)
-        self._start_clock()
-        return blob
 
-    def acknowledge(self, error: str | None = None) -> None:
-        """Say that this rank is ready, or with `error` why it cannot be."""
-        self._start_clock()
-        value = _ACKNOWLEDGED if error is None else error.encode() or b"error"
-        self._plane.publish(f"ack/{self.epoch}/{self._plane.rank}", value)
-        self._machine.on_acknowledge(self._plane.rank, error is None)
-        if error is not None:
-            self.reason = f"rank {self._plane.rank}: {error}"
+        Raises:
+            RuntimeError: the plan is of another run, or does not follow the plan
+                that is in force here. The other ranks were told: they abort.
+            PeerFailure: the run failed, the deadline passed, or the other ranks
+                went on without this one (phase ``"fenced"``).
+        """
+        self._core.receive()
+        if not self._drive(timeout):
+            self._fail_deadline(timeout)
+        self._check_fence()
+        plan = self._core.plan()
+        if plan is None:
+            raise self._fenced("the plan was given up before it was written")
+        mismatch = self._core.mismatch()
+        if mismatch:
+            self.acknowledge(mismatch)
+            raise RuntimeError(mismatch)
+        return plan
+
+    def meet(self) -> bool:
+        """Wait until every participant has received the plan.
+
+        What needs all of them, such as connecting a group, is begun only then, and
+        so never waits for a rank that does not come.
+
+        Returns:
+            False when a participant did not come by the deadline, when the decision
+            is there already, and on a rank that is no participant. There is nothing
+            to prepare then: go on with `decide`.
+        """
+        self._core.meet()
+        self._finish()
+        return self._core.met()
+
+    def acknowledge(self, error: str | None = None, *, waited: bool = False) -> None:
+        """Say that this rank is ready, or with `error` why it cannot be.
+
+        Args:
+            error: the reason, None when it is ready.
+            waited: other ranks kept this one waiting in vain. It is then not among
+                `refused`, and those that do not answer are `missing`.
+        """
+        refusal = "" if error is None else error or "error"
+        self._core.acknowledge(refusal, waited=waited)
+        self._finish()
 
     def decide(self) -> bool:
         """Wait for the decision, and take part in making it.
 
         The writer commits once every participant has acknowledged. A refusal
-        aborts at once, and so does anyone after the deadline.
+        aborts, and so does anyone after the deadline.
 
         Returns:
             True for COMMIT, False for ABORT (see `reason`), equal on all ranks.
 
         Raises:
-            PeerFailure: the run failed; the decision then means nothing.
+            PeerFailure: the run failed; the decision then means nothing. Of phase
+                ``"fenced"``: the other ranks went on without this one.
         """
-        end = self._start_clock()
-        while True:
-            proposal = self._machine.proposal()
-            if proposal is not None:
-                return self._propose(proposal)
-            left_s = end - time.monotonic()
-            if left_s <= 0:
-                self._on_deadline()
-                continue
-            self._await_news(timedelta(seconds=left_s))
-            outcome = self._machine.outcome()
-            if outcome is not None:
-                return self._settle(outcome)
-
-    def _start_clock(self) -> float:
-        if self._end is None:
-            # Non-writers are patient for longer: the writer knows the reason.
-            share = 1.0 if self._writer else 1.25
-            self._end = time.monotonic() + share * self._timeout_s
-        return self._end
-
-    def _await_news(self, timeout: timedelta) -> None:
-        groups = [[f"decision/{self.epoch}"]]
-        if self._writer:
-            groups.append([self._ack_key(rank) for rank in self._machine.missing()])
-        found = self._plane.wait_any(groups, timeout=timeout)
-        if found == 0:
-            self._read_decision(self._plane.read(groups[0][0]))
-        elif found == 1:
-            self._read_acknowledgements()
-
-    def _read_decision(self, value: bytes | None) -> None:
-        if value is not None:
-            self._machine.on_decision(value == _COMMIT)
-            if value != _COMMIT:
-                self.reason = value[len(_ABORT) :].decode(errors="replace").strip()
-
-    def _read_acknowledgements(self) -> None:
-        for rank in self._machine.missing():
-            value = self._plane.read(self._ack_key(rank))
-            if value is not None:
-                self._machine.on_acknowledge(rank, value == _ACKNOWLEDGED)
-                if value != _ACKNOWLEDGED and not self.reason:
-                    self.reason = f"rank {rank}: {value.decode(errors='replace')}"
-
-    def _on_deadline(self) -> None:
-        self._read_acknowledgements()
-        self._machine.on_deadline()
-        if not self.reason:
-            self.reason = (
-                f"ranks {self._machine.missing()} did not acknowledge within "
-                f"{self._timeout_s:.1f} s"
-            )
-
-    def _propose(self, commit: bool) -> bool:
-        desired = _COMMIT if commit else _ABORT + b" " + self.reason.encode()
-        key = f"decision/{self.epoch}"
-        self._read_decision(self._plane.compare_set(key, b"", desired))
-        outcome = self._machine.outcome()
-        if outcome is None:
-            raise RuntimeError("decision: expected an outcome; please report")
-        return self._settle(outcome)
-
-    def _settle(self, commit: bool) -> bool:
-        if commit:
-            self.reason = ""
+        self._core.decide()
+        self._finish()
+        committed = self._core.committed()
+        if committed:
+            self._plane.plan_hash = self._core.hash()
             self._plane.set_epoch(self.epoch)
-        return commit
+        return bool(committed)
 
-    def _ack_key(self, rank: int) -> str:
-        return f"ack/{self.epoch}/{rank}"
+    @property
+    def reason(self) -> str:
+        """Why the decision is ABORT; empty before, and after COMMIT."""
+        return self._core.reason()
 
-    def _keys(self, epoch: int) -> list[str]:
-        acks = [f"ack/{epoch}/{rank}" for rank in range(self._plane.world_size)]
-        return [f"plan/{epoch}", f"decision/{epoch}", *acks]
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that kept the others waiting until the deadline; of an ABORT."""
+        return self._core.missing()
+
+    @property
+    def refused(self) -> list[int]:
+        """Ranks that said they cannot take part; of an ABORT."""
+        return self._core.refused()
+
+    @property
+    def participants(self) -> list[int]:
+        """Ranks that must acknowledge, as the plan says; empty before it is there."""
+        return self._core.participants()
+
+    def _finish(self) -> None:
+        self._drive(None)
+        self._check_fence()
+
+    def _drive(self, timeout: timedelta | None) -> bool:
+        """Step until done; False when `timeout` passed first."""
+        end = None if timeout is None else time.monotonic() + timeout.total_seconds()
+        with self._plane.guard():
+            while not self._core.drive(self._plane.core, self._prefix, SLICE):
+                if end is not None and time.monotonic() >= end:
+                    return False
+        return True
+
+    def _fail_deadline(self, timeout: timedelta | None) -> None:
+        failure = PeerFailure(
+            None,
+            "receive",
+            deadline_s=None if timeout is None else timeout.total_seconds(),
+            reason=f"no rank published the plan of epoch {self.epoch}",
+        )
+        self._plane.core.fail(failure.to_tuple())
+        self._plane.check()
+
+    def _check_fence(self) -> None:
+        if self._core.fenced():
+            raise self._fenced("the other ranks have changed plans without this one")
+
+    def _fenced(self, reason: str) -> PeerFailure:
+        return PeerFailure(self._plane.rank, "fenced", epoch=self.epoch, reason=reason)

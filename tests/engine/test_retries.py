@@ -1,14 +1,15 @@
 """After ABORT: the same change without the ranks that missed or refused it."""
 
 import dataclasses
+import time
 from datetime import timedelta
 
 import pytest
 
 import pipetransformer as pt
-from pipetransformer import blame, retries
+from pipetransformer import retries, transformation
 from pipetransformer import run as run_module
-from pipetransformer.autodp import LaunchInfo
+from pipetransformer.autodp import LaunchInfo, Transition
 from pipetransformer.layout import ranks_of_plan
 from tests.engine.scenario import QUICK, config, make_engine, schedule
 from tests.support.ranks import run_ranks
@@ -78,15 +79,14 @@ def test_the_first_rank_that_is_there_drives_its_block(
     assert layout.nodes == tuple(rank // per_node for rank in active)
 
 
-def arrive_late(plane, epoch, arrive=blame.arrive):
-    """Come to the second plan only when it is tried again without this rank.
+class LateTransition(Transition):
+    """Comes to the second plan only when it has been decided without this rank."""
 
-    After its decision alone would be too early: the writer may still be looking who
-    is there, and then rightly tries again with everybody.
-    """
-    if epoch == SECOND_PLAN:
-        plane.wait_any([[f"plan/{epoch + 1}"]])
-    arrive(plane, epoch)
+    def __init__(self, plane, epoch, **options):
+        decision = f"decision/{epoch}"
+        while epoch == SECOND_PLAN and plane.read(decision) in (None, b"OPEN"):
+            time.sleep(0.05)
+        super().__init__(plane, epoch, **options)
 
 
 def out_of_memory(plane, build=run_module.build_group, **arguments):
@@ -116,7 +116,7 @@ def train(rank, culprit, module, name, replacement):
 
 def three_runs(rank):
     return {
-        "late": train(rank, 2, blame, "arrive", arrive_late),
+        "late": train(rank, 2, transformation, "Transition", LateTransition),
         "refuses": train(rank, 3, run_module, "build_group", out_of_memory),
         "lead refuses": train(rank, 0, run_module, "build_group", out_of_memory),
     }

@@ -19,7 +19,7 @@ PIPE_BENCHMARKS := pipe_overhead pipe_throughput pipe_overlap unet_timeline pipe
 PLANNER_BENCHMARKS := partition_quality planner_time simulator_accuracy \
   fig11_microbatches paper_ladder
 TRANSFORMATION_BENCHMARKS := fault_injection endurance transition_time \
-  transformation_curve
+  transformation_curve kills_and_resumes
 TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node=4
 # The cores are shared with other programs: one intra-op thread per process.
 export OMP_NUM_THREADS ?= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pathlib
 
 from pipetransformer import checkpoint, files, persistence
 from pipetransformer.replica import Replica
@@ -76,8 +77,17 @@ class AutoSave:
             replica.workers.drain()
             if not run.is_finite():
                 return
-            persistence.save(run, replica, path, replace=lead)
+            stale = path.exists() and not self._is_of_this_run(path)
+            persistence.save(run, replica, path, replace=lead or stale)
         except Exception as problem:
             _LOG.error("emergency checkpoint %s: %s", path, problem)
         else:
             _LOG.warning("emergency checkpoint: %s", path)
+
+    def _is_of_this_run(self, path: pathlib.Path) -> bool:
+        try:
+            content = checkpoint.read(path)
+        except (FileNotFoundError, ValueError):
+            return False
+        found: bool = content["extra"].get("run_id") == self._run.info.run_id
+        return found

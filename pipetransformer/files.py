@@ -113,6 +113,9 @@ def clear_unfinished(directory: str | os.PathLike[str]) -> None:
                 path.unlink(missing_ok=True)
         except FileNotFoundError:
             continue  # its writer has just finished
+        except OSError as error:  # of another user
+            _LOG.warning("left as it is: %s", error)
+            continue
         _LOG.info("deleted %s, which its writer left unfinished", path)
 
 

@@ -31,6 +31,10 @@ def save(
         ValueError: no plan has been in force yet.
         OSError: the file could not be written; an older one is intact.
     """
+    if run.state.optimizer is None:
+        raise ValueError(
+            "save: expected a call after prepare or batches, got one before"
+        )
     batches = run.workload.describe() if run.workload is not None else {}
     extra = {
         "policy": run.policy.state_dict(),
@@ -65,9 +69,12 @@ def restore(
         lead: The other ranks only check: they take everything over from the lead.
 
     Raises:
-        ValueError: a checkpoint of another model.
+        ValueError: a checkpoint of another model, or without a policy's state.
     """
     checkpoint.check_model(content, run.state, path)
+    if "policy" not in content["extra"]:
+        what = f"checkpoint {os.fspath(path)}"
+        raise ValueError(f"{what}: expected a freeze policy's state, got none")
     if lead:
         checkpoint.load_model(content, run.state)
         run.policy.load_state_dict(content["extra"]["policy"])

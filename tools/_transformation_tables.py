@@ -81,3 +81,21 @@ def curve(content: Content) -> list[str]:
             for what, found in content["difference"].items()
         ],
     )
+
+
+def restarts(content: Content) -> list[str]:
+    """How far runs whose whole job was killed are from those that were not."""
+    headers = ["parts have", "kills", "damaged checkpoints", "pairs of N and K"]
+    return markdown(
+        [*headers, "largest difference", "tolerance", "samples exactly once"],
+        [
+            [
+                system,
+                *(str(run[key]) for key in ("kills", "damaged_checkpoints", "plans")),
+                f"{max(*run['difference_by_epoch'], run['weights_difference']):.2g}",
+                f"{run['tolerance']:.2g}",
+                "yes" if run["samples_exactly_once"] else "no",
+            ]
+            for system, run in content["restarts"]["systems"].items()
+        ],
+    )

@@ -56,6 +56,7 @@ TABLES: dict[str, Callable[[Content], list[str]]] = {
     "plan_times": _planner_tables.plan_times,
     "quality": _planner_tables.quality,
     "ratios": ratios,
+    "restarts": _transformation_tables.restarts,
     "rows": rows,
     "simulator": _simulated_tables.simulator,
     "switches": _transformation_tables.switches,

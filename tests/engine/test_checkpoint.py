@@ -150,6 +150,46 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert names == ["step-0000000015.pt", "step-0000000020.pt"]
 
 
+def test_save_before_there_is_an_optimizer_is_refused(tmp_path):
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        with pytest.raises(ValueError, match="save: expected a call after prepare or"):
+            engine.save(tmp_path / "early.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_checkpoint_without_a_policy_is_refused(tmp_path):
+    path = saved(tmp_path)
+    content = torch.load(path, weights_only=True)
+    del content["extra"]["policy"]
+    torch.save(content, path)
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        with pytest.raises(
+            ValueError, match="expected a freeze policy's state, got no"
+        ):
+            engine.load(path)
+
+
+def test_emergency_takes_the_place_of_another_runs_file_only(tmp_path):
+    with make_engine(
+        freeze=pt.freeze.Never(),
+        config=config(checkpoint=pt.CheckpointConfig(directory=str(tmp_path))),
+    ) as engine:
+        engine.prepare(ToySet(12), 4)
+        director = engine._open()
+        path = checkpoint.path_of_step(tmp_path, 0)
+        engine.save(path)
+        own = path.read_bytes()
+        director.autosave.in_emergency(director.replica, lead=False)
+        assert path.read_bytes() == own, "the lead's is kept"
+        content = checkpoint.read(path)
+        content["extra"]["run_id"] = "another"
+        torch.save(content, path)
+        director.autosave.in_emergency(director.replica, lead=False)
+        assert (
+            checkpoint.read(path)["extra"]["run_id"] == engine._open().run.info.run_id
+        )
+
+
 def test_load_after_the_first_pass_is_refused(tmp_path):
     path = saved(tmp_path)
     with make_engine(freeze=pt.freeze.Never()) as engine:

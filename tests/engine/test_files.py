@@ -121,6 +121,18 @@ def test_files_of_dead_writers_are_deleted_and_no_others(tmp_path):
     files.clear_unfinished(tmp_path / "none")
 
 
+def test_files_of_other_users_are_left_with_a_warning(tmp_path, monkeypatch, caplog):
+    left = tmp_path / f".step-0000000004.pt.{'0' * 16}.tmp"
+    left.write_bytes(b"half")
+
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(left))
+
+    monkeypatch.setattr(pathlib.Path, "open", refuse)  # root may open everything
+    files.clear_unfinished(tmp_path)
+    assert left.exists() and "left as it is" in caplog.text
+
+
 def test_file_system_without_locks_still_takes_files(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

@@ -46,6 +46,7 @@ TORCH_FREE = (
     "autodp/liveness",
     "autodp/membership",
     "autodp/plan_message",
+    "autodp/run_state",
     "autodp/task_thread",
     "autodp/text_lines",
     "autodp/transition",

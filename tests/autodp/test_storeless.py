@@ -30,6 +30,7 @@ def _stopped_for_a_while(rank, environment, host_pid):
     plane.outlive_store(True)
     group = build_group(plane, name="g/0", members=plane.members)
     group.barrier()
+    time.sleep(1.0)  # until all beat: before that, silence counts as a slow start
     if rank == 0:
         os.kill(host_pid, signal.SIGSTOP)
     _reduce_until_all_lost_it(plane, group)

@@ -49,9 +49,9 @@ def _stopped_for_a_while(rank, environment, host_pid):
 def _killed(rank, environment, host_pid):
     """The store is killed: 0 and 1 are active, 2 stands by."""
     plane = _join(environment)
-    plane.gather("start", b"", phase="test")
     if rank == 2:
         with pytest.raises(PeerFailure) as caught:
+            plane.publish("standby", b"waits")
             plane.wait("never", phase="test")
         with pytest.raises(PeerFailure, match="store"):
             plane.survive(b"")
@@ -59,6 +59,7 @@ def _killed(rank, environment, host_pid):
         return caught.value.phase
     plane.outlive_store(True)
     group = build_group(plane, name="g/0", members=[0, 1])
+    plane.wait("standby", phase="test")
     group.barrier()
     if rank == 0:
         os.kill(host_pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ from typing import Literal
 
 Policy = Literal["raise", "continue"]
 Expected = Literal["ends", "finishes"]
+Boundary = Literal["epochs", "batches"]
 
 # A change of plan, by its plan epoch: of a run of that many processes, the one that
 # a fault in a change of plan meets, and the rank behind each role.
@@ -56,12 +57,14 @@ class Case:
         role: Whom it hits; "store host" is a process of its own that only serves the
             store, and "lead and store host" is rank 0 of a run where it serves.
         world_size: Number of ranks.
+        between: Where plans change: between epochs, or between two batches of a pass.
     """
 
     point: str
     fault: str
     role: str
     world_size: int
+    between: Boundary = "epochs"
 
     def __post_init__(self) -> None:
         """Refuse words that no table knows."""
@@ -76,7 +79,8 @@ class Case:
     @property
     def name(self) -> str:
         """For people, and for ``--only``."""
-        return f"{self.point}: {self.fault}, {self.role} of {self.world_size}"
+        where = "" if self.between == "epochs" else ", between batches"
+        return f"{self.point}: {self.fault}, {self.role} of {self.world_size}{where}"
 
     @property
     def own_store(self) -> bool:

@@ -192,8 +192,6 @@ def _check_weights(case: Case, trace: Trace, reference: Reference) -> list[str]:
     for weights in others:
         if not all(torch.equal(a, b) for a, b in zip(first, weights, strict=True)):
             return ["replicas finished with different weights"]
-    if not case.keeps_plans:
-        return []
     wanted = reference.trace.weights[0]
     far = max(float((a - b).abs().max()) for a, b in zip(first, wanted, strict=True))
     return [] if far <= TOLERANCE else [f"weights: {far:.2g} from the undisturbed run"]

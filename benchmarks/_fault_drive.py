@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _fault_case import Case, Policy
+from _fault_case import Boundary, Case, Policy
 from _fault_worker import run_rank
 from _forked import Ranks
 from _small_run import Deadlines, state_hash
@@ -66,6 +66,7 @@ class Trace:
 
 def run_case(
     case: Case | None,
+    between: Boundary,
     world_size: int,
     policy: Policy,
     deadlines: Deadlines,
@@ -75,7 +76,7 @@ def run_case(
     """Run a case, or without one an undisturbed run."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        args = (case, world_size, policy, deadlines, hang_s)
+        args = (case, between, world_size, policy, deadlines, hang_s)
         own_store = case is None or case.own_store
         with Ranks(run_rank, world_size, folder, *args, own_store=own_store) as ranks:
             hung = _supervise(ranks, case, hang_s)

@@ -33,6 +33,7 @@ def case_rows(verdicts: Sequence[Verdict]) -> list[dict[str, object]]:
             "fault": v.case.fault,
             "role": v.case.role,
             "world_size": v.case.world_size,
+            "between": v.case.between,
             "outcome": v.outcome,
             "seconds": v.seconds,
             "checkpoints": v.checkpoints,
@@ -64,14 +65,15 @@ def document(
         )
     lines += [
         "",
-        "| point | fault | role | ranks | outcome of the survivors | s | problems |",
-        "|---|---|---|---:|---|---:|---|",
+        "| point | fault | role | ranks | plans change between | "
+        "outcome of the survivors | s | problems |",
+        "|---|---|---|---:|---|---|---:|---|",
     ]
     for v in verdicts:
         problems = "; ".join(v.problems).replace("|", "/")
         lines.append(
             f"| {v.case.point} | {v.case.fault} | {v.case.role} | {v.case.world_size} "
-            f"| {v.outcome} | {_seconds(v.seconds)} | {problems} |"
+            f"| {v.case.between} | {v.outcome} | {_seconds(v.seconds)} | {problems} |"
         )
     return "\n".join(lines) + "\n"
 

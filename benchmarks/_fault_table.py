@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from _fault_case import AT_ENDS, IN_CHANGE, IN_PASS, POINTS, Case, Policy
@@ -78,6 +79,7 @@ def cases(policy: Policy) -> list[Case]:
         *_each("store killed", ("store host",), STORE_POINTS),
         *_each("store stopped", ("store host",), STORE_POINTS[:-1]),
         *_each("store paused", ("store host",), STORE_POINTS[:-1:2]),
+        *_between_batches(),
     ]
     return [case for case in found if _possible(case)]
 
@@ -94,6 +96,23 @@ def _each(fault: str, roles: Sequence[str], points: Sequence[str]) -> Iterator[C
     for role in roles:
         for number, point in enumerate(points):
             yield Case(point, fault, role, WORLDS[-1 - number % len(WORLDS)])
+
+
+def _between_batches() -> Iterator[Case]:
+    """Changes of plan in the middle of a pass, where a standby waits in `batches`."""
+    for fault, role, points in (
+        ("SIGKILL", "lead", IN_CHANGE),
+        ("SIGKILL", "member", IN_CHANGE),
+        ("SIGKILL", "standby", STANDBY[:3]),
+        ("SIGSTOP", "member", IN_CHANGE[::2]),
+        ("SIGSTOP", "lead", IN_CHANGE[1::2]),
+        ("SIGTERM", "member", IN_CHANGE[2:5]),
+        ("slow", "member", IN_CHANGE[1:6:2]),
+        ("late", "member", IN_CHANGE[:1]),
+        ("refusal", "member", IN_CHANGE[1:2]),
+    ):
+        for case in _each(fault, (role,), points):
+            yield dataclasses.replace(case, between="batches")
 
 
 def _possible(case: Case) -> bool:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _fault_case import Case, Policy
+from _fault_case import Boundary, Case, Policy
 from _fault_points import Planted, Striker
 from _forked import Log
 from _small_run import (
     BATCH,
+    FREEZE_EVERY,
     FREEZES,
     STEPS,
     Deadlines,
@@ -33,6 +34,7 @@ def run_rank(
     rank: int,
     folder: Path,
     case: Case | None,
+    between: Boundary,
     world_size: int,
     policy: Policy,
     deadlines: Deadlines,
@@ -48,6 +50,7 @@ def run_rank(
             autodp=deadlines.config(),
             freezes=FREEZES[world_size],
             folder=str(folder / "checkpoints"),
+            freeze_every=FREEZE_EVERY if between == "batches" else None,
             halfway=lambda: striker.at("in optimizer step"),
         )
         striker.watch_backward(engine._recipe.model)
@@ -70,7 +73,10 @@ def _outcome(
             "phase": failure.phase,
             "text": str(failure),
         }
-    except Planted as error:
+    except RuntimeError as error:
+        # The engine says what it was doing; the user's error is the cause.
+        if not isinstance(error, Planted) and not isinstance(error.__cause__, Planted):
+            raise
         return {"ended": "Planted", "text": str(error)}
     if engine.history.epochs:
         torch.save([p.detach() for p in engine._recipe.model.parameters()], weights)

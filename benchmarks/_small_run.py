@@ -24,6 +24,7 @@ WIDTH = 8
 SAMPLES = 50
 BATCH = 12
 STEPS = 5  # of an epoch: 50 samples in batches of 12
+FREEZE_EVERY = 4  # steps between two changes, where they are between batches
 FREEZES = {2: (0, 6, 0), 3: (0, 5, 6, 0), 4: (0, 5, 6, 0)}
 
 
@@ -132,12 +133,14 @@ def small_engine(
     autodp: pt.AutoDPConfig,
     freezes: Sequence[int],
     folder: str | None = None,
+    freeze_every: int | None = None,
     halfway: Callable[[], None] = lambda: None,
 ) -> pt.PipeTransformer:
     """Return an engine over the small model whose K is forced to the world size."""
     config = pt.Config(
         seed=3,
         eval_microbatch_rows=8,
+        freeze_every=freeze_every,
         plan=pt.PlanConfig(num_stages=world_size, num_microbatches=2, reshape="always"),
         checkpoint=pt.CheckpointConfig(directory=folder, keep=100),
         autodp=autodp,

@@ -27,7 +27,7 @@ from _fault_case import Case, Policy
 from _fault_checks import Reference, Verdict, judge
 from _fault_drive import HANG_S, run_case
 from _fault_report import case_rows, document, summary
-from _fault_table import WORLDS, cases
+from _fault_table import cases
 from _forked import fork_server
 from _results import write_json
 from _small_run import Deadlines
@@ -70,15 +70,15 @@ def run_all(args: argparse.Namespace, wanted: Sequence[Case]) -> list[Verdict]:
     deadlines = Deadlines(heartbeat=args.heartbeat, protocol=args.protocol)
     policy: Policy = args.policy
     references = {}
-    for world_size in WORLDS:
-        if any(case.world_size == world_size for case in wanted):
-            trace = run_case(None, world_size, policy, deadlines, hang_s=args.hang)
-            references[world_size] = Reference.of(trace)
+    for kind in sorted({(case.between, case.world_size) for case in wanted}):
+        trace = run_case(None, *kind, policy, deadlines, hang_s=args.hang)
+        references[kind] = Reference.of(trace)
 
     def one(case: Case) -> Verdict:
+        kind = case.between, case.world_size
         try:
-            trace = run_case(case, case.world_size, policy, deadlines, hang_s=args.hang)
-            verdict = judge(case, policy, trace, references[case.world_size])
+            trace = run_case(case, *kind, policy, deadlines, hang_s=args.hang)
+            verdict = judge(case, policy, trace, references[kind])
         except Exception:
             return Verdict(case, (traceback.format_exc(),), "not judged", None, 0)
         _report(verdict)

@@ -28,8 +28,16 @@ class Layout:
         return len(peers), peers.index(rank)
 
 
-def ranks_of_plan(plan: Plan, info: LaunchInfo, absent: Collection[int] = ()) -> Layout:
-    """Place the replicas of `plan`: the first rank of each block of K drives it.
+def ranks_of_plan(
+    plan: Plan,
+    info: LaunchInfo,
+    absent: Collection[int] = (),
+    holders: Collection[int] = (),
+) -> Layout:
+    """Place the replicas of `plan`: one rank of each block of K drives it.
+
+    That is the first one there, or the first that holds the training state if the
+    block has one: at least one holder stays active, else the state would be lost.
 
     Pipelines do not cross nodes, replicas do; with a bound on R the replicas are
     dealt to the nodes in turn, so that every node keeps one as long as R allows.
@@ -40,6 +48,7 @@ def ranks_of_plan(plan: Plan, info: LaunchInfo, absent: Collection[int] = ()) ->
         absent: Ranks that cannot drive: the first other rank of their block does, and
             a block without any is left out. The layout may then have fewer replicas
             than the plan.
+        holders: Ranks that hold the training state; empty: rank 0 alone makes it.
     """
     block = plan.num_stages if info.world_size > 1 else 1
     per_node = max(1, info.local_world_size // block)
@@ -49,8 +58,12 @@ def ranks_of_plan(plan: Plan, info: LaunchInfo, absent: Collection[int] = ()) ->
             first = node * info.local_world_size + number * block
             there = [r for r in range(first, first + block) if r not in absent]
             if there:
-                places.append((there[0], node))
-    chosen = sorted(places[: plan.num_replicas])
+                held = [r for r in there if r in holders]
+                places.append(((held or there)[0], node))
+    chosen = places[: plan.num_replicas]
+    if holders and not any(rank in holders for rank, _ in chosen):
+        chosen[-1:] = [place for place in places if place[0] in holders][:1]
+    chosen.sort()
     return Layout(
         active=tuple(rank for rank, _ in chosen),
         nodes=tuple(node for _, node in chosen),

@@ -187,6 +187,11 @@ def propose(
             return None
     joined = joiners(run.layout, layout)
     holders = [rank for rank in layout.active if rank not in joined]
+    if run.layout is not None and not holders:
+        raise RuntimeError(
+            f"plan: expected one of the ranks {run.layout.active} that hold the state "
+            f"to stay active, got {layout.active}; please report"
+        )
     plan_epoch = run.plan_epoch + 1
     return Proposal(
         plan_epoch=plan_epoch,
@@ -215,7 +220,8 @@ def _placed(
     most: int | None = None
     while True:
         plan = search(most)
-        layout = ranks_of_plan(plan, run.info, absent)
+        holders = run.layout.active if run.layout is not None else ()
+        layout = ranks_of_plan(plan, run.info, absent, holders)
         if run.info.world_size == 1 or len(layout.active) == plan.num_replicas:
             return plan, layout
         most = len(layout.active)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -67,7 +67,7 @@ class Run:
         self.clock = clock
         self.info: LaunchInfo = plane.info
         self.script = ScriptLog(plane)
-        self.groups = GroupCache(self.config.autodp.cached_groups, self._build_group)
+        self.groups = GroupCache(self.config.autodp.cached_groups, self.build_group)
         self.state = TrainingState(recipe.model)
         self.policy = recipe.policy
         self.freezer = LayerFreezer(recipe.model)
@@ -96,9 +96,19 @@ class Run:
         self._caches: dict[str, ActivationCache | None] = {}
         self._warned: set[str] = set()
 
-    def _build_group(self, name: str, members: Sequence[int]) -> ActiveGroup:
+    def build_group(
+        self,
+        name: str,
+        members: Sequence[int],
+        given_up: Callable[[], bool] | None = None,
+    ) -> ActiveGroup:
+        """Connect a new group, see `autodp.build_group`."""
         return build_group(
-            self.plane, name=name, members=members, config=self.config.autodp
+            self.plane,
+            name=name,
+            members=members,
+            config=self.config.autodp,
+            given_up=given_up,
         )
 
     @property

@@ -14,6 +14,7 @@ leaves the run as it was.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Sequence
 
@@ -92,7 +93,7 @@ def perform(
             met = transition.meet()
         group: ActiveGroup | None = None
         if met:
-            group, refusal = _prepare(run, current, proposal, phases)
+            group, refusal = _prepare(run, current, proposal, transition, phases)
             with phases.phase("acknowledge"):
                 transition.acknowledge(refusal, waited=_kept_waiting(refusal))
         with phases.phase("decision"):
@@ -159,7 +160,11 @@ def _carry_out(
 
 
 def _prepare(
-    run: Run, current: Replica | None, proposal: Proposal, phases: Phases
+    run: Run,
+    current: Replica | None,
+    proposal: Proposal,
+    transition: Transition,
+    phases: Phases,
 ) -> tuple[ActiveGroup | None, str | None]:
     """Build what may fail beside what is in use; an error becomes a refusal."""
     if run.info.rank not in proposal.layout.active:
@@ -170,7 +175,12 @@ def _prepare(
         try:
             with phases.phase("group"):
                 group = run.groups.obtain(
-                    proposal.group, proposal.layout.active, fresh=proposal.fresh_group
+                    proposal.group,
+                    proposal.layout.active,
+                    fresh=proposal.fresh_group,
+                    build=functools.partial(
+                        run.build_group, given_up=transition.is_decided
+                    ),
                 )
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
             run.plane.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -17,6 +18,9 @@ from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.plane import SLICE, MessagePlane
 
 logger = logging.getLogger(__name__)
+
+_ABSENCE = ("timeout", "timed out", "refused", "reset", "closed", "got nothing")
+"""In errors of a backend that connects: a peer was not there, or went."""
 
 
 class ActiveGroup:
@@ -135,6 +139,7 @@ def build_group(
     members: Sequence[int],
     config: AutoDPConfig | None = None,
     device_type: str = "cpu",
+    given_up: Callable[[], bool] | None = None,
 ) -> ActiveGroup:
     """Build the active group `name`; every member calls this, nobody else.
 
@@ -148,11 +153,14 @@ def build_group(
             gives the ranks of the group.
         config: deadlines; the plane's by default.
         device_type: ``"cpu"`` (gloo) or ``"cuda"`` (nccl).
+        given_up: asked every 100 ms whether the group is not wanted any more; the
+            backend's own attempts then end in the background.
 
     Raises:
         ValueError: members that are not distinct ranks of the run, or that this
             rank is not among.
-        RuntimeError: the members did not connect by ``protocol_timeout``.
+        RuntimeError: the members did not connect by ``protocol_timeout``, it was
+            given up before, or this rank cannot have such a group.
         PeerFailure: the run failed meanwhile.
     """
     config = config or plane.config
@@ -164,7 +172,24 @@ def build_group(
     backend = None
     if len(members) > 1:
         rank = list(members).index(plane.rank)
-        backend = _connect(plane, store, rank, members, config, device_type, name)
+        build = functools.partial(
+            make_backend,
+            store,
+            rank,
+            len(members),
+            timeout=config.protocol_timeout,
+            device_type=device_type,
+            links=plane.info.links,
+        )
+        what = (
+            f"active group '{name}': expected ranks {list(members)} to connect within "
+            f"{config.protocol_timeout.total_seconds():.1f} s"
+        )
+        try:
+            backend = _connect(plane, build, what, given_up or (lambda: False))
+        except RuntimeError:
+            plane.delete_later(f"{name}/0/{rank}")  # where gloo left our address
+            raise
     with plane.guard():
         core = _binding.ActiveGroup(
             plane.core,
@@ -189,45 +214,35 @@ def _check_members(plane: MessagePlane, members: Sequence[int]) -> None:
 
 def _connect(
     plane: MessagePlane,
-    store: c10d.Store,
-    rank: int,
-    members: Sequence[int],
-    config: AutoDPConfig,
-    device_type: str,
-    name: str,
+    build: Callable[[], c10d.Backend],
+    what: str,
+    given_up: Callable[[], bool],
 ) -> c10d.Backend:
     """Build the real backend on a thread: its constructor waits for all members.
 
-    When the run fails the thread is left behind, and ends by the same deadline.
+    When the run fails, or the group is given up, the thread is left behind. It ends by
+    the backend's deadlines, and takes apart what it may still have connected.
     """
     results: list[c10d.Backend | Exception] = []
     done = threading.Event()
 
-    def build() -> None:
+    def run() -> None:
         try:
-            results.append(
-                make_backend(
-                    store,
-                    rank,
-                    len(members),
-                    timeout=config.protocol_timeout,
-                    device_type=device_type,
-                    links=plane.info.links,
-                )
-            )
+            results.append(build())
         except Exception as error:
             results.append(error)
         done.set()
 
-    threading.Thread(target=build, name=f"build {name}", daemon=True).start()
+    threading.Thread(target=run, name=what.partition(":")[0], daemon=True).start()
     while not done.wait(SLICE.total_seconds()):
         plane.check()
+        if given_up():
+            raise RuntimeError(f"{what}, got: it was given up")
     plane.check()
     result = results.pop()
     if isinstance(result, Exception):
         text = str(result).split("\n", 1)[0]
-        raise RuntimeError(
-            f"active group '{name}': expected ranks {list(members)} to connect within "
-            f"{config.protocol_timeout.total_seconds():.1f} s, got: {text}"
-        ) from result
+        if not any(word in str(result).lower() for word in _ABSENCE):
+            what = f"{what.partition(':')[0]}: expected to connect here"
+        raise RuntimeError(f"{what}, got: {text}") from result
     return result

@@ -50,13 +50,20 @@ class GroupCache:
                 return name
         return fresh
 
-    def obtain(self, name: str, members: Sequence[int], fresh: str) -> ActiveGroup:
+    def obtain(
+        self,
+        name: str,
+        members: Sequence[int],
+        fresh: str,
+        build: Build | None = None,
+    ) -> ActiveGroup:
         """Return the group that a plan names; a kept one stays kept until `take`.
 
         Args:
             name: from the plan.
             members: world ranks in the group's order.
             fresh: the name that a new group has; another one is a kept group's.
+            build: connects a new one; the cache's own by default.
 
         Raises:
             RuntimeError: there is no kept group of that name and members here, or a
@@ -70,7 +77,7 @@ class GroupCache:
                 f"group '{name}': expected a kept one of ranks {list(members)}, got "
                 f"{'none' if kept is None else f'one of ranks {list(kept.members)}'}"
             )
-        group = self._build(name, members)
+        group = (build or self._build)(name, members)
         self.built += group.size > 1
         return group
 

@@ -10,6 +10,8 @@ from pipetransformer.autodp import _binding
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.plane import SLICE, MessagePlane
 
+_OPEN = b"OPEN"  # of `decision/<e>`, see csrc/autodp/decision.h
+
 
 def announced_epoch(plane: MessagePlane) -> int:
     """Return the latest plan epoch that any rank has announced, -1: none."""
@@ -119,6 +121,13 @@ class Transition:
         self._core.meet()
         self._finish()
         return self._core.met()
+
+    def is_decided(self) -> bool:
+        """Tell whether the decision is there already; asked while preparing.
+
+        Before this rank has acknowledged it can only be ABORT: preparing is in vain.
+        """
+        return self._plane.read(f"{self._prefix}decision/{self.epoch}") != _OPEN
 
     def acknowledge(self, error: str | None = None, *, waited: bool = False) -> None:
         """Say that this rank is ready, or with `error` why it cannot be.

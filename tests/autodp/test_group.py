@@ -2,6 +2,7 @@ import os
 import threading
 from dataclasses import replace
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
+from pipetransformer.autodp import group as group_module
 from tests.autodp.world import FAST, joined, run_scenarios
 
 
@@ -171,9 +173,33 @@ def _absent_member(plane):
     assert plane.failure is None
 
 
+def _given_up(plane):
+    text = None
+    if plane.rank == 0:  # nobody else comes
+        answers = iter([False, True])
+        try:
+            build_group(
+                plane, name="g/8", members=[0, 1], given_up=lambda: next(answers)
+            )
+        except RuntimeError as error:
+            text = str(error)
+        full = OSError("Too many open files")
+        with (
+            mock.patch.object(group_module, "make_backend", side_effect=full),
+            pytest.raises(
+                RuntimeError, match="expected to connect here, got: Too many"
+            ),
+        ):
+            build_group(plane, name="g/7", members=[0, 1])
+    group = build_group(plane, name="g/9", members=[0, 1, 2])
+    _collectives(group)
+    group.retire()
+    return text
+
+
 @pytest.fixture(scope="module")
 def results_of():
-    scenarios = [_members_only, _ddp_step, _build_and_retire, _absent_member]
+    scenarios = [_members_only, _ddp_step, _build_and_retire, _absent_member, _given_up]
     return run_scenarios(scenarios, 3)
 
 
@@ -198,3 +224,10 @@ def test_groups_built_and_retired_leave_nothing_behind(results_of):
 @pytest.mark.distributed
 def test_group_that_never_meets_is_an_error_and_no_failure(results_of):
     results_of(_absent_member)
+
+
+@pytest.mark.distributed
+def test_group_that_is_given_up_is_an_error_before_its_deadline(results_of):
+    texts = results_of(_given_up)
+    assert "expected ranks [0, 1] to connect within 20.0 s" in texts[0]
+    assert texts[0].endswith("got: it was given up") and texts[1:] == [None, None]

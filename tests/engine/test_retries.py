@@ -79,6 +79,24 @@ def test_the_first_rank_that_is_there_drives_its_block(
     assert layout.nodes == tuple(rank // per_node for rank in active)
 
 
+@pytest.mark.parametrize(
+    ("stages", "replicas", "absent", "holders", "active"),
+    [
+        (4, 1, (), (2,), (2,)),  # else nobody would know the state
+        (2, 2, (), (1, 2), (1, 2)),
+        (2, 2, (), (3,), (0, 3)),
+        (2, 1, (), (2,), (2,)),  # a bound on R: the block with the state is kept
+        (1, 2, (0,), (3,), (1, 3)),
+        (1, 4, (), (2, 0), (0, 1, 2, 3)),
+    ],
+)
+def test_a_rank_that_holds_the_state_stays_active(
+    stages, replicas, absent, holders, active
+):
+    shape = Shape(stages, replicas)
+    assert ranks_of_plan(shape, info(1, 4), absent, holders).active == active
+
+
 class LateTransition(Transition):
     """Comes to the second plan only when it has been decided without this rank."""
 

@@ -45,9 +45,10 @@ def run_rank(
     with open(folder / f"rank-{rank}.stacks", "w") as stacks:
         faulthandler.dump_traceback_later(hang_s, file=stacks)
         striker = Striker(case, rank, log, late_s=1.5 * deadlines.protocol)
+        point = case.point if case is not None else ""
         engine = small_engine(
             world_size,
-            autodp=deadlines.config(),
+            autodp=deadlines.config(cached_groups=0 if point == "in retire" else 4),
             freezes=FREEZES[world_size],
             folder=str(folder / "checkpoints"),
             freeze_every=FREEZE_EVERY if between == "batches" else None,

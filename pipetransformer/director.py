@@ -19,6 +19,7 @@ from pipetransformer.planning import agree_on_profile, propose, take_decision
 from pipetransformer.proposal import Proposal
 from pipetransformer.recipe import Workload
 from pipetransformer.replica import Replica
+from pipetransformer.report import profiled
 from pipetransformer.role import Role
 from pipetransformer.run import Run
 
@@ -159,9 +160,10 @@ class Director:
     def step(self, batch: Batch | Any, targets: Any = None) -> Tensor:
         """Take one training step; see `training.step`."""
         replica = self.active()
-        return self._operations.run(
-            lambda: training.step(self.run, replica, batch, targets), shared=False
-        )
+        with profiled("step"):
+            return self._operations.run(
+                lambda: training.step(self.run, replica, batch, targets), shared=False
+            )
 
     def evaluate(
         self,

@@ -44,8 +44,7 @@ def learn(run: Run, outcome: Outcome, before: Plan | None) -> None:
     counters = run.history.counters
     counters.transformations_committed += 1
     counters.bytes_moved += outcome.moved_bytes
-    counters.groups_built = run.groups.built
-    counters.groups_reused = run.groups.reused
+    count(run)
     transition = plan.transition
     taken = transition is not None and transition.accepted
     run.prices.record(
@@ -54,6 +53,14 @@ def learn(run: Run, outcome: Outcome, before: Plan | None) -> None:
         moved_bytes=transition.moved_bytes if transition and taken else 0,
         first=before is None,
     )
+
+
+def count(run: Run) -> None:
+    """Bring the history's counters up to date with what counts by itself."""
+    counters = run.history.counters
+    counters.groups_built = run.groups.built
+    counters.groups_reused = run.groups.reused
+    counters.store_messages = run.plane.num_messages
 
 
 def record_change(

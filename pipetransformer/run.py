@@ -67,7 +67,11 @@ class Run:
         self.clock = clock
         self.info: LaunchInfo = plane.info
         self.script = ScriptLog(plane)
-        self.groups = GroupCache(self.config.autodp.cached_groups, self.build_group)
+        self.groups = GroupCache(
+            self.config.autodp.cached_groups,
+            self.build_group,
+            generation=lambda: plane.generation,
+        )
         self.state = TrainingState(recipe.model)
         self.policy = recipe.policy
         self.freezer = LayerFreezer(recipe.model)

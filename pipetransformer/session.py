@@ -7,7 +7,7 @@ import logging
 
 import torch
 
-from pipetransformer import checkpoint, persistence
+from pipetransformer import checkpoint, persistence, records
 from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
 from pipetransformer.director import Director
 from pipetransformer.recipe import Recipe
@@ -126,6 +126,7 @@ class Session:
                 self._end(director, error)
         finally:
             spent = self.run.clock.seconds()
+            records.count(self.run)
             self.run.history.phase_seconds = spent
             self.run.history.total_seconds = sum(spent.values())
         failure = self._plane.failure

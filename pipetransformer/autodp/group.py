@@ -32,6 +32,7 @@ class ActiveGroup:
     Attributes:
         name: Where the members left their addresses; no two groups share one.
         members: World ranks in the order of the group's ranks.
+        generation: The plane's when the group was built; a later one cannot use it.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class ActiveGroup:
         self._core = core
         self.name = name
         self.members = tuple(members)
+        self.generation = plane.generation
 
     @property
     def process_group(self) -> dist.ProcessGroup:

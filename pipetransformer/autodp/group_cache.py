@@ -26,15 +26,17 @@ class GroupCache:
     Args:
         limit: most groups that are kept; 0: none.
         build: connects a new group.
+        generation: the plane's; groups of an earlier one are retired, not used.
 
     Attributes:
         built: groups that were connected.
         reused: kept groups that came into use again.
     """
 
-    def __init__(self, limit: int, build: Build) -> None:
+    def __init__(self, limit: int, build: Build, generation: Callable[[], int]) -> None:
         self._limit = limit
         self._build = build
+        self._generation = generation
         self._kept: dict[str, ActiveGroup] = {}  # the one used last is at the end
         self.built = 0
         self.reused = 0
@@ -45,6 +47,7 @@ class GroupCache:
 
     def name_for(self, members: Sequence[int], fresh: str) -> str:
         """Return the name of the kept group of `members`, else `fresh`."""
+        self._drop_old()
         for name, group in reversed(self._kept.items()):
             if group.members == tuple(members):
                 return name
@@ -69,6 +72,7 @@ class GroupCache:
             RuntimeError: there is no kept group of that name and members here, or a
                 new one did not connect.
         """
+        self._drop_old()
         kept = self._kept.get(name)
         if kept is not None and kept.members == tuple(members):
             return kept
@@ -94,9 +98,11 @@ class GroupCache:
     def keep(self, group: ActiveGroup) -> None:
         """Keep a group that is no longer live; the one unused longest goes.
 
-        A group of one costs nothing to build and is retired at once.
+        A group of one costs nothing to build, and one of an earlier generation has
+        lost a member: both are retired at once.
         """
-        if self._limit == 0 or group.size == 1:
+        old = group.generation != self._generation()
+        if old or self._limit == 0 or group.size == 1:
             group.retire()
             return
         self._kept[group.name] = group
@@ -114,3 +120,8 @@ class GroupCache:
         """Retire every kept group, in the background: at the end, after a failure."""
         while self._kept:
             self._kept.popitem()[1].retire()
+
+    def _drop_old(self) -> None:
+        now = self._generation()
+        if any(group.generation != now for group in self._kept.values()):
+            self.drop()

@@ -16,8 +16,9 @@ class Counters:
         groups_reused: Kept groups that came into use again.
         bytes_moved: State sent to new replicas, or received.
         checkpoints_written: Checkpoints saved.
-        store_messages: Operations on the store that this rank asked for; beats and the
-            polls of waits are not among them.
+        store_messages: Keys of the store that this rank wrote, read or deleted for
+            script, profile, caches and meetings; the few of each change of plan, beats
+            and the polls of waits are not among them.
         failures_survived: Lost ranks that the run went on without.
     """
 

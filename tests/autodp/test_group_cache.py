@@ -8,7 +8,8 @@ from pipetransformer.autodp import GroupCache
 class FakeGroup:
     """Stands in for an active group: it knows its name, members and end."""
 
-    def __init__(self, name, members):
+    def __init__(self, name, members, generation=0):
+        self.generation = generation
         self.name = name
         self.members = tuple(members)
         self.size = len(self.members)
@@ -18,12 +19,16 @@ class FakeGroup:
         self.retired += 1
 
 
+def make(limit=4):
+    return GroupCache(limit, FakeGroup, lambda: 0)
+
+
 class Rank:
     """One rank's cache and live group, taken through plans as the engine does."""
 
     def __init__(self, rank, limit):
         self.rank = rank
-        self.cache = GroupCache(limit, FakeGroup)
+        self.cache = make(limit)
         self.live = None
         self.seen = []
 
@@ -90,14 +95,14 @@ def test_kept_groups_are_bounded_and_members_hold_what_the_writer_names(limit):
 
 
 def test_a_group_of_one_is_not_kept():
-    cache = GroupCache(4, FakeGroup)
+    cache = make()
     group = cache.obtain("g/1", (0,), "g/1")
     cache.keep(group)
     assert (len(cache), group.retired, cache.built) == (0, 1, 0)
 
 
 def test_an_aborted_plan_takes_its_group_along_so_that_a_retry_builds_anew():
-    cache = GroupCache(4, FakeGroup)
+    cache = make()
     first = cache.obtain("g/1", (0, 1), "g/1")
     assert not cache.take(first)
     cache.keep(first)
@@ -109,7 +114,7 @@ def test_an_aborted_plan_takes_its_group_along_so_that_a_retry_builds_anew():
 
 
 def test_a_named_group_that_is_not_here_is_refused():
-    cache = GroupCache(4, FakeGroup)
+    cache = make()
     with pytest.raises(
         RuntimeError, match=r"group 'g/1': expected a kept one of ranks \[0, 1\], got n"
     ):
@@ -117,3 +122,15 @@ def test_a_named_group_that_is_not_here_is_refused():
     cache.keep(FakeGroup("g/1", (0, 2)))
     with pytest.raises(RuntimeError, match=r"got one of ranks \[0, 2\]"):
         cache.obtain("g/1", (0, 1), "g/2")
+
+
+def test_groups_of_an_earlier_generation_are_retired_and_never_found():
+    now = [0]
+    cache = GroupCache(4, lambda n, m: FakeGroup(n, m, now[0]), lambda: now[0])
+    kept, live = (cache.obtain(f"g/{e}", (0, 1, e), f"g/{e}") for e in (2, 3))
+    cache.keep(kept)
+    now[0] = 1
+    cache.keep(live)
+    assert (live.retired, len(cache)) == (1, 1)
+    assert cache.name_for((0, 1, 2), "g/4") == "g/4"
+    assert (kept.retired, len(cache)) == (1, 0)

@@ -146,7 +146,11 @@ def _named_runs(plane):
 
 def _group_is_used_again(plane):
     """Two layouts in turn, a model on each; the sums show whose order is in use."""
-    cache = GroupCache(4, lambda name, m: build_group(plane, name=name, members=m))
+    cache = GroupCache(
+        4,
+        lambda name, m: build_group(plane, name=name, members=m),
+        lambda: plane.generation,
+    )
     live, used = None, []
     for epoch, members in enumerate([(0, 1), (1, 0)] * 3, start=1):
         fresh = f"g/{epoch}"

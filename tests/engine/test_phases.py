@@ -1,6 +1,9 @@
 """Where the engine says its time went."""
 
+import logging
+
 import pytest
+import torch
 
 import pipetransformer as pt
 from tests.engine.scenario import config, make_engine, schedule
@@ -62,3 +65,28 @@ def test_each_stage_reports_its_processor_time():
         assert all(seconds > 0 for seconds in epoch["worker_seconds"])
         assert "backward/all_reduce" not in epoch["phase_seconds"]
     assert lead["epochs"][2]["phase_seconds"]["forward/prefix"] > 0  # no cache
+
+
+def test_a_profiler_sees_steps_and_changes_of_plan_and_the_log_begins_with_the_way(
+    caplog, tmp_path
+):
+    with (
+        torch.profiler.profile() as profile,
+        caplog.at_level(logging.INFO, logger="pipetransformer"),
+        make_engine(freeze=schedule(0, 3), config=config()) as engine,
+    ):
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(24, vouch=True), batch_size=12):
+                engine.step(batch)
+        engine.save(tmp_path / "last.pt")
+    seen = {event.key: event.count for event in profile.key_averages()}
+    assert seen["pt::step"] == seen["pt::forward"] == seen["pt::backward"] == 4
+    assert seen["pt::prepare"] == seen["pt::move"] == seen["pt::rewire"] == 2
+    lines = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
+    assert lines[0].startswith("run ")
+    assert lines[0].endswith(": 1 ranks, node 0 of 1; no network")
+    (change,) = [line for line in lines if "transformation: " in line]
+    assert "pause" in change and "prepare" in change and "kept group" in change
+    counters = engine.history.counters
+    assert counters.checkpoints_written == 1 and counters.store_messages > 0
+    assert counters.transformations_committed == 2

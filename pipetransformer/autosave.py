@@ -77,8 +77,10 @@ class AutoSave:
             replica.workers.drain()
             if not run.is_finite():
                 return
-            stale = path.exists() and not self._is_of_this_run(path)
-            persistence.save(run, replica, path, replace=lead or stale)
+            foreign = path.exists() and not self._is_of_this_run(path)
+            if path.exists() and not lead and not foreign:
+                return  # the same state, or the lead's
+            persistence.save(run, replica, path, replace=lead or foreign)
         except Exception as problem:
             _LOG.error("emergency checkpoint %s: %s", path, problem)
         else:

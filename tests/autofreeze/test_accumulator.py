@@ -104,3 +104,25 @@ def test_half_precision_gradients_add_up_in_fp32():
         bias.grad = torch.full_like(bias, value)
         accumulator.accumulate(0)
     assert accumulator.norms()[0] == pytest.approx(258.0 * math.sqrt(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_accumulator_goes_on_with_the_sums(dtype):
+    layers = make_layers(dtype)
+    first = GradientAccumulator(layers, ENDS)
+    backward(layers)
+    first.accumulate(1)  # without the first unit, which is frozen
+    second = GradientAccumulator(layers, ENDS)
+    second.load_state_dict(first.state_dict())
+    backward(layers)
+    first.accumulate(1)
+    assert second.norms() != first.norms(), "the sums are copies"
+    second.accumulate(1)
+    assert second.norms() == first.norms() and second.norms()[0] == 0.0
+
+
+@pytest.mark.parametrize(("number", "shape"), [(0, (2, 3)), (6, (3, 3))])
+def test_sums_of_another_model_are_refused(number, shape):
+    accumulator = GradientAccumulator(make_layers(), ENDS)
+    with pytest.raises(ValueError, match=f"gradient sum {number}: expected shape "):
+        accumulator.load_state_dict({number: torch.zeros(shape)})

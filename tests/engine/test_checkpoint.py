@@ -1,3 +1,4 @@
+import io
 import os
 import stat
 
@@ -148,6 +149,24 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     run_epochs(engine_in(tmp_path), 4)
     names = sorted(p.name for p in tmp_path.iterdir())
     assert names == ["step-0000000015.pt", "step-0000000020.pt"]
+
+
+def test_older_checkpoint_still_loads(tmp_path):
+    path = saved(tmp_path)
+    content = torch.load(path, weights_only=True)
+    del content["progress"]["pass_nodes"]
+    message = torch.load(io.BytesIO(content["optimizer_message"]), weights_only=True)
+    for name in ("metrics", "freezes"):
+        del message[name]
+    packed = io.BytesIO()
+    torch.save(message, packed)
+    torch.save({**content, "optimizer_message": packed.getvalue()}, path)
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        engine.load(path)
+        engine.prepare(ToySet(12), 4)
+        assert (
+            len(moments(engine)["tensors"]) > 0 and engine._open().run.state.step == 3
+        )
 
 
 def test_save_before_there_is_an_optimizer_is_refused(tmp_path):

@@ -1,19 +1,26 @@
 """Rank functions that drive the engine; imported by the tests of this folder."""
 
 import dataclasses
+import multiprocessing
 from datetime import timedelta
 
 import torch
 from torch import nn
 
 import pipetransformer as pt
+from pipetransformer import planner
+from tests.engine.even_profile import even_profile
 from tests.support.toy import ToySet, accuracy, toy_model, toy_units
+
+# What the folder's fixture does for the tests' own process, and each rank for itself.
+if multiprocessing.parent_process() is not None:
+    planner.profile = even_profile
 
 # Deadlines of a machine that tests keep busy; failures are found within seconds.
 QUICK = pt.AutoDPConfig(
     heartbeat_interval=timedelta(milliseconds=200),
-    heartbeat_timeout=timedelta(seconds=4),
-    protocol_timeout=timedelta(seconds=20),
+    heartbeat_timeout=timedelta(seconds=5),
+    protocol_timeout=timedelta(seconds=30),
 )
 
 

@@ -1,13 +1,11 @@
 """Freezing is the policy's, shapes are a matter of price; ranks decide alike."""
 
-import dataclasses
 import types
-from unittest import mock
 
 import pytest
 
 import pipetransformer as pt
-from pipetransformer import checkpoint, planner
+from pipetransformer import checkpoint
 from pipetransformer.planner import PauseModel
 from pipetransformer.plans import remaining_steps
 from pipetransformer.prices import Market, Prices, kind_of
@@ -19,29 +17,11 @@ from tests.support.toy import ToySet
 TIGHT = {"slot_memory_bytes": 34_000}
 
 
-def even(profile):
-    """The profile with equal layers whose time is that of their rows."""
-    rows = profile.microbatch_samples
-    times = {
-        name: tuple(100_000 * m for m in rows)
-        for name in ("forward_ns", "input_grad_ns", "weight_grad_ns", "forward_only_ns")
-    }
-    layers = tuple(dataclasses.replace(layer, **times) for layer in profile.layers)
-    return dataclasses.replace(profile, layers=layers)
-
-
 def train(rank, freeze, epochs, options):
-    """Train; return the history, and the plans that this rank ran under.
-
-    Where time decides it is not measured: a machine that does other things would.
-    """
+    """Train; return the history, and the plans that this rank ran under."""
     tamper = options.pop("tamper", None)
     plans = []
-    measured = planner.profile
-    with (
-        mock.patch.object(planner, "profile", lambda *a, **k: even(measured(*a, **k))),
-        make_engine(freeze=freeze, **options) as engine,
-    ):
+    with make_engine(freeze=freeze, **options) as engine:
         for _ in engine.epochs(epochs):
             if engine.plan is not None:
                 plans.append(engine.plan.plan_hash)

@@ -37,7 +37,7 @@ def test_slab_tears_nothing_and_survives_its_writers(tmp_path, flags, rounds):
     subprocess.run(command, check=True, timeout=100)
     run = subprocess.run(
         [str(binary), str(rounds)],
-        timeout=60,
+        timeout=150,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -113,7 +113,7 @@ def _wait_for_a_late_source(plane):
         signal.signal(signal.SIGALRM, before)
         plane.publish("interrupted", b"")
     else:
-        plane.wait("interrupted", phase="test", timeout=timedelta(seconds=30))
+        plane.wait("interrupted", phase="test", timeout=timedelta(seconds=60))
         broadcast_tensors(group, [], source=1)
     group.barrier()  # behind the broadcast that rank 0 left to itself
     group.retire()

@@ -13,9 +13,9 @@ from tests.support.ranks import run_ranks
 
 FAST = AutoDPConfig(
     heartbeat_interval=timedelta(seconds=0.2),
-    heartbeat_timeout=timedelta(seconds=4),
-    store_timeout=timedelta(seconds=40),
-    protocol_timeout=timedelta(seconds=20),
+    heartbeat_timeout=timedelta(seconds=6),
+    store_timeout=timedelta(seconds=60),
+    protocol_timeout=timedelta(seconds=30),
 )
 
 

@@ -25,7 +25,7 @@ while time.process_time() < end:
 
 def _run(code, tmp_path, **options):
     command = [sys.executable, "-c", code]
-    options = {"timeout_s": 60.0, "log": tmp_path / "logs" / "run.log", **options}
+    options = {"timeout_s": 150.0, "log": tmp_path / "logs" / "run.log", **options}
     return run_child(command, **options)
 
 
@@ -61,11 +61,11 @@ def test_child_killed_by_a_signal_is_a_failure(tmp_path):
 
 def test_timeout_leaves_no_process_of_the_tree(tmp_path):
     log = tmp_path / "run.log"
-    with pytest.raises(RunFailed, match=r"within 3 s, got no end; killed"):
-        _run(FAMILY, tmp_path, timeout_s=3.0, log=log)
+    with pytest.raises(RunFailed, match=r"within 8 s, got no end; killed"):
+        _run(FAMILY, tmp_path, timeout_s=8.0, log=log)
     child, grandchild = map(int, log.read_text().split())
     assert not Path(f"/proc/{child}").exists()  # killed and reaped
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while _is_alive(grandchild) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not _is_alive(grandchild)

@@ -74,7 +74,7 @@ def test_every_system_in_this_process_trains_the_same_step():
 def test_every_process_system_trains_the_same_step():
     expected = squares()
     half = len(expected) // 2
-    with RankPool(RankSystems, 2, TINY, 0, timeout_s=60.0) as ranks:
+    with RankPool(RankSystems, 2, TINY, 0, timeout_s=150.0) as ranks:
         for kind in SCHEDULES:
             first, second = ranks.call("gradients", kind, 3)
             assert first[:half] == pytest.approx(expected[:half], rel=1e-3), kind
@@ -95,7 +95,7 @@ def failing(rank, world_size, store):
 
 
 def test_pool_answers_by_rank_and_survives_a_failed_command():
-    with RankPool(failing, 2, timeout_s=60.0) as pool:
+    with RankPool(failing, 2, timeout_s=150.0) as pool:
         assert pool.call("x") == [(0, 2, "x"), (1, 2, "x")]
         with pytest.raises(RunFailed, match="rank 0: .* failed:(?s:.*)SystemExit"):
             pool.call("end")

@@ -10,7 +10,7 @@ from tests.benchmarks.test_simulated import layer, profile
 
 
 def test_slots_profile_at_the_same_time_and_their_median_counts():
-    meeting = threading.Barrier(3, timeout=30)
+    meeting = threading.Barrier(3, timeout=60)
 
     def profiler(model, inputs, *, microbatch_samples, repeats):
         meeting.wait()  # none returns before all have come

@@ -46,7 +46,7 @@ def run_system(rank, name):
 @pytest.mark.parametrize("name", [n for n, s in SYSTEMS.items() if s.engine])
 def test_each_system_trains_to_the_end_on_all_ranks(name):
     system = SYSTEMS[name]
-    (epochs, metrics), (_, other) = run_ranks(run_system, 2, name, timeout_s=90)
+    (epochs, metrics), (_, other) = run_ranks(run_system, 2, name)
     assert metrics == other and set(metrics) == {"loss", "accuracy"}
     assert [e["samples"] for e in epochs] == [50] * 3
     assert [e["unique_samples"] for e in epochs] == [50] * 3

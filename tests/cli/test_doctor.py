@@ -311,7 +311,7 @@ def test_a_missing_extension_is_a_finding_and_no_traceback():
         "sys.exit(main(['doctor', '--json']))\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=150
     )
     assert result.returncode == 1 and result.stderr == ""
     assert "extension" in json.loads(result.stdout)["missing"]

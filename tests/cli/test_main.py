@@ -40,7 +40,7 @@ def python(*arguments, **options):
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         **options,
     )
 
@@ -127,7 +127,7 @@ def test_a_reader_that_went_away_is_no_error(form):
     )
     process.stdout.read(10)
     process.stdout.close()
-    assert process.wait(timeout=60) == output.BROKEN_PIPE
+    assert process.wait(timeout=150) == output.BROKEN_PIPE
     assert process.stderr.read() == b""
     process.stderr.close()
 
@@ -141,7 +141,7 @@ def test_a_closed_stream_is_a_reader_that_went_away(redirection, form, code):
     result = subprocess.run(
         ["sh", "-c", script, "sh", sys.executable, "-c", _LONG_OUTPUT, form],
         stderr=subprocess.PIPE,
-        timeout=60,
+        timeout=150,
     )
     assert (result.returncode, result.stderr) == (code, b"")
 

@@ -165,7 +165,7 @@ def test_check_layers_lets_annotations_name_each_other(checker, tmp_path):
 
 def test_check_layers_passes_on_this_project():
     done = subprocess.run(
-        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=60
+        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=150
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
@@ -175,7 +175,7 @@ def test_check_layers_lists_the_torch_free_files():
         [sys.executable, str(SCRIPT), "--list-torch-free"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
     names = done.stdout.split()
     assert "csrc/autofreeze/alpha_cap.cpp" in names

@@ -31,7 +31,7 @@ def test_missing_build_says_how_to_rebuild(tmp_path):
         [sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
     assert result.returncode != 0
     assert "expected a built extension, got none" in result.stderr
@@ -55,6 +55,6 @@ def test_each_binding_loads_the_extension_before_it_uses_it():
 def test_the_planner_can_be_imported_first():
     script = "from pipetransformer.planner import Plan"
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=150
     )
     assert result.returncode == 0, result.stderr

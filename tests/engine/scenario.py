@@ -19,7 +19,7 @@ if multiprocessing.parent_process() is not None:
 # Deadlines of a machine that tests keep busy; failures are found within seconds.
 QUICK = pt.AutoDPConfig(
     heartbeat_interval=timedelta(milliseconds=200),
-    heartbeat_timeout=timedelta(seconds=5),
+    heartbeat_timeout=timedelta(seconds=6),
     protocol_timeout=timedelta(seconds=30),
 )
 

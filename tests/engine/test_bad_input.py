@@ -230,7 +230,7 @@ def _open_with(rank, kind):
     ],
 )
 def test_models_and_configs_that_differ_are_refused_on_every_rank(kind, text):
-    messages = run_ranks(_open_with, 2, kind, timeout_s=60)
+    messages = run_ranks(_open_with, 2, kind)
     assert messages[0] == messages[1]
     assert messages[0].startswith("model and config of rank 1: expected ")
     assert text in messages[0]

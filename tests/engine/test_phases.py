@@ -42,7 +42,7 @@ def check_sums(history):
 
 @pytest.mark.distributed
 def test_phases_add_up_and_name_what_replicas_wait_for():
-    lead, _ = run_ranks(phases, 2, 1, True, timeout_s=90)
+    lead, _ = run_ranks(phases, 2, 1, True)
     check_sums(lead)
     for epoch in lead["epochs"]:
         assert epoch["phase_seconds"]["backward/all_reduce"] > 0
@@ -58,7 +58,7 @@ def test_phases_add_up_and_name_what_replicas_wait_for():
 
 @pytest.mark.distributed
 def test_each_stage_reports_its_processor_time():
-    lead, _ = run_ranks(phases, 2, 2, False, timeout_s=90)
+    lead, _ = run_ranks(phases, 2, 2, False)
     check_sums(lead)
     for epoch in lead["epochs"]:
         assert len(epoch["worker_seconds"]) == 2

@@ -41,7 +41,7 @@ def train(rank, freeze, epochs, options):
 @pytest.mark.distributed
 def test_ranks_that_measure_different_pauses_decide_as_the_lead_does():
     options = {"config": config(), "tamper": 100.0}
-    results = run_ranks(train, 2, schedule(0, 2, 3), 3, options, timeout_s=60)
+    results = run_ranks(train, 2, schedule(0, 2, 3), 3, options)
     lead, other = (plans for _, plans, _ in results)
     # The hash of a plan holds the price; a rank that used its own would be found.
     assert lead == other and len(lead) == 2  # there is none before the first pass
@@ -52,7 +52,7 @@ def test_ranks_that_measure_different_pauses_decide_as_the_lead_does():
 @pytest.mark.distributed
 def test_refused_shape_is_recorded_with_its_rule_and_the_freeze_goes_on():
     dear = {"config": config(plan=pt.PlanConfig(**TIGHT, hysteresis=1000.0))}
-    history = run_ranks(train, 2, schedule(0, 3), 3, dear, timeout_s=60)[0][0]
+    history = run_ranks(train, 2, schedule(0, 3), 3, dear)[0][0]
     assert [e["boundary"] for e in history["epochs"]] == [0, 4, 4]
     assert [e["num_stages"] for e in history["epochs"]] == [2, 2, 2]
     (change,) = history["transformations"]
@@ -136,13 +136,13 @@ def test_time_since_the_last_shape_survives_a_checkpoint(tmp_path):
         plan=pt.PlanConfig(**TIGHT, reshape="always"),
     )
     freeze, options = schedule(0, 3), {"config": saved}
-    first, _, _ = run_ranks(train, 2, freeze, 2, options, timeout_s=60)[0]
+    first, _, _ = run_ranks(train, 2, freeze, 2, options)[0]
     assert [e["num_stages"] for e in first["epochs"]] == [2, 1]
     _, content = checkpoint.newest_valid(tmp_path)
     before = content["extra"]["reshaped_ns_ago"]
     assert before > 0
     freeze = schedule(0, 3)
-    run_ranks(train, 2, freeze, 3, options, timeout_s=60)
+    run_ranks(train, 2, freeze, 3, options)
     _, content = checkpoint.newest_valid(tmp_path)
     # The first plan of a run restarts no clock, and no shape changed since.
     assert content["extra"]["reshaped_ns_ago"] > before

@@ -121,7 +121,7 @@ def explained(rank, available):
 
 @pytest.mark.distributed
 def test_ranks_that_see_different_memory_plan_by_what_the_lead_sees():
-    results = run_ranks(explained, 2, [80_000, 400], timeout_s=60)
+    results = run_ranks(explained, 2, [80_000, 400])
     assert results[0] == results[1]
     _, cache, slots, notes = results[0]
     assert cache == "host" and 0 < slots < SAMPLES

@@ -57,7 +57,7 @@ def test_training_alone_equals_a_plain_loop(slots, stages, micro):
 def test_replicas_with_unequal_shares_equal_a_plain_loop():
     # 50 samples in batches of 12 over 3 replicas: the last batch has 2 rows, so one
     # replica has none.
-    results = run_ranks(engine_training, 3, 1, 1, 1, 3, timeout_s=90)
+    results = run_ranks(engine_training, 3, 1, 1, 1, 3)
     orders = [result[0] for result in results]
     joined = [
         [

@@ -84,7 +84,7 @@ def test_frozen_activations_come_from_the_cache(elastic):
 
 
 def test_a_steady_boundary_hits_for_the_whole_training_set():
-    results = run_ranks(train, 2, schedule(0, 4), 4, {"config": config()}, timeout_s=90)
+    results = run_ranks(train, 2, schedule(0, 4), 4, {"config": config()})
     hits = [e["cache_hits"] for e in results[0]["history"]["epochs"]]
     assert hits == [0, 0, 50, 50]
 
@@ -121,16 +121,13 @@ def test_pipeline_grows_again_when_layers_unfreeze():
 
 
 def test_run_alone_and_run_of_four_see_the_same_losses():
-    alone = run_ranks(
-        train, 1, schedule(0, 3), 2, {"dtype": torch.float64}, timeout_s=60
-    )[0]
+    alone = run_ranks(train, 1, schedule(0, 3), 2, {"dtype": torch.float64})[0]
     four = run_ranks(
         train,
         4,
         schedule(0, 3),
         2,
         {"dtype": torch.float64, "config": SHRINKING_64},
-        timeout_s=90,
     )[0]
     for a, b in zip(alone["before"], four["before"], strict=True):
         assert a == pytest.approx(b, rel=1e-9)

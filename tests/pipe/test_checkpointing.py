@@ -10,7 +10,7 @@ from pipetransformer.pipe import Pipe, is_checkpointing, is_recomputing, strict
 
 from .models import MODES, Functional, linears, make_pipe
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 DISPATCHES = ("serial", "threads")
 every_dispatch = pytest.mark.parametrize("dispatch", DISPATCHES)
 

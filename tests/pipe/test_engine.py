@@ -13,7 +13,7 @@ from pipetransformer.pipe import is_recomputing
 
 from .models import Functional, linears, make_pipe
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 class Meet(torch.autograd.Function):

@@ -11,7 +11,7 @@ from pipetransformer.pipe import is_recomputing
 
 from .models import Functional, grads, linears, make_pipe
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 ERRORS = (KeyError("a", 3), SystemExit(7), KeyboardInterrupt("stop"))
 PASSES = ("forward", "recomputation", "backward")
 DISPATCHES = ("serial", "threads")

@@ -10,7 +10,7 @@ from pipetransformer.pipe import is_recomputing
 
 from .models import Functional, make_pipe
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 class MeetInBackward(torch.autograd.Function):

@@ -10,7 +10,7 @@ from pipetransformer.pipe import is_recomputing
 
 from .models import MODES, Functional, even_cuts, grads, make_pipe
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 STAGES, MICROBATCHES = 3, 4
 
 

@@ -90,7 +90,7 @@ class Ranks:
     a device, or needs to be the parent. Only the main thread makes them.
     """
 
-    def __init__(self, fn, world_size, *args, timeout_s=60.0, fresh=False):
+    def __init__(self, fn, world_size, *args, timeout_s=100.0, fresh=False):
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("Ranks: expected the main thread, got another")
         if fresh:
@@ -214,6 +214,6 @@ def _kill_all():
         process.kill()
 
 
-def run_ranks(fn, world_size, *args, timeout_s=60.0, fresh=False):
+def run_ranks(fn, world_size, *args, timeout_s=100.0, fresh=False):
     """Run ``fn(rank, *args)`` in `world_size` processes; return results by rank."""
     return Ranks(fn, world_size, *args, timeout_s=timeout_s, fresh=fresh).join()

@@ -37,7 +37,6 @@ def _place(rank, names, local_world_size):
         LOCAL_RANK=str(rank % local_world_size),
         GROUP_RANK=str(node),
         MASTER_ADDR=TwoHosts.address(0),
-        GLOO_SOCKET_IFNAME=f"cable{node}",
     )
     return node
 

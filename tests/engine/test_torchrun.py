@@ -78,7 +78,7 @@ def test_restarted_job_resumes_and_ends_as_if_nothing_had_happened(tmp_path):
     whole, part = tmp_path / "whole", tmp_path / "part"
     for folder in (whole, part):
         (folder / "checkpoints").mkdir(parents=True)
-    assert run_ranks(restart_script.train, 2, whole, timeout_s=90) == ["finished"] * 2
+    assert run_ranks(restart_script.train, 2, whole) == ["finished"] * 2
     victim, step = 1, 7  # in the middle of the second pass
     job = launch("restart_script.py", part, victim, step, processes=2, max_restarts=1)
     try:

@@ -83,9 +83,16 @@ def test_lost_rank_ends_backward_and_standby_of_all_others(victim, number):
         assert "/pytorch/" not in text, "a bare backend message"
 
 
+# A rank that dies before its first beat is found by the deadline of a start, which a
+# build must outlive.
+PATIENT = replace(
+    FAST, store_timeout=timedelta(seconds=30), protocol_timeout=timedelta(seconds=80)
+)
+
+
 def _dies_unnoticed(rank):
-    info, store = connect(FAST)
-    plane = MessagePlane(store, info, FAST)
+    info, store = connect(PATIENT)
+    plane = MessagePlane(store, info, PATIENT)
     plane.gather("start", b"", phase="start")
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ from tests.support.ranks import run_ranks
 FAST = AutoDPConfig(
     heartbeat_interval=timedelta(seconds=0.2),
     heartbeat_timeout=timedelta(seconds=6),
-    store_timeout=timedelta(seconds=60),
+    store_timeout=timedelta(seconds=30),
     protocol_timeout=timedelta(seconds=30),
 )
 

@@ -11,11 +11,13 @@ import io
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pipetransformer.data import Batch
 from pipetransformer.replica import Replica
 from pipetransformer.report import EpochRecord, PlanShape, SegmentRecord
 from pipetransformer.run import Run
@@ -38,12 +40,15 @@ class Counts:
         self._loss_sum = 0.0
         self._rows = 0
         self._ids: list[Tensor] = []
+        self._batches: list[int] = []
+        self._pending: tuple[float, int, Batch | None] | None = None
         self._began: float | None = None
         self._durations: list[float] = []
         self._before = _cache_counts(run)
 
     def begin_step(self) -> None:
-        """Note that a forward begins."""
+        """Note that a forward begins, and that the step before is done."""
+        self.settle()
         self._began = time.perf_counter()
 
     def first_step_extra_s(self) -> float | None:
@@ -56,16 +61,40 @@ class Counts:
             return None
         return max(0.0, first - sum(others) / len(others))
 
-    def count(self, loss: float, rows: int, ids: Tensor | None) -> None:
-        """Add one step of this replica."""
+    def count(self, loss: float, rows: int, batch: Batch | None) -> None:
+        """Add one step of this replica, once it is settled."""
         if self._began is not None:
             self._durations.append(time.perf_counter() - self._began)
             self._began = None
+        self._pending = loss, rows, batch
+
+    def settle(self) -> None:
+        """Add the step that was counted last: the optimizer has stepped."""
+        if self._pending is None:
+            return
+        (loss, rows, batch), self._pending = self._pending, None
         if rows:
             self._loss_sum += loss * rows
             self._rows += rows
-        if ids is not None:
-            self._ids.append(ids)
+        if batch is not None:
+            self._ids.append(batch.ids)
+            self._batches.append(batch.index)
+
+    @property
+    def batches(self) -> list[int]:
+        """Numbers of the batches that were counted; a step that broke off is not."""
+        return self._batches
+
+    def mine(self, run: Run) -> dict[str, float | int]:
+        """Return what this replica has counted, as plain values."""
+        hits, misses = _cache_counts(run)
+        return {
+            "loss_sum": self._loss_sum,
+            "rows": self._rows,
+            "hits": hits - self._before[0],
+            "misses": misses - self._before[1],
+            "steps": run.state.step - self.first_step,
+        }
 
     def add_up(self, run: Run, replica: Replica) -> tuple[SegmentRecord, Tensor]:
         """Reduce over the replicas; collective over the active group.
@@ -76,16 +105,9 @@ class Counts:
         Raises:
             RuntimeError: the replicas took different numbers of steps.
         """
-        hits, misses = _cache_counts(run)
-        mine = {
-            "loss_sum": self._loss_sum,
-            "rows": self._rows,
-            "hits": hits - self._before[0],
-            "misses": misses - self._before[1],
-            "steps": run.state.step - self.first_step,
-        }
+        self.settle()
         group = replica.group
-        gathered = group.all_gather_bytes(json.dumps(mine).encode())
+        gathered = group.all_gather_bytes(json.dumps(self.mine(run)).encode())
         parts = [json.loads(part) for part in gathered]
         steps = {part["steps"] for part in parts}
         if len(steps) != 1:
@@ -94,23 +116,41 @@ class Counts:
                 f"replica, got {[part['steps'] for part in parts]}; leave a pass on "
                 "every active rank at the same batch"
             )
-        spent = run.clock.since(self._spent)
         own = torch.cat([torch.empty(0, dtype=torch.int64), *self._ids])
+        record = self.record(run, replica, parts)
+        return record, torch.cat(group.all_gather_rows(own))
+
+    def record(
+        self,
+        run: Run,
+        replica: Replica | None,
+        parts: Sequence[Mapping[str, Any]],
+        samples: int | None = None,
+    ) -> SegmentRecord:
+        """Return the record of the segment from what the replicas have counted.
+
+        Args:
+            run: The run.
+            replica: What this rank drives; None if it is gone already.
+            parts: From `mine` of each replica.
+            samples: Samples seen, where not every replica's part is known; the loss
+                is then the mean over those that are.
+        """
+        spent = run.clock.since(self._spent)
         rows = sum(part["rows"] for part in parts)
-        now = replica.workers.cpu_seconds()
-        record = SegmentRecord(
+        now = replica.workers.cpu_seconds() if replica is not None else self._busy
+        return SegmentRecord(
             shape=self.shape,
-            samples=rows,
-            optimizer_steps=steps.pop(),
+            samples=rows if samples is None else samples,
+            optimizer_steps=run.state.step - self.first_step,
             seconds=sum(spent.values()),
             train_loss=sum(p["loss_sum"] for p in parts) / rows if rows else math.nan,
             cache_hits=sum(part["hits"] for part in parts),
             cache_misses=sum(part["misses"] for part in parts),
             phase_seconds=spent,
             worker_seconds=[b - a for a, b in zip(self._busy, now, strict=True)],
-            predicted_step_ns=replica.plan.simulated_step_ns,
+            predicted_step_ns=replica.plan.simulated_step_ns if replica else 0,
         )
-        return record, torch.cat(group.all_gather_rows(own))
 
 
 class Pass:
@@ -131,20 +171,30 @@ class Pass:
         if self.open is not None:
             self.open.begin_step()
 
-    def count(self, loss: float, rows: int, ids: Tensor | None) -> None:
-        """Add one step of this replica."""
+    def count(self, loss: float, rows: int, batch: Batch | None) -> None:
+        """Add one step of this replica, once it is settled."""
         if self.open is not None:
-            self.open.count(loss, rows, ids)
+            self.open.count(loss, rows, batch)
 
-    def close_segment(self, run: Run, replica: Replica) -> SegmentRecord | None:
+    def settle(self) -> None:
+        """Add the step that was counted last: the optimizer has stepped."""
+        if self.open is not None:
+            self.open.settle()
+
+    def close_segment(self, run: Run, replica: Replica) -> None:
         """Add up the open segment, if any; collective over the active group."""
         if self.open is None:
-            return None
+            return
         record, ids = self.open.add_up(run, replica)
+        if record.optimizer_steps or record.samples or not self.segments:
+            self.append(record, ids)
+        self.open = None
+
+    def append(self, record: SegmentRecord, ids: Tensor) -> None:
+        """Take in the open segment, added up, with the sample ids of all replicas."""
         self.open = None
         self.segments.append(record)
         self._ids = torch.cat([self._ids, ids])
-        return record
 
     def record(self, run: Run) -> EpochRecord:
         """Return the record of the pass, once every segment is closed."""

@@ -69,12 +69,13 @@ class AutoSave:
         problem is logged and not raised: the error that brought us here matters more.
         """
         run, directory = self._run, self._wanted.directory
-        if not directory or replica is None or not run.consistent:
+        if not directory or not run.holds_state or not run.consistent:
             return
         path = checkpoint.path_of_step(directory, run.state.step)
         try:
             # Cells of a backward that broke off may still be running.
-            replica.workers.drain()
+            if replica is not None:
+                replica.workers.drain()
             if not run.is_finite():
                 return
             foreign = path.exists() and not self._is_of_this_run(path)

@@ -41,6 +41,14 @@ class Changes:
         self.joined: Proposal | None = None
         self._fresh: dict[str, float] | None = None  # phases of the change before
 
+    def are_possible(self) -> bool:
+        """Tell, on every active rank alike, whether plans can change: with a store."""
+        run, replica = self._run, self._role.replica
+        if replica is None or run.config.autodp.on_peer_failure != "continue":
+            return True
+        lost = b"1" if run.plane.store_lost else b""
+        return not any(replica.group.all_gather_bytes(lost))
+
     def carry_out(self, propose: Proposer, start: float) -> Outcome | None:
         """Change the plan, on every active rank; before the first plan on rank 0.
 
@@ -68,7 +76,7 @@ class Changes:
                 plan_epoch=proposal.plan_epoch,
                 absent=list(absent),
             )
-            before, writer = self._shape(), self._role.is_lead
+            before, writer = self.shape(), self._role.is_lead
             outcome = self._take_part(proposal.plan_epoch, proposal, absent, writer)
             outcome.phases["plan"] = planned
             now = time.perf_counter()
@@ -107,9 +115,26 @@ class Changes:
                 continue
             outcome = self._take_part(plan_epoch, None, absent, False)
             if outcome.replica is not None:
+                # Those who were active are still in the operation that this is part of.
                 self._operations.done = outcome.proposal.operations
                 self.joined = outcome.proposal
                 return None
+
+    def recover(
+        self, plan_epoch: int, proposal: Proposal | None, operations: int
+    ) -> Outcome:
+        """Go through the survivors' change of plan.
+
+        Args:
+            plan_epoch: Its number.
+            proposal: The plan, on the rank that writes it.
+            operations: Operations that the rank that is ahead has completed.
+        """
+        outcome = self._take_part(
+            plan_epoch, proposal, (), proposal is not None, operations
+        )
+        self.joined = outcome.proposal
+        return outcome
 
     def note_first_step(self, seconds: float | None) -> None:
         """Tell the prices what the first step after a change of plan took more."""
@@ -136,10 +161,11 @@ class Changes:
         proposal: Proposal | None,
         absent: tuple[int, ...],
         writer: bool,
+        operations: int | None = None,
     ) -> Outcome:
         run, role = self._run, self._role
         old = role.replica.plan if role.replica is not None else None
-        everyone = range(run.info.world_size)
+        everyone = run.plane.members
         outcome = perform(
             run,
             role.replica,
@@ -148,10 +174,15 @@ class Changes:
             [rank for rank in everyone if rank not in absent],
         )
         role.replica = outcome.replica
+        if operations is not None:
+            self._operations.done = operations
+        run.holds_state = outcome.replica is not None
+        run.plane.outlive_store(run.holds_state, outcome.proposal.layout.active)
         if outcome.committed:
             records.learn(run, outcome, old)
             self._fresh = outcome.phases
-            if not absent:
+            if not absent and operations is None:
+                # After a loss a standby may be behind, and still need messages.
                 run.script.trim(lead=writer)
         else:
             run.history.counters.transformations_aborted += 1
@@ -167,6 +198,7 @@ class Changes:
             absent, outcome.culprits, holders=holders, attempt=attempt
         )
 
-    def _shape(self) -> PlanShape | None:
+    def shape(self) -> PlanShape | None:
+        """Return the plan that this rank drives under, for the records."""
         replica = self._role.replica
         return None if replica is None else records.shape_of(self._run, replica.plan)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pipetransformer import evaluation, persistence, training
@@ -13,15 +14,19 @@ from pipetransformer.autodp import PeerFailure
 from pipetransformer.autosave import AutoSave
 from pipetransformer.changes import Changes
 from pipetransformer.data import Batch
+from pipetransformer.open_pass import OpenPass
 from pipetransformer.operations import Operations
-from pipetransformer.pass_loop import Loading, PassLoop
+from pipetransformer.pass_loop import PassLoop
 from pipetransformer.planning import agree_on_profile, propose, take_decision
 from pipetransformer.proposal import Proposal
 from pipetransformer.recipe import Workload
+from pipetransformer.recovery import Recovery
 from pipetransformer.replica import Replica
 from pipetransformer.report import profiled
 from pipetransformer.role import Role
 from pipetransformer.run import Run
+from pipetransformer.shares import Loading
+from pipetransformer.survivors import Survivors
 
 
 class Director:
@@ -34,11 +39,14 @@ class Director:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.autosave = AutoSave(run)
-        self._role = Role(run)
-        self._operations = Operations()
-        self._changes = Changes(run, self._role, self._operations)
+        self._role = role = Role(run)
+        self._operations = done = Operations()
+        self._changes = changes = Changes(run, role, done)
+        self._open_pass = open_pass = OpenPass(run, role, changes)
+        recovery = Recovery(run, role, changes, open_pass)
+        self._survivors = Survivors(run, role, done, changes, recovery)
         self._passes = PassLoop(
-            run, self._role, self._changes, self._operations, self.autosave
+            run, role, changes, self._survivors, open_pass, self.autosave
         )
 
     @property
@@ -109,30 +117,48 @@ class Director:
         Returns:
             The epoch that begins, or None when all are done.
         """
-        run = self.run
-        with run.guarded(), run.clock.phase("transformation"):
-            if self._role.stands_by:
-                message = self._changes.follow("epoch", "finish", "plan")
-                if message is not None:
-                    epoch = message.get("epoch")  # none where the run finishes
-                    if epoch is not None:
-                        run.state.epoch = int(epoch)
-                    return None if epoch is None else run.state.epoch
-            elif run.state.epoch >= count:
-                run.script.tell("epoch", lead=self.is_lead, epoch=None)
-                return None
-            elif self.has_plan:
-                self._operations.run(self._change_at_epoch)
-            run.script.tell("epoch", lead=self.is_lead, epoch=run.state.epoch)
-            return run.state.epoch
+        run, state = self.run, self.run.state
+        with run.clock.phase("transformation"):
+            while True:
+                joined = False
+                if self._role.stands_by:
+                    message = self._survivors.follow(
+                        "epoch", "finish", "plan", call="epoch"
+                    )
+                    if message is not None:
+                        epoch = message.get("epoch")  # none where the run finishes
+                        if epoch is None:
+                            return None
+                        state.epoch = int(epoch)
+                        return state.epoch
+                    joined = not self._survivors.recovered
+                if state.epoch >= count:
+                    run.script.tell("epoch", lead=self.is_lead, epoch=None)
+                    return None
+                if not self.has_plan or self._enter_epoch(joined) is not None:
+                    run.script.tell("epoch", lead=self.is_lead, epoch=state.epoch)
+                    return state.epoch
 
-    def _change_at_epoch(self) -> bool:
-        start = time.perf_counter()
-        outcome = self._changes.carry_out(self._propose, start)
-        return outcome is not None and outcome.committed
+    def _enter_epoch(self, joined: bool) -> bool | None:
+        """Change the plan if it is to change; `joined`: it just has, by messages.
+
+        Returns:
+            Whether it changed; None if this rank stands by since a rank was lost.
+        """
+        through = [joined]
+
+        def body() -> bool:
+            if through.pop() if through else False:
+                return True
+            if not self._changes.are_possible():
+                return False
+            outcome = self._changes.carry_out(self._propose, time.perf_counter())
+            return outcome is not None and outcome.committed
+
+        return self._survivors.call("epoch", body)
 
     def _propose(self, absent: tuple[int, ...]) -> Proposal | None:
-        done = self._operations.done + 1
+        done = self._operations.done
         return propose(self.run, self.replica, absent=absent, operations=done)
 
     def end_epoch(self, epoch: int) -> None:
@@ -158,12 +184,29 @@ class Director:
         self._passes.finish()
 
     def step(self, batch: Batch | Any, targets: Any = None) -> Tensor:
-        """Take one training step; see `training.step`."""
-        replica = self.active()
+        """Take one training step; see `training.step`.
+
+        When a rank is lost the step is taken again with the survivors' shares of the
+        batch, or was taken by one of them: then the loss is that of the old share.
+        """
+        run, replica = self.run, self.active()
+        if not isinstance(batch, Batch):
+            with profiled("step"):
+                return training.step(run, replica, batch, targets)
+
+        def body() -> Tensor:
+            now = self._passes.current(batch)
+            loss = training.step(run, self.active(), now, targets)
+            if run.current_pass is not None:
+                run.current_pass.settle()
+            return loss
+
+        del replica  # a recovery takes it apart
         with profiled("step"):
-            return self._operations.run(
-                lambda: training.step(self.run, replica, batch, targets), shared=False
+            loss = self._survivors.call(
+                "step", body, shared=False, position=batch.index
             )
+        return loss if loss is not None else torch.tensor(run.last_loss)
 
     def evaluate(
         self,
@@ -183,32 +226,59 @@ class Director:
 
         def body() -> dict[str, float]:
             if within:
-                self._passes.settle_buffers()
+                self._open_pass.settle_buffers()
             return evaluation.evaluate(
                 run, self.active(), dataset, metrics, name=name, collate=collate
             )
 
-        with run.guarded(), run.clock.phase("evaluate"):
-            if self._role.stands_by:
-                message = run.script.follow("evaluate")
-                result: dict[str, float] = message["metrics"]
-            else:
-                result = self._operations.run(body)
-                if within:
-                    return result
-                run.script.tell("evaluate", lead=self.is_lead, metrics=result)
+        with run.clock.phase("evaluate"):
+            if within:
+                return self._evaluate_within(body)
+            result = self._evaluate(body)
         run.state.metrics = dict(result)
         if run.history.epochs:
             run.history.epochs[-1].metrics.update(result)
         return result
 
+    def _evaluate(self, body: Callable[[], dict[str, float]]) -> dict[str, float]:
+        while True:
+            if self._role.stands_by:
+                message = self._survivors.follow("evaluate", call="evaluate")
+                if message is not None:
+                    metrics: dict[str, float] = message["metrics"]
+                    return metrics
+            result = self._survivors.call("evaluate", body)
+            if result is not None:
+                self.run.script.tell("evaluate", lead=self.is_lead, metrics=result)
+                return result
+
+    def _evaluate_within(
+        self, body: Callable[[], dict[str, float]]
+    ) -> dict[str, float]:
+        self.active()
+        result = self._survivors.call("within", body)
+        if result is None:
+            raise PeerFailure(
+                None,
+                "recovery",
+                epoch=self.run.plan_epoch,
+                reason="the survivors' plan has no place for this rank, which was "
+                "evaluating within a pass",
+            )
+        return result
+
     # -- the end ---------------------------------------------------------------
 
     def finish(self) -> None:
-        """Tell the standby ranks that the script has ended."""
+        """Tell the standby ranks that the script has ended, and meet all others."""
         self.finish_pass()
         if not self._role.stands_by:
             self.run.script.tell("finish", lead=self.is_lead)
+            if self.replica is not None:
+                # Without a store nothing else tells that no rank is still busy.
+                self._survivors.call("leave", lambda: self.active().group.barrier())
+        self.close()  # takes the group apart while the plane is open
+        self._survivors.finish()
 
     def close(self) -> None:
         """Drop the replica; safe after a failure."""

@@ -16,7 +16,6 @@ from pipetransformer.config import Config
 from pipetransformer.data import Batch, ElasticSampler, check_dataset
 from pipetransformer.director import Director
 from pipetransformer.explanation import Explanation
-from pipetransformer.pass_loop import Loading
 from pipetransformer.planner import Plan
 from pipetransformer.plans import explain_replica
 from pipetransformer.recipe import Loss, Workload
@@ -24,6 +23,7 @@ from pipetransformer.report.history import History
 from pipetransformer.run import Run
 from pipetransformer.saving import Saving
 from pipetransformer.session import Session
+from pipetransformer.shares import Loading
 from pipetransformer.state import OptimizerFactory, SchedulerFactory
 from pipetransformer.validation import make_recipe
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 
 from pipetransformer import planner
 from pipetransformer._extension import hash_bytes
@@ -14,10 +13,16 @@ from pipetransformer.autofreeze import (
     boundary_of,
     movable_boundary,
 )
-from pipetransformer.layout import Layout, joiners, ranks_of_plan
+from pipetransformer.layout import joiners
 from pipetransformer.memory import host_bytes
+from pipetransformer.placing import placed
 from pipetransformer.planner import CacheTiers, Cluster, Plan, Profile
-from pipetransformer.plans import first_plan, next_plan, progress_of, remaining_steps
+from pipetransformer.plans import (
+    first_plan,
+    next_plan,
+    progress_of,
+    remaining_steps,
+)
 from pipetransformer.prices import Market
 from pipetransformer.proposal import Proposal, group_name
 from pipetransformer.records import record_refusal
@@ -167,8 +172,11 @@ def propose(
     prefix = replica.prefix if replica is not None else None
     slots = cache_slots(run, decision.boundary, prefix)
     if replica is None:
-        plan, layout = _placed(
-            run, absent, lambda most: first_plan(run, decision.boundary, slots, most)
+        plan, layout = placed(
+            run,
+            absent,
+            (),
+            lambda most: first_plan(run, decision.boundary, slots, most),
         )
     else:
         held = replica.plan
@@ -176,9 +184,10 @@ def propose(
             replica.group, remaining_steps(run), cache_slots=slots
         )
         slots = market.cache_slots
-        plan, layout = _placed(
+        plan, layout = placed(
             run,
             absent,
+            run.layout.active if run.layout is not None else (),
             lambda most: next_plan(run, decision.boundary, held, market, most),
         )
         _compare_plans(replica.group, plan.plan_hash, market)
@@ -211,20 +220,6 @@ def propose(
         position=position,
         group=run.groups.name_for(layout.active, fresh=group_name(plan_epoch)),
     )
-
-
-def _placed(
-    run: Run, absent: tuple[int, ...], search: Callable[[int | None], Plan]
-) -> tuple[Plan, Layout]:
-    """Plan with no more replicas than there are blocks with a rank to drive them."""
-    most: int | None = None
-    while True:
-        plan = search(most)
-        holders = run.layout.active if run.layout is not None else ()
-        layout = ranks_of_plan(plan, run.info, absent, holders)
-        if run.info.world_size == 1 or len(layout.active) == plan.num_replicas:
-            return plan, layout
-        most = len(layout.active)
 
 
 def _why(plan: Plan) -> list[str]:

@@ -14,7 +14,14 @@ from pipetransformer.explanation import (
     explain_plan,
     explain_run,
 )
-from pipetransformer.planner import Cluster, Plan, Profile, replan, search
+from pipetransformer.planner import (
+    Cluster,
+    InfeasiblePlan,
+    Plan,
+    Profile,
+    replan,
+    search,
+)
 from pipetransformer.prices import Market
 from pipetransformer.recipe import Workload
 from pipetransformer.replica import Replica
@@ -73,6 +80,27 @@ def next_plan(
         reshape=wishes.reshape,
         **_options(run, workload, boundary, most),
     )
+
+
+def smaller_plan(run: Run, current: Plan, most: int) -> Plan:
+    """Plan for fewer replicas at the boundary in force, with the same K if it fits.
+
+    Args:
+        run: The run, with profile, cluster and workload known.
+        current: The plan in force.
+        most: Replicas that there are ranks for.
+
+    Raises:
+        InfeasiblePlan: nothing fits.
+    """
+    boundary = current.boundary
+    profile, cluster, workload = _known(run, boundary, run.cache_slots)
+    options = _options(run, workload, boundary, most)
+    alike: _Options = {**options, "num_stages": current.num_stages}
+    try:
+        return search(profile, cluster, boundary=boundary, **alike)
+    except InfeasiblePlan:
+        return search(profile, cluster, boundary=boundary, **options)
 
 
 def explain_replica(run: Run, replica: Replica) -> Explanation:

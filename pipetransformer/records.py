@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from pipetransformer.planner import Plan, Transition
 from pipetransformer.prices import kind_of
 from pipetransformer.report import (
     AbortRecord,
     PlanShape,
+    RecoveryRecord,
     RefusalRecord,
     TransformationRecord,
     abort_line,
+    recovery_line,
     refusal_line,
     transformation_line,
 )
@@ -113,6 +116,30 @@ def record_abort(
     run.history.aborted.append(record)
     if told:
         _LOG.warning("%s", abort_line(record))
+
+
+def record_loss(
+    run: Run,
+    before: PlanShape | None,
+    after: PlanShape | None,
+    lost: Sequence[int],
+    seconds: float,
+    phases: dict[str, float],
+) -> None:
+    """Write into the history that the run went on without some ranks."""
+    record = RecoveryRecord(
+        epoch=run.state.epoch,
+        step=run.state.step,
+        lost=list(lost),
+        before=before,
+        after=after,
+        pause_seconds=seconds,
+        phases=phases,
+    )
+    run.history.recoveries.append(record)
+    run.history.counters.failures_survived += len(lost)
+    if run.is_lead:
+        _LOG.warning("%s", recovery_line(record))
 
 
 def record_refusal(run: Run, transition: Transition | None) -> None:

@@ -9,9 +9,12 @@ remember it, because the collectives of the active group already keep them in st
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
-from pipetransformer.autodp import MessagePlane
+from pipetransformer.autodp import MessagePlane, PeerFailure
+
+_LOG = logging.getLogger(__name__)
 
 
 class ScriptLog:
@@ -43,8 +46,14 @@ class ScriptLog:
         """
         message = json.dumps({"kind": kind, **content}).encode()
         number = self._remember(message)
-        if lead:
+        if not lead:
+            return
+        try:
             self._plane.publish(self._key(number), message)
+        except PeerFailure:
+            # It is remembered: the ranks that survive publish it again. Whatever
+            # comes next here raises the same failure.
+            _LOG.debug("position %d was not published", number)
 
     def follow(self, *kinds: str) -> dict[str, Any]:
         """Wait for the next message; called by a standby rank.

@@ -150,12 +150,14 @@ class Session:
             self._exits.close()
 
     def _end_together(self, director: Director) -> None:
-        with self.run.guarded():
-            director.finish()
-            director.close()  # takes the group apart while the plane is open
-            self._plane.finish()
+        director.finish()
 
     def _end_badly(self, director: Director, error: BaseException) -> None:
         if self._plane.failure is None:
             self._plane.fail("user code", f"{type(error).__name__}: {error}")
+        layout = self.run.layout
+        alone = layout is not None and layout.active == (self.run.info.rank,)
+        fenced = isinstance(error, PeerFailure) and error.phase == "fenced"
+        if fenced and not alone:
+            return  # the others went on from the same state
         director.autosave.in_emergency(director.replica, lead=director.is_lead)

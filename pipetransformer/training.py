@@ -39,7 +39,7 @@ def forward_loss(
         else:
             wanted = bundle.targets if bundle is not None else targets
             loss = run.recipe.loss(outputs, wanted)
-        _finite(run, loss)
+        run.last_loss = _finite(run, loss)
     return loss
 
 
@@ -67,7 +67,7 @@ def backward(
     if run.gradients is not None:
         run.gradients.accumulate(replica.plan.boundary)
     if run.current_pass is not None:
-        run.current_pass.count(value, rows, batch.ids if batch is not None else None)
+        run.current_pass.count(value, rows, batch)
 
 
 def step(run: Run, replica: Replica, batch: Batch | Any, targets: Any = None) -> Tensor:

@@ -145,6 +145,8 @@ def _carry_out(
         _adopt(run, proposal)
         if group is None:
             return None, 0
+        if run.info.rank in proposal.receivers:
+            run.holds_state = False
         with phases.phase("move"):
             moved = move(run, group, proposal.source, proposal.receivers, phases)
         with phases.phase("rewire"):
@@ -205,4 +207,4 @@ def _adopt(run: Run, proposal: Proposal) -> None:
     run.policy.load_state_dict(dict(proposal.policy))
     run.prices.load(proposal.pauses)
     run.cache_slots = proposal.cache_slots
-    run.layout = proposal.layout
+    run.layout, run.plan = proposal.layout, proposal.plan

@@ -6,6 +6,7 @@ from pipetransformer.report.console import (
     closing_table,
     epoch_line,
     first_step_line,
+    recovery_line,
     refusal_line,
     transformation_line,
 )
@@ -16,6 +17,7 @@ from pipetransformer.report.phases import Phases, parts_of
 from pipetransformer.report.ranges import profiled
 from pipetransformer.report.transformations import (
     AbortRecord,
+    RecoveryRecord,
     RefusalRecord,
     TransformationRecord,
 )
@@ -28,6 +30,7 @@ __all__ = [
     "History",
     "Phases",
     "PlanShape",
+    "RecoveryRecord",
     "RefusalRecord",
     "SegmentRecord",
     "TransformationRecord",
@@ -37,6 +40,7 @@ __all__ = [
     "first_step_line",
     "parts_of",
     "profiled",
+    "recovery_line",
     "refusal_line",
     "transformation_line",
     "write_summary",

@@ -9,6 +9,7 @@ from pipetransformer.report.history import History
 from pipetransformer.report.phases import parts_of
 from pipetransformer.report.transformations import (
     AbortRecord,
+    RecoveryRecord,
     RefusalRecord,
     TransformationRecord,
 )
@@ -91,6 +92,15 @@ def first_step_line(plan_epoch: int, seconds: float) -> str:
     return (
         f"plan epoch {plan_epoch}: its first step took {_milliseconds(seconds)} ms "
         "more than the others"
+    )
+
+
+def recovery_line(record: RecoveryRecord) -> str:
+    """Return one line: who was lost, what goes on, and what it cost."""
+    return (
+        f"[epoch {record.epoch}] ranks {record.lost} lost at step {record.step}: "
+        f"{record.before} -> {record.after}; "
+        f"pause {1000 * record.pause_seconds:.0f} ms: {_phase_texts(record.phases)}"
     )
 
 

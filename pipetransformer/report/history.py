@@ -12,6 +12,7 @@ from pipetransformer.report.counters import Counters
 from pipetransformer.report.epochs import EpochRecord
 from pipetransformer.report.transformations import (
     AbortRecord,
+    RecoveryRecord,
     RefusalRecord,
     TransformationRecord,
 )
@@ -31,6 +32,7 @@ class History:
         transformations: Changes of plan after the first.
         refusals: Changes that were priced and not taken.
         aborted: Attempts that ended in ABORT, retries among them.
+        recoveries: Losses of ranks that the run survived.
         freezes: The boundary's history: units, boundary, epoch and step of each change.
         counters: See `Counters`.
         total_seconds: Wall time from opening to closing the engine.
@@ -47,6 +49,7 @@ class History:
     )
     refusals: list[RefusalRecord] = dataclasses.field(default_factory=list)
     aborted: list[AbortRecord] = dataclasses.field(default_factory=list)
+    recoveries: list[RecoveryRecord] = dataclasses.field(default_factory=list)
     freezes: list[dict[str, int]] = dataclasses.field(default_factory=list)
     counters: Counters = dataclasses.field(default_factory=Counters)
     total_seconds: float = 0.0
@@ -77,6 +80,7 @@ class History:
             "transformations": [record.to_json() for record in self.transformations],
             "refusals": [record.to_json() for record in self.refusals],
             "aborted": [record.to_json() for record in self.aborted],
+            "recoveries": [record.to_json() for record in self.recoveries],
             "freezes": [dict(entry) for entry in self.freezes],
             "counters": self.counters.to_json(),
             "final_accuracy": self.final_accuracy,

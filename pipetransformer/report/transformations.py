@@ -124,3 +124,39 @@ class RefusalRecord:
     def to_json(self) -> dict[str, Any]:
         """Return the record in the summary's format."""
         return {"epoch": self.epoch, "transition": self.transition}
+
+
+@dataclasses.dataclass(frozen=True)
+class RecoveryRecord:
+    """The loss of ranks that the run survived.
+
+    Attributes:
+        epoch: The training epoch that it fell into.
+        step: Optimizer steps done then.
+        lost: World ranks.
+        before: The plan that this rank drove under; None on a standby.
+        after: The plan that it drives under now; None on a standby.
+        pause_seconds: From the failure to the rewired pipeline, on this rank. The
+            time until the failure is found comes before it.
+        phases: Seconds per phase of the change of plan.
+    """
+
+    epoch: int
+    step: int
+    lost: list[int]
+    before: PlanShape | None
+    after: PlanShape | None
+    pause_seconds: float
+    phases: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record in the summary's format."""
+        shapes = {"from": self.before, "to": self.after}
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "lost": self.lost,
+            **{k: dataclasses.asdict(v) if v else None for k, v in shapes.items()},
+            "pause_seconds": self.pause_seconds,
+            "phases": self.phases,
+        }

@@ -1,0 +1,198 @@
+"""The pass that is being counted, as plans come and go."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from pipetransformer import records
+from pipetransformer.accounting import Counts, Pass
+from pipetransformer.autodp import broadcast_tensors
+from pipetransformer.changes import Changes
+from pipetransformer.data import Batch
+from pipetransformer.layout import Layout
+from pipetransformer.proposal import Proposal
+from pipetransformer.report import EpochRecord
+from pipetransformer.role import Role
+from pipetransformer.run import Run
+from pipetransformer.shares import Loading, Shares
+
+
+class OpenPass:
+    """Counts on this rank, and hands the counts on when the plan changes.
+
+    Args:
+        run: The run.
+        role: This rank's place.
+        changes: Is told what a first step took.
+
+    Attributes:
+        counted: The pass so far; None between passes and on a standby.
+    """
+
+    def __init__(self, run: Run, role: Role, changes: Changes) -> None:
+        self._run = run
+        self._role = role
+        self._changes = changes
+        self._loading: Loading | None = None
+        self._layout: Layout | None = None  # of the open segment
+        self.counted: Pass | None = None
+
+    def begin(self, loading: Loading, *, counts: bool) -> None:
+        """Begin a pass.
+
+        Args:
+            loading: What the user asked for.
+            counts: Whether this rank is active; a standby may join later.
+        """
+        self._loading = loading
+        if counts:
+            self._take(Pass())
+
+    def drop(self) -> None:
+        """Forget the pass: it is recorded, or this rank stands by from here on."""
+        self._take(None)
+        self._run.batch_in_hand = None
+
+    def _take(self, counted: Pass | None) -> None:
+        self.counted = self._run.current_pass = counted
+
+    def _in_force(self) -> Layout:
+        if self._run.layout is None:
+            raise RuntimeError("pass without a plan; please report")
+        return self._run.layout
+
+    def _counting(self) -> Pass:
+        if self.counted is None:
+            raise RuntimeError("segment of no pass; please report")
+        return self.counted
+
+    def _shares(self) -> Shares:
+        """Return how samples are divided in this pass."""
+        if self._loading is None:
+            raise RuntimeError("samples of no pass; please report")
+        state, seed = self._run.state, self._run.config.seed
+        return Shares(self._loading, seed, state.epoch, state.pass_nodes)
+
+    # -- what is loaded --------------------------------------------------------
+
+    def batches(self, position: int) -> Generator[Batch, None, None]:
+        """Load this replica's share of each batch from `position` on."""
+        state, rank = self._run.state, self._run.info.rank
+        if position == 0 or not state.pass_nodes:
+            state.pass_nodes = len(set(self._in_force().nodes))
+        shares = self._shares()
+        sampler = shares.sampler(self._in_force(), rank, position)
+        return shares.loading.batches(sampler)
+
+    def load(self, number: int) -> Batch:
+        """Load this replica's present share of one batch."""
+        shares, rank = self._shares(), self._run.info.rank
+        return shares.loading.one(shares.sampler(self._in_force(), rank, number))
+
+    # -- what is counted -------------------------------------------------------
+
+    def open_segment(self) -> None:
+        """Count from here on under the plan in force; nothing if one is open."""
+        run, replica, counted = self._run, self._role.active(), self._counting()
+        if counted.open is None:
+            counted.open = Counts(run, replica, records.shape_of(run, replica.plan))
+            self._layout = self._in_force()
+
+    def close_segment(self) -> None:
+        """Add up the open segment, if any; collective over the active group."""
+        counted = self._counting()
+        if counted.open is not None:
+            counted.open.settle()
+            extra_s = counted.open.first_step_extra_s()
+            counted.close_segment(self._run, self._role.active())
+            self._changes.note_first_step(extra_s)
+
+    def record(self) -> dict[str, Any]:
+        """Return the pass's record as plain values, once every segment is closed."""
+        return dataclasses.asdict(self._counting().record(self._run))
+
+    def settle_buffers(self) -> None:
+        """Give every replica the buffers of replica 0.
+
+        DDP sends them before each forward only, so after the last step of a pass
+        running statistics differ; frozen or evaluated so, replicas would be different
+        models.
+        """
+        group = self._role.active().group
+        buffers = list(self._run.recipe.model.buffers())
+        if group.size > 1 and buffers:
+            broadcast_tensors(group, buffers, source=0)
+
+    # -- another plan ----------------------------------------------------------
+
+    def hand_over(self, proposal: Proposal) -> None:
+        """Give ranks that have become active the pass so far; collective."""
+        replica = self._role.replica
+        if replica is None:
+            self.drop()
+            return
+        if not proposal.receivers:
+            return
+        group, own = replica.group, b""
+        source = group.members.index(proposal.source)
+        if group.rank == source and self.counted is not None:
+            own = self.counted.to_bytes()
+        given = group.all_gather_bytes(own)[source]
+        if self._run.info.rank in proposal.receivers:
+            self._take(Pass.from_bytes(given) if given else None)
+
+    def take_over(self, source: int) -> None:
+        """Go on with the pass and the records of one member; collective.
+
+        Args:
+            source: Its index in the group.
+        """
+        group = self._role.active().group
+        own = b""
+        if group.rank == source and self.counted is not None:
+            own = self.counted.to_bytes()
+        given = group.all_gather_bytes(own)[source]
+        self._take(Pass.from_bytes(given) if given else None)
+        if given:
+            self.open_segment()
+        # A rank that stood by may lead from here on: it needs the records so far.
+        epochs = self._run.history.epochs
+        told = json.dumps([dataclasses.asdict(record) for record in epochs]).encode()
+        told = group.all_gather_bytes(told if group.rank == source else b"")[source]
+        records_so_far = [EpochRecord.from_fields(f) for f in json.loads(told)]
+        if len(epochs) < len(records_so_far):
+            epochs[:] = records_so_far
+
+    def standing(self) -> tuple[int, dict[str, Any]]:
+        """Return the number of finished segments, and the counts of the open one."""
+        counted = self.counted
+        if counted is None:
+            return 0, {}
+        if counted.open is None:
+            return len(counted.segments), {}
+        counts = {**counted.open.mine(self._run), "batches": counted.open.batches}
+        return len(counted.segments), counts
+
+    def abandon_segment(self, counts: list[Mapping[str, Any]]) -> None:
+        """End the open segment without its group, on the rank that is ahead.
+
+        The samples of lost replicas follow from the sampler: every replica counted
+        its share of the same batches.
+
+        Args:
+            counts: Of the survivors that counted the same batches, this rank's among
+                them.
+        """
+        run, counted = self._run, self.counted
+        if counted is None or counted.open is None:
+            return
+        if self._layout is None or not counted.open.batches:
+            counted.open = None
+            return
+        ids = self._shares().ids_of(self._layout, counted.open.batches)
+        replica = self._role.replica
+        record = counted.open.record(run, replica, counts, samples=len(ids))
+        counted.append(record, ids)

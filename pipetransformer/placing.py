@@ -1,0 +1,98 @@
+"""Plans for the ranks that are there, when not all of them are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from pipetransformer.autodp import PeerFailure
+from pipetransformer.layout import Layout, ranks_of_plan
+from pipetransformer.planner import Plan
+from pipetransformer.plans import smaller_plan
+from pipetransformer.proposal import Proposal, group_name
+from pipetransformer.run import Run
+
+
+def placed(
+    run: Run,
+    absent: Collection[int],
+    holders: Collection[int],
+    search: Callable[[int | None], Plan],
+) -> tuple[Plan, Layout]:
+    """Plan with no more replicas than there are blocks with a rank to drive them.
+
+    Args:
+        run: The run.
+        absent: Ranks that cannot drive one, beside those that were lost.
+        holders: Ranks that hold the training state; empty before the first plan.
+        search: Plans with at most so many replicas, None: as many as are best.
+    """
+    members = run.plane.members
+    lost = {rank for rank in range(run.info.world_size) if rank not in members}
+    most: int | None = None
+    while True:
+        plan = search(most)
+        layout = ranks_of_plan(plan, run.info, {*absent, *lost}, holders)
+        if run.info.world_size == 1 or len(layout.active) == plan.num_replicas:
+            return plan, layout
+        most = len(layout.active)
+
+
+def propose_again(
+    run: Run,
+    plan_epoch: int,
+    *,
+    able: Sequence[int],
+    whole: Collection[int],
+    operations: int,
+    position: int | None,
+) -> Proposal:
+    """Plan for the ranks that are left, on the rank whose state is everybody's.
+
+    The plan in force stays where there are ranks enough to drive it; else it loses
+    replicas, and keeps K if that fits.
+
+    Args:
+        run: The run.
+        plan_epoch: The new plan's number.
+        able: Ranks that may become or stay active.
+        whole: Ranks that hold the same state.
+        operations: Operations that are complete in it.
+        position: The number of the batch in hand, in a training step.
+
+    Raises:
+        PeerFailure: nothing fits the ranks that are left.
+    """
+    plan = run.plan
+    if plan is None:
+        raise RuntimeError("recovery without a plan; please report")
+    absent = [rank for rank in range(run.info.world_size) if rank not in able]
+    held = plan
+    try:
+        plan, layout = placed(
+            run,
+            absent,
+            [rank for rank in whole if rank in able],
+            lambda most: held if most is None else smaller_plan(run, held, most),
+        )
+    except ValueError as error:
+        raise PeerFailure(
+            None, "recovery", epoch=plan_epoch, reason=f"no plan fits: {error}"
+        ) from error
+    rank = run.info.rank
+    return Proposal(
+        plan_epoch=plan_epoch,
+        plan=plan,
+        layout=layout,
+        progress=run.state.progress(),
+        policy=run.policy.state_dict(),
+        frozen_units=run.state.frozen_units,
+        seed=run.config.seed,
+        reason="a rank was lost",
+        pauses=run.prices.state(),
+        cache_slots=run.cache_slots,
+        source=rank,
+        receivers=tuple(r for r in layout.active if r != rank and r not in whole),
+        operations=operations,
+        position=position,
+        group=group_name(plan_epoch),
+    )

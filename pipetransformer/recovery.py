@@ -1,0 +1,122 @@
+"""Puts a plan of the survivors in force after ranks were lost.
+
+It is an ordinary change of plan, by the ordinary protocol, but for two things: the
+group and the pipelines of the old plan are gone when it begins, and the state comes
+from the rank that is ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from pipetransformer.autodp import PeerFailure
+from pipetransformer.changes import Changes
+from pipetransformer.open_pass import OpenPass
+from pipetransformer.placing import propose_again
+from pipetransformer.role import Role
+from pipetransformer.run import Run
+from pipetransformer.standing import Standing, Verdict
+
+
+class Recovery:
+    """One rank's part in it.
+
+    Args:
+        run: The run.
+        role: This rank's place.
+        changes: Takes this rank through the change of plan.
+        open_pass: The pass that is being counted.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        role: Role,
+        changes: Changes,
+        open_pass: OpenPass,
+    ) -> None:
+        self._run = run
+        self._role = role
+        self._changes = changes
+        self.open_pass = open_pass
+
+    def rest(self) -> None:
+        """Undo what a step that broke off has changed: buffers and gradients."""
+        run, replica = self._run, self._role.replica
+        if replica is None:
+            return
+        replica.workers.drain()  # cells of the old pass may still be running
+        before = run.step_buffers.before_step() or {}
+        named = dict(run.recipe.model.named_buffers(remove_duplicate=False))
+        with torch.no_grad():
+            for name, value in before.items():
+                named[name].copy_(value)
+        run.recipe.model.zero_grad(set_to_none=True)
+
+    def go_on(
+        self, verdict: Verdict, standings: Mapping[int, Standing]
+    ) -> dict[str, float]:
+        """Take this rank into the survivors' plan; every survivor calls this.
+
+        Returns:
+            Seconds per phase.
+
+        Raises:
+            PeerFailure: another rank was lost meanwhile, or the survivors' plan was
+                refused.
+        """
+        run = self._run
+        ahead, source = standings[verdict.source], verdict.source
+        if verdict.at_end:
+            self._publish(verdict)
+            return {}
+        plan_epoch = max(s.plan_epoch for s in standings.values()) + 1
+        run.follow_plan(ahead.plan_hash)
+        proposal = None
+        if run.info.rank == source:
+            self.open_pass.abandon_segment(_alike(ahead, standings))
+            proposal = propose_again(
+                run,
+                plan_epoch,
+                able=verdict.able,
+                whole=[
+                    r for r, s in standings.items() if s.holds and s.done == ahead.done
+                ],
+                operations=ahead.done,
+                position=ahead.position,
+            )
+        self._role.retire()
+        outcome = self._changes.recover(plan_epoch, proposal, ahead.done)
+        if not outcome.committed:
+            raise PeerFailure(None, "recovery", epoch=plan_epoch, reason=outcome.reason)
+        self._hand_over(source)
+        self._publish(verdict)
+        return outcome.phases
+
+    def _hand_over(self, source: int) -> None:
+        """Give the pass so far from the rank that is ahead to all others."""
+        replica = self._role.replica
+        if replica is None:
+            self.open_pass.drop()
+            return
+        self.open_pass.take_over(replica.group.members.index(source))
+
+    def _publish(self, verdict: Verdict) -> None:
+        """Publish what a lost lead may have left unsaid."""
+        if self._run.info.rank == verdict.source:
+            self._run.script.publish_again(verdict.script)
+
+
+def _alike(
+    ahead: Standing, standings: Mapping[int, Standing]
+) -> list[Mapping[str, float | int]]:
+    """Return the counts of the ranks that counted the same batches as `ahead`."""
+    return [
+        standing.counts
+        for standing in standings.values()
+        if standing.counts
+        and standing.segment == ahead.segment
+        and standing.counts["batches"] == ahead.counts.get("batches")
+    ]

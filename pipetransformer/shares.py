@@ -1,0 +1,98 @@
+"""Which samples a replica loads in a pass, and which it has loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipetransformer.data import Batch, ElasticSampler, batches
+from pipetransformer.layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Loading:
+    """What the user asked the batches of a pass to be; see ``engine.batches``."""
+
+    dataset: Any
+    batch_size: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    num_workers: int
+    pin_memory: bool
+    drop_last: bool
+
+    def batches(self, sampler: ElasticSampler) -> Generator[Batch, None, None]:
+        """Load what the sampler names."""
+        return batches(
+            self.dataset,
+            sampler,
+            collate_fn=self.collate_fn,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+        )
+
+    def one(self, sampler: ElasticSampler) -> Batch:
+        """Load the batch at the sampler's position, in this process."""
+        here = dataclasses.replace(self, num_workers=0).batches(sampler)
+        try:
+            return next(here)
+        finally:
+            here.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """How the samples of one pass are divided, whatever the plan.
+
+    Attributes:
+        loading: What the user asked for.
+        seed: Of the run.
+        epoch: Of the pass.
+        num_nodes: Nodes that own samples: those with a replica when the pass began.
+    """
+
+    loading: Loading
+    seed: int
+    epoch: int
+    num_nodes: int
+
+    def sampler(self, layout: Layout, rank: int, position: int = 0) -> ElasticSampler:
+        """Return what names the batches of the replica that `rank` drives.
+
+        Args:
+            layout: The active ranks.
+            rank: One of them.
+            position: The first batch.
+        """
+        loading, active = self.loading, layout.active
+        # Nodes without a replica own no samples; R never falls below the others.
+        nodes = sorted(set(layout.nodes))
+        if self.num_nodes == len(nodes):
+            node: int | None = nodes.index(layout.nodes[active.index(rank)])
+            share, index = layout.node_share(rank)
+        else:  # the pass was begun by other nodes
+            node, share, index = None, len(active), active.index(rank)
+        made = ElasticSampler(
+            len(loading.dataset),
+            loading.batch_size,
+            seed=self.seed,
+            num_nodes=self.num_nodes,
+            node=node,
+            replicas_on_node=share,
+            replica_on_node=index,
+            drop_last=loading.drop_last,
+        )
+        made.set_epoch(self.epoch)
+        made.set_position(position)
+        return made
+
+    def ids_of(self, layout: Layout, numbers: Sequence[int]) -> Tensor:
+        """Return the samples of the batches `numbers`, of all replicas together."""
+        lists = [list(self.sampler(layout, rank)) for rank in layout.active]
+        ids = [
+            sample for part in lists for number in numbers for sample in part[number]
+        ]
+        return torch.tensor(ids, dtype=torch.int64)

@@ -1,0 +1,174 @@
+"""The node's slabs of cached activations, as one run opens them."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from pipetransformer.autocache import (
+    ActivationCache,
+    cacheable,
+    record_bytes,
+    slots_within,
+)
+from pipetransformer.autodp import LaunchInfo, MessagePlane, PeerFailure
+from pipetransformer.layout import Layout
+from pipetransformer.memory import available_bytes
+from pipetransformer.planner import Cluster, Profile
+from pipetransformer.recipe import Recipe, Workload
+
+_LOG = logging.getLogger(__name__)
+_LAYOUT_SLACK_BYTES = 256  # alignment of the tensors of a record that has several
+
+
+class Slabs:
+    """The slabs of a run, one per id space; the base of `Run`.
+
+    Args:
+        recipe: What the user asked for.
+        plane: The message plane, open.
+
+    Attributes:
+        workload: Set before the first plan.
+        profile: Set before the first plan.
+        cluster: Set before the first plan.
+        layout: The active ranks of the plan in force.
+    """
+
+    def __init__(self, recipe: Recipe, plane: MessagePlane) -> None:
+        self.recipe = recipe
+        self.config = recipe.config
+        self.plane = plane
+        self.info: LaunchInfo = plane.info
+        self.workload: Workload | None = None
+        self.profile: Profile | None = None
+        self.cluster: Cluster | None = None
+        self.layout: Layout | None = None
+        self._caches: dict[str, ActivationCache | None] = {}
+        self._warned: set[str] = set()
+
+    def close_caches(self) -> None:
+        """Release the slabs."""
+        for cache in self._caches.values():
+            if cache is not None:
+                cache.close()
+        self._caches.clear()
+
+    def cache(self, space: str, num_samples: int) -> ActivationCache | None:
+        """Return the slab of an id space if it is open and of that many samples."""
+        cache = self._caches.get(space)
+        if cache is None or cache.num_samples == num_samples:
+            return cache
+        if space not in self._warned:
+            self._warned.add(space)
+            _LOG.warning(
+                "set %r has %d samples, its cache %d: not cached; give each set its "
+                "own name",
+                space,
+                num_samples,
+                cache.num_samples,
+            )
+        return None
+
+    def training_cache(self) -> ActivationCache | None:
+        """Return the slab of the training set if it is open."""
+        workload = self.workload
+        return self.cache("train", workload.num_samples) if workload else None
+
+    def cache_bytes(self) -> int:
+        """Return what a slab of this node may take."""
+        return self.config.cache.budget_bytes or available_bytes() // 4
+
+    def training_slots(self) -> int:
+        """Return how many samples the training set's slab on this node holds.
+
+        Before there is one, how many it will hold; 0 when it could not be made.
+        """
+        if "train" in self._caches:
+            made = self._caches["train"]
+            return made.num_slots if made is not None else 0
+        if self.cluster is None or self.cluster.cache is None or self.workload is None:
+            return 0
+        return slots_within(
+            self.cluster.cache.host_bytes,
+            num_samples=self.workload.num_samples,
+            slot_bytes=self._slot_bytes(),
+        )
+
+    def open_cache(
+        self, space: str, num_samples: int, layout: Layout | None = None
+    ) -> None:
+        """Make or attach the node's slab of an id space, once.
+
+        The node's first active rank makes the slab and publishes its address; the
+        others attach to it.
+
+        Args:
+            space: "train", or the name of an evaluation set.
+            num_samples: Ids run from 0 to `num_samples` - 1.
+            layout: The active ranks; by default those of the plan in force.
+        """
+        layout = layout or self.layout
+        if not self.config.cache.enabled or space in self._caches:
+            return
+        if layout is None:
+            raise RuntimeError("cache asked for before a plan; please report")
+        creator = layout.node_share(self.info.rank)[1] == 0
+        try:
+            self._caches[space] = self._share(space, num_samples, creator=creator)
+        except PeerFailure:
+            if self.plane.failure is not None or not self.plane.store_lost:
+                raise
+            _LOG.warning("no cache for %r, since the store is lost", space)
+            self._caches[space] = None
+
+    def _share(
+        self, space: str, num_samples: int, *, creator: bool
+    ) -> ActivationCache | None:
+        key = f"slab/{self.info.node}/{space}"
+        if not creator:
+            address = self.plane.wait(key, phase=f"attaching the {space} cache")
+            return self._attach(address, num_samples)
+        made = self._create(num_samples)
+        self.plane.publish(key, made.address if made is not None else b"")
+        return made
+
+    def make_training_cache(self, layout: Layout, boundary: int) -> None:
+        """Make this node's slab for a plan to come, if that falls to this rank."""
+        workload = self.workload
+        if workload is None or not self.config.cache.enabled:
+            return
+        frozen = list(self.recipe.model)[:boundary]
+        if layout.node_share(self.info.rank)[1] or cacheable(frozen, frozen=False):
+            return
+        self.open_cache("train", workload.num_samples, layout)
+
+    def _create(self, num_samples: int) -> ActivationCache | None:
+        try:
+            return ActivationCache.create(
+                run_id=self.info.run_id,
+                num_samples=num_samples,
+                slot_bytes=self._slot_bytes(),
+                budget_bytes=self.cache_bytes(),
+            )
+        except (OSError, ValueError) as error:
+            _LOG.warning("no cache, frozen layers are recomputed: %s", error)
+            return None
+
+    def _slot_bytes(self) -> int:
+        if self.profile is None:
+            raise RuntimeError("cache asked for before the profile; please report")
+        widest = max(p.boundary_bytes_per_sample for p in self.profile.layers)
+        record = torch.empty(1, widest + _LAYOUT_SLACK_BYTES, dtype=torch.uint8)
+        return record_bytes([record])
+
+    def _attach(self, address: bytes, num_samples: int) -> ActivationCache | None:
+        if not address:
+            return None
+        try:
+            return ActivationCache.attach(address, run_id=self.info.run_id)
+        except ValueError as error:
+            # Another pid namespace or user: an own slab is slower, never wrong.
+            _LOG.warning("own cache instead of the node's: %s", error)
+            return self._create(num_samples)

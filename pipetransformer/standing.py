@@ -1,0 +1,130 @@
+"""What survivors of a failure know of each other, and what follows from it.
+
+Decisions only: every survivor draws the same conclusion from the same standings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_JOINABLE = {"step": "pass", "epoch": "epoch", "evaluate": "evaluate"}
+"""The call in which a standby can join, by the call that the active ranks are in."""
+
+END = "finish"
+"""The call in which nothing is left to train."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where one rank was when it heard of the failure.
+
+    Attributes:
+        done: Operations that it has completed.
+        result: What the last of them gave; see `Operations`.
+        step: Optimizer steps done.
+        holds: Its weights, buffers and moments are whole, and those after `done`.
+        active: It drives a pipeline.
+        call: The engine call that it was in.
+        script: Its position in the lead's script.
+        position: The number of the batch in hand, in a training step.
+        plan_epoch: The last plan that it has taken part in.
+        plan_hash: Of the plan in force there.
+        segment: Finished segments of the pass.
+        counts: What its replica has counted in the open segment.
+    """
+
+    done: int
+    result: Any = None
+    step: int = 0
+    holds: bool = False
+    active: bool = False
+    call: str = ""
+    script: int = 0
+    position: int | None = None
+    plan_epoch: int = 0
+    plan_hash: str = ""
+    segment: int = 0
+    counts: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Serialise as JSON."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Standing:
+        """Read what `to_bytes` gave."""
+        return cls(**json.loads(data))
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """How the survivors go on.
+
+    Attributes:
+        source: The rank whose state is everybody's.
+        able: Ranks that may drive a pipeline from here on.
+        script: The lowest script position among the survivors.
+        at_end: There is nothing left to train.
+    """
+
+    source: int
+    able: tuple[int, ...]
+    script: int
+    at_end: bool
+
+
+def assess(standings: Mapping[int, Standing]) -> Verdict:
+    """Conclude who is ahead, and who may train on.
+
+    An operation counts if some survivor that holds the state has completed it; ranks
+    that are behind take its result. A standby may drive only where its script waits
+    for just what the active ranks do next.
+
+    Args:
+        standings: By world rank, of all survivors.
+
+    Raises:
+        ValueError: no survivor holds the training state, or survivors hold states of
+            different histories.
+    """
+    holders = {rank: s for rank, s in standings.items() if s.holds}
+    if not holders:
+        raise ValueError(
+            "training state: expected a survivor that holds it, got none of ranks "
+            f"{sorted(standings)}"
+        )
+    most = max(s.done for s in holders.values())
+    source = min(rank for rank, s in holders.items() if s.done == most)
+    ahead = standings[source]
+    for rank, standing in holders.items():
+        if not most - 1 <= standing.done <= most:
+            raise ValueError(
+                f"operations done: expected ranks at most one apart, got {most} on "
+                f"rank {source} and {standing.done} on rank {rank}"
+            )
+        same_place = (standing.done, standing.plan_epoch) == (most, ahead.plan_epoch)
+        if same_place and (standing.step, standing.plan_hash) != (
+            ahead.step,
+            ahead.plan_hash,
+        ):
+            raise ValueError(
+                "training state: expected one history, got step "
+                f"{ahead.step} of plan {ahead.plan_hash!r} on rank {source} and step "
+                f"{standing.step} of plan {standing.plan_hash!r} on rank {rank}"
+            )
+    return Verdict(
+        source=source,
+        able=tuple(sorted(r for r, s in standings.items() if _able(s, ahead))),
+        script=min(s.script for s in standings.values()),
+        at_end=ahead.call == END,
+    )
+
+
+def _able(standing: Standing, ahead: Standing) -> bool:
+    if standing.active:
+        return standing.done >= ahead.done - 1
+    joins = _JOINABLE.get(ahead.call)
+    return standing.script == ahead.script and standing.call == joins

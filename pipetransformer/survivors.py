@@ -1,0 +1,213 @@
+"""Runs what ranks meet in, and goes on after the loss of one of them.
+
+Under ``on_peer_failure="continue"`` a call that fails because a rank was lost is not
+the end: the survivors take up a new plan (`recovery.py`), and the call is made again,
+or ends with the result that a survivor already has. So the user's script sees nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pipetransformer import records
+from pipetransformer.autodp import PeerFailure
+from pipetransformer.changes import Changes
+from pipetransformer.operations import Operations
+from pipetransformer.recovery import Recovery
+from pipetransformer.role import Role
+from pipetransformer.run import Run
+from pipetransformer.standing import END, Standing, Verdict, assess
+
+_LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Survivors:
+    """Makes the calls of one rank that need other ranks.
+
+    Args:
+        run: The run.
+        role: This rank's place.
+        operations: Counts what the active ranks have done.
+        changes: Takes a standby through messages and changes of plan.
+        recovery: Puts a new plan in force after a loss.
+
+    Attributes:
+        recovered: The last `follow` ended because a recovery made this rank active.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        role: Role,
+        operations: Operations,
+        changes: Changes,
+        recovery: Recovery,
+    ) -> None:
+        self._run = run
+        self._role = role
+        self._operations = operations
+        self._changes = changes
+        self._recovery = recovery
+        self.recovered = False
+
+    @property
+    def done(self) -> int:
+        """How many operations this rank has completed."""
+        return self._operations.done
+
+    def call(
+        self,
+        name: str,
+        body: Callable[[], T],
+        *,
+        shared: bool = True,
+        position: int | None = None,
+    ) -> T | None:
+        """Run one operation on an active rank; again after each loss of a rank.
+
+        Args:
+            name: The call that this is, as `standing.assess` knows it.
+            body: Meets the other active ranks; can be run again.
+            shared: Whether every rank gets the same result.
+            position: The number of the batch in hand, in a training step.
+
+        Returns:
+            What `body` gave here, or on the survivor that was ahead; None if this
+            rank stands by from here on, or if a result that is not shared is lost.
+
+        Raises:
+            PeerFailure: a rank was lost, and the others cannot go on.
+        """
+        while True:
+            try:
+                with self._run.guarded():
+                    return self._operations.run(body, shared=shared)
+            except PeerFailure as error:
+                failure = bare(error)
+            if self._survive(failure, name, position):
+                result: T | None = self._operations.result  # type: ignore[assignment]
+                return result
+            if self._role.stands_by:
+                return None
+
+    def follow(self, *kinds: str, call: str) -> dict[str, Any] | None:
+        """Wait on a standby rank for a message; see `Changes.follow`.
+
+        Returns:
+            The message; None if this rank is active from here on.
+        """
+        self.recovered = False
+        while True:
+            try:
+                with self._run.guarded():
+                    return self._changes.follow(*kinds)
+            except PeerFailure as error:
+                failure = bare(error)
+            self._survive(failure, call, None)
+            if not self._role.stands_by:
+                self.recovered = True
+                return None
+
+    def finish(self) -> None:
+        """Meet all other ranks at the end; without those that are lost on the way."""
+        while True:
+            try:
+                with self._run.guarded():
+                    self._run.plane.finish()
+                return
+            except PeerFailure as error:
+                failure = bare(error)
+            self._survive(failure, END, None)
+
+    def _survive(self, failure: PeerFailure, call: str, position: int | None) -> bool:
+        """Go on without the lost ranks; True if the operation is done elsewhere."""
+        run, plane = self._run, self._run.plane
+        survives = run.config.autodp.on_peer_failure == "continue"
+        if not survives or run.layout is None or plane.failure is None:
+            raise failure
+        active, shape = self._role.replica is not None, self._changes.shape()
+        start, done, before = time.perf_counter(), self.done, set(plane.members)
+        self._recovery.rest()
+        for _ in range(run.info.world_size + 1):
+            mine = self._standing(call, position, active)
+            answers = plane.survive(mine.to_bytes())
+            standings = {r: Standing.from_bytes(b) for r, b in answers.items()}
+            verdict = self._assess(standings)
+            try:
+                phases = self._recovery.go_on(verdict, standings)
+            except PeerFailure as error:
+                failure = bare(error)
+                if plane.failure is None:
+                    raise failure from None
+                if not active and self._role.replica is not None:
+                    # It became active, and another rank was lost right then.
+                    active, call, position = True, *self._joined_at(call)
+                continue
+            lost = sorted(before - set(standings))
+            seconds = time.perf_counter() - start
+            after = self._changes.shape()
+            records.record_loss(run, shape, after, lost, seconds, phases)
+            return self._catch_up(standings[verdict.source], done, active)
+        raise failure
+
+    def _joined_at(self, call: str) -> tuple[str, int | None]:
+        """Return the call, as active ranks name it, that this rank has joined."""
+        joined = self._changes.joined
+        if call == "pass":
+            return "step", joined.position if joined is not None else None
+        return call, None
+
+    def _assess(self, standings: Mapping[int, Standing]) -> Verdict:
+        run = self._run
+        try:
+            return assess(standings)
+        except ValueError as error:
+            raise PeerFailure(
+                None, "recovery", epoch=run.plan_epoch, reason=str(error)
+            ) from None
+
+    def _catch_up(self, ahead: Standing, done: int, active: bool) -> bool:
+        """Take over the count; True if `ahead` completed what this rank was in."""
+        self._operations.done = ahead.done
+        if not active or done >= ahead.done:
+            return False
+        self._operations.result = ahead.result
+        return True
+
+    def _standing(self, call: str, position: int | None, active: bool) -> Standing:
+        run = self._run
+        segment, counts = self._recovery.open_pass.standing()
+        return Standing(
+            done=self._operations.done,
+            result=self._operations.result,
+            step=run.state.step,
+            holds=run.holds_state and run.consistent,
+            active=active,
+            call=call,
+            script=run.script.position,
+            position=position,
+            plan_epoch=run.plan_epoch,
+            plan_hash=run.plan_hash,
+            segment=segment,
+            counts=counts,
+        )
+
+
+def bare(failure: PeerFailure) -> PeerFailure:
+    """Return the failure without the frames that it passed through.
+
+    They hold the pipeline of the plan that was in force, and a reducer must not
+    outlive its group.
+    """
+    return PeerFailure(
+        failure.rank,
+        failure.phase,
+        epoch=failure.epoch,
+        deadline_s=failure.deadline_s,
+        reason=failure.reason,
+    )

@@ -1,0 +1,71 @@
+"""Ranks are lost, and the others train on as if nothing had happened."""
+
+import pytest
+import torch
+
+from tests.engine.losses import CASES, EPOCHS, lose, lose_store, train_alone
+from tests.support.ranks import Ranks, run_ranks
+from tests.support.store_host import StoreHost
+
+pytestmark = pytest.mark.distributed
+
+SAMPLES, BATCHES = 50, 5
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """Losses and last state of runs of one process, by freeze schedule."""
+    schedules = {counts for _, counts, _ in CASES.values()}
+    return run_ranks(train_alone, 1, sorted(schedules), timeout_s=80)[0]
+
+
+def outcomes_of(fn, survivors, *args):
+    with (
+        StoreHost() as host,
+        Ranks(fn, 4, *args, host.environment, timeout_s=105) as ranks,
+    ):
+        outcomes = ranks.outcomes(survivors)
+    for rank, (ok, value) in outcomes.items():
+        assert ok, f"rank {rank} failed:\n{value}"
+    return {rank: value for rank, (_, value) in outcomes.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_survivors_finish_as_if_nothing_had_happened(case, undisturbed):
+    _, counts, deaths = CASES[case]
+    results = outcomes_of(lose, [r for r in range(4) if r not in deaths], case)
+    lead = next(value for value in results.values() if value["lead"])
+    epochs = lead["history"]["epochs"]
+    assert [e["epoch"] for e in epochs] == list(range(EPOCHS))
+    for epoch in epochs:
+        assert epoch["samples"] == epoch["unique_samples"] == SAMPLES
+        assert epoch["optimizer_steps"] == BATCHES
+    recoveries = lead["history"]["recoveries"]
+    assert sorted(r for record in recoveries for r in record["lost"]) == sorted(deaths)
+    losses, last = undisturbed[counts]
+    active = [value["last"] for value in results.values() if value["last"]]
+    for name in ("weights", "tensors"):
+        for state in active:
+            pairs = zip(state[name], active[0][name], strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs), "replicas must be equal"
+        for a, b in zip(active[0][name], last[name], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    for value in results.values():
+        assert value["losses"] == pytest.approx(losses, rel=1e-9)
+
+
+def test_active_ranks_train_on_without_the_store_and_standbys_end():
+    with (
+        StoreHost() as host,
+        Ranks(lose_store, 4, host.pid, host.environment, timeout_s=105) as ranks,
+    ):
+        outcomes = ranks.outcomes()
+    for rank, (ok, value) in outcomes.items():
+        assert ok, f"rank {rank} failed:\n{value}"
+    active = [outcomes[rank][1] for rank in (0, 2)]
+    for history, losses in active:
+        assert [e["unique_samples"] for e in history["epochs"]] == [SAMPLES] * EPOCHS
+        assert {e["num_frozen_layers"] for e in history["epochs"]} == {0}
+        assert losses == active[0][1] and len(losses) == EPOCHS
+    for rank in (1, 3):
+        assert "phase 'store'" in outcomes[rank][1]

@@ -189,10 +189,11 @@ class Director:
         When a rank is lost the step is taken again with the survivors' shares of the
         batch, or was taken by one of them: then the loss is that of the old share.
         """
-        run, replica = self.run, self.active()
+        run = self.run
+        self.active()  # refuses a standby
         if not isinstance(batch, Batch):
             with profiled("step"):
-                return training.step(run, replica, batch, targets)
+                return training.step(run, self.active(), batch, targets)
 
         def body() -> Tensor:
             now = self._passes.current(batch)
@@ -201,7 +202,6 @@ class Director:
                 run.current_pass.settle()
             return loss
 
-        del replica  # a recovery takes it apart
         with profiled("step"):
             loss = self._survivors.call(
                 "step", body, shared=False, position=batch.index

@@ -84,8 +84,8 @@ class Transition {
   const std::string& announce_error() const {
     return announce_error_;
   }
-  // Ranks that went on without this one have forgotten this epoch; the
-  // transition is over, and this rank must not act on any plan.
+  // Ranks that went on without this one have forgotten this epoch, or skipped
+  // it; the transition is over, and this rank must not act on any plan.
   bool fenced() const {
     return fenced_;
   }

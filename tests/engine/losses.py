@@ -45,7 +45,11 @@ CASES = {
     "member before the decision": (SHRINKING, (0, 6), {3: ("_prepare", 0)}),
     "new member in the move": (SHRINKING, (0, 6), {2: ("move", 0)}),
     "lead in the move": (ONE_STAGE, (0, 3), {0: ("move", 0)}),
+    # ranks 2 and 3 are a node of their own, whose samples the others finish
+    "a whole node": (TWO_STAGES, (0,), {2: ("step", 1, 2), 3: ("standby", 1)}),
 }
+# The only replica is lost: nobody holds the state.
+ENDS = {"the only replica": (SHRINKING, (0,), {0: ("step", 1, 2)})}
 
 
 def die(*_, **__):
@@ -76,7 +80,9 @@ def engine_for(counts, autodp, **plan):
 def lose(rank, case, environment):
     """Train in float64 over three epochs; ranks die as the case says."""
     os.environ.update(environment)
-    plan, counts, deaths = CASES[case]
+    if "node" in case:
+        os.environ.update(LOCAL_WORLD_SIZE="2", LOCAL_RANK=str(rank % 2))
+    plan, counts, deaths = {**CASES, **ENDS}[case]
     where = deaths.get(rank)
     torch.manual_seed(rank)
     engine, (train_set, test_set) = engine_for(counts, SURVIVING, **plan), sets()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.engine.losses import CASES, EPOCHS, lose, lose_store, train_alone
+from tests.engine.losses import CASES, ENDS, EPOCHS, lose, lose_store, train_alone
 from tests.support.ranks import Ranks, run_ranks
 from tests.support.store_host import StoreHost
 
@@ -42,16 +42,34 @@ def test_survivors_finish_as_if_nothing_had_happened(case, undisturbed):
         assert epoch["optimizer_steps"] == BATCHES
     recoveries = lead["history"]["recoveries"]
     assert sorted(r for record in recoveries for r in record["lost"]) == sorted(deaths)
-    losses, last = undisturbed[counts]
+    assert len({tuple(value["losses"]) for value in results.values()}) == 1
     active = [value["last"] for value in results.values() if value["last"]]
     for name in ("weights", "tensors"):
         for state in active:
             pairs = zip(state[name], active[0][name], strict=True)
             assert all(torch.equal(a, b) for a, b in pairs), "replicas must be equal"
+    if case == "a whole node":
+        return  # batches are made up by nodes: one process makes others
+    losses, last = undisturbed[counts]
+    for name in ("weights", "tensors"):
         for a, b in zip(active[0][name], last[name], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
     for value in results.values():
         assert value["losses"] == pytest.approx(losses, rel=1e-9)
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_without_a_holder_of_the_state_all_end_with_one_error(case):
+    _, _, deaths = ENDS[case]
+    with (
+        StoreHost() as host,
+        Ranks(lose, 4, case, host.environment, timeout_s=105) as ranks,
+    ):
+        outcomes = ranks.outcomes([rank for rank in range(4) if rank not in deaths])
+    for ok, value in outcomes.values():
+        assert not ok
+        assert "PeerFailure: peer failure: rank unknown, phase 'recovery'" in value
+        assert "expected a survivor that holds it, got none of ranks [1, 2, 3]" in value
 
 
 def test_active_ranks_train_on_without_the_store_and_standbys_end():

@@ -45,6 +45,11 @@ CASES = {
     "member before the decision": (SHRINKING, (0, 6), {3: ("_prepare", 0)}),
     "new member in the move": (SHRINKING, (0, 6), {2: ("move", 0)}),
     "lead in the move": (ONE_STAGE, (0, 3), {0: ("move", 0)}),
+    "new member in the move between two batches": (
+        {**SHRINKING, "freeze_every": 2},
+        (0, 6),
+        {2: ("move", "open")},
+    ),
     # ranks 2 and 3 are a node of their own, whose samples the others finish
     "a whole node": (TWO_STAGES, (0,), {2: ("step", 1, 2), 3: ("standby", 1)}),
 }
@@ -72,8 +77,10 @@ def sets():
     return train, DyingSet(40, seed=2, dtype=torch.float64)
 
 
-def engine_for(counts, autodp, **plan):
-    settings = config(plan=pt.PlanConfig(**plan), autodp=autodp)
+def engine_for(counts, autodp, freeze_every=None, **plan):
+    settings = config(
+        plan=pt.PlanConfig(**plan), autodp=autodp, freeze_every=freeze_every
+    )
     return make_engine(freeze=schedule(*counts), dtype=torch.float64, config=settings)
 
 
@@ -88,6 +95,9 @@ def lose(rank, case, environment):
     engine, (train_set, test_set) = engine_for(counts, SURVIVING, **plan), sets()
     losses = []
     with engine:
+        engine.prepare(train_set, BATCH)
+        if where == ("move", "open"):
+            transformation.move = die  # in the first change after the first plan
         for epoch in engine.epochs(EPOCHS):
             if where == ("standby", epoch):
                 die()
@@ -117,15 +127,15 @@ def lose(rank, case, environment):
 def train_alone(rank, schedules):
     """Train undisturbed with each schedule."""
     results = {}
-    for counts in schedules:
-        engine, (train_set, test_set) = engine_for(counts, QUICK), sets()
+    for counts, every in schedules:
+        engine, (train_set, test_set) = engine_for(counts, QUICK, every), sets()
         losses = []
         with engine:
             for _ in engine.epochs(EPOCHS):
                 for batch in engine.batches(train_set, BATCH):
                     engine.step(batch)
                 losses.append(engine.evaluate(test_set)["loss"])
-            results[counts] = losses, moments(engine)
+            results[counts, every] = losses, moments(engine)
     return results
 
 

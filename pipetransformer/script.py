@@ -32,9 +32,9 @@ class ScriptLog:
         self._messages: dict[int, bytes] = {}
         self.position = 0
 
-    @staticmethod
-    def _key(number: int) -> str:
-        return f"pos/{number}"
+    def _key(self, number: int) -> str:
+        # A lost lead may have said something else here than the next one does.
+        return self._plane.own_key(f"pos/{number}")
 
     def tell(self, kind: str, *, lead: bool, **content: Any) -> None:
         """Pass the next position; called by every active rank alike.

@@ -57,6 +57,7 @@ RollBoard::RollBoard(
       run_(std::move(run)),
       rank_(rank),
       next_(run_->generation()->number + 1),
+      abort_key_(run_->generation()->key("abort")),
       answer_(std::string(kStays) + std::move(standing)),
       rules_(rank, run_->generation()->members) {
   const auto generation = run_->generation();
@@ -68,9 +69,10 @@ RollBoard::RollBoard(
   }
   // The account of a failure names a rank that has ended or is silent. A broken
   // connection names nobody.
-  const auto failure = generation->latch->failure();
-  if (failure.has_value() && failure->rank >= 0 && failure->rank != rank) {
-    rules_.on_gone(failure->rank);
+  const auto failure = generation->latch->failure().value_or(Failure());
+  abort_ = encode(failure);
+  if (failure.rank >= 0 && failure.rank != rank) {
+    rules_.on_gone(failure.rank);
   }
 }
 
@@ -96,12 +98,15 @@ RollBoard::Look RollBoard::look() {
        next = next_,
        rank = rank_,
        silent = rules_.silent(),
+       abort_key = abort_key_,
+       abort = abort_,
        answer = answered_ ? std::string() : answer_](c10d::Store& store) {
         seen->list = read_key(store, list_key(next));
         if (seen->list.has_value()) {
           return;
         }
         if (!answer.empty()) {
+          store.compareSet(abort_key, "", abort);
           store.compareSet(answer_key(next, rank), "", answer);
         }
         for (const int member : silent) {

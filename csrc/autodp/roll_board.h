@@ -32,9 +32,11 @@ class RollBoard {
       std::string standing);
 
   // One look at the store; returns whether the roll is closed. The first one
-  // writes this rank's answer. A member that neither answers nor beats for the
-  // heartbeat timeout is not waited for any longer. Throws PeerFailureError
-  // when the store is lost.
+  // writes this rank's answer, and before it the failure to the generation's
+  // `abort` key: where there is a list, no rank that it leaves out can still
+  // take the old generation for alive. A member that neither answers nor beats
+  // for the heartbeat timeout is not waited for any longer. Throws
+  // PeerFailureError when the store is lost.
   bool step();
   // From here on members are not waited for even if they beat.
   void on_deadline() {
@@ -67,6 +69,8 @@ class RollBoard {
   std::shared_ptr<RunState> run_;
   int rank_;
   int64_t next_;
+  std::string abort_key_;
+  std::string abort_;
   std::string answer_;
   bool answered_ = false;
   RollCall rules_;

@@ -42,7 +42,7 @@ void RunState::advance(const std::vector<int>& members) {
         " among the next generation, got a list without it");
   }
   std::shared_ptr<const Generation> next;
-  std::optional<Failure> ended;
+  std::optional<Failure> end;
   {
     const std::lock_guard lock(mutex_);
     if (!generation_->latch->failed()) {
@@ -51,10 +51,11 @@ void RunState::advance(const std::vector<int>& members) {
     }
     next = make_generation(generation_->number + 1, members, epoch_);
     generation_ = next;
-    ended = ended_;
+    outlives_ = false;
+    end = ended_.has_value() ? ended_ : loss_;
   }
-  if (ended.has_value()) {
-    next->latch->fail(*ended);
+  if (end.has_value()) {
+    next->latch->fail(*end);
   }
 }
 

@@ -40,7 +40,8 @@ class RunState {
   }
   std::shared_ptr<const Generation> generation() const;
 
-  // Starts the next generation. It is born failed when this rank has to end.
+  // Starts the next generation. It is born failed when this rank has to end, or
+  // has lost the store: no plan is in force yet, so nothing can outlive it.
   // Throws std::invalid_argument when the one before lives, or this rank is no
   // member.
   void advance(const std::vector<int>& members);
@@ -59,7 +60,8 @@ class RunState {
   void lose_store(Failure loss);
   std::optional<Failure> store_loss() const;
   // Whether this rank can go on without the store. Ignored unless the run
-  // survives; taking it back after a loss latches that loss.
+  // survives; taking it back after a loss latches that loss. Holds for this
+  // generation.
   void outlive_store(bool outlives);
 
  private:

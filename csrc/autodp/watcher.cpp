@@ -23,13 +23,16 @@ namespace pipetransformer::autodp {
 namespace {
 
 constexpr std::chrono::milliseconds kPoll{50};
-// Written by a rank that outlives the store, if the store comes back after all:
-// all must then do without it.
-constexpr char kLostKey[] = "lost";
 // How long the rank that serves the store waits for others to read the failure.
 constexpr double kLingerS = 1.0;
 // How long a broken connection waits for the account of the peer that broke it.
 constexpr double kGraceS = 0.25;
+
+// Written by a rank that outlives the store, if the store does answer after
+// all: the generation must then do without it.
+std::string lost_key(const Generation& generation) {
+  return generation.key("lost");
+}
 
 std::string seen_key(const Generation& generation, int rank) {
   return generation.key("seen/" + std::to_string(rank));
@@ -93,6 +96,7 @@ struct Watcher::State {
   void run_store_thread() noexcept;
   void watch_run();
   bool watch(const Generation& generation);
+  bool gave_up_store() const;
   void look_for_news(const Generation& generation);
   void beat(const Generation& generation, LivenessTracker& successor);
   void spread(const Generation& generation, const Failure& failure);
@@ -128,17 +132,24 @@ void Watcher::State::watch_run() {
   do {
     generation = run->generation();
   } while (watch(*generation));
-  if (run->store_loss().has_value()) {
-    // It does answer, now that this rank has given it up.
-    if (options.survives) {
-      store->set(kLostKey, encode(*run->store_loss()));
+  const bool failed = generation->latch->failed();
+  if (gave_up_store()) {
+    // It does answer, at least here. A rank that ends is missed by the others;
+    // it says nothing of its loss, which may be that of its own connection
+    // alone.
+    if (failed) {
+      leave(*generation);
+    } else {
+      store->set(lost_key(*generation), encode(*run->store_loss()));
     }
-    return;
-  }
-  if (generation->latch->failed()) {
+  } else if (failed) {
     leave(*generation);
     linger(*generation);
   }
+}
+
+bool Watcher::State::gave_up_store() const {
+  return options.survives && run->store_loss().has_value();
 }
 
 // Returns true once another generation follows, false when it is time to end.
@@ -147,14 +158,14 @@ bool Watcher::State::watch(const Generation& generation) {
   bool told = false;
   const auto tell = [&] {
     const auto failure = generation.latch->failure();
-    if (failure.has_value() && !told) {
+    if (failure.has_value() && !told && !gave_up_store()) {
       spread(generation, *failure);
       told = true;
     }
     return failure.has_value();
   };
   do {
-    if (run->store_loss().has_value()) {
+    if (gave_up_store()) {
       return false;
     }
     if (run->generation()->number != generation.number) {
@@ -182,14 +193,14 @@ void Watcher::State::look_for_news(const Generation& generation) {
   if (generation.latch->failed()) {
     return;
   }
+  if (options.survives) {
+    if (const auto lost = read_key(*store, lost_key(generation))) {
+      run->lose_store(decode(*lost));
+      return;
+    }
+  }
   if (const auto abort = read_key(*store, generation.key("abort"))) {
     generation.latch->fail(decode(*abort));
-  }
-  if (!options.survives) {
-    return;
-  }
-  if (const auto lost = read_key(*store, kLostKey)) {
-    run->lose_store(decode(*lost));
   }
 }
 

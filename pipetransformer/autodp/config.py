@@ -10,6 +10,7 @@ from typing import Literal, get_args
 FailurePolicy = Literal["raise", "continue"]
 """What the ranks that are left do when one is lost."""
 
+_LONGEST = timedelta(days=365)  # clocks count nanoseconds in 64 bits
 _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
@@ -36,9 +37,10 @@ class AutoDPConfig:
             ``"continue"`` lets the survivors go on without it. Equal on all ranks.
 
     Raises:
-        TypeError: a duration that is no `timedelta`.
-        ValueError: a duration or size that is not positive, a heartbeat timeout
-            below three intervals, a name of other characters, or an unknown policy.
+        TypeError: a duration that is no `timedelta`, or a value of another wrong type.
+        ValueError: a duration or size that is not positive, a duration above a year, a
+            heartbeat timeout below three intervals, a name of other characters, or an
+            unknown policy.
     """
 
     heartbeat_interval: timedelta = timedelta(seconds=1)
@@ -57,6 +59,12 @@ class AutoDPConfig:
             value = getattr(self, field.name)
             if field.type == "timedelta":
                 _check_duration(field.name, value)
+            elif field.type == "int" and type(value) is not int:
+                raise TypeError(f"{field.name}: expected an int, got {value!r}")
+            elif str(field.type).startswith("str") and not isinstance(
+                value, str | None
+            ):
+                raise TypeError(f"{field.name}: expected a str, got {value!r}")
         if self.heartbeat_timeout < 3 * self.heartbeat_interval:
             raise ValueError(
                 "heartbeat_timeout: expected at least three heartbeat intervals of "
@@ -73,7 +81,7 @@ class AutoDPConfig:
             )
         if self.interface == "":
             raise ValueError("interface: expected a name or None, got ''")
-        if not _RUN_NAME.fullmatch(self.run_name):
+        if self.run_name is None or not _RUN_NAME.fullmatch(self.run_name):
             raise ValueError(
                 "run_name: expected at most 64 letters, digits, '.', '_' and '-', got "
                 f"{self.run_name!r}"
@@ -91,3 +99,5 @@ def _check_duration(name: str, value: object) -> None:
         raise TypeError(f"{name}: expected a timedelta, got {value!r}")
     if value <= timedelta(0):
         raise ValueError(f"{name}: expected a positive duration, got {value}")
+    if value > _LONGEST:
+        raise ValueError(f"{name}: expected at most a year, got {value}")

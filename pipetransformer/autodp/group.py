@@ -118,8 +118,7 @@ class ActiveGroup:
         """
         logger.debug("retiring the active group '%s'", self.name)
         self._core.retire()
-        # Where gloo left this member's address; other backends clean up.
-        self._plane.delete_later(f"{self.name}/0/{self.rank}")
+        self._plane.delete_later(*_address_keys(self._plane, self.name, self.rank))
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
         """Same as `MessagePlane.guard`."""
@@ -190,7 +189,7 @@ def build_group(
         try:
             backend = _connect(plane, build, what, given_up or (lambda: False))
         except RuntimeError:
-            plane.delete_later(f"{name}/0/{rank}")  # where gloo left our address
+            plane.delete_later(*_address_keys(plane, name, rank))
             raise
     with plane.guard():
         core = _binding.ActiveGroup(
@@ -212,6 +211,11 @@ def _check_members(plane: MessagePlane, members: Sequence[int]) -> None:
             f"members: expected distinct ranks of {list(plane.members)} with this "
             f"rank {plane.rank} among them, got {list(members)}"
         )
+
+
+def _address_keys(plane: MessagePlane, name: str, rank: int) -> list[str]:
+    """Return where gloo leaves a member's addresses; other backends clean up."""
+    return [f"{name}/{link}/{rank}" for link in range(max(1, len(plane.info.links)))]
 
 
 def _connect(

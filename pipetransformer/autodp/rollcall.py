@@ -58,9 +58,15 @@ def survive(plane: PlaneLife, standing: bytes) -> dict[int, bytes]:
 def _answer_until_closed(plane: PlaneLife, board: _binding.RollBoard) -> None:
     config = plane.config
     patience = max(config.protocol_timeout, 2 * config.heartbeat_timeout)
-    end = time.monotonic() + patience.total_seconds()
+    left_s = patience.total_seconds()
+    # A job that was stopped as a whole must not cut off who had no time to answer.
+    longest_gap_s = config.heartbeat_timeout.total_seconds() / 3
+    seen = time.monotonic()
     while not _step(plane, board):
-        if time.monotonic() >= end:
+        now = time.monotonic()
+        left_s -= min(now - seen, longest_gap_s)
+        seen = now
+        if left_s <= 0:
             logger.warning("ranks %s beat, but do not answer", board.silent)
             board.on_deadline()
         time.sleep(_POLL_S)

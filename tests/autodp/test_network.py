@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import torch
@@ -34,10 +35,15 @@ from tests.autodp.world import FAST, run_scenarios
         ({"cached_groups": -1}, "cached_groups: expected a number from 0, got -1"),
         ({"run_name": "a/b"}, "run_name: expected at most 64 letters, .* got 'a/b'"),
         ({"run_name": "x" * 65}, "run_name: expected at most 64 letters"),
+        ({"run_name": None}, "run_name: expected at most 64 letters, .* got None"),
+        ({"run_name": 7}, "run_name: expected a str, got 7"),
+        ({"interface": b"eth0"}, "interface: expected a str, got b'eth0'"),
+        ({"cached_groups": 1.5}, "cached_groups: expected an int, got 1.5"),
+        ({"group_timeout": timedelta.max}, "group_timeout: expected at most a year"),
     ],
 )
 def test_options_are_checked(changes, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
         AutoDPConfig(**changes)
 
 

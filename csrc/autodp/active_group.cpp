@@ -13,9 +13,10 @@ ActiveGroup::ActiveGroup(
     c10::DeviceType device_type,
     std::chrono::milliseconds timeout)
     : plane_(std::move(plane)),
+      latch_(plane_->latch()),
       guarded_(c10::make_intrusive<GuardedBackend>(
           std::move(inner),
-          plane_->latch(),
+          latch_,
           timeout)) {
   make_process_group(store, guarded_, device_type);
 }
@@ -24,9 +25,9 @@ ActiveGroup::ActiveGroup(
     std::shared_ptr<MessagePlane> plane,
     const c10::intrusive_ptr<c10d::Store>& store,
     c10::DeviceType device_type)
-    : plane_(std::move(plane)) {
+    : plane_(std::move(plane)), latch_(plane_->latch()) {
   make_process_group(
-      store, c10::make_intrusive<SingleBackend>(plane_->latch()), device_type);
+      store, c10::make_intrusive<SingleBackend>(latch_), device_type);
 }
 
 ActiveGroup::~ActiveGroup() {
@@ -59,7 +60,14 @@ void ActiveGroup::retire() noexcept {
   }
   // Dropping the last reference joins the backend's threads, which may wait for
   // a stuck collective until its timeout.
-  plane_->retire([inner = guarded_->take_inner()]() mutable { inner.reset(); });
+  auto task = [inner = guarded_->take_inner()]() mutable { inner.reset(); };
+  if (plane_->latch() == latch_) {
+    plane_->retire(std::move(task));
+    return;
+  }
+  TaskThread apart("pt-retire");
+  apart.post(std::move(task));
+  apart.stop(std::chrono::milliseconds(0));  // goes on by itself
 }
 
 bool wait_done(c10d::Work& work, std::chrono::milliseconds slice) {

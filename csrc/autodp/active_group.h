@@ -37,7 +37,9 @@ class ActiveGroup {
     return process_group_;
   }
 
-  // Hands the real backend to the plane's background thread, which drops it.
+  // Hands the real backend to the plane's background thread, which drops it; of
+  // a group of an earlier generation to a thread of its own, for that may wait
+  // for a stopped peer, and must not keep those of this generation waiting.
   // Never blocks; idempotent. Collectives throw afterwards.
   void retire() noexcept;
 
@@ -48,6 +50,7 @@ class ActiveGroup {
       c10::DeviceType device_type);
 
   std::shared_ptr<MessagePlane> plane_;
+  std::shared_ptr<FailureLatch> latch_;  // of the group's generation
   std::atomic<bool> retired_{false};
   c10::intrusive_ptr<GuardedBackend> guarded_;  // null: group of one
   c10::intrusive_ptr<c10d::ProcessGroup> process_group_;

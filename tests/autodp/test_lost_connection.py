@@ -87,7 +87,7 @@ def test_a_rank_that_goes_on_without_the_store_takes_all_along_and_fails_nobody(
 def test_under_raise_a_rank_that_loses_its_connection_tells_all():
     with _planes(2, FAST) as (planes, store):
         _break_connection(planes[0])
-        planes[0].close()
+        _until(lambda: store.check(["gen/0/abort"]))  # long before it closes
         assert b"the store is lost" in _value(store, "gen/0/abort")
         _until(lambda: planes[1].failure is not None)
         assert planes[1].failure.phase == "store"

@@ -58,6 +58,21 @@ def _regroup(plane, old):
     return group
 
 
+def _is_taken_apart(plane):
+    """Whether a group goes at once, though one of the generation before is stuck."""
+    before = len(os.listdir("/proc/self/fd"))
+    group = build_group(plane, name="g/1", members=plane.members)
+    group.barrier()
+    assert len(os.listdir("/proc/self/fd")) > before
+    group.retire()
+    end = time.monotonic() + 40  # the stuck one's timeout is ten minutes
+    while len(os.listdir("/proc/self/fd")) > before:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 def _kill_me(number):
     return lambda: os.kill(os.getpid(), number)
 
@@ -81,6 +96,8 @@ def _one_dies_and_one_sleeps(rank, environment):
             plane.publish("run-wide", b"changed")
         plane.close()
         return after_kill, failure.phase, fenced.phase
+    assert _is_taken_apart(plane)
+    group.barrier()
     if rank == 1:
         os.kill(int(pids[3]), signal.SIGCONT)
     # Long enough for the one that woke up to do harm.

@@ -121,7 +121,11 @@ class Changes:
                 return None
 
     def recover(
-        self, plan_epoch: int, proposal: Proposal | None, operations: int
+        self,
+        plan_epoch: int,
+        proposal: Proposal | None,
+        operations: int,
+        result: object,
     ) -> Outcome:
         """Go through the survivors' change of plan.
 
@@ -129,10 +133,14 @@ class Changes:
             plan_epoch: Its number.
             proposal: The plan, on the rank that writes it.
             operations: Operations that the rank that is ahead has completed.
+            result: What the last of them gave there.
         """
-        outcome = self._take_part(
-            plan_epoch, proposal, (), proposal is not None, operations
-        )
+        writer = proposal is not None
+        outcome = self._take_part(plan_epoch, proposal, (), writer, trims=False)
+        if outcome.committed:
+            # Together: after another loss this rank may be the one that is ahead.
+            self._operations.done = operations
+            self._operations.result = result
         self.joined = outcome.proposal
         return outcome
 
@@ -161,7 +169,8 @@ class Changes:
         proposal: Proposal | None,
         absent: tuple[int, ...],
         writer: bool,
-        operations: int | None = None,
+        *,
+        trims: bool = True,
     ) -> Outcome:
         run, role = self._run, self._role
         old = role.replica.plan if role.replica is not None else None
@@ -174,14 +183,13 @@ class Changes:
             [rank for rank in everyone if rank not in absent],
         )
         role.replica = outcome.replica
-        if operations is not None:
-            self._operations.done = operations
-        run.holds_state = outcome.replica is not None
-        run.plane.outlive_store(run.holds_state, outcome.proposal.layout.active)
         if outcome.committed:
+            # After ABORT what was held is held still, for a checkpoint at least.
+            run.holds_state = outcome.replica is not None
+            run.plane.outlive_store(run.holds_state, outcome.proposal.layout.active)
             records.learn(run, outcome, old)
             self._fresh = outcome.phases
-            if not absent and operations is None:
+            if trims and not absent:
                 # After a loss a standby may be behind, and still need messages.
                 run.script.trim(lead=writer)
         else:

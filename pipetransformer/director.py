@@ -136,6 +136,9 @@ class Director:
                     run.script.tell("epoch", lead=self.is_lead, epoch=None)
                     return None
                 if not self.has_plan or self._enter_epoch(joined) is not None:
+                    if self._role.stands_by:
+                        # It has left. The others may have to change the plan again.
+                        continue
                     run.script.tell("epoch", lead=self.is_lead, epoch=state.epoch)
                     return state.epoch
 

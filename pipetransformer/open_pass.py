@@ -38,6 +38,7 @@ class OpenPass:
         self._changes = changes
         self._loading: Loading | None = None
         self._layout: Layout | None = None  # of the open segment
+        self._begins = False  # this rank has seen the pass begin, and nothing of it
         self.counted: Pass | None = None
 
     def begin(self, loading: Loading, *, counts: bool) -> None:
@@ -47,7 +48,7 @@ class OpenPass:
             loading: What the user asked for.
             counts: Whether this rank is active; a standby may join later.
         """
-        self._loading = loading
+        self._loading, self._begins = loading, counts
         if counts:
             self._take(Pass())
 
@@ -81,8 +82,9 @@ class OpenPass:
     def batches(self, position: int) -> Generator[Batch, None, None]:
         """Load this replica's share of each batch from `position` on."""
         state, rank = self._run.state, self._run.info.rank
-        if position == 0 or not state.pass_nodes:
+        if (self._begins and position == 0) or not state.pass_nodes:
             state.pass_nodes = len(set(self._in_force().nodes))
+        self._begins = False  # a rank that joins the first batch is told the nodes
         shares = self._shares()
         sampler = shares.sampler(self._in_force(), rank, position)
         return shares.loading.batches(sampler)

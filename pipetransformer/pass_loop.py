@@ -58,6 +58,7 @@ class PassLoop:
         self._running = False
         self._last_epoch = -1
         self._drawn_for: Replica | None = None
+        self._left_open = False  # by a rank that stands by since its last batch
 
     @property
     def is_within(self) -> bool:
@@ -75,13 +76,15 @@ class PassLoop:
         if not role.stands_by:
             self._check(loading)
         self._open.begin(loading, counts=not role.stands_by)
-        self._running = True
+        self._running, self._left_open = True, not role.stands_by
         try:
             while True:
                 if role.stands_by:
                     joined = self._stand_by()
                     if joined is None:
+                        self._left_open = False
                         return
+                    self._left_open = True
                     position, self._last_epoch = joined, run.state.epoch
                 for batch in self._segment(position):
                     if role.is_lead:
@@ -109,13 +112,17 @@ class PassLoop:
         It is called by the next engine call and not by the loop itself: a loop that
         ends in an exception must not meet its peers in a collective.
         """
-        run = self._run
+        run, left_open = self._run, self._left_open
+        self._left_open = False
         if self._open.counted is None:
+            if left_open and self._role.stands_by:
+                # The script left the loop right after a recovery at this batch.
+                self._survivors.follow("pass_end", call="pass end")
             return
         with run.clock.phase("pass"):
             fields = self._survivors.call("close", self._close)
             if fields is None:
-                self._survivors.follow("pass_end", call="pass")
+                self._survivors.follow("pass_end", call="pass end")
             else:
                 self._record(EpochRecord.from_fields(fields))
             self._open.drop()
@@ -161,7 +168,10 @@ class PassLoop:
         run.prices.record_pace(
             record.pipeline_seconds_per_step(), record.predicted_step_ns
         )
-        run.history.epochs.append(record)
+        epochs = run.history.epochs
+        if not epochs or epochs[-1].epoch != record.epoch:
+            # Else a recovery has brought it, from the rank that had closed the pass.
+            epochs.append(record)
         run.script.tell("pass_end", lead=self._role.is_lead)
         if self._role.is_lead:
             _LOG.info("%s", epoch_line(record))

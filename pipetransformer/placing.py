@@ -83,7 +83,7 @@ def propose_again(
         plan_epoch=plan_epoch,
         plan=plan,
         layout=layout,
-        progress=run.state.progress(),
+        progress=run.state.counters(),
         policy=run.policy.state_dict(),
         frozen_units=run.state.frozen_units,
         seed=run.config.seed,

@@ -81,14 +81,12 @@ class Recovery:
                 run,
                 plan_epoch,
                 able=verdict.able,
-                whole=[
-                    r for r, s in standings.items() if s.holds and s.done == ahead.done
-                ],
+                whole=verdict.whole,
                 operations=ahead.done,
                 position=ahead.position,
             )
         self._role.retire()
-        outcome = self._changes.recover(plan_epoch, proposal, ahead.done)
+        outcome = self._changes.recover(plan_epoch, proposal, ahead.done, ahead.result)
         if not outcome.committed:
             raise PeerFailure(None, "recovery", epoch=plan_epoch, reason=outcome.reason)
         self._hand_over(source)

@@ -26,6 +26,7 @@ class Standing:
         result: What the last of them gave; see `Operations`.
         step: Optimizer steps done.
         holds: Its weights, buffers and moments are whole, and those after `done`.
+        decided: The freeze policy's last evaluation point that was decided here.
         active: It drives a pipeline.
         call: The engine call that it was in.
         script: Its position in the lead's script.
@@ -40,6 +41,7 @@ class Standing:
     result: Any = None
     step: int = 0
     holds: bool = False
+    decided: int = -1
     active: bool = False
     call: str = ""
     script: int = 0
@@ -65,12 +67,15 @@ class Verdict:
 
     Attributes:
         source: The rank whose state is everybody's.
+        whole: Ranks that hold the same state as `source`, what the freeze policy will
+            look at included: a decision is taken before the ranks meet about it.
         able: Ranks that may drive a pipeline from here on.
         script: The lowest script position among the survivors.
         at_end: There is nothing left to train.
     """
 
     source: int
+    whole: tuple[int, ...]
     able: tuple[int, ...]
     script: int
     at_end: bool
@@ -117,6 +122,13 @@ def assess(standings: Mapping[int, Standing]) -> Verdict:
             )
     return Verdict(
         source=source,
+        whole=tuple(
+            sorted(
+                rank
+                for rank, s in holders.items()
+                if (s.done, s.decided) == (most, ahead.decided)
+            )
+        ),
         able=tuple(sorted(r for r, s in standings.items() if _able(s, ahead))),
         script=min(s.script for s in standings.values()),
         at_end=ahead.call == END,

@@ -101,10 +101,17 @@ class TrainingState:
 
         A finished pass is the beginning of the next epoch.
         """
+        counters = self.counters()
+        if self.pass_is_done:
+            counters["epoch"], counters["batch"] = self.epoch + 1, 0
+        return counters
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters as they are: a finished pass is still to be closed."""
         return {
             "step": self.step,
-            "epoch": self.epoch + self.pass_is_done,
-            "batch": 0 if self.pass_is_done else self.batch,
+            "epoch": self.epoch,
+            "batch": self.batch,
             "pass_nodes": self.pass_nodes,
             "decided_epoch": self.decided_epoch,
             "wanted_units": self.wanted_units,
@@ -114,7 +121,7 @@ class TrainingState:
     def load_progress(self, counters: Mapping[str, int]) -> None:
         """Take over the counters of another rank or of a checkpoint."""
         known = {"pass_nodes": 0, **counters}  # older checkpoints do not tell
-        for name in self.progress():
+        for name in self.counters():
             setattr(self, name, int(known[name]))
 
     def model_tensors(self) -> dict[str, Tensor]:

@@ -25,6 +25,9 @@ _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_MOST_IN_VAIN = 3
+"""Failures of one operation, in a row, that no lost rank explains."""
+
 
 class Survivors:
     """Makes the calls of one rank that need other ranks.
@@ -54,6 +57,7 @@ class Survivors:
         self._changes = changes
         self._recovery = recovery
         self.recovered = False
+        self._vain = -1, 0  # an operation, and its failures without a lost rank
 
     @property
     def done(self) -> int:
@@ -135,9 +139,16 @@ class Survivors:
         self._recovery.rest()
         for _ in range(run.info.world_size + 1):
             mine = self._standing(call, position, active)
+            members = set(plane.members)
             answers = plane.survive(mine.to_bytes())
             standings = {r: Standing.from_bytes(b) for r, b in answers.items()}
             verdict = self._assess(standings)
+            done_there, all_live = (
+                standings[verdict.source].done,
+                members == set(answers),
+            )
+            if self._is_vain(done_there, all_live):
+                raise failure
             try:
                 phases = self._recovery.go_on(verdict, standings)
             except PeerFailure as error:
@@ -154,6 +165,19 @@ class Survivors:
             records.record_loss(run, shape, after, lost, seconds, phases)
             return self._catch_up(standings[verdict.source], done, active)
         raise failure
+
+    def _is_vain(self, done: int, all_live: bool) -> bool:
+        """Tell, on every rank alike, whether to stop trying the next operation.
+
+        A failure that comes back although every rank lives is none that a smaller
+        run is free of.
+        """
+        operation, times = self._vain
+        if not all_live:
+            self._vain = done, 0
+        else:
+            self._vain = done, times + 1 if operation == done else 1
+        return self._vain[1] > _MOST_IN_VAIN
 
     def _joined_at(self, call: str) -> tuple[str, int | None]:
         """Return the call, as active ranks name it, that this rank has joined."""
@@ -187,6 +211,7 @@ class Survivors:
             result=self._operations.result,
             step=run.state.step,
             holds=run.holds_state and run.consistent,
+            decided=run.state.decided_epoch,
             active=active,
             call=call,
             script=run.script.position,

@@ -29,6 +29,13 @@ def test_a_rank_without_whole_state_is_never_the_source():
     assert verdict.able == (0, 1, 2)  # it takes the state over
 
 
+def test_a_rank_with_another_freeze_decision_takes_the_state_over():
+    # The decision is taken, and the sums of gradients are reset, before ranks meet.
+    verdict = assess({0: active(decided=1), 1: active(decided=2), 2: active(decided=1)})
+    assert (verdict.source, verdict.whole) == (0, (0, 2))
+    assert verdict.able == (0, 1, 2)
+
+
 def test_without_a_holder_there_is_no_way_on():
     with pytest.raises(ValueError, match="expected a survivor that holds it, got none"):
         assess({1: standby(), 2: active(holds=False)})

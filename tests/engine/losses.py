@@ -10,6 +10,7 @@ import torch
 
 import pipetransformer as pt
 from pipetransformer import transformation
+from pipetransformer.open_pass import OpenPass
 from tests.engine.scenario import (
     QUICK,
     config,
@@ -37,6 +38,7 @@ CASES = {
     "standby": (TWO_STAGES, (0,), {3: ("standby", 1)}),
     "in an evaluation": (ONE_STAGE, (0,), {2: ("evaluate", 1)}),
     "in an evaluation within a pass": (ONE_STAGE, (0,), {0: ("within", 1)}),
+    "at the end of a pass": (ONE_STAGE, (0,), {1: ("close", 1)}),
     "one after the other": (
         ONE_STAGE,
         (0,),
@@ -101,6 +103,8 @@ def lose(rank, case, environment):
         for epoch in engine.epochs(EPOCHS):
             if where == ("standby", epoch):
                 die()
+            if where == ("close", epoch):
+                OpenPass.close_segment = die
             for batch in engine.batches(train_set, BATCH):
                 if where == ("step", epoch, batch.index):
                     die()

@@ -47,7 +47,7 @@ class Saving(abc.ABC):
 
         Names are those of the ``nn.Sequential`` that the engine was made with,
         whatever is frozen and however it is cut. No other rank is needed. After the
-        ``with`` block ask the model itself, on rank 0.
+        ``with`` block ask the model itself, on the lead.
 
         Raises:
             ValueError: a rank that stands by: its weights are old.
@@ -56,7 +56,7 @@ class Saving(abc.ABC):
         if director.replica is None and not director.is_lead:
             raise ValueError(
                 f"state_dict of rank {director.run.info.rank}: expected an active "
-                "rank, got a standby; use engine.export, or ask rank 0"
+                "rank, got a standby; use engine.export, or ask the lead"
             )
         named = persistence.weights(director.run)
         return {

@@ -46,6 +46,8 @@ bench: build
 	  $(TRANSFORMATION_BENCHMARKS); do \
 	  $(PY) benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; \
 	done
+	$(PY) benchmarks/fault_injection.py --policy continue \
+	  --json benchmarks/results/fault_injection_continue.json
 	$(PY) tools/readme_tables.py
 
 seeds: build

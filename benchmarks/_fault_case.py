@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 Policy = Literal["raise", "continue"]
-Expected = Literal["ends", "finishes"]
+Expected = Literal["ends", "finishes", "either", "active finish"]
 Boundary = Literal["epochs", "batches"]
 
 # A change of plan, by its plan epoch: of a run of that many processes, the one that
@@ -39,6 +39,9 @@ IN_PASS = (
 )
 AT_ENDS = ("in profile", "at finish")
 POINTS = (*IN_CHANGE, *IN_PASS, *AT_ENDS)
+
+# Where the lead of three is the only rank that holds the training state, when K is 2.
+ALONE = (*IN_CHANGE, "at finish")
 
 KILLS = ("SIGKILL", "SIGSTOP", "SIGTERM", "user error")
 SURVIVED = ("slow", "paused", "late", "refusal")
@@ -122,10 +125,24 @@ class Case:
         return table[self.world_size]
 
     def expected(self, policy: Policy) -> Expected:
-        """Say how the survivors end: with `PeerFailure`, or by finishing."""
+        """Say how the survivors end: with `PeerFailure`, or by finishing.
+
+        Without a store active ranks train on and standbys end; where the plan was
+        being changed, or the host was one of the active ranks, all may end.
+        """
         if self.fault in (*SURVIVED, "store paused"):
             return "finishes"
-        return "ends" if policy == "raise" else "finishes"
+        if self.victim is None and self.point == "at finish":
+            return "either"  # the store may not be needed any more
+        if policy == "raise":
+            return "ends"
+        if (self.role, self.world_size) == ("lead", 3) and self.point in ALONE:
+            return "either"  # perhaps nobody else holds the training state
+        if self.role == "lead and store host" or self.point == "in profile":
+            return "either"
+        if self.victim is None:
+            return "either" if self.point in IN_CHANGE else "active finish"
+        return "finishes"
 
     @property
     def keeps_plans(self) -> bool:

@@ -26,6 +26,8 @@ from torch import Tensor
 import pipetransformer as pt
 
 EVALUATION_ROWS = 21
+# Forced under "continue": the others must be able to go on without one.
+STAGES = {2: 1, 3: 2, 4: 2}
 MID_PASS = 2  # batches before the evaluation within a pass
 SLOWED_S = 0.04  # of each batch and metric, so that others have to wait
 
@@ -48,7 +50,10 @@ def run_rank(
         point = case.point if case is not None else ""
         engine = small_engine(
             world_size,
-            autodp=deadlines.config(cached_groups=0 if point == "in retire" else 4),
+            autodp=deadlines.config(
+                on_peer_failure=policy, cached_groups=0 if point == "in retire" else 4
+            ),
+            num_stages=STAGES[world_size] if policy == "continue" else None,
             freezes=FREEZES[world_size],
             folder=str(folder / "checkpoints"),
             freeze_every=FREEZE_EVERY if between == "batches" else None,

@@ -134,14 +134,17 @@ def small_engine(
     freezes: Sequence[int],
     folder: str | None = None,
     freeze_every: int | None = None,
+    num_stages: int | None = None,
     halfway: Callable[[], None] = lambda: None,
 ) -> pt.PipeTransformer:
-    """Return an engine over the small model whose K is forced to the world size."""
+    """Return an engine over the small model; K is forced, by default to all ranks."""
     config = pt.Config(
         seed=3,
         eval_microbatch_rows=8,
         freeze_every=freeze_every,
-        plan=pt.PlanConfig(num_stages=world_size, num_microbatches=2, reshape="always"),
+        plan=pt.PlanConfig(
+            num_stages=num_stages or world_size, num_microbatches=2, reshape="always"
+        ),
         checkpoint=pt.CheckpointConfig(directory=folder, keep=100),
         autodp=autodp,
     )

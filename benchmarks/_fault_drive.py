@@ -24,6 +24,7 @@ POLL_S = 0.02
 PAUSE_S = 0.7
 HANG_S = 45.0
 WAKE_S = 25.0
+STACKS_S = 3.0  # until the ranks that hang have written where
 
 Lines = list[dict[str, Any]]
 
@@ -115,6 +116,7 @@ def _supervise(ranks: Ranks, case: Case | None, hang_s: float) -> dict[int, str]
                 os.kill(_victim_pid(ranks, case), signal.SIGCONT)
                 paused = False
         time.sleep(POLL_S)
+    time.sleep(STACKS_S)
     return {rank: _stacks(ranks.folder, rank) for rank in running}
 
 

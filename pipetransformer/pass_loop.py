@@ -119,6 +119,8 @@ class PassLoop:
                 # The script left the loop right after a recovery at this batch.
                 self._survivors.follow("pass_end", call="pass end")
             return
+        if self._last_epoch != run.state.epoch:
+            return  # a recovery gave it: this rank's script has not begun it yet
         with run.clock.phase("pass"):
             fields = self._survivors.call("close", self._close)
             if fields is None:

@@ -90,6 +90,8 @@ class Recovery:
         if not outcome.committed:
             raise PeerFailure(None, "recovery", epoch=plan_epoch, reason=outcome.reason)
         self._hand_over(source)
+        if self._role.stands_by:
+            run.script.step_back(ahead.script)
         self._publish(verdict)
         return outcome.phases
 

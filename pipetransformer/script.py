@@ -84,6 +84,22 @@ class ScriptLog:
         for number in sorted(n for n in self._messages if n >= first):
             self._plane.publish(self._key(number), self._messages[number])
 
+    def step_back(self, position: int) -> None:
+        """Forget that a plan was announced which the survivors never came to.
+
+        For a standby rank after a recovery. A lost lead's announcement may be the one
+        message that is not said again: the survivors' own plan may do instead.
+
+        Args:
+            position: Of the rank that is ahead; its next message comes there.
+        """
+        if self.position != position + 1:
+            return
+        last = self._messages.get(position)
+        if last is not None and json.loads(last)["kind"] == "plan":
+            del self._messages[position]
+            self.position = position
+
     def trim(self, *, lead: bool) -> None:
         """Forget messages that every rank has passed; called after COMMIT.
 

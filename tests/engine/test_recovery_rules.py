@@ -14,6 +14,7 @@ from pipetransformer.layout import Layout
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.operations import Operations
 from pipetransformer.pass_loop import PassLoop
+from pipetransformer.script import ScriptLog
 from pipetransformer.state import TrainingState
 from pipetransformer.survivors import Survivors
 from pipetransformer.transformation import Outcome
@@ -232,3 +233,38 @@ def test_a_rank_that_leaves_at_an_epoch_waits_until_the_others_are_through():
     director._role, director._survivors = role, survivors
     assert director.begin_epoch(5) == 3
     assert director.run.script.calls == []
+
+
+class Store:
+    """Keys of one process, for a script with one rank on either side."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+    def own_key(self, key):
+        return key
+
+    def publish(self, key, value):
+        self.keys[key] = value
+
+    def wait(self, key, **_):
+        return self.keys[key]
+
+
+@pytest.mark.parametrize("kind", ["plan", "evaluate"])
+def test_a_standby_forgets_a_plan_that_a_lost_lead_announced_to_nobody_else(kind):
+    keys = {}
+    lost, source, standby = (ScriptLog(Store(keys)) for _ in range(3))
+    lost.tell("epoch", lead=True)
+    source.tell("epoch", lead=False)
+    lost.tell(kind, lead=True)
+    for _ in range(2):
+        standby.follow("epoch", "evaluate", "plan")
+    keys.clear()  # the survivors' generation begins without messages
+    standby.step_back(source.position)
+    # An operation is made again and tells the same; a plan may not be needed now.
+    source.tell("pass_end" if kind == "plan" else kind, lead=True)
+    source.tell("epoch", lead=True)
+    left = source.position - standby.position
+    told = [standby.follow("pass_end", "epoch")["kind"] for _ in range(left)]
+    assert told == (["pass_end", "epoch"] if kind == "plan" else ["epoch"])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer import run as run_module
+from pipetransformer import slabs
 from pipetransformer.planner import search
 from pipetransformer.supply import cache_slots
 from tests.engine.scenario import config, make_engine, schedule
@@ -99,7 +99,7 @@ def test_plan_counts_on_no_cache_that_could_not_be_made(monkeypatch):
     def refuse(**_):
         raise OSError("no memory")
 
-    monkeypatch.setattr(run_module.ActivationCache, "create", refuse)
+    monkeypatch.setattr(slabs.ActivationCache, "create", refuse)
     engine = make_engine(freeze=schedule(1, 1, 4), config=config())
     plans, _ = run_frozen(engine)
     # It was counted on until it was tried.
@@ -108,7 +108,7 @@ def test_plan_counts_on_no_cache_that_could_not_be_made(monkeypatch):
 
 def explained(rank, available):
     """Train on ranks that see different memory; return what they planned by."""
-    run_module.available_bytes = lambda: available[rank]
+    slabs.available_bytes = lambda: available[rank]
     engine = make_engine(freeze=schedule(*FREEZE), config=config())
     with engine:
         for _ in engine.epochs(3):

@@ -32,12 +32,12 @@ def ranks_of_plan(
     plan: Plan,
     info: LaunchInfo,
     absent: Collection[int] = (),
-    holders: Collection[int] = (),
+    holders: Sequence[int] = (),
 ) -> Layout:
     """Place the replicas of `plan`: one rank of each block of K drives it.
 
     That is the first one there, or the first that holds the training state if the
-    block has one: at least one holder stays active, else the state would be lost.
+    block has one: the first holder stays active, since the others get its state.
 
     Pipelines do not cross nodes, replicas do; with a bound on R the replicas are
     dealt to the nodes in turn, so that every node keeps one as long as R allows.
@@ -48,7 +48,8 @@ def ranks_of_plan(
         absent: Ranks that cannot drive: the first other rank of their block does, and
             a block without any is left out. The layout may then have fewer replicas
             than the plan.
-        holders: Ranks that hold the training state; empty: rank 0 alone makes it.
+        holders: Ranks that hold the training state, the one that gives it first;
+            empty: rank 0 alone makes it.
     """
     block = plan.num_stages if info.world_size > 1 else 1
     per_node = max(1, info.local_world_size // block)
@@ -61,8 +62,10 @@ def ranks_of_plan(
                 held = [r for r in there if r in holders]
                 places.append(((held or there)[0], node))
     chosen = places[: plan.num_replicas]
-    if holders and not any(rank in holders for rank, _ in chosen):
-        chosen[-1:] = [place for place in places if place[0] in holders][:1]
+    kept = (place for rank in holders for place in places if place[0] == rank)
+    first_holder = next(kept, None)
+    if first_holder is not None and first_holder not in chosen:
+        chosen[-1:] = [first_holder]
     chosen.sort()
     return Layout(
         active=tuple(rank for rank, _ in chosen),

@@ -15,7 +15,7 @@ from pipetransformer.run import Run
 def placed(
     run: Run,
     absent: Collection[int],
-    holders: Collection[int],
+    holders: Sequence[int],
     search: Callable[[int | None], Plan],
 ) -> tuple[Plan, Layout]:
     """Plan with no more replicas than there are blocks with a rank to drive them.
@@ -23,7 +23,8 @@ def placed(
     Args:
         run: The run.
         absent: Ranks that cannot drive one, beside those that were lost.
-        holders: Ranks that hold the training state; empty before the first plan.
+        holders: Ranks that hold the training state, the one that gives it first;
+            empty before the first plan.
         search: Plans with at most so many replicas, None: as many as are best.
     """
     members = run.plane.members
@@ -66,19 +67,18 @@ def propose_again(
     if plan is None:
         raise RuntimeError("recovery without a plan; please report")
     absent = [rank for rank in range(run.info.world_size) if rank not in able]
-    held = plan
+    source, held = run.info.rank, plan
     try:
         plan, layout = placed(
             run,
             absent,
-            [rank for rank in whole if rank in able],
+            [source, *(r for r in whole if r in able and r != source)],
             lambda most: held if most is None else smaller_plan(run, held, most),
         )
     except ValueError as error:
         raise PeerFailure(
             None, "recovery", epoch=plan_epoch, reason=f"no plan fits: {error}"
         ) from error
-    rank = run.info.rank
     return Proposal(
         plan_epoch=plan_epoch,
         plan=plan,
@@ -90,8 +90,8 @@ def propose_again(
         reason="a rank was lost",
         pauses=run.prices.state(),
         cache_slots=run.cache_slots,
-        source=rank,
-        receivers=tuple(r for r in layout.active if r != rank and r not in whole),
+        source=source,
+        receivers=tuple(r for r in layout.active if r != source and r not in whole),
         operations=operations,
         position=position,
         group=group_name(plan_epoch),

@@ -97,6 +97,13 @@ def test_a_rank_that_holds_the_state_stays_active(
     assert ranks_of_plan(shape, info(1, 4), absent, holders).active == active
 
 
+@pytest.mark.parametrize("source", [1, 2])
+def test_the_rank_whose_state_the_others_get_stays_active(source):
+    other = 3 - source  # holds it, too, and comes first where nodes take turns
+    layout = ranks_of_plan(Shape(1, 1), info(2, 2), (0, 3), (source, other))
+    assert layout.active == (source,)
+
+
 class LateTransition(Transition):
     """Comes to the second plan only when it has been decided without this rank."""
 

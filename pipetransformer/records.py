@@ -63,7 +63,7 @@ def count(run: Run) -> None:
     counters = run.history.counters
     counters.groups_built = run.groups.built
     counters.groups_reused = run.groups.reused
-    counters.store_messages = run.plane.num_messages
+    counters.store_operations = run.plane.num_store_operations
 
 
 def record_change(

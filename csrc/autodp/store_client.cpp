@@ -80,6 +80,7 @@ Result StoreClient::run(
   TORCH_CHECK(
       thread_.post([task] { (*task)(); }),
       "message plane: expected an open plane, got a closed one");
+  ++num_operations_;
   while (result.wait_for(kFailureCheck) != std::future_status::ready) {
     check(latch);
   }
@@ -140,11 +141,11 @@ void StoreClient::remove(const std::vector<std::string>& keys) {
 
 void StoreClient::remove_later(std::vector<std::string> keys) {
   // False after stop(): the keys stay until the run's store goes.
-  static_cast<void>(thread_.post([store = store_,
-                                  run = run_,
-                                  latch = run_->generation()->latch,
-                                  rank = store_rank_,
-                                  keys = std::move(keys)] {
+  const bool posted = thread_.post([store = store_,
+                                    run = run_,
+                                    latch = run_->generation()->latch,
+                                    rank = store_rank_,
+                                    keys = std::move(keys)] {
     if (latch->failed() || run->store_loss().has_value()) {
       return;
     }
@@ -155,7 +156,8 @@ void StoreClient::remove_later(std::vector<std::string> keys) {
     } catch (const std::exception& error) {
       run->lose_store(store_failure(rank, error));
     }
-  }));
+  });
+  num_operations_ += posted ? 1 : 0;
 }
 
 void StoreClient::run_with(

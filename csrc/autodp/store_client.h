@@ -16,7 +16,9 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <future>
 #include <memory>
@@ -66,6 +68,12 @@ class StoreClient {
       const std::shared_ptr<FailureLatch>& latch,
       const std::function<void(c10d::Store&)>& operation);
 
+  // Operations handed to the thread so far, each look of a wait included. One
+  // may concern several keys.
+  int64_t num_operations() const {
+    return num_operations_.load();
+  }
+
   // Runs what is queued, then ends the thread (bounded, see TaskThread).
   bool stop(std::chrono::milliseconds deadline) noexcept;
 
@@ -82,6 +90,7 @@ class StoreClient {
   c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<RunState> run_;
   int store_rank_;
+  std::atomic<int64_t> num_operations_{0};
   TaskThread thread_;
 };
 

@@ -92,6 +92,9 @@ void bind_autodp_plane(py::module_& m) {
           },
           NoGil())
       .def(
+          "num_store_operations",
+          [](MessagePlane& self) { return self.store().num_operations(); })
+      .def(
           "wait_any",
           [](MessagePlane& self,
              const std::vector<std::vector<std::string>>& groups,

@@ -35,10 +35,6 @@ class MessagePlane(PlaneLife):
         store: this run's keys, from `connect`.
         info: this process's place, from `connect`.
         config: deadlines.
-
-    Attributes:
-        num_messages: Keys written, read, changed or deleted by these methods. Beats,
-            polls of waits and the keys of `Transition` are not among them.
     """
 
     def __init__(
@@ -49,18 +45,24 @@ class MessagePlane(PlaneLife):
         self.plan_hash: str | None = ""
         """Names the plan in force, set by `Transition`; plans that do not follow it are
         refused. None on a rank that has missed a change and holds no state."""
-        self.num_messages = 0
         self._closed = False
+
+    @property
+    def num_store_operations(self) -> int:
+        """Operations on the store so far, each look of a wait included.
+
+        Those of a change of plan, of a group that connects and of a roll call are among
+        them; beats, which have a connection of their own, are not.
+        """
+        return self.core.num_store_operations()
 
     def publish(self, key: str, value: bytes) -> None:
         """Write `value` under `key`; others may be waiting for it."""
-        self.num_messages += 1
         with self.guard():
             self.core.set(key, value)
 
     def read(self, key: str) -> bytes | None:
         """Return what `key` holds now, None if it was never written."""
-        self.num_messages += 1
         with self.guard():
             return self.core.read(key)
 
@@ -70,19 +72,16 @@ class MessagePlane(PlaneLife):
         Returns:
             What the key holds afterwards.
         """
-        self.num_messages += 1
         with self.guard():
             return self.core.compare_set(key, expected, desired)
 
     def delete(self, *keys: str) -> None:
         """Remove `keys`; absent ones are ignored."""
-        self.num_messages += 1
         with self.guard():
             self.core.remove(list(keys))
 
     def delete_later(self, *keys: str) -> None:
         """Remove `keys` in the background; does nothing after the end of the run."""
-        self.num_messages += 1
         self.core.remove_later(list(keys))
 
     def wait(self, key: str, *, phase: str, timeout: timedelta | None = None) -> bytes:

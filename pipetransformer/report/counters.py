@@ -16,9 +16,8 @@ class Counters:
         groups_reused: Kept groups that came into use again.
         bytes_moved: State sent to new replicas, or received.
         checkpoints_written: Checkpoints saved.
-        store_messages: Keys of the store that this rank wrote, read or deleted for
-            script, profile, caches and meetings; the few of each change of plan, beats
-            and the polls of waits are not among them.
+        store_operations: Operations on the store, each look of a wait included; a look
+            at several keys is one. Beats are not among them.
         failures_survived: Lost ranks that the run went on without.
     """
 
@@ -28,7 +27,7 @@ class Counters:
     groups_reused: int = 0
     bytes_moved: int = 0
     checkpoints_written: int = 0
-    store_messages: int = 0
+    store_operations: int = 0
     failures_survived: int = 0
 
     def to_json(self) -> dict[str, int]:

@@ -51,6 +51,22 @@ def test_wait_any_returns_the_complete_group():
         assert plane.wait_any([["a"], ["b"]]) == 1
 
 
+def test_operations_of_the_store_are_counted():
+    with joined() as plane:
+        before = plane.num_store_operations
+        plane.publish("a", b"")
+        plane.read("a")
+        plane.compare_set("b", b"", b"x")
+        plane.delete("a", "b")
+        plane.delete_later("a")
+        assert plane.num_store_operations == before + 5
+        plane.wait_any([["a"]], timeout=timedelta(seconds=0.1))
+        assert plane.num_store_operations > before + 6  # a wait looks several times
+    ended = plane.num_store_operations
+    plane.delete_later("a")
+    assert plane.num_store_operations == ended
+
+
 def test_failure_of_a_run_is_the_first_one():
     info, store = connect(FAST)
     plane = MessagePlane(store, info, FAST)

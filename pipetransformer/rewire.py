@@ -24,7 +24,8 @@ from pipetransformer.replica import (
 )
 from pipetransformer.report import Phases
 from pipetransformer.run import Run
-from pipetransformer.state import allocate, load_optimizer, pack_optimizer
+from pipetransformer.state import load_optimizer, optimizer_tree
+from pipetransformer.state_message import decode, encode, named_tensors
 
 
 def move(
@@ -57,12 +58,14 @@ def move(
     run.restore_optimizer()
     if group.size == 1 or not receivers:
         return 0
+    receives = run.info.rank in receivers
     with phases.phase("state"):
-        message, tensors = pack_optimizer(state)
-        message = group.all_gather_bytes(message if group.rank == first else b"")[first]
-        joined = None
-        if run.info.rank in receivers:
-            joined, tensors = allocate(message)
+        message = b""
+        if not receives:
+            message, tensors = encode(optimizer_tree(state))
+        message = group.broadcast_bytes(message, first)
+        if receives:
+            tree, tensors = decode(message)
         named = state.model_tensors()
         moved = broadcast_tensors(
             group,
@@ -70,11 +73,12 @@ def move(
             source=first,
             bucket_bytes=run.config.autodp.transfer_bucket_bytes,
         )
-        if joined is not None:
-            load_optimizer(state, joined)
+        if receives:
+            load_optimizer(state, tree)
     with phases.phase("hash"):
-        moments = {f"optimizer {i}": tensor for i, tensor in enumerate(tensors)}
-        compare_hashes(group, hash_tensors({**named, **moments}.items()))
+        # What the optimizer holds now, not what it was given.
+        kept = named_tensors(optimizer_tree(state))
+        compare_hashes(group, hash_tensors({**named, **kept}.items()))
     return moved + len(message)
 
 

@@ -1,9 +1,8 @@
 """Training state as a small message plus a list of tensors, and back.
 
-The same form serves the hand-over to a new replica (message over the group, tensors
-broadcast) and the checkpoint (both in one file). The message holds everything that
-is not a tensor and a placeholder for each tensor, so it loads with
-``weights_only=True``.
+A checkpoint has both in one file. The message holds everything that is not a tensor
+and a placeholder for each tensor, so it loads with ``weights_only=True``. A new replica
+gets the same state over the group, as `state_message` writes it.
 """
 
 from __future__ import annotations
@@ -160,68 +159,81 @@ def _join(tree: Any, take: Callable[[dict[str, Any]], Tensor]) -> Any:
     return tree
 
 
-def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
-    """Split what new replicas need beside the weights into a message and tensors.
+def optimizer_tree(state: TrainingState) -> dict[str, Any]:
+    """Return what new replicas need beside the weights.
 
     That is the state of optimizer and scheduler, and what freeze decisions have led to
     and will look at: the boundary's history, the sums of gradients since the last
-    decision, and the last metrics.
-
-    Returns:
-        Bytes that load with ``weights_only=True``, and the tensors they refer to, in
-        the order of the message. The tensors are the optimizer's own, not copies.
+    decision, and the last metrics. The tensors are the state's own, not copies.
     """
     if state.optimizer is None:
         raise RuntimeError(
             "optimizer state of a rank that never trained; please report"
         )
-    tensors: list[Tensor] = []
     scheduler = state.scheduler.state_dict() if state.scheduler is not None else None
-    message = {
-        "optimizer": _split(state.optimizer.state_dict(), tensors),
-        "scheduler": _split(scheduler, tensors),
+    tree: dict[str, Any] = {
+        "optimizer": state.optimizer.state_dict(),
+        "scheduler": scheduler,
         "metrics": dict(state.metrics),
         "freezes": [dict(entry) for entry in state.freezes],
     }
     if state.gradients is not None:
-        message["gradients"] = _split(state.gradients.state_dict(), tensors)
+        tree["gradients"] = state.gradients.state_dict()
+    return tree
+
+
+def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
+    """Split `optimizer_tree` into a message and tensors, for a file.
+
+    Returns:
+        Bytes that load with ``weights_only=True``, and the tensors they refer to, in
+        the order of the message. The tensors are the optimizer's own, not copies.
+    """
+    tensors: list[Tensor] = []
+    tree = optimizer_tree(state)
+    for name in ("optimizer", "scheduler", "gradients"):
+        if name in tree:
+            tree[name] = _split(tree[name], tensors)
     buffer = io.BytesIO()
-    torch.save(message, buffer)
+    torch.save(tree, buffer)
     return buffer.getvalue(), tensors
-
-
-def allocate(message: bytes) -> tuple[dict[str, Any], list[Tensor]]:
-    """Read a message of `pack_optimizer` and allocate the tensors it announces."""
-    tree = torch.load(io.BytesIO(message), weights_only=True)
-    found: dict[int, Tensor] = {}
-
-    def make(spec: dict[str, Any]) -> Tensor:
-        dtype = getattr(torch, spec["dtype"])
-        tensor = torch.empty(spec["shape"], dtype=dtype)
-        found[int(spec["__tensor__"])] = tensor
-        return tensor
-
-    joined = _join(tree, make)
-    return joined, [found[i] for i in range(len(found))]
 
 
 def load_optimizer(
     state: TrainingState, joined: Mapping[str, Any], *, observed: bool = True
 ) -> None:
-    """Load the trees of `allocate`, once their tensors hold the values.
+    """Load a tree as `optimizer_tree` returns it.
 
     Args:
         state: Its optimizer is built.
-        joined: From `allocate` or `fill`.
+        joined: The tree, with tensors that hold the values.
         observed: False: `load_observed` has been called already.
     """
     if state.optimizer is None:
         raise RuntimeError("optimizer not built before its state; please report")
     state.optimizer.load_state_dict(joined["optimizer"])
+    _keep_dtypes(state.optimizer, joined["optimizer"])
     if state.scheduler is not None and joined["scheduler"] is not None:
         state.scheduler.load_state_dict(joined["scheduler"])
     if observed:
         load_observed(state, joined)
+
+
+def _keep_dtypes(optimizer: torch.optim.Optimizer, given: Mapping[str, Any]) -> None:
+    """Put back tensors that `load_state_dict` gave the dtype of their parameter.
+
+    Moments of another dtype than the weights, say of float32 for bfloat16, would lose
+    bits, and replicas would differ.
+    """
+    numbers = [n for group in given["param_groups"] for n in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        held = optimizer.state.get(parameter, {})
+        for key, value in given["state"].get(number, {}).items():
+            loaded = held.get(key)
+            both = isinstance(value, Tensor) and isinstance(loaded, Tensor)
+            if both and loaded.dtype != value.dtype:
+                held[key] = value.to(loaded.device)
 
 
 def load_observed(state: TrainingState, joined: Mapping[str, Any]) -> None:

@@ -4,10 +4,14 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <chrono>
-#include <string_view>
+#include <deque>
+#include <utility>
 
 #include "autodp/active_group.h"
+#include "autodp/packing.h"
+#include "autodp/tensor_hash.h"
 #include "core/hash.h"
 
 namespace pipetransformer::autodp {
@@ -15,31 +19,16 @@ namespace pipetransformer::autodp {
 namespace {
 
 constexpr std::chrono::milliseconds kSlice{100};
-
-uint64_t hash_layout(const at::Tensor& tensor, uint64_t seed) {
-  seed = core::hash_string(c10::toString(tensor.scalar_type()), seed);
-  const auto sizes = tensor.sizes();
-  return core::hash_bytes(sizes.data(), sizes.size() * sizeof(int64_t), seed);
-}
-
-// The tensor's elements as a flat byte tensor; shares memory when it can.
-at::Tensor as_bytes(const at::Tensor& tensor) {
-  return tensor.detach().contiguous().reshape({-1}).view(at::kByte);
-}
-
-void broadcast(
-    c10d::ProcessGroup& group,
-    at::Tensor& tensor,
-    int64_t source,
-    const std::function<void()>& poll) {
-  c10d::BroadcastOptions options;
-  options.rootRank = source;
-  std::vector<at::Tensor> tensors{tensor};
-  const auto work = group.broadcast(tensors, options);
-  while (!wait_done(*work, kSlice)) {
+// From this size on a tensor is sent alone: copying it into a buffer would cost
+// more than a message of its own.
+constexpr int64_t kAloneBytes = int64_t{256} << 10;
+// Broadcasts that are started before the oldest is waited for.
+constexpr size_t kUnderWay = 2;
+void wait_for(c10d::Work& work, const std::function<void()>& poll) {
+  while (!wait_done(work, kSlice)) {
     poll();
   }
-  work->wait();
+  work.wait();
 }
 
 void check_layout(
@@ -55,13 +44,14 @@ void check_layout(
     hash = hash_layout(tensor, hash);
   }
   const auto own = static_cast<int64_t>(hash);
-  auto agreed = at::full({1}, own, at::kLong);
   const auto device =
       tensors.empty() ? at::Device(at::kCPU) : tensors.front().device();
-  agreed = agreed.to(device);
-  broadcast(group, agreed, source, poll);
+  std::vector<at::Tensor> agreed{at::full({1}, own, at::kLong).to(device)};
+  c10d::BroadcastOptions options;
+  options.rootRank = source;
+  wait_for(*group.broadcast(agreed, options), poll);
   TORCH_CHECK_VALUE(
-      agreed.item<int64_t>() == own,
+      agreed.front().item<int64_t>() == own,
       "broadcast_tensors: expected the dtypes and shapes of member ",
       source,
       ", got others in the ",
@@ -70,32 +60,137 @@ void check_layout(
       group.getRank());
 }
 
-// Sends tensors[begin, end), all of one device, as one buffer.
-void broadcast_bucket(
-    c10d::ProcessGroup& group,
-    const std::vector<at::Tensor>& tensors,
-    int64_t source,
-    const std::function<void()>& poll) {
-  std::vector<at::Tensor> pieces;
-  pieces.reserve(tensors.size());
-  for (const auto& tensor : tensors) {
-    pieces.push_back(as_bytes(tensor));
+// Sends tensors in the order in which they come, on all members alike.
+class Transfer {
+ public:
+  Transfer(
+      c10d::ProcessGroup& group,
+      int64_t source,
+      int64_t bucket_bytes,
+      const std::function<void()>& poll)
+      : group_(group),
+        source_(source),
+        bucket_bytes_(bucket_bytes),
+        poll_(poll) {}
+
+  // Large ones go at once; small ones with others.
+  void add(const at::Tensor& tensor) {
+    const auto num_bytes = padded_bytes(tensor);
+    if (num_bytes >= std::min(kAloneBytes, bucket_bytes_)) {
+      send_alone(tensor);
+      return;
+    }
+    if (!held_.empty() && (held_bytes_ + num_bytes > bucket_bytes_ ||
+                           held_.front().device() != tensor.device())) {
+      flush();
+    }
+    held_.push_back(tensor);
+    held_bytes_ += num_bytes;
   }
-  auto buffer = pieces.size() == 1 ? pieces.front() : at::cat(pieces);
-  broadcast(group, buffer, source, poll);
-  if (group.getRank() == source) {
-    return;
+
+  void finish() {
+    flush();
+    while (!under_way_.empty()) {
+      complete_oldest();
+    }
   }
-  int64_t offset = 0;
-  for (const auto& tensor : tensors) {
+
+ private:
+  struct Message {
+    at::Tensor buffer;
+    std::vector<at::Tensor> tensors;  // what it holds; none: memory of its own
+    c10::intrusive_ptr<c10d::Work> work;
+  };
+
+  bool sends() const {
+    return group_.getRank() == source_;
+  }
+
+  void send_alone(const at::Tensor& tensor) {
     const auto num_bytes = static_cast<int64_t>(tensor.nbytes());
-    // A clone of the slice starts aligned for any dtype.
-    const auto bytes = buffer.narrow(0, offset, num_bytes).clone();
-    tensor.detach().copy_(
-        bytes.view(tensor.scalar_type()).view(tensor.sizes()));
-    offset += num_bytes;
+    if (is_flat(tensor)) {
+      start(as_bytes(tensor), num_bytes, {});
+      if (!sends()) {
+        note_write(tensor);
+      }
+      return;
+    }
+    const auto options = tensor.options().dtype(at::kByte);
+    auto buffer = at::empty({padded_bytes(tensor)}, options);
+    if (sends()) {
+      pack(tensor, buffer, 0);
+    }
+    start(std::move(buffer), num_bytes, {tensor});
   }
-}
+
+  void flush() {
+    if (held_.empty()) {
+      return;
+    }
+    auto buffer = take_buffer(held_.front().device());
+    int64_t offset = 0;
+    for (const auto& tensor : held_) {
+      if (sends()) {
+        pack(tensor, buffer, offset);
+      }
+      offset += padded_bytes(tensor);
+    }
+    start(std::move(buffer), offset, std::exchange(held_, {}));
+    held_bytes_ = 0;
+  }
+
+  // Memory that was written before costs no page faults.
+  at::Tensor take_buffer(at::Device device) {
+    const auto fits = [&](const at::Tensor& buffer) {
+      return buffer.device() == device && buffer.numel() == bucket_bytes_;
+    };
+    const auto found = std::find_if(free_.begin(), free_.end(), fits);
+    if (found == free_.end()) {
+      return at::empty({bucket_bytes_}, at::device(device).dtype(at::kByte));
+    }
+    auto buffer = *found;
+    free_.erase(found);
+    return buffer;
+  }
+
+  void
+  start(at::Tensor buffer, int64_t num_bytes, std::vector<at::Tensor> tensors) {
+    if (under_way_.size() >= kUnderWay) {
+      complete_oldest();
+    }
+    c10d::BroadcastOptions options;
+    options.rootRank = source_;
+    std::vector<at::Tensor> sent{buffer.narrow(0, 0, num_bytes)};
+    auto work = group_.broadcast(sent, options);
+    under_way_.push_back(
+        {std::move(buffer), std::move(tensors), std::move(work)});
+  }
+
+  void complete_oldest() {
+    auto message = std::move(under_way_.front());
+    under_way_.pop_front();
+    wait_for(*message.work, poll_);
+    int64_t offset = 0;
+    for (const auto& tensor : message.tensors) {
+      if (!sends()) {
+        unpack(message.buffer, offset, tensor);
+      }
+      offset += padded_bytes(tensor);
+    }
+    if (!message.tensors.empty()) {
+      free_.push_back(std::move(message.buffer));
+    }
+  }
+
+  c10d::ProcessGroup& group_;
+  const int64_t source_;
+  const int64_t bucket_bytes_;
+  const std::function<void()>& poll_;
+  std::vector<at::Tensor> held_;
+  int64_t held_bytes_ = 0;
+  std::deque<Message> under_way_;
+  std::vector<at::Tensor> free_;
+};
 
 }  // namespace
 
@@ -118,39 +213,19 @@ int64_t broadcast_tensors(
   const c10::AutoGradMode no_grad(false);
   check_layout(group, tensors, source, poll);
   int64_t total_bytes = 0;
-  int64_t held_bytes = 0;
-  std::vector<at::Tensor> bucket;
-  const auto flush = [&] {
-    if (!bucket.empty()) {
-      broadcast_bucket(group, bucket, source, poll);
-      bucket.clear();
-      held_bytes = 0;
-    }
-  };
+  int64_t most = 0;
   for (const auto& tensor : tensors) {
-    const auto num_bytes = static_cast<int64_t>(tensor.nbytes());
-    if (num_bytes == 0) {
-      continue;
-    }
-    if (!bucket.empty() && (held_bytes + num_bytes > bucket_bytes ||
-                            bucket.front().device() != tensor.device())) {
-      flush();
-    }
-    bucket.push_back(tensor);
-    held_bytes += num_bytes;
-    total_bytes += num_bytes;
+    total_bytes += static_cast<int64_t>(tensor.nbytes());
+    most += padded_bytes(tensor);
   }
-  flush();
+  Transfer transfer(group, source, std::min(bucket_bytes, most), poll);
+  for (const auto& tensor : tensors) {
+    if (tensor.numel() > 0) {
+      transfer.add(tensor);
+    }
+  }
+  transfer.finish();
   return total_bytes;
-}
-
-uint64_t hash_tensor(const at::Tensor& tensor) {
-  const c10::AutoGradMode no_grad(false);
-  const auto bytes = as_bytes(tensor.detach().cpu());
-  return core::hash_bytes(
-      bytes.const_data_ptr(),
-      static_cast<size_t>(bytes.numel()),
-      hash_layout(tensor, core::kHashSeed));
 }
 
 }  // namespace pipetransformer::autodp

@@ -1,5 +1,5 @@
 // State transfer over an active group: tensors from one replica to all others,
-// bit by bit, and their hashes for the comparison afterwards.
+// bit by bit.
 //
 // Thread-safe as far as the group is; blocks, so call it without the GIL.
 #pragma once
@@ -15,10 +15,12 @@ namespace pipetransformer::autodp {
 
 // Overwrites `tensors` of every member with those of member `source`. They must
 // agree in number, order, dtype and shape (checked against the source's layout
-// first); any strides, any dtype, 0-dim and empty ones too. Tensors of one
-// device are coalesced into buffers of at most `bucket_bytes`; a larger tensor
-// travels alone. Requires-grad leaves are written in place without a graph.
-// Returns the bytes of the tensors.
+// first) and change their device at the same places; any strides, any dtype,
+// 0-dim and empty ones too. Small tensors of one device travel together in
+// buffers of at most `bucket_bytes`, large ones alone and, where their elements
+// lie in order, without a copy; the next is packed while one is under way.
+// Requires-grad leaves are written in place without a graph. Returns the bytes
+// of the tensors.
 //
 // Calls `poll` every 100 ms while it waits for a member; what that throws (a
 // signal handler, say) leaves the tensors half moved and the group in use.
@@ -31,9 +33,5 @@ int64_t broadcast_tensors(
     int64_t source,
     int64_t bucket_bytes,
     const std::function<void()>& poll);
-
-// 64-bit hash of dtype, shape and bits. Equal tensors have equal hashes on
-// every rank, whatever their strides and device; 0.0 and -0.0 differ.
-uint64_t hash_tensor(const at::Tensor& tensor);
 
 }  // namespace pipetransformer::autodp

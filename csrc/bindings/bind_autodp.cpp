@@ -4,6 +4,7 @@
 
 #include "autodp/active_group.h"
 #include "autodp/message_plane.h"
+#include "autodp/tensor_hash.h"
 #include "autodp/transfer.h"
 #include "bindings/bind_autodp_membership.h"
 
@@ -66,7 +67,7 @@ void bind_group(py::module_& m) {
       py::arg("source"),
       py::arg("bucket_bytes"),
       NoGil());
-  m.def("hash_replica_tensor", &hash_tensor, NoGil());
+  m.def("hash_replica_tensors", &hash_tensors, NoGil());
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ class AutoDPConfig:
         protocol_timeout: deadline of each step of a transformation.
         group_timeout: deadline of one collective; heartbeats find the dead long
             before, so it only has to exceed what one rank may do alone.
-        transfer_bucket_bytes: size of the buffers that state is moved in.
+        transfer_bucket_bytes: most bytes of small tensors that are moved together.
         cached_groups: groups of earlier plans that are kept connected, for a plan
             with the same ranks in the same order; 0: none.
         interface: network interface of the CPU groups, such as ``"eth0"``; may

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import logging
 import threading
@@ -21,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 _ABSENCE = ("timeout", "timed out", "refused", "reset", "closed", "got nothing")
 """In errors of a backend that connects: a peer was not there, or went."""
+
+_FIRST_BYTES = 32 << 10
+"""Size of the first message of `broadcast_bytes`; what is longer needs a second."""
 
 
 class ActiveGroup:
@@ -82,9 +86,29 @@ class ActiveGroup:
 
     def all_gather_bytes(self, value: bytes) -> list[bytes]:
         """Exchange one byte string of any length per member."""
-        flat = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else None
-        rows = torch.empty(0, dtype=torch.uint8) if flat is None else flat
-        return [bytes(row.tolist()) for row in self.all_gather_rows(rows)]
+        gathered = self.all_gather_rows(_to_tensor(value))
+        return [_to_bytes(row) for row in gathered]
+
+    def broadcast_bytes(self, value: bytes, source: int) -> bytes:
+        """Return the byte string of any length of member index `source`.
+
+        Args:
+            value: Read on the source only.
+            source: Index in `members`.
+        """
+        first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8)
+        if self.rank == source:
+            head = len(value).to_bytes(8, "little") + value[: _FIRST_BYTES - 8]
+            first[: len(head)] = _to_tensor(head)
+        received = _to_bytes(self.broadcast_(first, source))
+        length = int.from_bytes(received[:8], "little")
+        begin = received[8 : 8 + length]
+        if length == len(begin):
+            return begin
+        rest = _to_tensor(value[len(begin) :])
+        if self.rank != source:
+            rest = torch.empty(length - len(begin), dtype=torch.uint8)
+        return begin + _to_bytes(self.broadcast_(rest, source))
 
     def all_gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Gather `rows`, shape (n, ...) with an n of its own on each member.
@@ -131,6 +155,17 @@ class ActiveGroup:
             while not _binding.wait_done(work, SLICE):
                 pass  # back in Python: signal handlers run
             work.wait()
+
+
+def _to_tensor(value: bytes) -> torch.Tensor:
+    if not value:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(value), dtype=torch.uint8)
+
+
+def _to_bytes(row: torch.Tensor) -> bytes:
+    row = row.contiguous()
+    return ctypes.string_at(row.data_ptr(), row.numel()) if row.numel() else b""
 
 
 def build_group(

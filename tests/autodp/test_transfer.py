@@ -49,6 +49,15 @@ def _odd_tensors(seed):
         draw(33).long(),
         torch.full((2,), float("nan")) * seed,
         draw(1000),
+        draw(5).to(torch.int8),  # what follows does not lie at its alignment
+        draw(3).double(),
+        draw(3, 5, 2).to(torch.bfloat16).transpose(0, 2),
+        draw(1) > 0,
+        draw(2, 0, 3).double(),
+        draw(4).to(torch.complex128).conj(),
+        draw(300, 300),  # large enough to travel alone
+        draw(300, 300).t(),
+        draw(100001).to(torch.int8).repeat(3),
         draw(4, 4).requires_grad_(),
     ]
 
@@ -59,31 +68,49 @@ def _move(plane):
     model, optimizer = _trained(seed=rank, steps=1 + rank)
     named = _state(model, optimizer)
     parameter = named[0][1]
-    before = hash_tensors(named)
+    before, version = hash_tensors(named), parameter._version
     moved = broadcast_tensors(group, [t for _, t in named], source=1)
     assert moved == sum(t.nbytes for _, t in named)
     assert parameter is model.state_dict(keep_vars=True)["0.weight"]
     assert parameter.requires_grad
+    assert rank == 1 or parameter._version > version
     after = hash_tensors(_state(model, optimizer))
     compare_hashes(group, after)
-    for bucket_bytes in (1, 100, 1 << 20):
+    for bucket_bytes in (1, 100, 5000, 1 << 20):
         tensors = _odd_tensors(rank)
         broadcast_tensors(group, tensors, source=2, bucket_bytes=bucket_bytes)
         for ours, theirs in zip(tensors, _odd_tensors(2), strict=True):
             assert ours.dtype == theirs.dtype
             assert hash_tensors([("t", ours)]) == hash_tensors([("t", theirs)])
+    for text in (b"", b"a", bytes(range(256)) * 127, b"long" * 20000):
+        assert group.broadcast_bytes(text if rank == 1 else b"no", 1) == text
     group.retire()
     return before, after
 
 
 def _differ(plane):
     rank = plane.rank
+    group = build_group(plane, name="g/0", members=[2, 0, 1])
+    # The first tensor that differs, and where, as each rank sees it.
+    state = {name: torch.zeros(5, dtype=torch.int8) for name in "abcd"}
+    if rank == 1:
+        state["b"][4] = 1
+        state["d"][0] = 1
+    with pytest.raises(RuntimeError) as raised:
+        compare_hashes(group, hash_tensors(state.items()))
+    where = {0: 1, 1: 2, 2: 1}[rank]
+    expected = f"got a different 'b' on rank {where}"
+    assert str(raised.value).endswith(expected)
+    compare_hashes(group, {"a": 0, "b": (1 << 64) - 1})
+    for odd in (1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1):
+        with pytest.raises(RuntimeError, match="got a different 'a'"):
+            compare_hashes(group, {"a": odd if rank == 2 else 0})
+    with pytest.raises(RuntimeError, match="got a different '[ab]'"):
+        compare_hashes(group, {"a" if rank else "b": 0})
+    group.retire()
     if rank == 2:
         return
-    group = build_group(plane, name="g/0", members=[0, 1])
-    named = [("a", torch.zeros(2)), ("b", torch.full((2,), float(rank)))]
-    with pytest.raises(RuntimeError, match=r"got a different 'b' on rank \d"):
-        compare_hashes(group, hash_tensors(named))
+    group = build_group(plane, name="g/1", members=[0, 1])
     with pytest.raises(RuntimeError, match=r"expected \d tensors on all replicas"):
         compare_hashes(group, dict.fromkeys("ab"[: 1 + rank], 0))
     if rank == 1:

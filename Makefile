@@ -35,7 +35,7 @@ demo: build
 test: build
 	$(PY) -m pytest
 
-# The torch-free engine under thread, address and undefined sanitizers.
+# What has many threads, under thread, address and undefined sanitizers.
 sanitize:
 	tools/sanitize.sh
 

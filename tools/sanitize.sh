@@ -1,42 +1,62 @@
 #!/bin/sh
-# Stresses the torch-free engine under gcc's sanitizers: worker pool, execution,
-# schedules (tests/cpp/stress_execution.cpp).
+# Stresses the C++ that is full of threads under gcc's sanitizers: the torch-free
+# engine (worker pool, execution, schedules: tests/cpp/stress_execution.cpp), and
+# the message plane and guarded groups over stand-ins of what they use of torch
+# (tests/autodp/cpp/stress_plane.cpp).
 #
-#   tools/sanitize.sh [thread|address|all] [ROUNDS] [SEED]
+#   tools/sanitize.sh [thread|address|all] [ROUNDS] [SEED] [execution|plane|all]
 #
-# CXX chooses the compiler. Ends with status 1 when a sanitizer or the program finds
-# something.
+# A round of the plane takes as long as 25 of the engine, and there are so much
+# fewer of them. CXX chooses the compiler. Ends with status 1 when a sanitizer or a
+# program finds something.
 set -eu
 cd "$(dirname "$0")/.."
 which=${1:-all}
 rounds=${2:-200}
 seed=${3:-0}
-case $which in
-  thread | address | all) ;;
+program=${4:-all}
+case $which/$program in
+  thread/execution | address/execution | all/execution) ;;
+  thread/plane | address/plane | all/plane) ;;
+  thread/all | address/all | all/all) ;;
   *)
-    echo "usage: tools/sanitize.sh [thread|address|all] [ROUNDS] [SEED]" >&2
+    echo "usage: tools/sanitize.sh [thread|address|all] [ROUNDS] [SEED]" \
+      "[execution|plane|all]" >&2
     exit 2
     ;;
 esac
 
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-sources="tests/cpp/stress_execution.cpp csrc/pipe/execution.cpp
+execution="tests/cpp/stress_execution.cpp csrc/pipe/execution.cpp
   csrc/pipe/worker_pool.cpp csrc/planner/schedule.cpp csrc/planner/schedules.cpp"
+# All of csrc/autodp but transfer.cpp, which has no threads.
+plane="tests/autodp/cpp/stress_plane.cpp csrc/core/hash.cpp
+  $(find csrc/autodp -name '*.cpp' ! -name transfer.cpp | sort)"
 
+# stress NAME FLAGS SOURCES ROUNDS
 stress() {
   # shellcheck disable=SC2086 - lists of words
-  "${CXX:-g++}" -std=c++20 -O0 -g1 -pthread $2 \
-    -Wall -Wextra -Werror -Icsrc $sources -o "$out/$1"
+  "${CXX:-g++}" -std=c++20 -O0 -g1 -pthread $2 -Wall -Wextra -Werror \
+    -Icsrc -Itests/autodp/cpp/standin $3 -o "$out/stress"
   echo "sanitize: $1, seed $seed"
-  "$out/$1" "$seed" "$rounds"
+  "$out/stress" "$seed" "$4"
+}
+
+sanitize() {
+  if [ "$program" != plane ]; then
+    stress "execution, $1" "$2" "$execution" "$rounds"
+  fi
+  if [ "$program" != execution ]; then
+    stress "plane, $1" "$2" "$plane" $(((rounds + 24) / 25))
+  fi
 }
 
 export TSAN_OPTIONS="halt_on_error=1:${TSAN_OPTIONS:-}"
 export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1:${UBSAN_OPTIONS:-}"
 if [ "$which" != address ]; then
-  stress thread -fsanitize=thread
+  sanitize thread -fsanitize=thread
 fi
 if [ "$which" != thread ]; then
-  stress address "-fsanitize=address,undefined -fno-sanitize-recover=all"
+  sanitize address "-fsanitize=address,undefined -fno-sanitize-recover=all"
 fi

@@ -11,6 +11,7 @@ import torch
 import pipetransformer as pt
 from pipetransformer import transformation
 from pipetransformer.open_pass import OpenPass
+from pipetransformer.recovery import Recovery
 from tests.engine.scenario import (
     QUICK,
     config,
@@ -27,6 +28,7 @@ SURVIVING = dataclasses.replace(
 )
 TWO_STAGES = {"num_stages": 2, "reshape": "never"}
 ONE_STAGE = {"num_stages": 1, "reshape": "never"}
+TWO_REPLICAS = {**ONE_STAGE, "max_replicas": 2}  # ranks 0 and 1
 # Four stages as long as nothing is frozen, then one.
 SHRINKING = {"slot_memory_bytes": 27_000, "reshape": "always"}
 
@@ -55,12 +57,42 @@ CASES = {
     # ranks 2 and 3 are a node of their own, whose samples the others finish
     "a whole node": (TWO_STAGES, (0,), {2: ("step", 1, 2), 3: ("standby", 1)}),
 }
+# A second rank is lost while the survivors of the first change their plan.
+SECOND_LOSSES = {
+    "lead before the decision of the survivors": (
+        ONE_STAGE,
+        (0,),
+        {3: ("step", 1, 2), 0: ("recovery", "_prepare")},
+    ),
+    "member in the move of the survivors": (
+        ONE_STAGE,
+        (0,),
+        {3: ("step", 1, 2), 1: ("recovery", "move")},
+    ),
+    "new member in the move of the survivors": (
+        TWO_REPLICAS,
+        (0,),
+        {1: ("step", 1, 2), 2: ("recovery", "move")},
+    ),
+}
+CASES.update(SECOND_LOSSES)
 # The only replica is lost: nobody holds the state.
 ENDS = {"the only replica": (SHRINKING, (0,), {0: ("step", 1, 2)})}
 
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_recovery(name):
+    """Kill this process when it comes to `transformation.name` after a loss."""
+    go_on = Recovery.go_on
+
+    def doomed(*args):
+        setattr(transformation, name, die)
+        return go_on(*args)
+
+    Recovery.go_on = doomed
 
 
 class DyingSet(ToySet):
@@ -96,6 +128,8 @@ def lose(rank, case, environment):
     torch.manual_seed(rank)
     engine, (train_set, test_set) = engine_for(counts, SURVIVING, **plan), sets()
     losses = []
+    if where is not None and where[0] == "recovery":
+        die_in_recovery(where[1])
     with engine:
         engine.prepare(train_set, BATCH)
         if where == ("move", "open"):
@@ -162,3 +196,49 @@ def lose_store(rank, store_pid, environment):
     except pt.PeerFailure as failure:
         return str(failure)
     return engine.history.to_json(), losses
+
+
+def sleep_on(rank, folder, environment):
+    """Stop rank 2 in a step; when the others have gone on, wake it and wait for it."""
+    os.environ.update(environment)
+    checkpoints = folder / "checkpoints"
+    settings = config(
+        plan=pt.PlanConfig(**ONE_STAGE),
+        autodp=SURVIVING,
+        checkpoint=pt.CheckpointConfig(directory=str(checkpoints), keep=10),
+    )
+    engine = make_engine(freeze=schedule(0), dtype=torch.float64, config=settings)
+    train_set, _ = sets()
+    try:
+        with engine:
+            for epoch in engine.epochs(EPOCHS):
+                if (rank, epoch) == (0, 2):
+                    wake(folder)
+                for batch in engine.batches(train_set, BATCH):
+                    if (rank, epoch, batch.index) == (2, 1, 2):
+                        (folder / "asleep").write_text(str(os.getpid()))
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                    engine.step(batch)
+            last = moments(engine)
+    except pt.PeerFailure as failure:
+        (folder / "awake").write_text(str(failure))
+        return failure.phase
+    return last["weights"], engine.history.to_json()
+
+
+def wake(folder):
+    """Continue the process that sleeps, and wait until its run has ended.
+
+    Adds what there is of checkpoints, before and after, to ``folder / "saved"``.
+    """
+
+    def note():
+        names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        with open(folder / "saved", "a") as file:
+            file.write(" ".join(names) + "\n")
+
+    note()
+    os.kill(int((folder / "asleep").read_text()), signal.SIGCONT)
+    while not (folder / "awake").exists():
+        time.sleep(0.05)
+    note()

@@ -3,7 +3,16 @@
 import pytest
 import torch
 
-from tests.engine.losses import CASES, ENDS, EPOCHS, lose, lose_store, train_alone
+from tests.engine.losses import (
+    CASES,
+    ENDS,
+    EPOCHS,
+    SECOND_LOSSES,
+    lose,
+    lose_store,
+    sleep_on,
+    train_alone,
+)
 from tests.support.ranks import Ranks, run_ranks
 from tests.support.store_host import StoreHost
 
@@ -42,6 +51,8 @@ def test_survivors_finish_as_if_nothing_had_happened(case, undisturbed):
         assert epoch["optimizer_steps"] == BATCHES
     recoveries = lead["history"]["recoveries"]
     assert sorted(r for record in recoveries for r in record["lost"]) == sorted(deaths)
+    if case in SECOND_LOSSES:
+        assert len(recoveries) == 1, "the second loss was to come in a recovery"
     assert len({tuple(value["losses"]) for value in results.values()}) == 1
     active = [value["last"] for value in results.values() if value["last"]]
     for name in ("weights", "tensors"):
@@ -70,6 +81,18 @@ def test_without_a_holder_of_the_state_all_end_with_one_error(case):
         assert not ok
         assert "PeerFailure: peer failure: rank unknown, phase 'recovery'" in value
         assert "expected a survivor that holds it, got none of ranks [1, 2, 3]" in value
+
+
+def test_a_rank_that_was_stopped_is_fenced_and_saves_nothing(tmp_path):
+    results = outcomes_of(sleep_on, range(4), tmp_path)
+    assert results.pop(2) == "fenced"
+    before, after = (tmp_path / "saved").read_text().splitlines()
+    assert before == after != "", "checkpoints, before it woke up and after it ended"
+    for weights, history in results.values():
+        epochs = history["epochs"]
+        assert [e["unique_samples"] for e in epochs] == [SAMPLES] * EPOCHS
+        assert [record["lost"] for record in history["recoveries"]] == [[2]]
+        assert all(map(torch.equal, weights, results[0][0]))
 
 
 def test_active_ranks_train_on_without_the_store_and_standbys_end():

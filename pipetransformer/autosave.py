@@ -25,8 +25,13 @@ class AutoSave:
         self._seen_step: int | None = None
 
     def begin(self) -> None:
-        """Delete what writers of earlier runs left unfinished; on the lead."""
+        """Make the folder, and delete what writers left unfinished; on the lead.
+
+        Raises:
+            ValueError: no file can be written there.
+        """
         if self._wanted.directory is not None:
+            files.make_folder(self._wanted.directory, "CheckpointConfig.directory")
             files.clear_unfinished(self._wanted.directory)
 
     def between_batches(self, replica: Replica) -> None:

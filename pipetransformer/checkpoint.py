@@ -88,7 +88,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     found = content.get("format") if isinstance(content, dict) else None
     if found != _FORMAT:
-        raise ValueError(f"{what}: expected format {_FORMAT}, got {found!r}")
+        got = f"a {type(content).__name__} without" if found is None else repr(found)
+        raise ValueError(
+            f"{what}: expected a checkpoint of this library, format {_FORMAT}, "
+            f"got {got}"
+        )
     for name, kind in _PARTS.items():
         if not isinstance(content.get(name), kind):
             got = type(content[name]).__name__ if name in content else "none"
@@ -120,7 +124,8 @@ def export_checkpoint(
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
-        ValueError: it is torn, or no checkpoint of this library.
+        ValueError: it is torn, or no checkpoint of this library; a target without a
+            file's name.
         OSError: the file could not be written.
     """
     files.write(target, read(path)["model"])

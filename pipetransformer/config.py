@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal
 
 from pipetransformer.autodp import AutoDPConfig
+from pipetransformer.kinds import check_kinds
 
 CheckpointMode = Literal["always", "except_last", "never"]
 ReshapeMode = Literal["priced", "always", "never"]
@@ -59,6 +61,7 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         """Validate each field."""
+        check_kinds(self)
         for name in (
             "slot_memory_bytes",
             "num_stages",
@@ -112,6 +115,7 @@ class PipeConfig:
 
     def __post_init__(self) -> None:
         """Validate each field."""
+        check_kinds(self)
         _require(
             self.checkpoint in ("always", "except_last", "never"),
             "PipeConfig.checkpoint",
@@ -139,6 +143,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         """Validate each field."""
+        check_kinds(self)
         _positive_or_none("CacheConfig.budget_bytes", self.budget_bytes)
 
 
@@ -147,7 +152,8 @@ class CheckpointConfig:
     """Automatic checkpoints.
 
     Attributes:
-        directory: Where checkpoints go; None switches them off.
+        directory: Where checkpoints go, made when the run opens; None switches them
+            off.
         every_epochs: A checkpoint after every that many epochs.
         every_steps: Also one after every that many optimizer steps; None: none. One
             that falls on the last batch of a pass is written when the epoch ends.
@@ -155,7 +161,7 @@ class CheckpointConfig:
         resume: Load the newest valid checkpoint of `directory` at the start.
     """
 
-    directory: str | None = None
+    directory: str | os.PathLike[str] | None = None
     every_epochs: int = 1
     every_steps: int | None = None
     keep: int = 2
@@ -163,17 +169,20 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         """Validate each field."""
-        what = "CheckpointConfig"
+        check_kinds(self)
+        what, folder = "CheckpointConfig", self.directory
+        usable = folder is None or os.fspath(folder) != ""
+        _require(usable, f"{what}.directory", "a folder's name or None", folder)
         _require(
             self.every_epochs >= 1, f"{what}.every_epochs", ">= 1", self.every_epochs
         )
         _positive_or_none(f"{what}.every_steps", self.every_steps)
         _require(self.keep >= 1, f"{what}.keep", ">= 1", self.keep)
         _require(
-            self.directory is not None or not (self.resume or self.every_steps),
+            folder is not None or not (self.resume or self.every_steps),
             f"{what}.directory",
             "a folder when resume or every_steps is set",
-            self.directory,
+            folder,
         )
 
 
@@ -211,6 +220,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Validate each field."""
+        check_kinds(self)
         _require(0 <= self.seed < 2**63, "Config.seed", "0 <= seed < 2**63", self.seed)
         rows = self.eval_microbatch_rows
         _require(rows >= 1, "Config.eval_microbatch_rows", ">= 1 row", rows)

@@ -32,9 +32,12 @@ def write(path: str | os.PathLike[str], content: Any, *, replace: bool = True) -
         replace: False: an older file of that name is kept, and this one dropped.
 
     Raises:
+        ValueError: the path has no file's name.
         OSError: the file could not be written; an older file of that name is intact.
     """
-    target = pathlib.Path(path)
+    target = pathlib.Path(os.fsdecode(path))
+    if not target.name:
+        raise ValueError(f"path: expected the name of a file to write, got {path!r}")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -95,7 +98,28 @@ def read(path: str | os.PathLike[str], what: str) -> Any:
         raise
     except Exception as error:  # bytes of any kind raise errors of any kind
         first = str(error).partition(". ")[0].partition("\n")[0] or type(error).__name__
-        raise ValueError(f"{what}: expected a complete file, got: {first}") from error
+        raise ValueError(
+            f"{what}: expected a complete file of tensors, got: {first}"
+        ) from error
+
+
+def make_folder(directory: str | os.PathLike[str], what: str) -> None:
+    """Make a folder, now rather than when the first file is to be written.
+
+    Args:
+        directory: The folder, with all above it; one that is there is left as it is.
+        what: Who named it, for error texts.
+
+    Raises:
+        ValueError: it is none, or cannot be made, or written to.
+    """
+    folder, expected = pathlib.Path(directory), f"{what}: expected a folder to write to"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in its name
+        raise ValueError(f"{expected}, got {str(folder)!r}: {error}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"{expected}, got {str(folder)!r}, which is read-only")
 
 
 def clear_unfinished(directory: str | os.PathLike[str]) -> None:

@@ -174,13 +174,14 @@ def _options(
     run: Run, workload: Workload, boundary: int, most: int | None = None
 ) -> _Options:
     wishes = run.config.plan
-    bounds = [bound for bound in (wishes.max_replicas, most) if bound is not None]
-    alone = run.info.world_size == 1
+    there, world = len(run.plane.members), run.info.world_size
+    bounds = [n for n in (wishes.max_replicas, most) if n is not None]
+    bounds += [there] if there < world else []  # lost ranks drive nothing
     return _Options(
         global_batch=workload.global_batch,
         num_stages=_forced_stages(run, boundary),
         num_microbatches=wishes.num_microbatches,
-        max_replicas=1 if alone else min(bounds) if bounds else None,
+        max_replicas=1 if world == 1 else min(bounds, default=None),
         cuts=wishes.cuts,
         checkpoint=run.config.pipe.checkpoint,
         cache_tiers=("host",) if run.config.cache.enabled else ("none",),

@@ -22,7 +22,7 @@ class Saving(abc.ABC):
         """Write a checkpoint; replica 0 alone writes, no other rank is needed.
 
         Raises:
-            ValueError: no plan has been in force yet.
+            ValueError: no plan has been in force yet, or the path has no file's name.
             OSError: the file could not be written; an older one is intact.
         """
         director = self._open()
@@ -70,6 +70,7 @@ class Saving(abc.ABC):
         with: ``model.load_state_dict(torch.load(path, weights_only=True))``.
 
         Raises:
+            ValueError: the path has no file's name.
             OSError: the file could not be written; an older one is intact.
         """
         director = self._open()

@@ -95,6 +95,7 @@ class Session:
             f"config {run.config.canonical()}",
             f"policy {run.policy!r} {run.policy.state_dict()}",
             f"units {run.recipe.unit_ends}",
+            f"processes per node {run.info.local_world_size}",
         ]
         try:
             agree(self._plane, signature_lines(run.recipe.model, lines))

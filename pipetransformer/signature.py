@@ -71,5 +71,5 @@ def agree(plane: MessagePlane, lines: Sequence[str]) -> None:
     raise ValueError(
         f"model and config of rank {culprit}: "
         f"{_first_difference(texts[0], texts[1])}; every rank must build the same "
-        "model and pass the same config"
+        "model and pass the same config, on nodes with as many processes each"
     )

@@ -94,6 +94,9 @@ def make_recipe(
             "freeze: expected a policy such as pt.freeze.AlphaCap(alpha=1/3) or "
             f"pt.freeze.Never(), got {type(freeze).__name__}"
         )
+    if config is not None and not isinstance(config, Config):
+        kind = type(config).__name__
+        raise TypeError(f"config: expected a Config or None, got {kind}")
     settings = config or Config()
     if settings.plan.cuts is not None and not isinstance(freeze, Never):
         raise ValueError(

@@ -34,7 +34,9 @@ class AutoDPConfig:
             one towards the store.
         run_name: tells apart jobs that share a store; equal on all ranks of a job.
         on_peer_failure: ``"raise"`` ends all ranks when one is lost;
-            ``"continue"`` lets the survivors go on without it. Equal on all ranks.
+            ``"continue"`` lets the survivors go on without it, if their launcher
+            leaves them alone (``torchrun`` ends all its workers when one dies).
+            Equal on all ranks.
 
     Raises:
         TypeError: a duration that is no `timedelta`, or a value of another wrong type.

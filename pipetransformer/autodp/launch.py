@@ -148,14 +148,26 @@ def _read_place(environ: Mapping[str, str]) -> LaunchInfo:
             f"RANK: expected a number below WORLD_SIZE {world_size}, got {rank}"
         )
     local_world_size = _number(environ, "LOCAL_WORLD_SIZE", world_size)
+    if local_world_size < 1 or world_size % local_world_size != 0:
+        raise ValueError(
+            f"LOCAL_WORLD_SIZE: expected a number that divides WORLD_SIZE {world_size} "
+            f"(nodes with as many processes each), got {local_world_size}"
+        )
     local_rank = _number(environ, "LOCAL_RANK", rank % local_world_size)
+    node = _number(environ, "GROUP_RANK", rank // local_world_size)
+    first = node * local_world_size
+    if local_world_size < world_size and rank != first + local_rank:
+        raise ValueError(
+            "RANK: expected GROUP_RANK * LOCAL_WORLD_SIZE + LOCAL_RANK, which is "
+            f"{first + local_rank} (the ranks of a node follow each other), got {rank}"
+        )
     return LaunchInfo(
         rank,
         world_size,
         local_rank,
         local_world_size,
-        _number(environ, "GROUP_RANK", rank // local_world_size),
-        -(-world_size // local_world_size),
+        node,
+        world_size // local_world_size,
         "",
         launched=True,
     )
@@ -167,10 +179,13 @@ def _open_store(place: LaunchInfo, deadline: float) -> tuple[LaunchInfo, Store]:
         default: Any = c10d._get_default_store()  # clone() misses in its stub
         return place, default.clone()
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    port = _number(os.environ, "MASTER_PORT")
+    if not 0 < port < 2**16:
+        raise ValueError(f"MASTER_PORT: expected a port from 1 to 65535, got {port}")
     store_rank = None if agent else 0
     store = TCPStore(
         os.environ.get("MASTER_ADDR", "127.0.0.1"),
-        _number(os.environ, "MASTER_PORT"),
+        port,
         is_master=place.rank == store_rank,
         timeout=timedelta(seconds=max(1.0, deadline - time.monotonic())),
         wait_for_workers=False,

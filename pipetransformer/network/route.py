@@ -14,7 +14,7 @@ def own_address_towards(host: str) -> str:
     """
     try:
         found = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)
-    except OSError:
+    except (OSError, UnicodeError):  # UnicodeError: it cannot be a name
         return ""
     for family, kind, protocol, _, address in found:
         try:
@@ -33,7 +33,7 @@ def bindable_address(hostname: str) -> str:
     """
     try:
         found = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return ""
     for family, kind, protocol, _, address in found:
         try:

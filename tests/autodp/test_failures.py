@@ -180,13 +180,21 @@ def test_store_that_nobody_serves_is_a_clear_error(monkeypatch):
     [
         ("RANK", "x", "RANK: expected a number set by the launcher, got 'x'"),
         ("RANK", "2", "RANK: expected a number below WORLD_SIZE 2, got 2"),
+        ("LOCAL_WORLD_SIZE", "0", "LOCAL_WORLD_SIZE: expected a number that divides"),
+        ("LOCAL_WORLD_SIZE", "-1", r"LOCAL_WORLD_SIZE: .* as many .* each\), got -1"),
+        ("LOCAL_WORLD_SIZE", "3", "LOCAL_WORLD_SIZE: .* divides WORLD_SIZE 2 .*got 3"),
+        ("GROUP_RANK", "1", r"RANK: expected GROUP_RANK \* .*, which is 1 .*, got 0"),
+        ("LOCAL_RANK", "1", r"RANK: expected GROUP_RANK \* .*, which is 1 .*, got 0"),
+        ("MASTER_PORT", "65536", "MASTER_PORT: expected a port .* 65535, got 65536"),
+        ("MASTER_PORT", "-1", "MASTER_PORT: expected a port from 1 to 65535, got -1"),
     ],
 )
 def test_launcher_variable_that_makes_no_sense_is_named(
     monkeypatch, variable, value, text
 ):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv(variable, value)
+    sound = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    for name, text_of_it in {**sound, variable: value}.items():
+        monkeypatch.setenv(name, text_of_it)
     with pytest.raises(ValueError, match=text):
         connect(FAST)
 

@@ -1,5 +1,7 @@
 """Each user mistake is one clear error; the texts are the interface."""
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -208,6 +210,8 @@ def test_unknown_config_values_are_refused():
 
 
 def _open_with(rank, kind):
+    if kind == "nodes" and rank == 1:
+        os.environ.update(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0", GROUP_RANK="1")
     settings = config(seed=rank) if kind == "config" else config()
     depth = 3 + rank if kind == "depth" else 3
     dtype = torch.float64 if kind == "dtype" and rank == 1 else torch.float32
@@ -227,6 +231,7 @@ def _open_with(rank, kind):
         ("config", "config"),
         ("depth", "parameter 4"),
         ("dtype", "torch.float64"),
+        ("nodes", "processes per node 2"),
     ],
 )
 def test_models_and_configs_that_differ_are_refused_on_every_rank(kind, text):

@@ -2,6 +2,8 @@
 
 import socket
 
+import pytest
+
 from pipetransformer.network import (
     bindable_address,
     interfaces,
@@ -57,6 +59,11 @@ def resolved(*addresses):
 def test_a_name_without_an_address_has_no_way(monkeypatch):
     monkeypatch.setattr(route.socket, "getaddrinfo", resolved())
     assert own_address_towards("nowhere") == "" and bindable_address("nowhere") == ""
+
+
+@pytest.mark.parametrize("name", ["a" * 70 + ".b", "\u00e4..b", "."])
+def test_what_cannot_be_a_name_has_no_way(name):
+    assert own_address_towards(name) == "" and bindable_address(name) == ""
 
 
 def test_an_address_of_the_hostname_must_be_bindable(monkeypatch):

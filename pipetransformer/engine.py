@@ -16,6 +16,7 @@ from pipetransformer.config import Config
 from pipetransformer.data import Batch, ElasticSampler, check_dataset
 from pipetransformer.director import Director
 from pipetransformer.explanation import Explanation
+from pipetransformer.pipe import least_rows
 from pipetransformer.planner import Plan
 from pipetransformer.plans import explain_replica
 from pipetransformer.recipe import Loss, Workload
@@ -216,6 +217,7 @@ class PipeTransformer(Saving):
                 num_workers=num_workers,
                 pin_memory=pin_memory,
                 drop_last=drop_last,
+                min_rows=least_rows(self._recipe.model),
             )
         )
 

@@ -229,14 +229,26 @@ def _why(plan: Plan) -> list[str]:
     return [*plan.reasons[:1], *short]
 
 
+RUN_FIELDS = (
+    "boundary",
+    "num_stages",
+    "num_replicas",
+    "num_microbatches",
+    "cuts",
+    "schedule",
+    "checkpoint",
+)
+"""What of a plan the engine carries out, see `rewire`.
+
+All else is prediction or its basis. So are `prefix` and `cache` today: frozen layers
+are always run as micro-batches spread over the workers, and always read what the
+node's slab has, whose size is no part of a plan.
+"""
+
+
 def _runs_alike(plan: Plan, other: Plan) -> bool:
     """Tell whether two plans differ in nothing that runs."""
-    return (plan.boundary, plan.cuts, plan.shape, plan.schedule) == (
-        other.boundary,
-        other.cuts,
-        other.shape,
-        other.schedule,
-    )
+    return all(getattr(plan, name) == getattr(other, name) for name in RUN_FIELDS)
 
 
 def _compare_plans(group: ActiveGroup, plan_hash: int, market: Market) -> None:

@@ -33,6 +33,8 @@ class ElasticSampler(Sampler[list[int]]):
         replicas_on_node: replicas that divide the slice of `node`.
         replica_on_node: this replica, ``0 .. replicas_on_node - 1``.
         drop_last: leave out a short last batch.
+        min_rows: of a replica's share; where a slice has fewer for each replica, only
+            some take part, and the shares of the others are empty.
 
     Raises:
         ValueError: if an argument is out of its range.
@@ -49,9 +51,11 @@ class ElasticSampler(Sampler[list[int]]):
         replicas_on_node: int = 1,
         replica_on_node: int = 0,
         drop_last: bool = False,
+        min_rows: int = 1,
     ) -> None:
         _check_positive("num_samples", num_samples)
         _check_positive("batch_size", batch_size)
+        _check_positive("min_rows", min_rows)
         _check_member("node", node or 0, "num_nodes", num_nodes)
         self.num_samples = num_samples
         self.batch_size = batch_size
@@ -59,6 +63,7 @@ class ElasticSampler(Sampler[list[int]]):
         self.num_nodes = num_nodes
         self.node = node
         self.drop_last = drop_last
+        self.min_rows = min_rows
         self.epoch = 0
         self.position = 0
         self.set_replica(
@@ -129,8 +134,11 @@ class ElasticSampler(Sampler[list[int]]):
             for node, order in orders.items()
         ]
         whole = slices[0] if len(slices) == 1 else torch.cat(slices)
+        parts = self.replicas_on_node
+        if self.min_rows > 1:
+            parts = min(parts, max(1, len(whole) // self.min_rows))
         first, last = (
-            len(whole) * part // self.replicas_on_node
+            len(whole) * min(part, parts) // parts
             for part in (self.replica_on_node, self.replica_on_node + 1)
         )
         return whole[first:last]

@@ -23,6 +23,7 @@ class Loading:
     num_workers: int
     pin_memory: bool
     drop_last: bool
+    min_rows: int = 1
 
     def batches(self, sampler: ElasticSampler) -> Generator[Batch, None, None]:
         """Load what the sampler names."""
@@ -84,6 +85,7 @@ class Shares:
             replicas_on_node=share,
             replica_on_node=index,
             drop_last=loading.drop_last,
+            min_rows=loading.min_rows,
         )
         made.set_epoch(self.epoch)
         made.set_position(position)

@@ -100,6 +100,7 @@ void bind_options(py::module_& m) {
       .def(py::init<>())
       .def_readwrite("num_microbatches", &CallOptions::num_microbatches)
       .def_readwrite("even", &CallOptions::even)
+      .def_readwrite("min_rows", &CallOptions::min_rows)
       .def_readwrite("checkpoint", &CallOptions::checkpoint)
       .def_readwrite("dispatch", &CallOptions::dispatch)
       .def_readwrite("strict", &CallOptions::strict)
@@ -253,15 +254,20 @@ void bind_pipe(py::module_& m) {
   });
   m.def(
       "split_rows",
-      [](int64_t num_rows, int64_t num_microbatches, bool even) {
+      [](int64_t num_rows,
+         int64_t num_microbatches,
+         bool even,
+         int64_t min_rows) {
         return pipe::split_rows(
             num_rows,
             num_microbatches,
-            even ? pipe::RowSplit::kEven : pipe::RowSplit::kChunk);
+            even ? pipe::RowSplit::kEven : pipe::RowSplit::kChunk,
+            min_rows);
       },
       py::arg("num_rows"),
       py::arg("num_microbatches"),
-      py::arg("even"));
+      py::arg("even"),
+      py::arg("min_rows") = 1);
 }
 
 }  // namespace pipetransformer::bindings

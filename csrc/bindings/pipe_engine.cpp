@@ -82,6 +82,7 @@ PipeEngine::Call PipeEngine::begin(
       whole,
       options.num_microbatches,
       row_split(options),
+      options.min_rows,
       options.record);
   call.inputs.rows = std::move(scattered.rows);
   call.input_versions = pipe::versions_of(call.inputs.tensors);
@@ -154,6 +155,7 @@ LossFunction PipeEngine::cut_targets(
       whole,
       options.num_microbatches,
       row_split(options),
+      options.min_rows,
       /*record=*/false);
   const bool any_cut =
       std::any_of(cut.rows.begin(), cut.rows.end(), [](const auto& rows) {

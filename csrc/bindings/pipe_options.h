@@ -21,7 +21,8 @@ struct DrawSettings {
 // How a call is run.
 struct CallOptions {
   int64_t num_microbatches = 1;
-  bool even = false;  // sizes at most one row apart, else as Tensor.chunk
+  bool even = false;     // sizes at most one row apart, else as Tensor.chunk
+  int64_t min_rows = 1;  // of a micro-batch, if the mini-batch has as many
   std::string checkpoint = "never";
   std::string dispatch = "auto";
   // As the removed torch Pipe: only tensors at top level count, and

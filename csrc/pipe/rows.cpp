@@ -6,12 +6,17 @@
 
 namespace pipetransformer::pipe {
 
-std::vector<int64_t>
-split_rows(int64_t num_rows, int64_t num_microbatches, RowSplit split) {
-  if (num_rows < 0 || num_microbatches < 1) {
+std::vector<int64_t> split_rows(
+    int64_t num_rows,
+    int64_t num_microbatches,
+    RowSplit split,
+    int64_t min_rows) {
+  if (num_rows < 0 || num_microbatches < 1 || min_rows < 1) {
     throw std::invalid_argument(
-        "rows: expected rows >= 0 and micro-batches >= 1, got " +
-        std::to_string(num_rows) + " and " + std::to_string(num_microbatches));
+        "rows: expected rows >= 0, micro-batches >= 1 and at least 1 row of "
+        "each, got " +
+        std::to_string(num_rows) + ", " + std::to_string(num_microbatches) +
+        " and " + std::to_string(min_rows));
   }
   if (num_rows == 0) {
     return {0};
@@ -24,7 +29,8 @@ split_rows(int64_t num_rows, int64_t num_microbatches, RowSplit split) {
     }
     return sizes;
   }
-  const int64_t count = std::min(num_rows, num_microbatches);
+  const int64_t filled = std::max<int64_t>(1, num_rows / min_rows);
+  const int64_t count = std::min(filled, num_microbatches);
   for (int64_t i = 0; i < count; ++i) {
     sizes.push_back(num_rows / count + (i < num_rows % count ? 1 : 0));
   }

@@ -14,8 +14,13 @@ enum class RowSplit : uint8_t {
 
 // Rows of each micro-batch, in order; at most num_microbatches entries, none of
 // them zero unless num_rows is zero: then one entry of zero.
-// Throws std::invalid_argument for num_rows < 0 or num_microbatches < 1.
-std::vector<int64_t>
-split_rows(int64_t num_rows, int64_t num_microbatches, RowSplit split);
+// kEven makes fewer where there are not `min_rows` for each: only a mini-batch
+// of fewer rows gives a smaller one.
+// Throws std::invalid_argument for num_rows < 0 or the others < 1.
+std::vector<int64_t> split_rows(
+    int64_t num_rows,
+    int64_t num_microbatches,
+    RowSplit split,
+    int64_t min_rows = 1);
 
 }  // namespace pipetransformer::pipe

@@ -13,6 +13,7 @@ Scattered scatter(
     const std::vector<bool>& whole,
     int64_t num_microbatches,
     RowSplit split,
+    int64_t min_rows,
     bool record) {
   Scattered result;
   std::size_t count = 0;
@@ -22,7 +23,8 @@ Scattered scatter(
     if (tensor.dim() == 0 || whole[p]) {
       continue;
     }
-    result.rows.back() = split_rows(tensor.size(0), num_microbatches, split);
+    result.rows.back() =
+        split_rows(tensor.size(0), num_microbatches, split, min_rows);
     const std::size_t found = result.rows.back().size();
     if (count != 0 && found != count) {
       throw std::runtime_error(

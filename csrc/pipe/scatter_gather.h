@@ -21,7 +21,8 @@ struct Scattered {
 };
 
 // `tensors` as given by the caller, history and all; 0-dim ones and those
-// marked in `whole` are handed to every micro-batch. `record`: whether inputs
+// marked in `whole` are handed to every micro-batch. Rows are cut as by
+// split_rows. `record`: whether inputs
 // carry gradient. Throws std::runtime_error when two tensors give different
 // numbers of micro-batches.
 Scattered scatter(
@@ -29,6 +30,7 @@ Scattered scatter(
     const std::vector<bool>& whole,
     int64_t num_microbatches,
     RowSplit split,
+    int64_t min_rows,
     bool record);
 
 // How much the mean of each micro-batch counts in the mean of all rows; adds up

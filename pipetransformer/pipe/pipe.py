@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pipetransformer.pipe.ablation import Ablation
-from pipetransformer.pipe.batchnorm import DeferredBatchNorm
+from pipetransformer.pipe.batchnorm import DeferredBatchNorm, least_rows
 from pipetransformer.pipe.build import stages_by_cuts, stages_by_device
 from pipetransformer.pipe.construction import (
     check_chunks,
@@ -126,6 +126,8 @@ class Pipe(StageLayers, FixedPlacement):
             layers: The active layers.
             cuts: K+1 rising indices into ``layers``, from 0 to ``len(layers)``.
             num_microbatches: Micro-batches; their sizes are at most one row apart.
+                Fewer for a mini-batch without a row, or two if there is batch norm,
+                for each.
             checkpoint: As for the constructor.
             devices: One per stage; None means CPU slots.
             workers: Shared worker threads, at least one per stage; None: own ones.
@@ -159,7 +161,11 @@ class Pipe(StageLayers, FixedPlacement):
         pipe = cls.__new__(cls)
         nn.Module.__init__(pipe)
         settings = RunSettings(
-            num_microbatches, even=True, dispatch=dispatch, own_streams=own_streams
+            num_microbatches,
+            even=True,
+            min_rows=least_rows(layers),
+            dispatch=dispatch,
+            own_streams=own_streams,
         )
         runner = Runner(stages, places, settings, workers=workers, seed=seed)
         pipe._set_up(stages, places, checkpoint, runner, schedule, loss)

@@ -25,6 +25,7 @@ class RunSettings:
     Args:
         num_microbatches: Micro-batches to cut a mini-batch into, at least 1.
         even: Whether their sizes are at most one row apart, not as `Tensor.chunk`.
+        min_rows: Least rows of one, with `even`: a short mini-batch makes fewer.
         dispatch: ``"auto"``, ``"serial"`` or ``"threads"``.
         strict: Whether to follow the removed torch Pipe exactly, see `set_strict`.
         spread: Whether a tuple between stages becomes the arguments of the next.
@@ -33,6 +34,7 @@ class RunSettings:
 
     num_microbatches: int
     even: bool = False
+    min_rows: int = 1
     dispatch: str = "auto"
     strict: bool = False
     spread: bool = True
@@ -156,6 +158,7 @@ class Runner:
         options = _binding.CallOptions()
         options.num_microbatches = settings.num_microbatches
         options.even = settings.even
+        options.min_rows = settings.min_rows
         options.checkpoint = checkpoint
         options.dispatch = "serial" if self._serial_only() else settings.dispatch
         options.strict = settings.strict

@@ -116,6 +116,32 @@ def test_other_nodes_can_finish_a_pass(rows, batch, nodes, replicas, data):
     assert finished == [sum(b, []) for b in begun[position:]]
 
 
+@settings(deadline=None)
+@given(sizes, sizes, st.integers(1, 5), st.integers(1, 4))
+def test_shares_have_as_many_rows_as_asked_for_or_none(rows, batch, replicas, least):
+    shares = [
+        list(
+            ElasticSampler(
+                rows,
+                batch,
+                replicas_on_node=replicas,
+                replica_on_node=replica,
+                min_rows=least,
+            )
+        )
+        for replica in range(replicas)
+    ]
+    whole = list(ElasticSampler(rows, batch))
+    for parts, ids in zip(zip(*shares, strict=True), whole, strict=True):
+        assert sum(parts, []) == ids
+        counts = [len(part) for part in parts]
+        if len(ids) >= least > 1:
+            assert all(count == 0 or count >= least for count in counts)
+            assert sum(map(bool, counts)) == min(replicas, len(ids) // least)
+        if len(ids) < least:
+            assert counts[0] == len(ids)
+
+
 def test_order_is_fresh_each_epoch_and_repeats_with_its_seed():
     orders = [
         tuple(sum(sum(global_batches(64, 8, replicas=[2], epoch=e, seed=s), []), []))

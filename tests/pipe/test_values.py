@@ -41,6 +41,19 @@ def test_plan_path_cuts_at_most_one_row_apart(rows, expected):
     assert rows_seen(lambda m: make_pipe(m, 1, 4), rows) == expected
 
 
+@pytest.mark.parametrize(
+    "rows, expected",
+    [(9, [3, 2, 2, 2]), (8, [2] * 4), (7, [3, 2, 2]), (3, [3]), (1, [1]), (0, [0])],
+)
+def test_plan_path_leaves_batch_norm_two_rows(rows, expected):
+    seen = []
+    note = Functional(lambda x: (seen.append(len(x)), x)[1])
+    pipe = make_pipe(nn.Sequential(note, nn.BatchNorm1d(2)), 1, 4)
+    pipe.train(rows > 1)
+    pipe(torch.zeros(rows, 2, requires_grad=True))
+    assert seen == expected
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_stages", [1, 3])
 @pytest.mark.parametrize("num_microbatches", [1, 2])

@@ -1,0 +1,128 @@
+"""Which plans are the same to the engine, and batches too short for a plan."""
+
+import dataclasses
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import pipetransformer as pt
+from pipetransformer import planning, rewire
+from pipetransformer.planner import Plan
+from tests.engine.scenario import config, schedule
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet
+
+PLAN = Plan(
+    boundary=2,
+    num_stages=2,
+    num_replicas=1,
+    num_microbatches=4,
+    samples_per_microbatch=1,
+    global_batch=4,
+    cuts=(2, 4, 6),
+    prefix="replicated",
+    cache="host",
+)
+RUN = {
+    "boundary": {"boundary": 1, "cuts": (1, 4, 6)},
+    "num_stages": {"num_stages": 1, "cuts": (2, 6)},
+    "num_replicas": {"num_replicas": 2},
+    "num_microbatches": {"num_microbatches": 5},
+    "cuts": {"cuts": (2, 3, 6)},
+    "schedule": {"schedule": "1f1b"},
+    "checkpoint": {"checkpoint": "always"},
+}
+PREDICTED = {
+    "prefix": "pipelined",
+    "cache": "none",
+    "copies": "serial",
+    "num_samples": 100,
+    "global_batch": 3,
+    "predicted_step_ns": 1,
+    "lower_bound_ns": 1,
+    "simulated_step_ns": 1,
+    "bubble_fraction": 0.5,
+    "bytes_per_stage": (1, 2),
+    "idle_devices": 1,
+    "refusals": ("K=3",),
+    "reasons": ("because",),
+    "profile_hash": 1,
+    "cluster_hash": 1,
+}
+# Of the plan's own history, or made of the other fields.
+RECORD = {"transition", "candidates", "plan_hash", "samples_per_microbatch"}
+
+
+def _changed(**fields):
+    return dataclasses.replace(PLAN, plan_hash=-1, **fields)
+
+
+def test_every_field_of_a_plan_either_runs_or_predicts():
+    names = {entry.name for entry in dataclasses.fields(Plan)}
+    assert names == {*RUN, *PREDICTED, *RECORD}
+    assert set(planning.RUN_FIELDS) == set(RUN)
+    # `schedule` is "gpipe" in every plan of an engine.
+    read = {name for name in names if f"plan.{name}" in inspect.getsource(rewire)}
+    assert read == set(RUN) - {"schedule", "num_replicas"}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_plans_that_run_differently_are_another_plan(name):
+    assert not planning._runs_alike(_changed(**RUN[name]), PLAN)
+
+
+@pytest.mark.parametrize("name", PREDICTED)
+def test_plans_that_differ_in_predictions_run_alike(name):
+    other = _changed(**{name: PREDICTED[name]})
+    assert other.plan_hash != PLAN.plan_hash
+    assert planning._runs_alike(other, PLAN)
+
+
+def norm_model():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)
+        )
+
+
+def train_short(rank, *, replicas=1, rows=12, samples=26, **forced):
+    """Train an epoch that ends with a batch of two rows; return its shares."""
+    engine = pt.PipeTransformer(
+        norm_model(),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.05),
+        loss=nn.CrossEntropyLoss(),
+        freeze=schedule(0),
+        config=config(plan=pt.PlanConfig(max_replicas=replicas, **forced)),
+    )
+    shares = []
+    with engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(samples), rows):
+                engine.step(batch)
+                shares.append(batch.ids.tolist())
+        plan = engine.plan
+    (record,) = engine.history.epochs
+    assert record.samples == record.unique_samples == samples
+    return shares, plan.num_replicas, plan.num_microbatches
+
+
+def test_short_last_batch_leaves_batch_norm_two_rows_per_micro_batch():
+    # One row per micro-batch and channel: "Expected more than 1 value per channel".
+    shares, _, microbatches = train_short(0, num_stages=1, num_microbatches=4)
+    assert microbatches == 4
+    assert [len(share) for share in shares] == [12, 12, 2]
+
+
+def train_short_in_two(rank):
+    return train_short(rank, replicas=2, num_stages=1, num_microbatches=2)
+
+
+@pytest.mark.distributed
+def test_short_last_batch_leaves_batch_norm_two_rows_per_replica():
+    first, second = run_ranks(train_short_in_two, 2)
+    assert first[1:] == second[1:] == (2, 2)
+    assert [len(share) for share in first[0]] == [6, 6, 2]
+    assert [len(share) for share in second[0]] == [6, 6, 0]

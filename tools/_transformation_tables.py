@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from _markdown import Content, markdown, median_and_range, number
 
 ABSENT = "-"
 
 
 def faults(content: Content) -> list[str]:
-    """Cases by fault, and how long the others took to their outcome."""
-    headers = ["fault", "cases", "failed", "median s", "longest s", "checkpoints"]
+    """Cases by fault: how many runs survivors brought to their end, and how long."""
+    headers = ["fault", "cases", "failed", "went on", "median s", "longest s"]
+    went_on = Counter(
+        case["fault"] for case in content["cases"] if "finished" in case["outcome"]
+    )
     lines = [
         [
             fault,
             str(row["cases"]),
             str(row["failed"]),
+            str(went_on[fault]),
             *(_seconds(row[key]) for key in ("median_s", "max_s")),
             str(row["checkpoints"]),
         ]
         for fault, row in content["summary"].items()
     ]
     rows = content["summary"].values()
-    whole = [
-        sum(row[key] for row in rows) for key in ("cases", "failed", "checkpoints")
-    ]
-    lines.append(["all", str(whole[0]), str(whole[1]), ABSENT, ABSENT, str(whole[2])])
-    return markdown(headers, lines)
+    cases, failed, files = (
+        str(sum(row[key] for row in rows)) for key in ("cases", "failed", "checkpoints")
+    )
+    total = ["all", cases, failed, str(went_on.total()), ABSENT, ABSENT, files]
+    return markdown([*headers, "checkpoints"], [*lines, total])
 
 
 def _seconds(value: float | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from torch.distributed import distributed_c10d as c10d
 
-from pipetransformer.autodp import _binding, rollcall
+from pipetransformer.autodp import _binding
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.launch import LaunchInfo
@@ -20,7 +20,7 @@ class PlaneLife:
     """What a rank knows of its run: who is alive, what failed, is there a store.
 
     Under ``on_peer_failure="continue"`` a plane lives in **generations**: a failure
-    ends one, and `survive` brings the ranks that are left into the next. Under
+    ends one, and a roll call brings the ranks that are left into the next. Under
     ``"raise"`` there is one generation, and its failure ends the run.
 
     Args:
@@ -97,30 +97,6 @@ class PlaneLife:
             raise self._require_failure()
         _ = self.store_lost  # says so once
 
-    def survive(self, standing: bytes) -> dict[int, bytes]:
-        """Go on with the ranks that are left, in the next generation.
-
-        To be called by the main thread on every survivor after a `PeerFailure`;
-        each waits for the others' calls. Keys that were published stay; groups of
-        the failed generation do not come back to life, and want `retire`. Afterwards
-        waits work again; a second failure, also one during the call, needs a second
-        call.
-
-        Args:
-            standing: what the other survivors need to know of this rank.
-
-        Returns:
-            The standings of the new generation's members, by world rank, equal on
-            all of them.
-
-        Raises:
-            PeerFailure: this rank cannot go on: the policy is ``"raise"``, it failed
-                itself (own error, SIGTERM), the store is lost, or the others went on
-                without it (phase ``"fenced"``).
-            RuntimeError: this generation has not failed.
-        """
-        return rollcall.survive(self, standing)
-
     def outlive_store(self, outlives: bool, members: Sequence[int] = ()) -> None:
         """Say whether this rank can go on when the store is lost.
 
@@ -185,7 +161,7 @@ class PlaneLife:
     def fail(self, phase: str, reason: str, *, rank: int | None = None) -> None:
         """End this generation on all ranks; its first failure stays.
 
-        A rank that names itself cannot go on; others may (see `survive`).
+        A rank that names itself cannot go on; others may (see `MessagePlane.survive`).
 
         Args:
             phase: what was going on here.

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from torch.distributed import distributed_c10d as c10d
 
+from pipetransformer.autodp import rollcall
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.launch import LaunchInfo
@@ -25,7 +26,7 @@ SLICE = timedelta(milliseconds=100)
 class MessagePlane(PlaneLife):
     """What all ranks, active and standby, talk over.
 
-    Two C++ threads per rank watch the others; none of them needs the GIL. As soon
+    C++ threads of each rank watch the others; none of them needs the GIL. As soon
     as one rank fails, every wait of every rank raises `PeerFailure`, and so do the
     collectives of active groups. Methods may be called from several threads.
 
@@ -152,6 +153,30 @@ class MessagePlane(PlaneLife):
         failure = PeerFailure(None, phase, deadline_s=deadline_s, reason=reason)
         self.core.fail(failure.to_tuple())
         self.check()
+
+    def survive(self, standing: bytes) -> dict[int, bytes]:
+        """Go on with the ranks that are left, in the next generation.
+
+        To be called by the main thread on every survivor after a `PeerFailure`;
+        each waits for the others' calls. Keys that were published stay; groups of
+        the failed generation do not come back to life, and want `retire`. Afterwards
+        waits work again; a second failure, also one during the call, needs a second
+        call.
+
+        Args:
+            standing: what the other survivors need to know of this rank.
+
+        Returns:
+            The standings of the new generation's members, by world rank, equal on
+            all of them.
+
+        Raises:
+            PeerFailure: this rank cannot go on: the policy is ``"raise"``, it failed
+                itself (own error, SIGTERM), the store is lost, or the others went on
+                without it (phase ``"fenced"``).
+            RuntimeError: this generation has not failed.
+        """
+        return rollcall.survive(self, standing)
 
     def finish(self, *, timeout: timedelta | None = None) -> None:
         """Meet all members and leave together; the store's server leaves last.

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from pipetransformer.autodp import _binding
 from pipetransformer.autodp.failure import PeerFailure
-
-if TYPE_CHECKING:
-    from pipetransformer.autodp.life import PlaneLife
+from pipetransformer.autodp.life import PlaneLife
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +15,7 @@ _POLL_S = 0.02
 
 
 def survive(plane: PlaneLife, standing: bytes) -> dict[int, bytes]:
-    """Bring this rank into the next generation; see `PlaneLife.survive`.
+    """Bring this rank into the next generation; see `MessagePlane.survive`.
 
     Members that are known to be dead, or that do not beat for
     ``heartbeat_timeout``, are not waited for. A member that beats but does not call

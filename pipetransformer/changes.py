@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 from pipetransformer import records, retries
-from pipetransformer.autodp import announced_epoch
+from pipetransformer.autodp import PeerFailure, announced_epoch
 from pipetransformer.operations import Operations
+from pipetransformer.preparation import Preparation
 from pipetransformer.proposal import Proposal
 from pipetransformer.report import PlanShape, first_step_line, profiled
 from pipetransformer.role import Role
 from pipetransformer.run import Run
-from pipetransformer.transformation import Outcome, perform
+from pipetransformer.transformation import Outcome, Prepared, conclude, drop, prepare
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class Changes:
 
     Attributes:
         joined: The change by which this rank became active last.
+        ahead: A change that is being prepared while training goes on.
     """
 
     def __init__(self, run: Run, role: Role, operations: Operations) -> None:
@@ -39,6 +42,7 @@ class Changes:
         self._role = role
         self._operations = operations
         self.joined: Proposal | None = None
+        self.ahead: Preparation | None = None
         self._fresh: dict[str, float] | None = None  # phases of the change before
 
     def are_possible(self) -> bool:
@@ -49,7 +53,9 @@ class Changes:
         lost = b"1" if run.plane.store_lost else b""
         return not any(replica.group.all_gather_bytes(lost))
 
-    def carry_out(self, propose: Proposer, start: float) -> Outcome | None:
+    def carry_out(
+        self, propose: Proposer, start: float, prepared: Prepared | None = None
+    ) -> Outcome | None:
         """Change the plan, on every active rank; before the first plan on rank 0.
 
         After an ABORT it is tried again without the ranks that were missing or
@@ -58,6 +64,7 @@ class Changes:
         Args:
             propose: Plans, on every active rank alike.
             start: A ``time.perf_counter()`` from which the pause counts.
+            prepared: The first attempt, if it has been prepared already.
 
         Returns:
             The last attempt's outcome; None if the plan in force stays.
@@ -65,20 +72,21 @@ class Changes:
         run, attempt, begun = self._run, 0, start
         absent: tuple[int, ...] = ()
         while True:
-            with profiled("plan"):
-                proposal = propose(absent)
-            planned = time.perf_counter() - begun
-            if proposal is None:
-                return None
-            run.script.tell(
-                "plan",
-                lead=self._role.is_lead,
-                plan_epoch=proposal.plan_epoch,
-                absent=list(absent),
-            )
             before, writer = self.shape(), self._role.is_lead
-            outcome = self._take_part(proposal.plan_epoch, proposal, absent, writer)
-            outcome.phases["plan"] = planned
+            planned = 0.0
+            if prepared is None:
+                with profiled("plan"):
+                    proposal = propose(absent)
+                planned = time.perf_counter() - begun
+                if proposal is None:
+                    return None
+                self._tell_plan(proposal, absent)
+                prepared = self._prepare(
+                    proposal.plan_epoch, proposal if writer else None, absent
+                )
+                prepared.phases.seconds["plan"] = planned
+            outcome = self._conclude(prepared, trims=not absent)
+            prepared = None
             now = time.perf_counter()
             if outcome.committed:
                 records.record_change(
@@ -93,6 +101,72 @@ class Changes:
                 return outcome
             time.sleep(retries.back_off_s(attempt))
             absent, attempt, begun = without, attempt + 1, time.perf_counter()
+
+    def begin_ahead(self, propose: Proposer) -> bool:
+        """Plan, and let a thread prepare it; on every active rank.
+
+        Returns:
+            Whether the plan will change.
+        """
+        start, replica = time.perf_counter(), self._role.active()
+        with profiled("plan"):
+            proposal = propose(())
+        if proposal is None:
+            return False
+        self._tell_plan(proposal, ())
+        self.ahead = Preparation(
+            self._run,
+            replica.group,
+            dataclasses.replace(proposal, ahead=True),
+            writer=self._role.is_lead,
+            participants=self._run.plane.members,
+            planned_s=time.perf_counter() - start,
+        )
+        return True
+
+    def switch(self, propose: Proposer, start: float, position: int) -> Outcome | None:
+        """Go over to the plan that was prepared ahead; on every active rank.
+
+        Args:
+            propose: Plans again if that one was aborted.
+            start: A ``time.perf_counter()`` from which the pause counts.
+            position: The batch before which it takes effect.
+
+        Returns:
+            As `carry_out`; None also if the store was lost meanwhile.
+        """
+        run, ahead = self._run, self.ahead
+        prepared = ahead.wait() if ahead is not None else None
+        if not self.are_possible() or prepared is None:
+            self.give_up_ahead()
+            return None
+        if prepared.committed:
+            place = {
+                "progress": run.state.counters(),
+                "policy": run.policy.state_dict(),
+                "pauses": run.prices.state(),
+                "operations": self._operations.done,
+                "position": position,
+            }
+            run.script.tell("switch", lead=self._role.is_lead, **place)
+            prepared = prepared.at_switch(place)
+        self.ahead = None
+        planned = prepared.phases.seconds["plan"]
+        return self.carry_out(propose, start - planned, prepared)
+
+    def give_up_ahead(self) -> None:
+        """Drop what is being prepared; after a failure, or without the store."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None:
+            ahead.give_up()
+
+    def _tell_plan(self, proposal: Proposal, absent: tuple[int, ...]) -> None:
+        self._run.script.tell(
+            "plan",
+            lead=self._role.is_lead,
+            plan_epoch=proposal.plan_epoch,
+            absent=list(absent),
+        )
 
     def follow(self, *kinds: str) -> dict[str, Any] | None:
         """Wait for a message of the lead; on the way take part in changes of plan.
@@ -113,7 +187,8 @@ class Changes:
             plan_epoch, absent = int(message["plan_epoch"]), tuple(message["absent"])
             if plan_epoch <= run.plan_epoch or self._is_over(plan_epoch):
                 continue
-            outcome = self._take_part(plan_epoch, None, absent, False)
+            prepared = self._await_switch(self._prepare(plan_epoch, None, absent))
+            outcome = self._conclude(prepared, trims=not absent)
             if outcome.replica is not None:
                 # Those who were active are still in the operation that this is part of.
                 self._operations.done = outcome.proposal.operations
@@ -135,8 +210,9 @@ class Changes:
             operations: Operations that the rank that is ahead has completed.
             result: What the last of them gave there.
         """
-        writer = proposal is not None
-        outcome = self._take_part(plan_epoch, proposal, (), writer, trims=False)
+        # After a loss a standby may be behind, and still need messages.
+        prepared = self._prepare(plan_epoch, proposal, ())
+        outcome = self._conclude(prepared, trims=False)
         if outcome.committed:
             # Together: after another loss this rank may be the one that is ahead.
             self._operations.done = operations
@@ -163,25 +239,33 @@ class Changes:
         self._run.plane.plan_hash = None  # it may have been committed
         return True
 
-    def _take_part(
-        self,
-        plan_epoch: int,
-        proposal: Proposal | None,
-        absent: tuple[int, ...],
-        writer: bool,
-        *,
-        trims: bool = True,
-    ) -> Outcome:
-        run, role = self._run, self._role
-        old = role.replica.plan if role.replica is not None else None
-        everyone = run.plane.members
-        outcome = perform(
-            run,
-            role.replica,
+    def _prepare(
+        self, plan_epoch: int, proposal: Proposal | None, absent: tuple[int, ...]
+    ) -> Prepared:
+        replica, everyone = self._role.replica, self._run.plane.members
+        return prepare(
+            self._run,
+            replica.group if replica is not None else None,
             plan_epoch,
-            proposal if writer else None,
+            proposal,
             [rank for rank in everyone if rank not in absent],
         )
+
+    def _await_switch(self, prepared: Prepared) -> Prepared:
+        """Wait on a standby rank until the plan takes effect, if that is later."""
+        if not (prepared.committed and prepared.proposal.ahead):
+            return prepared
+        try:
+            return prepared.at_switch(self._run.script.follow("switch"))
+        except PeerFailure:
+            drop(self._run, prepared)
+            raise
+
+    def _conclude(self, prepared: Prepared, *, trims: bool) -> Outcome:
+        """Carry the decision out; `trims`: no rank needs earlier messages then."""
+        run, role = self._run, self._role
+        old, writer = role.replica.plan if role.replica else None, role.is_lead
+        outcome = conclude(run, role.replica, prepared)
         role.replica = outcome.replica
         if outcome.committed:
             # After ABORT what was held is held still, for a checkpoint at least.
@@ -189,8 +273,7 @@ class Changes:
             run.plane.outlive_store(run.holds_state, outcome.proposal.layout.active)
             records.learn(run, outcome, old)
             self._fresh = outcome.phases
-            if trims and not absent:
-                # After a loss a standby may be behind, and still need messages.
+            if trims:
                 run.script.trim(lead=writer)
         else:
             run.history.counters.transformations_aborted += 1

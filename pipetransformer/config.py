@@ -199,6 +199,11 @@ class Config:
             policy; the plan may then change within a pass, too. What policies call
             epoch is the number of the point: entry T of a schedule holds from step
             T * `freeze_every` on. None: one point per epoch.
+        prepare_steps: Optimizer steps for which training goes on under the old plan
+            while the new one is prepared: groups connect and ranks agree meanwhile.
+            Plans then change within passes only, that many steps after the decision
+            or at the pass's end. What is to be frozen trains for that much longer.
+            0: training stops while a plan is prepared.
         clip_grad_norm: Clips the norm over all active parameters, after the
             all-reduce; None: no clipping.
         plan: See `PlanConfig`.
@@ -211,6 +216,7 @@ class Config:
     seed: int = 0
     eval_microbatch_rows: int = 64
     freeze_every: int | None = None
+    prepare_steps: int = 0
     clip_grad_norm: float | None = None
     plan: PlanConfig = dataclasses.field(default_factory=PlanConfig)
     pipe: PipeConfig = dataclasses.field(default_factory=PipeConfig)
@@ -230,6 +236,13 @@ class Config:
             "Config.freeze_every",
             ">= 1 step or None",
             every,
+        )
+        ahead = self.prepare_steps
+        _require(
+            isinstance(ahead, int) and not isinstance(ahead, bool) and ahead >= 0,
+            "Config.prepare_steps",
+            "a number of steps from 0",
+            ahead,
         )
         _positive_or_none("Config.clip_grad_norm", self.clip_grad_norm)
 

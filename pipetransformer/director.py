@@ -26,6 +26,7 @@ from pipetransformer.report import profiled
 from pipetransformer.role import Role
 from pipetransformer.run import Run
 from pipetransformer.shares import Loading
+from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.survivors import Survivors
 
 
@@ -45,8 +46,9 @@ class Director:
         self._open_pass = open_pass = OpenPass(run, role, changes)
         recovery = Recovery(run, role, changes, open_pass)
         self._survivors = Survivors(run, role, done, changes, recovery)
+        boundaries = StepBoundaries(run, role, changes, self._survivors, open_pass)
         self._passes = PassLoop(
-            run, role, changes, self._survivors, open_pass, self.autosave
+            run, role, boundaries, self._survivors, open_pass, self.autosave
         )
 
     @property
@@ -88,6 +90,7 @@ class Director:
             run.plane.gather("first plan", b"", phase="before the first plan")
             with run.clock.phase("transformation"):
                 reason = self._operations.run(self._plan_first)
+            run.first_step = run.state.step
         if not self.has_plan:
             raise PeerFailure(
                 None,
@@ -135,7 +138,8 @@ class Director:
                 if state.epoch >= count:
                     run.script.tell("epoch", lead=self.is_lead, epoch=None)
                     return None
-                if not self.has_plan or self._enter_epoch(joined) is not None:
+                within = run.config.prepare_steps > 0  # passes alone change plans
+                if not self.has_plan or within or self._enter_epoch(joined) is not None:
                     if self._role.stands_by:
                         # It has left. The others may have to change the plan again.
                         continue
@@ -285,4 +289,5 @@ class Director:
 
     def close(self) -> None:
         """Drop the replica; safe after a failure."""
+        self._changes.give_up_ahead()
         self._role.retire()

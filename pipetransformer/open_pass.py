@@ -30,6 +30,8 @@ class OpenPass:
 
     Attributes:
         counted: The pass so far; None between passes and on a standby.
+        due_at: The batch before which a plan takes effect that is being prepared, or
+            was until a rank was lost; equal on every active rank. None: no such plan.
     """
 
     def __init__(self, run: Run, role: Role, changes: Changes) -> None:
@@ -40,6 +42,7 @@ class OpenPass:
         self._layout: Layout | None = None  # of the open segment
         self._begins = False  # this rank has seen the pass begin, and nothing of it
         self.counted: Pass | None = None
+        self.due_at: int | None = None
 
     def begin(self, loading: Loading, *, counts: bool) -> None:
         """Begin a pass.
@@ -48,14 +51,14 @@ class OpenPass:
             loading: What the user asked for.
             counts: Whether this rank is active; a standby may join later.
         """
-        self._loading, self._begins = loading, counts
+        self._loading, self._begins, self.due_at = loading, counts, None
         if counts:
             self._take(Pass())
 
     def drop(self) -> None:
         """Forget the pass: it is recorded, or this rank stands by from here on."""
         self._take(None)
-        self._run.batch_in_hand = None
+        self.due_at = self._run.batch_in_hand = None
 
     def _take(self, counted: Pass | None) -> None:
         self.counted = self._run.current_pass = counted

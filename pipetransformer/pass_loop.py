@@ -8,21 +8,18 @@ sampler, in a new segment of the pass.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from pipetransformer.autosave import AutoSave
-from pipetransformer.changes import Changes
 from pipetransformer.data import Batch
 from pipetransformer.open_pass import OpenPass
-from pipetransformer.planning import is_due, propose, take_decision
-from pipetransformer.proposal import Proposal
 from pipetransformer.replica import Replica
 from pipetransformer.report import EpochRecord, epoch_line
 from pipetransformer.role import Role
 from pipetransformer.run import Run
 from pipetransformer.shares import Loading
+from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.survivors import Survivors
 
 _LOG = logging.getLogger(__name__)
@@ -34,7 +31,7 @@ class PassLoop:
     Args:
         run: The run.
         role: This rank's place.
-        changes: Takes this rank through changes of plan.
+        boundaries: Changes the plan between two batches.
         survivors: Runs what ranks meet in.
         open_pass: What is counted.
         autosave: Writes checkpoints between two batches.
@@ -44,14 +41,14 @@ class PassLoop:
         self,
         run: Run,
         role: Role,
-        changes: Changes,
+        boundaries: StepBoundaries,
         survivors: Survivors,
         open_pass: OpenPass,
         autosave: AutoSave,
     ) -> None:
         self._run = run
         self._role = role
-        self._changes = changes
+        self._boundaries = boundaries
         self._survivors = survivors
         self._open = open_pass
         self._autosave = autosave
@@ -78,9 +75,11 @@ class PassLoop:
         self._open.begin(loading, counts=not role.stands_by)
         self._running, self._left_open = True, not role.stands_by
         try:
+            if position == 0:
+                self._boundaries.at_start()
             while True:
                 if role.stands_by:
-                    joined = self._stand_by()
+                    joined = self._boundaries.stand_by()
                     if joined is None:
                         self._left_open = False
                         return
@@ -92,7 +91,7 @@ class PassLoop:
                     run.batch_in_hand = batch.index
                     yield batch
                     position = batch.index + 1
-                    self._decide_at(position)
+                    self._boundaries.at(position)
                     if role.replica is not self._drawn_for:
                         break
                 else:
@@ -121,8 +120,11 @@ class PassLoop:
             return
         if self._last_epoch != run.state.epoch:
             return  # a recovery gave it: this rank's script has not begun it yet
+        self._boundaries.at_end()
         with run.clock.phase("pass"):
-            fields = self._survivors.call("close", self._close)
+            fields = None
+            if not self._role.stands_by:
+                fields = self._survivors.call("close", self._close)
             if fields is None:
                 self._survivors.follow("pass_end", call="pass end")
             else:
@@ -177,62 +179,3 @@ class PassLoop:
         run.script.tell("pass_end", lead=self._role.is_lead)
         if self._role.is_lead:
             _LOG.info("%s", epoch_line(record))
-
-    # -- between two batches ---------------------------------------------------
-
-    def _decide_at(self, position: int) -> None:
-        """Take the freeze decision that falls to a step boundary, if any does."""
-        run = self._run
-        if self._role.stands_by or position >= run.state.num_batches:
-            return
-        if is_due(run):
-            with run.clock.phase("transformation"):
-                self._survivors.call("boundary", lambda: self._decide(position))
-
-    def _decide(self, position: int) -> bool:
-        run, start = self._run, time.perf_counter()
-        take_decision(run)
-        if not self._changes.are_possible():
-            return False
-
-        def plan(absent: tuple[int, ...]) -> Proposal | None:
-            proposal = propose(
-                run,
-                self._role.active(),
-                absent=absent,
-                operations=self._survivors.done,
-                position=position,
-            )
-            if proposal is not None:
-                self._open.settle_buffers()
-                self._open.close_segment()
-            return proposal
-
-        outcome = self._changes.carry_out(plan, start)
-        if outcome is None or not outcome.committed:
-            self._open.open_segment()
-            return False
-        self._open.hand_over(outcome.proposal)
-        return True
-
-    def _stand_by(self) -> int | None:
-        """Wait for the pass's end; return the next batch if this rank trains on."""
-        with self._run.clock.phase("stand by"):
-            if self._survivors.follow("pass_end", "plan", call="pass") is not None:
-                return None
-            joined = self._changes.joined
-            if joined is None or joined.position is None:
-                raise RuntimeError("active within a pass at no batch; please report")
-            if self._survivors.recovered:
-                return joined.position
-            waiting: list[Proposal] = [joined]
-
-            def complete() -> bool:
-                if waiting:
-                    self._open.hand_over(waiting.pop())
-                    return True
-                return self._decide(joined_at)
-
-            joined_at = joined.position
-            self._survivors.call("boundary", complete)
-            return joined_at

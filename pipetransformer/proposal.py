@@ -11,7 +11,10 @@ from pipetransformer._extension import hash_bytes
 from pipetransformer.layout import Layout
 from pipetransformer.planner import Plan
 
-_VERSION = 2
+_VERSION = 3
+
+SWITCH = ("progress", "policy", "pauses", "operations", "position")
+"""What of a plan that is prepared ahead is known only where it takes effect."""
 
 
 def group_name(plan_epoch: int) -> str:
@@ -41,6 +44,9 @@ class Proposal:
         operations: Operations that the active ranks have completed.
         position: The next batch where the plan changes within a pass; else None.
         group: Name of the members' group: a kept one's, or `fresh_group`.
+        ahead: The plan is prepared while training goes on. The lead says later where
+            it takes effect, and what `progress`, `policy`, `pauses`, `operations` and
+            `position` are there; see `at_switch`.
     """
 
     plan_epoch: int
@@ -59,11 +65,20 @@ class Proposal:
     operations: int = 0
     position: int | None = None
     group: str = ""
+    ahead: bool = False
 
     @property
     def fresh_group(self) -> str:
         """The name that a new group has under this plan."""
         return group_name(self.plan_epoch)
+
+    def at_switch(self, message: Mapping[str, Any]) -> Proposal:
+        """Return the plan with its place in time, once that is known.
+
+        Args:
+            message: Holds the fields of `SWITCH`; others are ignored.
+        """
+        return dataclasses.replace(self, **{name: message[name] for name in SWITCH})
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON followed by the hash of the JSON text."""
@@ -86,6 +101,7 @@ class Proposal:
             "operations": self.operations,
             "position": self.position,
             "group": self.group,
+            "ahead": self.ahead,
         }
         text = json.dumps(content, sort_keys=True).encode()
         return text + f"#{hash_bytes(text):016x}".encode()
@@ -124,4 +140,5 @@ class Proposal:
             operations=content["operations"],
             position=content["position"],
             group=content["group"],
+            ahead=content["ahead"],
         )

@@ -89,19 +89,21 @@ class Recovery:
         outcome = self._changes.recover(plan_epoch, proposal, ahead.done, ahead.result)
         if not outcome.committed:
             raise PeerFailure(None, "recovery", epoch=plan_epoch, reason=outcome.reason)
-        self._hand_over(source)
+        self._hand_over(source, ahead.due_at)
         if self._role.stands_by:
             run.script.step_back(ahead.script)
         self._publish(verdict)
         return outcome.phases
 
-    def _hand_over(self, source: int) -> None:
+    def _hand_over(self, source: int, due_at: int | None) -> None:
         """Give the pass so far from the rank that is ahead to all others."""
         replica = self._role.replica
         if replica is None:
             self.open_pass.drop()
             return
         self.open_pass.take_over(replica.group.members.index(source))
+        # What was prepared is void, but when plans change next must be equal.
+        self.open_pass.due_at = due_at
 
     def _publish(self, verdict: Verdict) -> None:
         """Publish what a lost lead may have left unsaid."""

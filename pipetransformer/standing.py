@@ -35,6 +35,8 @@ class Standing:
         plan_hash: Of the plan in force there.
         segment: Finished segments of the pass.
         counts: What its replica has counted in the open segment.
+        due_at: The batch before which a plan was to take effect that was being
+            prepared.
     """
 
     done: int
@@ -50,6 +52,7 @@ class Standing:
     plan_hash: str = ""
     segment: int = 0
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    due_at: int | None = None
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON."""

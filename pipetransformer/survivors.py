@@ -136,6 +136,7 @@ class Survivors:
             raise failure
         active, shape = self._role.replica is not None, self._changes.shape()
         start, done, before = time.perf_counter(), self.done, set(plane.members)
+        self._changes.give_up_ahead()
         self._recovery.rest()
         for _ in range(run.info.world_size + 1):
             mine = self._standing(call, position, active)
@@ -220,6 +221,7 @@ class Survivors:
             plan_hash=run.plan_hash,
             segment=segment,
             counts=counts,
+            due_at=self._recovery.open_pass.due_at,
         )
 
 

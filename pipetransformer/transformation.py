@@ -6,9 +6,9 @@
                          |
                          +-----> abort: go on with the old plan
 
-All ranks pass through `perform`, standby ranks too. Until COMMIT everything new is
-built beside what is in use, and nothing of the old plan is touched; so an abort
-leaves the run as it was.
+All ranks pass through `prepare`, then `conclude`, standby ranks too. Until COMMIT
+everything new is built beside what is in use, and nothing of the old plan is touched;
+so an abort leaves the run as it was, and training may go on meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipetransformer.autodp import ActiveGroup, PeerFailure, Transition
 from pipetransformer.proposal import Proposal
@@ -30,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result of `perform` on one rank.
+    """The result of `conclude` on one rank.
 
     Attributes:
         committed: False: the old plan stays in force.
@@ -53,30 +54,55 @@ class Outcome:
     group: str = ""
 
 
-def perform(
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """What PREPARE led to on one rank; nothing of the old plan is touched yet.
+
+    Attributes:
+        transition: This rank's part in the change.
+        proposal: What was proposed.
+        committed: The decision, equal on every rank.
+        group: The members' group; None on other ranks, and where there is none.
+        is_new: The group is not the live one.
+        phases: Seconds per phase so far.
+    """
+
+    transition: Transition
+    proposal: Proposal
+    committed: bool
+    group: ActiveGroup | None
+    is_new: bool
+    phases: Phases
+
+    def at_switch(self, place: Mapping[str, Any]) -> Prepared:
+        """Return it with the plan's place in time; see `Proposal.at_switch`."""
+        return dataclasses.replace(self, proposal=self.proposal.at_switch(place))
+
+
+def prepare(
     run: Run,
-    current: Replica | None,
+    live: ActiveGroup | None,
     plan_epoch: int,
     proposal: Proposal | None,
     participants: Sequence[int],
-) -> Outcome:
-    """Take this rank through one transformation.
+) -> Prepared:
+    """Build what may fail beside what is in use, and wait for the decision.
+
+    It changes nothing that a training step looks at, and may run beside one.
 
     Args:
         run: The run.
-        current: What this rank drives now; None on a standby.
+        live: The group that this rank trains in now; None on a standby.
         plan_epoch: Counter of the proposed plan.
         proposal: The plan, on the rank that writes it; the others receive it.
         participants: Ranks whose acknowledgement counts, equal on every rank.
 
-    Returns:
-        The outcome, equal on every rank but for the replica.
-
     Raises:
-        PeerFailure: a rank died or a deadline passed after COMMIT.
-        RuntimeError: what was committed cannot be carried out here.
+        PeerFailure: a rank died.
     """
     phases = Phases()
+    group: ActiveGroup | None = None
+    refusal: str | None = None
     with phases.phase("prepare"):
         transition = Transition(
             run.plane,
@@ -91,27 +117,59 @@ def perform(
             else:
                 proposal = Proposal.from_bytes(transition.receive())
             met = transition.meet()
-        group: ActiveGroup | None = None
         if met:
-            group, refusal = _prepare(run, current, proposal, transition, phases)
-            with phases.phase("acknowledge"):
-                transition.acknowledge(refusal, waited=_kept_waiting(refusal))
-        with phases.phase("decision"):
-            committed = transition.decide()
-    run.plane.set_epoch(plan_epoch)
-    run.plan_epoch = plan_epoch  # an aborted number is never used again
-    if committed:
+            group, refusal = _build(run, live, proposal, transition, phases)
+        is_new = group is not None and group is not live
+        try:
+            if met:
+                with phases.phase("acknowledge"):
+                    transition.acknowledge(refusal, waited=_kept_waiting(refusal))
+            with phases.phase("decision"):
+                committed = transition.decide(adopts=False)
+        except BaseException:
+            if group is not None and is_new:
+                run.groups.reject(group)
+            raise
+    return Prepared(transition, proposal, committed, group, is_new, phases)
+
+
+def conclude(run: Run, current: Replica | None, prepared: Prepared) -> Outcome:
+    """Go over to a committed plan; drop what was built for an aborted one.
+
+    Args:
+        run: The run.
+        current: What this rank drives now; None on a standby.
+        prepared: From `prepare`.
+
+    Returns:
+        The outcome, equal on every rank but for the replica.
+
+    Raises:
+        PeerFailure: a rank died.
+        RuntimeError: what was committed cannot be carried out here.
+    """
+    transition, proposal = prepared.transition, prepared.proposal
+    phases, group = prepared.phases, prepared.group
+    run.plane.set_epoch(proposal.plan_epoch)
+    run.plan_epoch = proposal.plan_epoch  # an aborted number is never used again
+    if prepared.committed:
+        transition.adopt()
         source = _take_over(run, current, group)
         replica, moved = _carry_out(run, current, proposal, group, phases)
         return Outcome(
             True, proposal, replica, phases.seconds, moved_bytes=moved, group=source
         )
-    if group is not None and (current is None or group is not current.group):
-        run.groups.reject(group)
+    drop(run, prepared)
     culprits = (*transition.missing, *transition.refused)
     return Outcome(
         False, proposal, current, phases.seconds, transition.reason, culprits
     )
+
+
+def drop(run: Run, prepared: Prepared) -> None:
+    """Take apart what was built for a plan that will not be carried out."""
+    if prepared.group is not None and prepared.is_new:
+        run.groups.reject(prepared.group)
 
 
 def _take_over(run: Run, current: Replica | None, group: ActiveGroup | None) -> str:
@@ -161,9 +219,9 @@ def _carry_out(
         ) from error
 
 
-def _prepare(
+def _build(
     run: Run,
-    current: Replica | None,
+    live: ActiveGroup | None,
     proposal: Proposal,
     transition: Transition,
     phases: Phases,
@@ -171,8 +229,8 @@ def _prepare(
     """Build what may fail beside what is in use; an error becomes a refusal."""
     if run.info.rank not in proposal.layout.active:
         return None, None
-    if current is not None and run.layout == proposal.layout:
-        group = current.group
+    if live is not None and run.layout == proposal.layout:
+        group = live
     else:
         try:
             with phases.phase("group"):

@@ -141,11 +141,15 @@ class Transition:
         self._core.acknowledge(refusal, waited=waited)
         self._finish()
 
-    def decide(self) -> bool:
+    def decide(self, *, adopts: bool = True) -> bool:
         """Wait for the decision, and take part in making it.
 
         The writer commits once every participant has acknowledged. A refusal
         aborts, and so does anyone after the deadline.
+
+        Args:
+            adopts: `adopt` the plan of a COMMIT at once; else the caller does it when
+                the plan takes effect here.
 
         Returns:
             True for COMMIT, False for ABORT (see `reason`), equal on all ranks.
@@ -156,11 +160,15 @@ class Transition:
         """
         self._core.decide()
         self._finish()
-        committed = self._core.committed()
-        if committed:
-            self._plane.plan_hash = self._core.hash()
-            self._plane.set_epoch(self.epoch)
-        return bool(committed)
+        committed = bool(self._core.committed())
+        if committed and adopts:
+            self.adopt()
+        return committed
+
+    def adopt(self) -> None:
+        """Put the committed plan in force on this rank: the next must follow it."""
+        self._plane.plan_hash = self._core.hash()
+        self._plane.set_epoch(self.epoch)
 
     @property
     def reason(self) -> str:

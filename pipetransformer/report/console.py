@@ -27,7 +27,7 @@ _COLUMNS = (
     "loss",
     "accuracy",
 )
-_PHASE_ORDER = ("plan", "prepare", "move", "rewire", "first_step")
+_PHASE_ORDER = ("ahead", "plan", "prepare", "move", "rewire", "first_step")
 
 
 def _milliseconds(seconds: float) -> str:

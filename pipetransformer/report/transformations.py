@@ -21,7 +21,8 @@ class TransformationRecord:
         phases: Seconds per phase of the attempt that was committed; ``"prepare/group"``
             is a part of ``"prepare"``. ``first_step`` is added by the pass that
             follows: what its first step took more than the others; no part of the
-            pause.
+            pause. Neither is ``ahead``, of a plan that was prepared while training
+            went on: there ``prepare`` is only what was waited for.
         reason: Why the plan changed.
         transition: The price that was asked, in the format of `planner.Transition`;
             None for the first plan. What it expected is ``terms_ns``, or

@@ -14,6 +14,7 @@ def passes():
     run.state = SimpleNamespace(epoch=2, batch=0)
     made = PassLoop.__new__(PassLoop)
     made._run, made._survivors = run, mock.MagicMock()
+    made._role, made._boundaries = SimpleNamespace(stands_by=False), mock.Mock()
     made._left_open = False
     made._open = SimpleNamespace(counted=object(), drop=mock.Mock())
     return made

@@ -38,7 +38,7 @@ def outcome(*, committed, replica=None):
     return Outcome(committed, proposal, replica, {}, reason="" if committed else "no")
 
 
-def recover(monkeypatch, result_of_perform):
+def recover(monkeypatch, result):
     """Return the run and the operations after a recovery at operation 7."""
     counters = types.SimpleNamespace(transformations_aborted=0)
     run = types.SimpleNamespace(
@@ -46,9 +46,10 @@ def recover(monkeypatch, result_of_perform):
         history=types.SimpleNamespace(counters=counters),
         holds_state=True,
     )
-    monkeypatch.setattr(changes_module, "perform", lambda *_: result_of_perform)
+    monkeypatch.setattr(changes_module, "prepare", lambda *_: None)
+    monkeypatch.setattr(changes_module, "conclude", lambda *_: result)
     monkeypatch.setattr(changes_module.records, "learn", lambda *_: None)
-    operations, role = Operations(), types.SimpleNamespace(replica=None)
+    operations, role = Operations(), types.SimpleNamespace(replica=None, is_lead=True)
     operations.done, operations.result = 6, {"of": 6}
     Changes(run, role, operations).recover(3, None, 7, {"of": 7})
     return run, operations
@@ -204,7 +205,7 @@ def test_a_failure_that_no_lost_rank_explains_ends_the_run_after_some_attempts(
     recovery = types.SimpleNamespace(
         rest=lambda: None,
         go_on=lambda *_: recoveries.append(1) or {},
-        open_pass=types.SimpleNamespace(standing=lambda: (0, {})),
+        open_pass=types.SimpleNamespace(standing=lambda: (0, {}), due_at=None),
     )
     survivors = Survivors(run, role, Operations(), Anything(), recovery)
     with pytest.raises(PeerFailure, match="sizes differ"):
@@ -229,6 +230,7 @@ def test_a_rank_that_leaves_at_an_epoch_waits_until_the_others_are_through():
         state=TrainingState(None, epoch=3),
         script=Anything(),
         layout=object(),
+        config=types.SimpleNamespace(prepare_steps=0),
     )
     director._role, director._survivors = role, survivors
     assert director.begin_epoch(5) == 3

@@ -1,0 +1,168 @@
+"""Where the plan changes within a pass: between two batches.
+
+With `Config.freeze_every` a decision falls to a step boundary, and the plan changes
+there. With `Config.prepare_steps` every change is two boundaries: at the first one the
+active ranks plan, and a thread of each prepares the plan; at the second one, a fixed
+number of steps later, they go over to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from pipetransformer.changes import Changes
+from pipetransformer.open_pass import OpenPass
+from pipetransformer.planning import is_due, propose, take_decision
+from pipetransformer.proposal import Proposal
+from pipetransformer.role import Role
+from pipetransformer.run import Run
+from pipetransformer.survivors import Survivors
+from pipetransformer.transformation import Outcome
+
+
+class StepBoundaries:
+    """One rank's part in the changes of plan of the pass that runs.
+
+    Args:
+        run: The run.
+        role: This rank's place.
+        changes: Takes this rank through changes of plan.
+        survivors: Runs what ranks meet in.
+        open_pass: What is counted.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        role: Role,
+        changes: Changes,
+        survivors: Survivors,
+        open_pass: OpenPass,
+    ) -> None:
+        self._run = run
+        self._role = role
+        self._changes = changes
+        self._survivors = survivors
+        self._open = open_pass
+        self._ahead = run.config.prepare_steps
+
+    # -- on active ranks -------------------------------------------------------
+
+    def at_start(self) -> None:
+        """Plan for the pass that begins, unless the run has just begun with a plan."""
+        run = self._run
+        planned = run.first_step == run.state.step
+        if self._ahead and not self._role.stands_by and not planned:
+            self._meet(lambda: self._begin_ahead(0))
+
+    def at(self, position: int) -> None:
+        """Do what falls to the boundary before batch `position`, if anything does."""
+        run, due_at = self._run, self._open.due_at
+        if self._role.stands_by or position >= run.state.num_batches:
+            return
+        if due_at is not None:
+            if position >= due_at:
+                self._meet(lambda: self._switch(position))
+        elif is_due(run):
+            begins = self._begin_ahead if self._ahead else self._change
+            self._meet(lambda: begins(position))
+
+    def at_end(self) -> None:
+        """Go over to a plan that was still being prepared when the pass ended."""
+        if self._open.due_at is not None:
+            self._meet(lambda: self._switch(self._run.state.num_batches))
+            if not self._role.stands_by:
+                self._open.open_segment()  # as on ranks that have just joined
+
+    def _meet(self, body: Callable[[], bool]) -> None:
+        with self._run.clock.phase("transformation"):
+            self._survivors.call("boundary", body)
+
+    def _begin_ahead(self, position: int) -> bool:
+        run = self._run
+        take_decision(run)
+        if not self._changes.are_possible():
+            return False
+        begun = self._changes.begin_ahead(self._planner(position))
+        if begun:
+            last = run.state.num_batches
+            self._open.due_at = min(position + self._ahead, last)
+        return begun
+
+    def _switch(self, position: int) -> bool:
+        """Go over to what was prepared; after the loss of a rank, plan again."""
+        start = time.perf_counter()
+        if self._changes.ahead is None:
+            changed = self._change(position)
+        else:
+            self._pause_pass()
+            planner = self._planner(position)
+            outcome = self._changes.switch(planner, start, position)
+            changed = self._resume_pass(outcome)
+        self._open.due_at = None
+        return changed
+
+    def _change(self, position: int) -> bool:
+        """Decide, plan and change the plan, while training stands still."""
+        run, start = self._run, time.perf_counter()
+        take_decision(run)
+        if not self._changes.are_possible():
+            return False
+        plan = self._planner(position)
+
+        def pause_and_plan(absent: tuple[int, ...]) -> Proposal | None:
+            proposal = plan(absent)
+            if proposal is not None:
+                self._pause_pass()
+            return proposal
+
+        outcome = self._changes.carry_out(pause_and_plan, start)
+        return self._resume_pass(outcome)
+
+    def _planner(self, position: int) -> Callable[[tuple[int, ...]], Proposal | None]:
+        def plan(absent: tuple[int, ...]) -> Proposal | None:
+            return propose(
+                self._run,
+                self._role.active(),
+                absent=absent,
+                operations=self._survivors.done,
+                position=position,
+            )
+
+        return plan
+
+    def _pause_pass(self) -> None:
+        self._open.settle_buffers()
+        self._open.close_segment()
+
+    def _resume_pass(self, outcome: Outcome | None) -> bool:
+        if outcome is None or not outcome.committed:
+            self._open.open_segment()
+            return False
+        self._open.hand_over(outcome.proposal)
+        return True
+
+    # -- on standby ranks ------------------------------------------------------
+
+    def stand_by(self) -> int | None:
+        """Wait for the pass's end; return the next batch if this rank trains on."""
+        with self._run.clock.phase("stand by"):
+            if self._survivors.follow("pass_end", "plan", call="pass") is not None:
+                return None
+            joined = self._changes.joined
+            if joined is None or joined.position is None:
+                raise RuntimeError("active within a pass at no batch; please report")
+            if self._survivors.recovered:
+                return joined.position
+            waiting: list[Proposal] = [joined]
+            position = joined.position
+
+            def complete() -> bool:
+                if waiting:
+                    self._open.hand_over(waiting.pop())
+                    return True
+                return self._switch(position)
+
+            self._survivors.call("boundary", complete)
+            return position

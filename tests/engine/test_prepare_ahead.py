@@ -1,0 +1,137 @@
+"""Plans that are prepared while training goes on (`Config.prepare_steps`)."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import pipetransformer as pt
+from tests.engine.scenario import config, is_active, make_engine, moments, schedule
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet
+
+pytestmark = pytest.mark.distributed
+
+EPOCHS, BATCHES, SAMPLES, AHEAD = 6, 5, 50, 2
+# One entry per epoch: the budget forces K=4 unfrozen, and K=1 with 6.
+COUNTS = [0, 4, 6, 2, 0, 6]
+ELASTIC = config(
+    prepare_steps=AHEAD,
+    plan=pt.PlanConfig(slot_memory_bytes=27_000, reshape="always"),
+)
+
+
+def train_ahead(rank, settings, counts=COUNTS, epochs=EPOCHS, leave_after=None):
+    """Train; evaluate before and after each boundary, on active ranks."""
+    engine = make_engine(freeze=schedule(*counts), dtype=torch.float64, config=settings)
+    train_set = ToySet(SAMPLES, dtype=torch.float64, vouch=True)
+    test_set = ToySet(21, seed=2, dtype=torch.float64, vouch=True)
+    before, after, shapes, results = {}, {}, {}, []
+    with engine:
+        for _ in engine.epochs(epochs):
+            for batch in engine.batches(train_set, 12, num_workers=0):
+                step = engine._open().run.state.step
+                after[step] = engine.evaluate(test_set)["loss"], moments(engine)
+                plan = engine.plan
+                shapes[step] = plan.num_stages, plan.num_replicas, plan.boundary
+                engine.step(batch)
+                before[step + 1] = engine.evaluate(test_set)["loss"], moments(engine)
+                if batch.index == leave_after:
+                    break
+            results.append(engine.evaluate(test_set)["loss"])
+        last = moments(engine) if is_active(engine) else None
+    return {
+        "before": before,
+        "after": after,
+        "shapes": shapes,
+        "results": results,
+        "last": last,
+        "history": engine.history.to_json(),
+    }
+
+
+@pytest.fixture(scope="module")
+def elastic():
+    return run_ranks(train_ahead, 4, ELASTIC, timeout_s=110)
+
+
+def equal(left, right):
+    return len(left) == len(right) and all(
+        torch.equal(a, b) for a, b in zip(left, right, strict=True)
+    )
+
+
+def test_plans_take_effect_the_same_number_of_steps_later(elastic):
+    changes = elastic[0]["history"]["transformations"]
+    starts = [epoch * BATCHES for epoch in range(1, EPOCHS)]
+    assert [change["step"] for change in changes] == [s + AHEAD for s in starts]
+    assert [f["step"] for f in elastic[0]["history"]["freezes"][1:]] == [
+        s + AHEAD for s in starts
+    ]
+    stages = [change["to"]["num_stages"] for change in changes]
+    assert stages[1] == 1 and max(stages) == 4
+
+
+def test_what_happened_ahead_is_no_part_of_the_pause(elastic):
+    for change in elastic[0]["history"]["transformations"]:
+        phases = change["phases"]
+        assert {"ahead", "ahead/decision", "plan", "prepare"} <= set(phases)
+        assert not [name for name in phases if name.startswith("prepare/")]
+        assert phases["prepare"] + phases["plan"] <= change["pause_seconds"]
+
+
+def test_every_sample_is_seen_once_in_each_pass(elastic):
+    for epoch in elastic[0]["history"]["epochs"]:
+        assert epoch["samples"] == epoch["unique_samples"] == SAMPLES
+        assert epoch["optimizer_steps"] == BATCHES
+    assert len(elastic[0]["history"]["epochs"]) == EPOCHS
+
+
+def test_loss_and_state_are_bitwise_equal_before_and_after_each_boundary(elastic):
+    before = elastic[0]["before"]
+    for result in elastic:
+        for step, (loss, state) in result["after"].items():
+            if step == 0:
+                continue
+            loss_before, state_before = before[step]
+            assert loss == loss_before
+            assert equal(state["tensors"], state_before["tensors"])
+            assert equal(state["weights"], state_before["weights"])
+            for name in ("rates", "step", "scheduler"):
+                assert state[name] == state_before[name]
+
+
+def test_the_lead_drives_under_the_old_plan_until_the_switch(elastic):
+    shapes = elastic[0]["shapes"]
+    for start in range(BATCHES, EPOCHS * BATCHES, BATCHES):
+        held = [shapes[step] for step in range(start - 1, start + AHEAD)]
+        assert len(set(held)) == 1
+        assert shapes[start + AHEAD] != held[0]
+
+
+def test_run_equals_one_process_that_prepares_ahead_too(elastic):
+    alone = dataclasses.replace(ELASTIC, plan=pt.PlanConfig())
+    still = run_ranks(train_ahead, 1, alone, timeout_s=60)[0]
+    assert {shape[:2] for shape in still["shapes"].values()} == {(1, 1)}
+    for name in ("weights", "tensors"):
+        pairs = zip(elastic[0]["last"][name], still["last"][name], strict=True)
+        for a, b in pairs:
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_a_pass_that_is_left_early_takes_the_plan_over_at_its_end():
+    # The script leaves after batch 0, with the plan due before batch 2.
+    results = run_ranks(train_ahead, 4, ELASTIC, [0, 6, 0, 6], 4, 0, timeout_s=110)
+    history = results[0]["history"]
+    assert [c["step"] for c in history["transformations"]] == [2, 3, 4]
+    assert [c["to"]["num_stages"] for c in history["transformations"]] == [1, 4, 1]
+    assert [e["optimizer_steps"] for e in history["epochs"]] == [1, 1, 1, 1]
+    assert len({tuple(result["results"]) for result in results}) == 1
+    weights = [r["last"]["weights"] for r in results]  # every rank is active at last
+    assert all(equal(weights[0], other) for other in weights[1:])
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, True, None])
+def test_prepare_steps_of_another_kind_are_refused(steps):
+    with pytest.raises(ValueError, match=r"Config.prepare_steps: expected a number of"):
+        pt.Config(prepare_steps=steps)

@@ -7,7 +7,7 @@ from typing import Literal
 
 Policy = Literal["raise", "continue"]
 Expected = Literal["ends", "finishes", "either", "active finish"]
-Boundary = Literal["epochs", "batches"]
+Boundary = Literal["epochs", "batches", "ahead"]
 
 # A change of plan, by its plan epoch: of a run of that many processes, the one that
 # a fault in a change of plan meets, and the rank behind each role.
@@ -19,6 +19,7 @@ STANDBYS = {4: 3, 3: 2, 2: 1}
 RETIRING = {4: 4, 3: 4, 2: 3}  # replicas leave: back to K = the world size
 PASSES = {4: 1, 3: 2, 2: 1}  # training epoch with more than one replica
 STANDBY_PASSES = {4: 1, 3: 0, 2: 0}
+PREPARING_PASSES = {4: 2, 3: 3, 2: 2}  # the member trains while a plan is prepared
 
 IN_CHANGE = (
     "before PREPARE",
@@ -60,7 +61,8 @@ class Case:
         role: Whom it hits; "store host" is a process of its own that only serves the
             store, and "lead and store host" is rank 0 of a run where it serves.
         world_size: Number of ranks.
-        between: Where plans change: between epochs, or between two batches of a pass.
+        between: Where plans change: between epochs, between two batches of a pass, or
+            there after being prepared ahead.
     """
 
     point: str
@@ -82,8 +84,9 @@ class Case:
     @property
     def name(self) -> str:
         """For people, and for ``--only``."""
-        where = "" if self.between == "epochs" else ", between batches"
-        return f"{self.point}: {self.fault}, {self.role} of {self.world_size}{where}"
+        where = {"batches": ", between batches", "ahead": ", prepared ahead"}
+        who = f"{self.role} of {self.world_size}"
+        return f"{self.point}: {self.fault}, {who}{where.get(self.between, '')}"
 
     @property
     def own_store(self) -> bool:
@@ -121,7 +124,9 @@ class Case:
         """The training epoch in which it strikes, for a point in a pass."""
         if self.point not in IN_PASS:
             return None
-        table = STANDBY_PASSES if self.role == "standby" else PASSES
+        table = PREPARING_PASSES if self.between == "ahead" else PASSES
+        if self.role == "standby":
+            table = STANDBY_PASSES
         return table[self.world_size]
 
     def expected(self, policy: Policy) -> Expected:

@@ -80,6 +80,7 @@ def cases(policy: Policy) -> list[Case]:
         *_each("store stopped", ("store host",), STORE_POINTS[:-1]),
         *_each("store paused", ("store host",), STORE_POINTS[:-1:2]),
         *_between_batches(),
+        *_prepared_ahead(),
     ]
     possible = _possible if policy == "raise" else _possible_to_survive
     return [case for case in found if possible(case)]
@@ -116,6 +117,33 @@ def _between_batches() -> Iterator[Case]:
             yield dataclasses.replace(case, between="batches")
 
 
+def _prepared_ahead() -> Iterator[Case]:
+    """Plans that are prepared while training goes on."""
+    training = ("in backward", "in optimizer step")
+    waiting = IN_CHANGE[3:6]  # active ranks are still training
+    for fault, role, points in (
+        ("SIGKILL", "lead", (*IN_CHANGE, *training)),
+        ("SIGKILL", "member", (*IN_CHANGE, *training)),
+        ("SIGKILL", "joiner", JOINER),
+        ("SIGKILL", "standby", STANDBY[:3]),
+        ("SIGSTOP", "lead", (*IN_CHANGE[1::2], "in backward")),
+        ("SIGSTOP", "member", (*IN_CHANGE[::2], "in backward")),
+        ("SIGSTOP", "joiner", waiting),
+        ("SIGTERM", "member", (*waiting, "in backward")),
+        ("user error", "member", ("before PREPARE", "after ack", "in backward")),
+        ("slow", "member", IN_CHANGE[:6]),
+        ("slow", "joiner", JOINER),
+        ("late", "member", IN_CHANGE[:2]),
+        ("refusal", "lead", IN_CHANGE[1:2]),
+        ("refusal", "joiner", IN_CHANGE[1:2]),
+        ("store killed", "store host", (*STORE_POINTS[:4], "in backward")),
+        ("store stopped", "store host", ("in build", "in backward")),
+        ("store paused", "store host", ("in build", "after ack")),
+    ):
+        for case in _each(fault, (role,), points):
+            yield dataclasses.replace(case, between="ahead")
+
+
 def _possible(case: Case) -> bool:
     """Leave out a joiner that is the member, and a standby where none stands by."""
     return not (case.role == "joiner" and case.world_size == 2)
@@ -123,7 +151,7 @@ def _possible(case: Case) -> bool:
 
 def _possible_to_survive(case: Case) -> bool:
     """Leave out what two ranks do not pass by, who must be able to go on alone."""
-    if case.between == "batches" and case.world_size == 2:
+    if case.between != "epochs" and case.world_size == 2:
         return False
     absent = ("in build", "in move", "in retire", "standing by", "in profile")
     few = case.world_size == 2

@@ -15,6 +15,7 @@ from _small_run import (
     BATCH,
     FREEZE_EVERY,
     FREEZES,
+    PREPARE_STEPS,
     STEPS,
     Deadlines,
     SmallSet,
@@ -57,6 +58,7 @@ def run_rank(
             freezes=FREEZES[world_size],
             folder=str(folder / "checkpoints"),
             freeze_every=FREEZE_EVERY if between == "batches" else None,
+            prepare_steps=PREPARE_STEPS if between == "ahead" else 0,
             halfway=lambda: striker.at("in optimizer step"),
         )
         striker.watch_backward(engine._recipe.model)

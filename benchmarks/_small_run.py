@@ -25,6 +25,7 @@ SAMPLES = 50
 BATCH = 12
 STEPS = 5  # of an epoch: 50 samples in batches of 12
 FREEZE_EVERY = 4  # steps between two changes, where they are between batches
+PREPARE_STEPS = 2  # where plans are prepared ahead
 FREEZES = {2: (0, 6, 0), 3: (0, 5, 6, 0), 4: (0, 5, 6, 0)}
 
 
@@ -134,6 +135,7 @@ def small_engine(
     freezes: Sequence[int],
     folder: str | None = None,
     freeze_every: int | None = None,
+    prepare_steps: int = 0,
     num_stages: int | None = None,
     halfway: Callable[[], None] = lambda: None,
 ) -> pt.PipeTransformer:
@@ -142,6 +144,7 @@ def small_engine(
         seed=3,
         eval_microbatch_rows=8,
         freeze_every=freeze_every,
+        prepare_steps=prepare_steps,
         plan=pt.PlanConfig(
             num_stages=num_stages or world_size, num_microbatches=2, reshape="always"
         ),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 from pipetransformer import records, retries
-from pipetransformer.autodp import PeerFailure, announced_epoch
+from pipetransformer.autodp import announced_epoch
 from pipetransformer.operations import Operations
-from pipetransformer.preparation import Preparation
 from pipetransformer.proposal import Proposal
 from pipetransformer.report import PlanShape, first_step_line, profiled
 from pipetransformer.role import Role
@@ -34,7 +32,6 @@ class Changes:
 
     Attributes:
         joined: The change by which this rank became active last.
-        ahead: A change that is being prepared while training goes on.
     """
 
     def __init__(self, run: Run, role: Role, operations: Operations) -> None:
@@ -42,16 +39,18 @@ class Changes:
         self._role = role
         self._operations = operations
         self.joined: Proposal | None = None
-        self.ahead: Preparation | None = None
         self._fresh: dict[str, float] | None = None  # phases of the change before
 
     def are_possible(self) -> bool:
         """Tell, on every active rank alike, whether plans can change: with a store."""
+        return self.all_say(not self._run.plane.store_lost)
+
+    def all_say(self, yes: bool) -> bool:
+        """Tell whether every active rank says yes, where ranks outlive the store."""
         run, replica = self._run, self._role.replica
         if replica is None or run.config.autodp.on_peer_failure != "continue":
-            return True
-        lost = b"1" if run.plane.store_lost else b""
-        return not any(replica.group.all_gather_bytes(lost))
+            return yes
+        return all(replica.group.all_gather_bytes(b"1" if yes else b""))
 
     def carry_out(
         self, propose: Proposer, start: float, prepared: Prepared | None = None
@@ -80,7 +79,7 @@ class Changes:
                 planned = time.perf_counter() - begun
                 if proposal is None:
                     return None
-                self._tell_plan(proposal, absent)
+                self.tell_plan(proposal, absent)
                 prepared = self._prepare(
                     proposal.plan_epoch, proposal if writer else None, absent
                 )
@@ -102,65 +101,8 @@ class Changes:
             time.sleep(retries.back_off_s(attempt))
             absent, attempt, begun = without, attempt + 1, time.perf_counter()
 
-    def begin_ahead(self, propose: Proposer) -> bool:
-        """Plan, and let a thread prepare it; on every active rank.
-
-        Returns:
-            Whether the plan will change.
-        """
-        start, replica = time.perf_counter(), self._role.active()
-        with profiled("plan"):
-            proposal = propose(())
-        if proposal is None:
-            return False
-        self._tell_plan(proposal, ())
-        self.ahead = Preparation(
-            self._run,
-            replica.group,
-            dataclasses.replace(proposal, ahead=True),
-            writer=self._role.is_lead,
-            participants=self._run.plane.members,
-            planned_s=time.perf_counter() - start,
-        )
-        return True
-
-    def switch(self, propose: Proposer, start: float, position: int) -> Outcome | None:
-        """Go over to the plan that was prepared ahead; on every active rank.
-
-        Args:
-            propose: Plans again if that one was aborted.
-            start: A ``time.perf_counter()`` from which the pause counts.
-            position: The batch before which it takes effect.
-
-        Returns:
-            As `carry_out`; None also if the store was lost meanwhile.
-        """
-        run, ahead = self._run, self.ahead
-        prepared = ahead.wait() if ahead is not None else None
-        if not self.are_possible() or prepared is None:
-            self.give_up_ahead()
-            return None
-        if prepared.committed:
-            place = {
-                "progress": run.state.counters(),
-                "policy": run.policy.state_dict(),
-                "pauses": run.prices.state(),
-                "operations": self._operations.done,
-                "position": position,
-            }
-            run.script.tell("switch", lead=self._role.is_lead, **place)
-            prepared = prepared.at_switch(place)
-        self.ahead = None
-        planned = prepared.phases.seconds["plan"]
-        return self.carry_out(propose, start - planned, prepared)
-
-    def give_up_ahead(self) -> None:
-        """Drop what is being prepared; after a failure, or without the store."""
-        ahead, self.ahead = self.ahead, None
-        if ahead is not None:
-            ahead.give_up()
-
-    def _tell_plan(self, proposal: Proposal, absent: tuple[int, ...]) -> None:
+    def tell_plan(self, proposal: Proposal, absent: tuple[int, ...] = ()) -> None:
+        """Call the standby ranks to a change of plan; on every active rank."""
         self._run.script.tell(
             "plan",
             lead=self._role.is_lead,
@@ -181,13 +123,19 @@ class Changes:
         """
         run = self._run
         while True:
-            message = run.script.follow(*kinds)
+            # "switch" here is of a change that this rank did not come to, or whose
+            # ABORT it knows.
+            message = run.script.follow(*kinds, "switch")
+            if message["kind"] == "switch":
+                continue
             if message["kind"] != "plan":
                 return message
             plan_epoch, absent = int(message["plan_epoch"]), tuple(message["absent"])
             if plan_epoch <= run.plan_epoch or self._is_over(plan_epoch):
                 continue
             prepared = self._await_switch(self._prepare(plan_epoch, None, absent))
+            if prepared is None:
+                continue
             outcome = self._conclude(prepared, trims=not absent)
             if outcome.replica is not None:
                 # Those who were active are still in the operation that this is part of.
@@ -251,15 +199,22 @@ class Changes:
             [rank for rank in everyone if rank not in absent],
         )
 
-    def _await_switch(self, prepared: Prepared) -> Prepared:
-        """Wait on a standby rank until the plan takes effect, if that is later."""
+    def _await_switch(self, prepared: Prepared) -> Prepared | None:
+        """Wait on a standby rank until the plan takes effect, if that is later.
+
+        Returns:
+            The plan with its place in time; None if it does not take effect.
+        """
         if not (prepared.committed and prepared.proposal.ahead):
             return prepared
+        goes = False
         try:
-            return prepared.at_switch(self._run.script.follow("switch"))
-        except PeerFailure:
-            drop(self._run, prepared)
-            raise
+            message = self._run.script.follow("switch")
+            goes = bool(message["goes"])
+        finally:
+            if not goes:
+                drop(self._run, prepared)
+        return prepared.at_switch(message) if goes else None
 
     def _conclude(self, prepared: Prepared, *, trims: bool) -> Outcome:
         """Carry the decision out; `trims`: no rank needs earlier messages then."""

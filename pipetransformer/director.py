@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer import evaluation, persistence, training
+from pipetransformer.ahead import Ahead
 from pipetransformer.autodp import PeerFailure
 from pipetransformer.autosave import AutoSave
 from pipetransformer.changes import Changes
@@ -44,9 +45,12 @@ class Director:
         self._operations = done = Operations()
         self._changes = changes = Changes(run, role, done)
         self._open_pass = open_pass = OpenPass(run, role, changes)
-        recovery = Recovery(run, role, changes, open_pass)
+        self._ahead = ahead = Ahead(run, role, done, changes)
+        recovery = Recovery(run, role, changes, open_pass, ahead)
         self._survivors = Survivors(run, role, done, changes, recovery)
-        boundaries = StepBoundaries(run, role, changes, self._survivors, open_pass)
+        boundaries = StepBoundaries(
+            run, role, changes, ahead, self._survivors, open_pass
+        )
         self._passes = PassLoop(
             run, role, boundaries, self._survivors, open_pass, self.autosave
         )
@@ -289,5 +293,5 @@ class Director:
 
     def close(self) -> None:
         """Drop the replica; safe after a failure."""
-        self._changes.give_up_ahead()
+        self._ahead.give_up()
         self._role.retire()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
+from pipetransformer.ahead import Ahead
 from pipetransformer.autodp import PeerFailure
 from pipetransformer.changes import Changes
 from pipetransformer.open_pass import OpenPass
@@ -28,6 +29,7 @@ class Recovery:
         role: This rank's place.
         changes: Takes this rank through the change of plan.
         open_pass: The pass that is being counted.
+        ahead: What is being prepared, void after a loss.
     """
 
     def __init__(
@@ -36,14 +38,20 @@ class Recovery:
         role: Role,
         changes: Changes,
         open_pass: OpenPass,
+        ahead: Ahead,
     ) -> None:
         self._run = run
         self._role = role
         self._changes = changes
         self.open_pass = open_pass
+        self._ahead = ahead
 
     def rest(self) -> None:
-        """Undo what a step that broke off has changed: buffers and gradients."""
+        """End what was under way; undo what a step that broke off has changed.
+
+        That is buffers and gradients.
+        """
+        self._ahead.give_up()
         run, replica = self._run, self._role.replica
         if replica is None:
             return

@@ -16,6 +16,9 @@ from pipetransformer.autodp import MessagePlane, PeerFailure
 
 _LOG = logging.getLogger(__name__)
 
+_OF_CHANGES = ("plan", "switch")
+"""Messages of a change of plan; the others need no answer of the standby ranks."""
+
 
 class ScriptLog:
     """A counter of script positions with one store message each.
@@ -36,24 +39,29 @@ class ScriptLog:
         # A lost lead may have said something else here than the next one does.
         return self._plane.own_key(f"pos/{number}")
 
-    def tell(self, kind: str, *, lead: bool, **content: Any) -> None:
+    def tell(self, kind: str, *, lead: bool, **content: Any) -> bool:
         """Pass the next position; called by every active rank alike.
 
         Args:
             kind: What happens there.
             lead: Whether this rank publishes the message; the others remember it.
             content: Plain values, equal on every active rank.
+
+        Returns:
+            False if the message could not be published here.
         """
         message = json.dumps({"kind": kind, **content}).encode()
         number = self._remember(message)
         if not lead:
-            return
+            return True
         try:
             self._plane.publish(self._key(number), message)
         except PeerFailure:
             # It is remembered: the ranks that survive publish it again. Whatever
             # comes next here raises the same failure.
             _LOG.debug("position %d was not published", number)
+            return False
+        return True
 
     def follow(self, *kinds: str) -> dict[str, Any]:
         """Wait for the next message; called by a standby rank.
@@ -85,7 +93,7 @@ class ScriptLog:
             self._plane.publish(self._key(number), self._messages[number])
 
     def step_back(self, position: int) -> None:
-        """Forget that a plan was announced which the survivors never came to.
+        """Forget a plan, or its beginning, that the survivors never came to.
 
         For a standby rank after a recovery. A lost lead's announcement may be the one
         message that is not said again: the survivors' own plan may do instead.
@@ -96,7 +104,7 @@ class ScriptLog:
         if self.position != position + 1:
             return
         last = self._messages.get(position)
-        if last is not None and json.loads(last)["kind"] == "plan":
+        if last is not None and json.loads(last)["kind"] in _OF_CHANGES:
             del self._messages[position]
             self.position = position
 
@@ -114,7 +122,7 @@ class ScriptLog:
         for number in passed:
             del self._messages[number]
             if lead:
-                self._plane.delete(self._key(number))
+                self._plane.delete_later(self._key(number))
 
     def _remember(self, message: bytes) -> int:
         number, self.position = self.position, self.position + 1

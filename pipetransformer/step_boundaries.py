@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from pipetransformer.ahead import Ahead
 from pipetransformer.changes import Changes
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.planning import is_due, propose, take_decision
@@ -28,6 +29,7 @@ class StepBoundaries:
         run: The run.
         role: This rank's place.
         changes: Takes this rank through changes of plan.
+        ahead: Prepares them while training goes on.
         survivors: Runs what ranks meet in.
         open_pass: What is counted.
     """
@@ -37,6 +39,7 @@ class StepBoundaries:
         run: Run,
         role: Role,
         changes: Changes,
+        ahead: Ahead,
         survivors: Survivors,
         open_pass: OpenPass,
     ) -> None:
@@ -45,7 +48,8 @@ class StepBoundaries:
         self._changes = changes
         self._survivors = survivors
         self._open = open_pass
-        self._ahead = run.config.prepare_steps
+        self._ahead = ahead
+        self._steps_ahead = run.config.prepare_steps
 
     # -- on active ranks -------------------------------------------------------
 
@@ -53,7 +57,7 @@ class StepBoundaries:
         """Plan for the pass that begins, unless the run has just begun with a plan."""
         run = self._run
         planned = run.first_step == run.state.step
-        if self._ahead and not self._role.stands_by and not planned:
+        if self._steps_ahead and not self._role.stands_by and not planned:
             self._meet(lambda: self._begin_ahead(0))
 
     def at(self, position: int) -> None:
@@ -65,7 +69,7 @@ class StepBoundaries:
             if position >= due_at:
                 self._meet(lambda: self._switch(position))
         elif is_due(run):
-            begins = self._begin_ahead if self._ahead else self._change
+            begins = self._begin_ahead if self._steps_ahead else self._change
             self._meet(lambda: begins(position))
 
     def at_end(self) -> None:
@@ -84,21 +88,21 @@ class StepBoundaries:
         take_decision(run)
         if not self._changes.are_possible():
             return False
-        begun = self._changes.begin_ahead(self._planner(position))
+        begun = self._ahead.begin(self._planner(position))
         if begun:
             last = run.state.num_batches
-            self._open.due_at = min(position + self._ahead, last)
+            self._open.due_at = min(position + self._steps_ahead, last)
         return begun
 
     def _switch(self, position: int) -> bool:
         """Go over to what was prepared; after the loss of a rank, plan again."""
         start = time.perf_counter()
-        if self._changes.ahead is None:
+        if not self._ahead.is_under_way:
             changed = self._change(position)
         else:
             self._pause_pass()
             planner = self._planner(position)
-            outcome = self._changes.switch(planner, start, position)
+            outcome = self._ahead.switch(planner, start, position)
             changed = self._resume_pass(outcome)
         self._open.due_at = None
         return changed

@@ -136,7 +136,6 @@ class Survivors:
             raise failure
         active, shape = self._role.replica is not None, self._changes.shape()
         start, done, before = time.perf_counter(), self.done, set(plane.members)
-        self._changes.give_up_ahead()
         self._recovery.rest()
         for _ in range(run.info.world_size + 1):
             mine = self._standing(call, position, active)

@@ -34,6 +34,7 @@ class Load:
         cycle: Blocks frozen in each epoch of the cycle, over and over.
         rows: Samples per batch.
         steps: Batches per epoch.
+        prepare_steps: As in `Config`.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Load:
     cycle: tuple[int, ...]
     rows: int
     steps: int
+    prepare_steps: int = 0
 
     def model(self) -> nn.Sequential:
         """Return the vision transformer of 12 blocks, equal on every rank."""
@@ -56,6 +58,7 @@ class Load:
 
 # K is the world size, and less when fewer layers are left to train.
 DEMO = Load("demo model", 64, 4, 4, (0, 11, 12, 11), rows=32, steps=6)
+AHEAD = dataclasses.replace(DEMO, name="demo model, prepared ahead", prepare_steps=2)
 LARGE = Load("100 M parameters", 832, 13, 2, (0, 12), rows=8, steps=2)
 TINY = Load("tiny", 16, 2, 2, (0, 12), rows=8, steps=2)
 
@@ -119,6 +122,7 @@ def run_rank(rank: int, folder: Path, load: Load, cycles: int) -> None:
         freeze=pt.freeze.Schedule(freezes),
         units=freeze_units(model),
         config=pt.Config(
+            prepare_steps=load.prepare_steps,
             plan=pt.PlanConfig(
                 num_stages=load.world_size, num_microbatches=2, reshape="always"
             ),

@@ -4,8 +4,9 @@ python benchmarks/transition_time.py --json benchmarks/results/transition_time.j
 
 First the change of the active group alone, without a model, at 2, 4 and 8 processes:
 protocol, group, first collective; with a new group each time and between groups that
-are kept. Then the pause of real transformations, down and up, of the demo's model and
-of a model of 100 M parameters: by phase, in steps of the unfrozen plan, with and
+are kept. Then the pause of real transformations, down and up, of the demo's model, also
+with plans that are prepared while training goes on, and of a model of 100 M
+parameters: by phase, in steps of the unfrozen plan, with and
 without the moved bytes. The source's transformations take 10 to 40 s. Columns:
 METRICS.md.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from _forked import fork_server
 from _harness import Row, write_json
-from _pause_runs import DEMO, LARGE, TINY, PauseRun, by_name, run_load
+from _pause_runs import AHEAD, DEMO, LARGE, TINY, PauseRun, by_name, run_load
 from _switch_times import PARTS, switch_times
 from _text import text_table
 
@@ -113,7 +114,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
     fork_server("_switch_times", "_pause_runs")
-    worlds, loads = (WORLDS, (DEMO, LARGE)) if not args.quick else ((2,), (TINY,))
+    worlds, loads = (WORLDS, (DEMO, AHEAD, LARGE)) if not args.quick else ((2,), (TINY,))
     rows = switch_rows(worlds, 5 if args.quick else args.changes, args.repeats)
     runs: Mapping[str, PauseRun] = {
         load.name: run_load(load, args.repeats) for load in loads

@@ -114,7 +114,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
     fork_server("_switch_times", "_pause_runs")
-    worlds, loads = (WORLDS, (DEMO, AHEAD, LARGE)) if not args.quick else ((2,), (TINY,))
+    worlds, loads = ((2,), (TINY,)) if args.quick else (WORLDS, (DEMO, AHEAD, LARGE))
     rows = switch_rows(worlds, 5 if args.quick else args.changes, args.repeats)
     runs: Mapping[str, PauseRun] = {
         load.name: run_load(load, args.repeats) for load in loads

@@ -46,7 +46,7 @@ CASES = {
         (0,),
         {1: ("step", 0, 1), 3: ("between", 1)},
     ),
-    "member before the decision": (SHRINKING, (0, 6), {3: ("_prepare", 0)}),
+    "member before the decision": (SHRINKING, (0, 6), {3: ("_build", 0)}),
     "new member in the move": (SHRINKING, (0, 6), {2: ("move", 0)}),
     "lead in the move": (ONE_STAGE, (0, 3), {0: ("move", 0)}),
     "new member in the move between two batches": (
@@ -148,7 +148,7 @@ def lose(rank, case, environment):
                     engine.evaluate(test_set)
             if where == ("between", epoch):
                 die()
-            if where in (("move", epoch), ("_prepare", epoch)):
+            if where in (("move", epoch), ("_build", epoch)):
                 setattr(transformation, where[0], die)  # in the change that follows
             test_set.doomed = where == ("evaluate", epoch)
             losses.append(engine.evaluate(test_set)["loss"])

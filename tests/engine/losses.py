@@ -10,6 +10,7 @@ import torch
 
 import pipetransformer as pt
 from pipetransformer import transformation
+from pipetransformer.changes import Changes
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.recovery import Recovery
 from tests.engine.scenario import (
@@ -54,6 +55,16 @@ CASES = {
         (0, 6),
         {2: ("move", "open")},
     ),
+    "lead while a plan is prepared": (
+        {**ONE_STAGE, "prepare_steps": 2},
+        (0, 3),
+        {0: ("step", 1, 1)},
+    ),
+    "new member between COMMIT and the switch": (
+        {**SHRINKING, "prepare_steps": 2},
+        (0, 6),
+        {2: ("switch", 0)},
+    ),
     # ranks 2 and 3 are a node of their own, whose samples the others finish
     "a whole node": (TWO_STAGES, (0,), {2: ("step", 1, 2), 3: ("standby", 1)}),
 }
@@ -78,6 +89,12 @@ SECOND_LOSSES = {
 CASES.update(SECOND_LOSSES)
 # The only replica is lost: nobody holds the state.
 ENDS = {"the only replica": (SHRINKING, (0,), {0: ("step", 1, 2)})}
+
+
+def undisturbed_key(case):
+    """Return what tells undisturbed runs apart: the freezes, and where they begin."""
+    plan, counts, _ = CASES[case]
+    return counts, plan.get("freeze_every"), plan.get("prepare_steps", 0)
 
 
 def die(*_, **__):
@@ -111,9 +128,12 @@ def sets():
     return train, DyingSet(40, seed=2, dtype=torch.float64)
 
 
-def engine_for(counts, autodp, freeze_every=None, **plan):
+def engine_for(counts, autodp, freeze_every=None, prepare_steps=0, **plan):
     settings = config(
-        plan=pt.PlanConfig(**plan), autodp=autodp, freeze_every=freeze_every
+        plan=pt.PlanConfig(**plan),
+        autodp=autodp,
+        freeze_every=freeze_every,
+        prepare_steps=prepare_steps,
     )
     return make_engine(freeze=schedule(*counts), dtype=torch.float64, config=settings)
 
@@ -150,6 +170,8 @@ def lose(rank, case, environment):
                 die()
             if where in (("move", epoch), ("_build", epoch)):
                 setattr(transformation, where[0], die)  # in the change that follows
+            if where == ("switch", epoch):
+                Changes._await_switch = die
             test_set.doomed = where == ("evaluate", epoch)
             losses.append(engine.evaluate(test_set)["loss"])
         last = moments(engine) if is_active(engine) else None
@@ -165,15 +187,15 @@ def lose(rank, case, environment):
 def train_alone(rank, schedules):
     """Train undisturbed with each schedule."""
     results = {}
-    for counts, every in schedules:
-        engine, (train_set, test_set) = engine_for(counts, QUICK, every), sets()
+    for counts, *steps in schedules:
+        engine, (train_set, test_set) = engine_for(counts, QUICK, *steps), sets()
         losses = []
         with engine:
             for _ in engine.epochs(EPOCHS):
                 for batch in engine.batches(train_set, BATCH):
                     engine.step(batch)
                 losses.append(engine.evaluate(test_set)["loss"])
-            results[counts, every] = losses, moments(engine)
+            results[(counts, *steps)] = losses, moments(engine)
     return results
 
 

@@ -12,6 +12,7 @@ from tests.engine.losses import (
     lose_store,
     sleep_on,
     train_alone,
+    undisturbed_key,
 )
 from tests.support.ranks import Ranks, run_ranks
 from tests.support.store_host import StoreHost
@@ -24,8 +25,8 @@ SAMPLES, BATCHES = 50, 5
 @pytest.fixture(scope="module")
 def undisturbed():
     """Losses and last state of runs of one process, by freeze schedule."""
-    schedules = {(c, plan.get("freeze_every")) for plan, c, _ in CASES.values()}
-    return run_ranks(train_alone, 1, list(schedules), timeout_s=80)[0]
+    keys = {undisturbed_key(case) for case in CASES}
+    return run_ranks(train_alone, 1, list(keys), timeout_s=80)[0]
 
 
 def outcomes_of(fn, survivors, *args):
@@ -41,7 +42,7 @@ def outcomes_of(fn, survivors, *args):
 
 @pytest.mark.parametrize("case", CASES)
 def test_survivors_finish_as_if_nothing_had_happened(case, undisturbed):
-    plan, counts, deaths = CASES[case]
+    _, _, deaths = CASES[case]
     results = outcomes_of(lose, [r for r in range(4) if r not in deaths], case)
     lead = next(value for value in results.values() if value["lead"])
     epochs = lead["history"]["epochs"]
@@ -61,7 +62,7 @@ def test_survivors_finish_as_if_nothing_had_happened(case, undisturbed):
             assert all(torch.equal(a, b) for a, b in pairs), "replicas must be equal"
     if case == "a whole node":
         return  # batches are made up by nodes: one process makes others
-    losses, last = undisturbed[counts, plan.get("freeze_every")]
+    losses, last = undisturbed[undisturbed_key(case)]
     for name in ("weights", "tensors"):
         for a, b in zip(active[0][name], last[name], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)

@@ -73,7 +73,7 @@ SECOND_LOSSES = {
     "lead before the decision of the survivors": (
         ONE_STAGE,
         (0,),
-        {3: ("step", 1, 2), 0: ("recovery", "_prepare")},
+        {3: ("step", 1, 2), 0: ("recovery", "_build")},
     ),
     "member in the move of the survivors": (
         ONE_STAGE,

@@ -238,12 +238,7 @@ class Config:
             every,
         )
         ahead = self.prepare_steps
-        _require(
-            isinstance(ahead, int) and not isinstance(ahead, bool) and ahead >= 0,
-            "Config.prepare_steps",
-            "a number of steps from 0",
-            ahead,
-        )
+        _require(ahead >= 0, "Config.prepare_steps", "a number of steps from 0", ahead)
         _positive_or_none("Config.clip_grad_norm", self.clip_grad_norm)
 
     def canonical(self) -> str:

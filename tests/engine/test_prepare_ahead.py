@@ -131,7 +131,6 @@ def test_a_pass_that_is_left_early_takes_the_plan_over_at_its_end():
     assert all(equal(weights[0], other) for other in weights[1:])
 
 
-@pytest.mark.parametrize("steps", [-1, 1.5, True, None])
-def test_prepare_steps_of_another_kind_are_refused(steps):
+def test_a_negative_number_of_steps_is_refused():
     with pytest.raises(ValueError, match=r"Config.prepare_steps: expected a number of"):
-        pt.Config(prepare_steps=steps)
+        pt.Config(prepare_steps=-1)

@@ -99,7 +99,11 @@ def test_a_rank_that_joins_the_first_batch_divides_the_pass_as_it_began(joins, n
     )
     open_pass = OpenPass(run, Anything(), Anything())
     loading = types.SimpleNamespace(
-        dataset=range(8), batch_size=4, drop_last=False, batches=lambda sampler: sampler
+        dataset=range(8),
+        batch_size=4,
+        drop_last=False,
+        min_rows=1,
+        batches=lambda sampler: sampler,
     )
     open_pass.begin(loading, counts=not joins)
     sampler = open_pass.batches(0)

@@ -140,7 +140,7 @@ class Survivors:
         for _ in range(run.info.world_size + 1):
             mine = self._standing(call, position, active)
             members = set(plane.members)
-            answers = plane.survive(mine.to_bytes())
+            answers, called = plane.survive(mine.to_bytes()), time.perf_counter()
             standings = {r: Standing.from_bytes(b) for r, b in answers.items()}
             verdict = self._assess(standings)
             done_there, all_live = (
@@ -160,8 +160,8 @@ class Survivors:
                     active, call, position = True, *self._joined_at(call)
                 continue
             lost = sorted(before - set(standings))
-            seconds = time.perf_counter() - start
-            after = self._changes.shape()
+            seconds, after = time.perf_counter() - start, self._changes.shape()
+            phases["roll_call"] = called - start
             records.record_loss(run, shape, after, lost, seconds, phases)
             return self._catch_up(standings[verdict.source], done, active)
         raise failure

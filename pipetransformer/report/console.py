@@ -27,7 +27,15 @@ _COLUMNS = (
     "loss",
     "accuracy",
 )
-_PHASE_ORDER = ("ahead", "plan", "prepare", "move", "rewire", "first_step")
+_PHASE_ORDER = (
+    "roll_call",
+    "ahead",
+    "plan",
+    "prepare",
+    "move",
+    "rewire",
+    "first_step",
+)
 
 
 def _milliseconds(seconds: float) -> str:

@@ -139,7 +139,8 @@ class RecoveryRecord:
         after: The plan that it drives under now; None on a standby.
         pause_seconds: From the failure to the rewired pipeline, on this rank. The
             time until the failure is found comes before it.
-        phases: Seconds per phase of the change of plan.
+        phases: Seconds per phase of the change of plan, and of the ``"roll_call"``
+            before it, with attempts that another loss ended.
     """
 
     epoch: int

@@ -52,6 +52,8 @@ def test_survivors_finish_as_if_nothing_had_happened(case, undisturbed):
         assert epoch["optimizer_steps"] == BATCHES
     recoveries = lead["history"]["recoveries"]
     assert sorted(r for record in recoveries for r in record["lost"]) == sorted(deaths)
+    for record in recoveries:
+        assert 0 < record["phases"]["roll_call"] <= record["pause_seconds"]
     if case in SECOND_LOSSES:
         assert len(recoveries) == 1, "the second loss was to come in a recovery"
     assert len({tuple(value["losses"]) for value in results.values()}) == 1

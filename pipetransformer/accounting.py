@@ -136,7 +136,8 @@ class Counts:
             samples: Samples seen, where not every replica's part is known; the loss
                 is then the mean over those that are.
         """
-        spent = run.clock.since(self._spent)
+        since = run.clock.since(self._spent)
+        spent = {n: s for n, s in since.items() if "recovery" not in n.split("/")}
         rows = sum(part["rows"] for part in parts)
         now = replica.workers.cpu_seconds() if replica is not None else self._busy
         return SegmentRecord(

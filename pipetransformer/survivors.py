@@ -134,6 +134,11 @@ class Survivors:
         survives = run.config.autodp.on_peer_failure == "continue"
         if not survives or run.layout is None or plane.failure is None:
             raise failure
+        with run.clock.phase("recovery"):
+            return self._go_on(failure, call, position)
+
+    def _go_on(self, failure: PeerFailure, call: str, position: int | None) -> bool:
+        run, plane = self._run, self._run.plane
         active, shape = self._role.replica is not None, self._changes.shape()
         start, done, before = time.perf_counter(), self.done, set(plane.members)
         self._recovery.rest()

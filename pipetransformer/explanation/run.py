@@ -73,6 +73,29 @@ class Abort:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """The loss of ranks that the run survived.
+
+    Args:
+        epoch: the training epoch that it fell into.
+        step: optimizer steps done then.
+        lost: their numbers.
+        before: the plan in force, as in `Change`; empty on a standby.
+        after: the survivors' plan; empty on a standby.
+        pause_ns: measured, from the failure to the rewired pipeline.
+        phases_ns: the measured parts of the pause, largest first.
+    """
+
+    epoch: int
+    step: int
+    lost: tuple[int, ...]
+    before: str
+    after: str
+    pause_ns: int
+    phases_ns: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunExplanation:
     """What a run did and why; ``str()`` gives text, :meth:`to_dict` JSON.
 
@@ -84,6 +107,7 @@ class RunExplanation:
         phases_ns: the lead's wall time by phase, largest first.
         measured: predicted beside measured steps and pauses.
         aborts: attempts that were aborted.
+        recoveries: losses of ranks that the run survived.
         counters: counts of the lead, by name.
     """
 
@@ -94,6 +118,7 @@ class RunExplanation:
     phases_ns: Mapping[str, int]
     measured: tuple[Measurement, ...]
     aborts: tuple[Abort, ...] = ()
+    recoveries: tuple[Recovery, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
@@ -109,6 +134,7 @@ class RunExplanation:
                 for each in self.refusals
             ],
             "aborts": [asdict(abort) for abort in self.aborts],
+            "recoveries": [_recovery_dict(each) for each in self.recoveries],
             "counters": dict(self.counters),
             "phases_ns": dict(self.phases_ns),
             "measured": [
@@ -123,6 +149,12 @@ class RunExplanation:
     def __str__(self) -> str:
         """Return the report as plain text."""
         return render(self.sections())
+
+
+def _recovery_dict(recovery: Recovery) -> dict[str, object]:
+    values = asdict(recovery)
+    shapes = {"from": values.pop("before") or None, "to": values.pop("after") or None}
+    return {**values, **shapes, "lost": list(recovery.lost)}
 
 
 def _change_dict(change: Change) -> dict[str, object]:

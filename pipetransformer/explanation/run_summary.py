@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pipetransformer.explanation import fields
 from pipetransformer.explanation.report import Measurement
-from pipetransformer.explanation.run import Abort, Change, Refusal, RunExplanation
+from pipetransformer.explanation.run import (
+    Abort,
+    Change,
+    Recovery,
+    Refusal,
+    RunExplanation,
+)
 from pipetransformer.planner import Transition
 
 _SHAPE = ("num_frozen_layers", "num_stages", "num_replicas", "num_microbatches")
@@ -31,6 +37,7 @@ def explain_run(summary: object) -> RunExplanation:
     changes = tuple(_change(record, what) for record, what in records)
     refused = fields.read_list(values.get("refusals", []), "summary refusals")
     aborted = fields.read_list(values.get("aborted", []), "summary aborted")
+    losses = fields.read_list(values.get("recoveries", []), "summary recoveries")
     counted = fields.read_mapping(values.get("counters", {}), "summary counters")
     epochs = fields.read_list(values.get("epochs"), "summary epochs")
     steps = [_step(e, f"summary epochs[{i}]") for i, e in enumerate(epochs)]
@@ -49,6 +56,9 @@ def explain_run(summary: object) -> RunExplanation:
             *(entry for change in changes for entry in _pauses(change)),
         ),
         aborts=tuple(_abort(r, f"summary aborted[{i}]") for i, r in enumerate(aborted)),
+        recoveries=tuple(
+            _recovery(r, f"summary recoveries[{i}]") for i, r in enumerate(losses)
+        ),
         counters={
             name: fields.read_count(count, f"summary counters {name}")
             for name, count in counted.items()
@@ -93,6 +103,23 @@ def _abort(record: object, what: str) -> Abort:
         wanted=_shape(values.get("to"), f"{what} to"),
         reason=fields.read_text(values.get("reason"), f"{what} reason"),
         lost_ns=fields.read_seconds(values.get("seconds"), f"{what} seconds"),
+    )
+
+
+def _recovery(record: object, what: str) -> Recovery:
+    values = fields.read_mapping(record, what)
+    before, after = values.get("from"), values.get("to")
+    lost = fields.read_list(values.get("lost"), f"{what} lost")
+    return Recovery(
+        epoch=fields.read_count(values.get("epoch"), f"{what} epoch"),
+        step=fields.read_count(values.get("step"), f"{what} step"),
+        lost=tuple(fields.read_count(rank, f"{what} lost") for rank in lost),
+        before="" if before is None else _shape(before, f"{what} from"),
+        after="" if after is None else _shape(after, f"{what} to"),
+        pause_ns=fields.read_seconds(
+            values.get("pause_seconds"), f"{what} pause_seconds"
+        ),
+        phases_ns=_phases(values.get("phases", {}), f"{what} phases"),
     )
 
 

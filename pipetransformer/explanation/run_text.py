@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pipetransformer.explanation.document import (
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pipetransformer.explanation.run import (
         Abort,
         Change,
+        Recovery,
         Refusal,
         RunExplanation,
     )
@@ -30,6 +32,7 @@ def run_sections(run: RunExplanation) -> list[Section]:
         Section("Plans", tuple(line for c in run.changes for line in _lines(c))),
         Section("Refused", tuple(line for r in run.refusals for line in _refused(r))),
         Section("Aborted", tuple(_aborted(abort) for abort in run.aborts)),
+        Section("Lost ranks", tuple(x for r in run.recoveries for x in _survived(r))),
         Section("Predicted against measured", (), measured_table(run.measured)),
         Section("Where the time went", (), _phase_table(run)),
         Section("Counts", _counts(run)),
@@ -48,13 +51,7 @@ def _lines(change: Change) -> list[str]:
         terms = [f"{n} {milliseconds(t)}" for n, t in priced.expected_terms_ns.items()]
         if terms:
             lines.append(f"  predicted: {', '.join(terms)}")
-    parts = [
-        f"{name} {milliseconds(ns)}{_within(change, name)}"
-        for name, ns in change.phases_ns.items()
-        if "/" not in name
-    ]
-    if parts:
-        lines.append(f"  measured: {', '.join(parts)}")
+    lines += _measured(change.phases_ns)
     moved = [f"{change.moved_bytes} bytes moved"] if change.moved_bytes else []
     group = [f"{change.group} group"] if change.group else []
     if moved or group:
@@ -62,11 +59,29 @@ def _lines(change: Change) -> list[str]:
     return lines
 
 
-def _within(change: Change, outer: str) -> str:
+def _measured(phases_ns: Mapping[str, int]) -> list[str]:
+    """Return a line of phases, each with its parts; none if there are none."""
+    parts = [
+        f"{name} {milliseconds(ns)}{_within(phases_ns, name)}"
+        for name, ns in phases_ns.items()
+        if "/" not in name
+    ]
+    return [f"  measured: {', '.join(parts)}"] if parts else []
+
+
+def _survived(recovery: Recovery) -> list[str]:
+    ranks = ", ".join(map(str, recovery.lost)) or "none"
+    shapes = f"{recovery.before or 'standing by'} -> {recovery.after or 'standing by'}"
+    where = f"epoch {recovery.epoch}, step {recovery.step}: ranks {ranks}; {shapes}"
+    pause = f"pause {milliseconds(recovery.pause_ns)}"
+    return [f"{where}; {pause}", *_measured(recovery.phases_ns)]
+
+
+def _within(phases_ns: Mapping[str, int], outer: str) -> str:
     """Return the parts of a phase in brackets; empty if it has none."""
     parts = [
         f"{name.removeprefix(f'{outer}/')} {milliseconds(ns)}"
-        for name, ns in change.phases_ns.items()
+        for name, ns in phases_ns.items()
         if name.startswith(f"{outer}/")
     ]
     return f" ({', '.join(parts)})" if parts else ""

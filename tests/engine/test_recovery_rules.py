@@ -14,6 +14,7 @@ from pipetransformer.layout import Layout
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.operations import Operations
 from pipetransformer.pass_loop import PassLoop
+from pipetransformer.report.clock import Clock
 from pipetransformer.script import ScriptLog
 from pipetransformer.state import TrainingState
 from pipetransformer.survivors import Survivors
@@ -193,6 +194,7 @@ def test_a_failure_that_no_lost_rank_explains_ends_the_run_after_some_attempts(
     autodp = types.SimpleNamespace(on_peer_failure="continue")
     run = types.SimpleNamespace(
         config=types.SimpleNamespace(autodp=autodp),
+        clock=Clock(),
         info=types.SimpleNamespace(world_size=2, rank=0),
         layout=object(),
         plane=Plane(),

@@ -54,6 +54,9 @@ def test_survivors_finish_as_if_nothing_had_happened(case, undisturbed):
     assert sorted(r for record in recoveries for r in record["lost"]) == sorted(deaths)
     for record in recoveries:
         assert 0 < record["phases"]["roll_call"] <= record["pause_seconds"]
+    # The pause is the run's and no pass's.
+    assert any("recovery" in name for name in lead["history"]["phase_seconds"])
+    assert not [n for e in epochs for n in e["phase_seconds"] if "recovery" in n]
     if case in SECOND_LOSSES:
         assert len(recoveries) == 1, "the second loss was to come in a recovery"
     assert len({tuple(value["losses"]) for value in results.values()}) == 1

@@ -12,6 +12,7 @@ from pipetransformer.report import (
     EpochRecord,
     History,
     PlanShape,
+    RecoveryRecord,
     RefusalRecord,
     TransformationRecord,
     write_summary,
@@ -77,6 +78,11 @@ def a_history():
     history.aborted.append(
         AbortRecord(1, 10, SECOND, 12.0, {"plan": 0.1}, "rank 3: no room")
     )
+    spent = {"prepare": 0.25, "prepare/group": 0.125, "roll_call": 10.0}
+    history.recoveries += [
+        RecoveryRecord(1, 17, [1, 3], SECOND, None, 10.5, spent),
+        RecoveryRecord(2, 19, [2], None, None, 0.5, {}),
+    ]
     history.counters.groups_reused = 1
     refused = a_transition(accepted=False, rule="too dear", anyway_terms_ns={})
     history.refusals.append(RefusalRecord(2, refused.to_dict()))
@@ -136,6 +142,10 @@ def test_text_tells_changes_reasons_prices_and_refusals():
         "measured: prepare 30.000 ms (group 20.000 ms), plan 10.000 ms, rewire 5.000",
         "29881 bytes moved, cached group",
         f"before epoch 1: {SECOND}; rank 3: no room; 12000.000 ms lost",
+        "Lost ranks",
+        "epoch 1, step 17: ranks 1, 3; frozen 2, K=2, R=2, M=4 -> standing by; pause",
+        "measured: roll_call 10000.000 ms, prepare 250.000 ms (group 125.000 ms)",
+        "epoch 2, step 19: ranks 2; standing by -> standing by; pause 500.000 ms",
         "groups reused 1",
         "before epoch 2:",
         "refused: too dear",
@@ -154,6 +164,10 @@ def test_json_is_complete_and_plain():
     assert values["changes"][1]["moved_bytes"] == 29_881
     assert values["aborts"][0]["reason"] == "rank 3: no room"
     assert values["counters"]["groups_reused"] == 1
+    lost = values["recoveries"]
+    assert [each["lost"] for each in lost] == [[1, 3], [2]]
+    assert (lost[0]["from"], lost[0]["to"], lost[0]["step"]) == (str(SECOND), None, 17)
+    assert lost[0]["phases_ns"]["roll_call"] == lost[0]["pause_ns"] - 500_000_000
 
 
 def test_what_write_summary_writes_is_read(tmp_path):
@@ -166,6 +180,7 @@ def test_a_summary_without_prices_is_read():
     summary = a_summary()
     del summary["refusals"], summary["transformations"][0]["transition"]
     del summary["aborted"], summary["counters"], summary["freezes"]
+    del summary["recoveries"]
     del summary["transformations"][0]["group"]
     for epoch in summary["epochs"]:
         del epoch["predicted_step_ns"], epoch["measured_step_ns"]

@@ -41,7 +41,7 @@ class Outcome:
         reason: Why it was aborted; empty when it was not.
         culprits: Ranks without which it might have been committed, equal on every rank.
         moved_bytes: State that new replicas were given; known to the members.
-        group: Where the members' group is from: "fresh", "cached" or "kept".
+        group: Where the members' group is from: "fresh", "cached" or "same".
     """
 
     committed: bool
@@ -175,7 +175,7 @@ def drop(run: Run, prepared: Prepared) -> None:
 def _take_over(run: Run, current: Replica | None, group: ActiveGroup | None) -> str:
     """Make the new group the live one and keep the old; return where it is from."""
     if current is not None and current.group is group:
-        return "kept"
+        return "same"
     cached = group is not None and run.groups.take(group)
     if group is None:
         return ""

@@ -83,7 +83,7 @@ class EpochRecord:
         samples: Samples seen.
         unique_samples: Different samples seen.
         optimizer_steps: Optimizer steps taken.
-        seconds: Wall time of the pass, transformations and evaluations excluded.
+        seconds: Wall time of the pass without transformations, recoveries, evaluations.
         train_loss: Mean over samples.
         cache_hits: Samples whose frozen activations came from the cache.
         cache_misses: Samples of a frozen prefix that had to be computed.

@@ -29,7 +29,7 @@ class TransformationRecord:
             ``anyway_terms_ns`` if a larger change was refused.
         plan_epoch: Counter of plans.
         moved_bytes: State that new replicas were given; 0 where there were none.
-        group: ``"fresh"``, ``"cached"`` or, where the ranks stayed, ``"kept"``.
+        group: ``"fresh"``, ``"cached"`` or, where the ranks stayed, ``"same"``.
         attempt: From 0; above it, so many attempts were aborted before.
     """
 

@@ -22,6 +22,7 @@ WRONG = [
         for v in [0, True, b"runs", ["runs"]]
     ],
     *[(pt.Config, "freeze_every", v, "an int or None") for v in NO_INT],
+    *[(pt.Config, "prepare_steps", v, "an int") for v in [*NO_INT, None]],
     *[(pt.Config, "seed", v, "an int") for v in [*NO_INT, None]],
     *[(pt.Config, "eval_microbatch_rows", v, "an int") for v in [*NO_INT, None]],
     *[(pt.Config, "clip_grad_norm", v, "a number or None") for v in ["1", True, [1]]],

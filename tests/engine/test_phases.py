@@ -86,7 +86,7 @@ def test_a_profiler_sees_steps_and_changes_of_plan_and_the_log_begins_with_the_w
     assert lines[0].startswith("run ")
     assert lines[0].endswith(": 1 ranks, node 0 of 1; no network")
     (change,) = [line for line in lines if "transformation: " in line]
-    assert "pause" in change and "prepare" in change and "kept group" in change
+    assert "pause" in change and "prepare" in change and "same group" in change
     counters = engine.history.counters
     assert counters.checkpoints_written == 1 and counters.store_operations > 0
     assert counters.transformations_committed == 2

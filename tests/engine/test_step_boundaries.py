@@ -73,7 +73,7 @@ def test_each_change_has_its_price_and_groups_are_used_again(elastic):
             assert f"prepare/{name}" in phases
         parts = sum(s for n, s in phases.items() if n.startswith("prepare/"))
         assert 0 < parts <= phases["prepare"] + 1e-6
-        assert ("prepare/group" in phases) == (change["group"] != "kept")
+        assert ("prepare/group" in phases) == (change["group"] != "same")
         assert bool(change["moved_bytes"]) == ("move/hash" in phases)
         joins = change["to"]["num_replicas"] > change["from"]["num_replicas"]
         assert change["moved_bytes"] > 0 or not joins
@@ -82,7 +82,7 @@ def test_each_change_has_its_price_and_groups_are_used_again(elastic):
     connected = [
         (change["to"]["num_stages"], change["to"]["num_replicas"])
         for change in changes
-        if change["group"] != "kept" and change["to"]["num_replicas"] > 1
+        if change["group"] != "same" and change["to"]["num_replicas"] > 1
     ]
     cached = [change for change in changes if change["group"] == "cached"]
     counters = history["counters"]

@@ -5,12 +5,24 @@ from pipetransformer.report import (
     EpochRecord,
     History,
     PlanShape,
+    RecoveryRecord,
+    RefusalRecord,
     TransformationRecord,
     abort_line,
     closing_table,
     transformation_line,
     write_summary,
 )
+
+
+def field_names(value):
+    """The names in a summary, but for those of metrics and prices."""
+    if isinstance(value, list):
+        return {name for part in value for name in field_names(part)}
+    if not isinstance(value, dict):
+        return set()
+    inner = [v for k, v in value.items() if k not in ("metrics", "transition")]
+    return set(value) | {name for part in inner for name in field_names(part)}
 
 
 def history():
@@ -84,6 +96,20 @@ def test_price_names_phases_parts_bytes_and_the_group():
     content = record.to_json()
     assert content["moved_bytes"] == 29_881 and content["group"] == "cached"
     assert content["phases"] == phases and content["attempt"] == 2
+
+
+def test_every_field_of_the_summary_is_described(request):
+    full = history()
+    shape = full.epochs[0].shape
+    full.aborted.append(AbortRecord(1, 5, shape, 0.5, {}, "no room"))
+    full.recoveries.append(RecoveryRecord(1, 5, [1], shape, None, 0.5, {}))
+    full.refusals.append(RefusalRecord(1, {"rule": "too dear"}))
+    full.freezes.append({"epoch": 1, "step": 5, "units": 2, "boundary": 3})
+    content = full.to_json()
+    del content["version"], content["transformations"][0]["phases"]["move"]
+    text = (request.config.rootpath / "docs/formats.md").read_text()
+    described = text.partition("## Run")[2]
+    assert {n for n in field_names(content) if f"`{n}`" not in described} == set()
 
 
 def test_abort_line_says_what_was_tried_without_whom_and_why():

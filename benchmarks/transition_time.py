@@ -4,10 +4,10 @@ python benchmarks/transition_time.py --json benchmarks/results/transition_time.j
 
 First the change of the active group alone, without a model, at 2, 4 and 8 processes:
 protocol, group, first collective; with a new group each time and between groups that
-are kept. Then the pause of real transformations, down and up, of the demo's model, also
-with plans that are prepared while training goes on, and of a model of 100 M
-parameters: by phase, in steps of the unfrozen plan, with and
-without the moved bytes. The source's transformations take 10 to 40 s. Columns:
+are kept. Then the hand-over of a state alone, and the pause of real transformations,
+down and up, of the demo's model, also with plans that are prepared while training goes
+on, and of a model of 100 M parameters: by phase, in steps of the unfrozen plan, with
+and without the moved bytes. The source's transformations take 10 to 40 s. Columns:
 METRICS.md.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from _forked import fork_server
 from _harness import Row, write_json
+from _move_times import move_rows
 from _pause_runs import AHEAD, DEMO, LARGE, TINY, PauseRun, by_name, run_load
 from _switch_times import PARTS, switch_times
 from _text import text_table
@@ -28,6 +29,7 @@ from _text import text_table
 SOURCE_S = (10.0, 40.0)
 TARGET_MS = {"new, 8 processes": 50.0}  # p50
 WORLDS = (2, 4, 8)
+MOVES = ((DEMO, 2), (DEMO, 4), (LARGE, 2))  # models, and processes that hold them
 
 
 def switch_rows(worlds: Sequence[int], changes: int, repeats: int) -> list[Row]:
@@ -107,15 +109,18 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--json", type=Path, metavar="PATH", help="write the figures here")
     add("--quick", action="store_true", help="2 processes, a tiny model")
     add("--changes", type=int, default=40, help="of groups, per repeat")
+    add("--moves", type=int, default=10, help="of the state of a model")
     add("--repeats", type=int, default=3, help="sets of processes; cycles of a model")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
-    fork_server("_switch_times", "_pause_runs")
+    fork_server("_switch_times", "_move_times")
     worlds, loads = ((2,), (TINY,)) if args.quick else (WORLDS, (DEMO, AHEAD, LARGE))
     rows = switch_rows(worlds, 5 if args.quick else args.changes, args.repeats)
+    for load, world in MOVES if not args.quick else ((TINY, 2),):
+        rows += move_rows(load, world, 2 if args.quick else args.moves)
     runs: Mapping[str, PauseRun] = {
         load.name: run_load(load, args.repeats) for load in loads
     }

@@ -29,12 +29,10 @@ _COLUMNS = (
 )
 _PHASE_ORDER = (
     "roll_call",
-    "ahead",
     "plan",
     "prepare",
     "move",
     "rewire",
-    "first_step",
 )
 
 
@@ -48,15 +46,15 @@ def _size(count: int) -> str:
 
 
 def _phase_texts(phases: Mapping[str, float]) -> str:
-    parts = parts_of(phases)
-    texts = []
-    for name in sorted(parts, key=_PHASE_ORDER.index):
-        if name == "first_step":
-            continue  # known only afterwards, and no part of the pause
-        inner = [f"{n} {_milliseconds(s)}" for n, s in parts[name].items()]
-        text = f"{name} {_milliseconds(phases[name])}"
-        texts.append(f"{text} ({', '.join(inner)})" if inner else text)
-    return ", ".join(texts)
+    """Return the pause's phases: neither ``ahead`` nor ``first_step`` is in it."""
+    return ", ".join(_phase_text(n, phases) for n in _PHASE_ORDER if n in phases)
+
+
+def _phase_text(name: str, phases: Mapping[str, float]) -> str:
+    inner = parts_of(phases)[name].items()
+    parts = ", ".join(f"{part} {_milliseconds(spent)}" for part, spent in inner)
+    text = f"{name} {_milliseconds(phases[name])}"
+    return f"{text} ({parts})" if parts else text
 
 
 def price_text(record: TransformationRecord) -> str:
@@ -65,6 +63,8 @@ def price_text(record: TransformationRecord) -> str:
     phases = _phase_texts(record.phases)
     if phases:
         texts[0] += f": {phases}"
+    if "ahead" in record.phases:
+        texts.append(f"before it {_phase_text('ahead', record.phases)}")
     if record.moved_bytes:
         texts.append(f"{_size(record.moved_bytes)} moved")
     if record.group:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 from pipetransformer.report import (
@@ -93,6 +94,10 @@ def test_price_names_phases_parts_bytes_and_the_group():
         "; why; pause 78 ms: plan 6.0, prepare 28 (group 25), move 38, rewire 3.8; "
         "29.9 kB moved; cached group; after 2 aborted attempts"
     )
+    prepared = {**phases, "ahead": 0.5, "ahead/group": 0.025}
+    line = transformation_line(dataclasses.replace(record, phases=prepared))
+    assert "why; pause 78 ms: plan 6.0, prepare 28" in line
+    assert "rewire 3.8; before it ahead 500 (group 25); 29.9 kB moved" in line
     content = record.to_json()
     assert content["moved_bytes"] == 29_881 and content["group"] == "cached"
     assert content["phases"] == phases and content["attempt"] == 2

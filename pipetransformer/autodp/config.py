@@ -10,7 +10,9 @@ from typing import Literal, get_args
 FailurePolicy = Literal["raise", "continue"]
 """What the ranks that are left do when one is lost."""
 
+_SHORTEST = timedelta(milliseconds=1)
 _LONGEST = timedelta(days=365)  # clocks count nanoseconds in 64 bits
+_LARGEST_BUFFER = 1 << 32
 _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
@@ -26,7 +28,8 @@ class AutoDPConfig:
         protocol_timeout: deadline of each step of a transformation.
         group_timeout: deadline of one collective; heartbeats find the dead long
             before, so it only has to exceed what one rank may do alone.
-        transfer_bucket_bytes: most bytes of small tensors that are moved together.
+        transfer_bucket_bytes: most bytes of small tensors that are moved together,
+            1 to 2**32.
         cached_groups: groups of earlier plans that are kept connected, for a plan
             with the same ranks in the same order; 0: none.
         interface: network interface of the CPU groups, such as ``"eth0"``; may
@@ -40,9 +43,9 @@ class AutoDPConfig:
 
     Raises:
         TypeError: a duration that is no `timedelta`, or a value of another wrong type.
-        ValueError: a duration or size that is not positive, a duration above a year, a
-            heartbeat timeout below three intervals, a name of other characters, or an
-            unknown policy.
+        ValueError: a duration that is not from a millisecond to a year, a size out of
+            range, a heartbeat timeout below three intervals, a name of other
+            characters, or an unknown policy.
     """
 
     heartbeat_interval: timedelta = timedelta(seconds=1)
@@ -72,9 +75,9 @@ class AutoDPConfig:
                 "heartbeat_timeout: expected at least three heartbeat intervals of "
                 f"{self.heartbeat_interval}, got {self.heartbeat_timeout}"
             )
-        if self.transfer_bucket_bytes <= 0:
+        if not 0 < self.transfer_bucket_bytes <= _LARGEST_BUFFER:
             raise ValueError(
-                "transfer_bucket_bytes: expected a positive number, got "
+                "transfer_bucket_bytes: expected a number from 1 to 2**32, got "
                 f"{self.transfer_bucket_bytes}"
             )
         if self.cached_groups < 0:
@@ -99,7 +102,7 @@ class AutoDPConfig:
 def _check_duration(name: str, value: object) -> None:
     if not isinstance(value, timedelta):
         raise TypeError(f"{name}: expected a timedelta, got {value!r}")
-    if value <= timedelta(0):
-        raise ValueError(f"{name}: expected a positive duration, got {value}")
+    if value < _SHORTEST:
+        raise ValueError(f"{name}: expected at least a millisecond, got {value}")
     if value > _LONGEST:
         raise ValueError(f"{name}: expected at most a year, got {value}")

@@ -39,6 +39,14 @@ from tests.autodp.world import FAST, run_scenarios
         ({"run_name": 7}, "run_name: expected a str, got 7"),
         ({"interface": b"eth0"}, "interface: expected a str, got b'eth0'"),
         ({"cached_groups": 1.5}, "cached_groups: expected an int, got 1.5"),
+        (
+            {"transfer_bucket_bytes": 2**70},
+            r"transfer_bucket_bytes: expected a number from 1 to 2\*\*32, got 118059",
+        ),
+        (
+            {"heartbeat_interval": timedelta(microseconds=1)},
+            "heartbeat_interval: expected at least a millisecond, got 0:00:00.000001",
+        ),
         ({"group_timeout": timedelta.max}, "group_timeout: expected at most a year"),
     ],
 )

@@ -16,6 +16,7 @@ from pipetransformer.config import Config
 from pipetransformer.data import Batch, ElasticSampler, check_dataset
 from pipetransformer.director import Director
 from pipetransformer.explanation import Explanation
+from pipetransformer.kinds import check_count
 from pipetransformer.pipe import least_rows
 from pipetransformer.planner import Plan
 from pipetransformer.plans import explain_replica
@@ -124,8 +125,7 @@ class PipeTransformer(Saving):
         Raises:
             PeerFailure: a peer died.
         """
-        if count < 1:
-            raise ValueError(f"epochs: expected at least 1, got {count}")
+        count = check_count("epochs", count)
         director = self._open()
         director.run.total_epochs = count
         while True:
@@ -162,8 +162,7 @@ class PipeTransformer(Saving):
         if director.has_plan:
             return
         check_dataset(dataset)
-        if batch_size < 1:
-            raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
+        batch_size = check_count("batch_size", batch_size)
         collate = collate_fn or torch.utils.data.default_collate
 
         def sample(rows: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -38,6 +39,8 @@ def write(path: str | os.PathLike[str], content: Any, *, replace: bool = True) -
     target = pathlib.Path(os.fsdecode(path))
     if not target.name:
         raise ValueError(f"path: expected the name of a file to write, got {path!r}")
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:

@@ -1,4 +1,4 @@
-"""Whether the values of a settings class are of the kinds that its fields name."""
+"""Whether settings and arguments are of the kinds that were asked for."""
 
 from __future__ import annotations
 
@@ -32,6 +32,24 @@ def check_kinds(settings: object) -> None:
             raise TypeError(
                 f"{name}.{field.name}: expected {_told(hint)}, got {value!r}"
             )
+
+
+def check_count(what: str, value: Any) -> int:
+    """Return an argument that counts something, from 1 on, as an int.
+
+    Args:
+        what: Its name.
+        value: What the user passed.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is below 1.
+    """
+    if not _fits(value, int):
+        raise TypeError(f"{what}: expected an int, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{what}: expected at least 1, got {value}")
+    return int(value)
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -115,3 +115,35 @@ def test_what_is_no_checkpoint_is_told_so(content, tmp_path):
     kind = type(content).__name__
     with pytest.raises(ValueError, match=f"of this library, format 1, got a {kind} w"):
         pt.export_checkpoint(tmp_path / "file", tmp_path / "weights")
+
+
+def call_with(call, value):
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        if call == "epochs":
+            next(engine.epochs(value))
+        else:
+            next(engine.batches(ToySet(16), value))
+
+
+@pytest.mark.parametrize("value", [*NO_INT, None])
+@pytest.mark.parametrize("call", ["epochs", "batch_size"])
+def test_counts_of_the_loop_are_ints(call, value):
+    with pytest.raises(TypeError) as caught:
+        call_with(call, value)
+    assert str(caught.value) == f"{call}: expected an int, got {value!r}"
+
+
+@pytest.mark.parametrize("call", ["epochs", "batch_size"])
+def test_counts_of_the_loop_begin_at_one(call):
+    with pytest.raises(ValueError, match=f"^{call}: expected at least 1, got 0"):
+        call_with(call, 0)
+    call_with(call, numpy.int64(8))
+
+
+def test_a_folder_is_no_file_to_write(tmp_path):
+    with (
+        make_engine(freeze=pt.freeze.Never()) as engine,
+        pytest.raises(IsADirectoryError, match=str(tmp_path)),
+    ):
+        engine.export(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -199,11 +199,12 @@ class Config:
             policy; the plan may then change within a pass, too. What policies call
             epoch is the number of the point: entry T of a schedule holds from step
             T * `freeze_every` on. None: one point per epoch.
-        prepare_steps: Optimizer steps for which training goes on under the old plan
-            while the new one is prepared: groups connect and ranks agree meanwhile.
-            Plans then change within passes only, that many steps after the decision
-            or at the pass's end. What is to be frozen trains for that much longer.
-            0: training stops while a plan is prepared.
+        prepare_steps: Batches for which training goes on under the old plan while the
+            new one is prepared: groups connect and ranks agree meanwhile. Plans then
+            change within passes only: so many batches after the decision, at the
+            optimizer step that these end in, or at the pass's end. What is to be
+            frozen trains for that much longer. 0: training stops while a plan is
+            prepared.
         clip_grad_norm: Clips the norm over all active parameters, after the
             all-reduce; None: no clipping.
         plan: See `PlanConfig`.

@@ -114,22 +114,32 @@ class PassLoop:
         run, left_open = self._run, self._left_open
         self._left_open = False
         if self._open.counted is None:
-            if left_open and self._role.stands_by:
-                # The script left the loop right after a recovery at this batch.
-                self._survivors.follow("pass_end", call="pass end")
-            return
-        if self._last_epoch != run.state.epoch:
+            if not (left_open and self._role.stands_by):
+                return
+            # The script left the loop right after a recovery at this batch.
+        elif self._last_epoch != run.state.epoch:
             return  # a recovery gave it: this rank's script has not begun it yet
         self._boundaries.at_end()
         with run.clock.phase("pass"):
-            fields = None
-            if not self._role.stands_by:
-                fields = self._survivors.call("close", self._close)
-            if fields is None:
-                self._survivors.follow("pass_end", call="pass end")
-            else:
+            fields = self._close_with_others()
+            if fields is not None:
                 self._record(EpochRecord.from_fields(fields))
             self._open.drop()
+
+    def _close_with_others(self) -> dict[str, Any] | None:
+        """Return the pass's record; None on a rank that stands by at its end.
+
+        A rank that has left may be taken back: when another is lost right then, the
+        others change the plan once more.
+        """
+        fields = None
+        while fields is None:
+            if self._role.stands_by:
+                if self._boundaries.stand_by("pass end") is None:
+                    return None
+                self._open.open_segment()
+            fields = self._survivors.call("close", self._close)
+        return fields
 
     # -- one segment -----------------------------------------------------------
 

@@ -66,7 +66,8 @@ class StepBoundaries:
         if self._role.stands_by or position >= run.state.num_batches:
             return
         if due_at is not None:
-            if position >= due_at:
+            # Gradients that wait for a later batch's optimizer step would be dropped.
+            if position >= due_at and run.state.batch == position:
                 self._meet(lambda: self._switch(position))
         elif is_due(run):
             begins = self._begin_ahead if self._steps_ahead else self._change
@@ -149,24 +150,34 @@ class StepBoundaries:
 
     # -- on standby ranks ------------------------------------------------------
 
-    def stand_by(self) -> int | None:
-        """Wait for the pass's end; return the next batch if this rank trains on."""
+    def stand_by(self, call: str = "pass") -> int | None:
+        """Wait for the pass's end; return the next batch if this rank trains on.
+
+        Args:
+            call: Where the script is, as `standing.assess` knows it.
+        """
         with self._run.clock.phase("stand by"):
-            if self._survivors.follow("pass_end", "plan", call="pass") is not None:
-                return None
-            joined = self._changes.joined
-            if joined is None or joined.position is None:
-                raise RuntimeError("active within a pass at no batch; please report")
-            if self._survivors.recovered:
-                return joined.position
-            waiting: list[Proposal] = [joined]
-            position = joined.position
+            while True:
+                if self._survivors.follow("pass_end", "plan", call=call) is not None:
+                    return None
+                joined = self._changes.joined
+                if joined is None or joined.position is None:
+                    raise RuntimeError(
+                        "active within a pass at no batch; please report"
+                    )
+                if not self._survivors.recovered:
+                    self._complete(joined, joined.position)
+                if not self._role.stands_by:
+                    return joined.position
 
-            def complete() -> bool:
-                if waiting:
-                    self._open.hand_over(waiting.pop())
-                    return True
-                return self._switch(position)
+    def _complete(self, joined: Proposal, position: int) -> None:
+        """Complete the operation that the others change the plan in."""
+        waiting: list[Proposal] = [joined]
 
-            self._survivors.call("boundary", complete)
-            return position
+        def complete() -> bool:
+            if waiting:
+                self._open.hand_over(waiting.pop())
+                return True
+            return self._switch(position)
+
+        self._survivors.call("boundary", complete)

@@ -134,3 +134,28 @@ def test_a_pass_that_is_left_early_takes_the_plan_over_at_its_end():
 def test_a_negative_number_of_steps_is_refused():
     with pytest.raises(ValueError, match=r"Config.prepare_steps: expected a number of"):
         pt.Config(prepare_steps=-1)
+
+
+def accumulate(rank, settings):
+    """Step after every second batch; tell where gradients wait, and the changes."""
+    engine = make_engine(freeze=schedule(0, 4), config=settings)
+    train_set, waiting = ToySet(SAMPLES), []
+    with engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(train_set, 12, num_workers=0):
+                parameter = list(engine.model.parameters())[-1]
+                waiting.append(parameter.grad is not None)
+                engine.backward(engine.loss(batch))
+                if batch.index % 2 == 1 or batch.index == BATCHES - 1:
+                    engine.optimizer.step()
+                    engine.optimizer.zero_grad(set_to_none=True)
+    return waiting, engine.history.to_json()
+
+
+def test_a_plan_waits_for_the_optimizer_step_of_the_batches_before_it():
+    # Due before batch 1 of the second pass, whose gradients join those of batch 0.
+    settings = config(prepare_steps=1)
+    waiting, history = run_ranks(accumulate, 1, settings, timeout_s=60)[0]
+    assert waiting == [False, True, False, True, False] * 2
+    first = history["epochs"][0]["optimizer_steps"]
+    assert [c["step"] for c in history["transformations"]] == [first + 1]

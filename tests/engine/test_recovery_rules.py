@@ -111,8 +111,8 @@ def test_a_rank_that_joins_the_first_batch_divides_the_pass_as_it_began(joins, n
     assert (state.pass_nodes, sampler.num_nodes) == (nodes, nodes)
 
 
-def loop(run, role, survivors, open_pass):
-    return PassLoop(run, role, Anything(), survivors, open_pass, Anything())
+def loop(run, role, boundaries, open_pass):
+    return PassLoop(run, role, boundaries, Anything(), open_pass, Anything())
 
 
 def test_a_pass_that_a_recovery_has_brought_is_recorded_once(monkeypatch):
@@ -143,6 +143,9 @@ class Batches:
     def open_segment(self):
         pass
 
+    def drop(self):
+        pass
+
     def batches(self, position):
         return (types.SimpleNamespace(index=n) for n in range(position, 3))
 
@@ -163,15 +166,15 @@ def test_a_rank_that_stands_by_since_its_last_batch_waits_for_the_passes_end():
         batch_in_hand=None,
     )
     loading = types.SimpleNamespace(dataset=range(3), batch_size=1, drop_last=False)
-    survivors, open_pass = Anything(), Batches()
-    passes = loop(run, role, survivors, open_pass)
+    boundaries = Anything()
+    passes = loop(run, role, boundaries, Batches())
     for _ in passes.iterate(loading):
-        role.stands_by, role.replica, open_pass.counted = True, None, None
+        role.stands_by, role.replica, passes._open.counted = True, None, None
         break  # the user's own, on every rank at this batch
-    passes.finish()
-    assert survivors.calls == [("follow", ("pass_end",), {"call": "pass end"})]
-    passes.finish()
-    assert len(survivors.calls) == 1
+    for _ in range(2):
+        passes.finish()
+    waits = [args for name, args, _ in boundaries.calls if name == "stand_by"]
+    assert waits == [("pass end",)]
 
 
 class Plane:

@@ -81,9 +81,9 @@ class PipeTransformer(Saving):
         """Connect to the other ranks and compare models and configs.
 
         Raises:
-            ValueError: models or configs differ between ranks; nothing reachable
-                serves the store.
-            PeerFailure: a rank died meanwhile.
+            ValueError: models, configs or nodes differ between ranks; a variable of the
+                launcher, an interface or the checkpoints' folder cannot be used.
+            PeerFailure: a rank died, or did not come by ``store_timeout``.
         """
         if self._session is not None:
             raise ValueError("engine: expected one use per engine, got a second with")

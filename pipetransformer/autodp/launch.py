@@ -121,7 +121,11 @@ def _of_run(config: AutoDPConfig) -> str:
 
 
 def _address() -> str:
-    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    return f"{_host()}:{os.environ.get('MASTER_PORT')}"
+
+
+def _host() -> str:
+    return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -184,7 +188,7 @@ def _open_store(place: LaunchInfo, deadline: float) -> tuple[LaunchInfo, Store]:
         raise ValueError(f"MASTER_PORT: expected a port from 1 to 65535, got {port}")
     store_rank = None if agent else 0
     store = TCPStore(
-        os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        _host(),
         port,
         is_master=place.rank == store_rank,
         timeout=timedelta(seconds=max(1.0, deadline - time.monotonic())),

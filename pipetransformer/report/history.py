@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 from typing import Any
@@ -95,9 +96,25 @@ def write_summary(history: History, path: str | os.PathLike[str]) -> None:
     Args:
         history: A finished or running history.
         path: The file; its folder is made when missing.
+
+    Raises:
+        OSError: the file could not be written; an older one is intact.
     """
     target = pathlib.Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(history.to_json(), indent=1) + "\n")
-    os.replace(temporary, target)
+    text = json.dumps(_finite(history.to_json()), indent=1, allow_nan=False)
+    try:
+        temporary.write_text(f"{text}\n")
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _finite(value: Any) -> Any:
+    """Return `value` with None for what is no finite number: JSON has no such ones."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,5 +1,8 @@
 import dataclasses
 import json
+import math
+
+import pytest
 
 from pipetransformer.report import (
     AbortRecord,
@@ -101,6 +104,20 @@ def test_price_names_phases_parts_bytes_and_the_group():
     content = record.to_json()
     assert content["moved_bytes"] == 29_881 and content["group"] == "cached"
     assert content["phases"] == phases and content["attempt"] == 2
+
+
+def test_summary_is_json_whatever_was_measured(tmp_path):
+    record = history()
+    record.epochs[0] = dataclasses.replace(record.epochs[0], train_loss=math.nan)
+    record.epochs[1].metrics["perplexity"] = math.inf
+    write_summary(record, tmp_path / "summary.json")
+    text = (tmp_path / "summary.json").read_text()
+    content = json.loads(text, parse_constant=pytest.fail)
+    assert content["epochs"][0]["train_loss"] is None
+    assert content["epochs"][1]["metrics"] == {"accuracy": 0.9, "perplexity": None}
+    with pytest.raises(IsADirectoryError):
+        write_summary(record, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
 def test_every_field_of_the_summary_is_described(request):

@@ -201,12 +201,13 @@ def propose(
             f"plan: expected one of the ranks {run.layout.active} that hold the state "
             f"to stay active, got {layout.active}; please report"
         )
-    plan_epoch = run.plan_epoch + 1
+    plan_epoch, state = run.plan_epoch + 1, run.state
     return Proposal(
         plan_epoch=plan_epoch,
         plan=plan,
         layout=layout,
-        progress=run.state.progress(),
+        # Within a pass that has no batches left its end is still to come.
+        progress=state.progress() if position is None else state.counters(),
         policy=run.policy.state_dict(),
         frozen_units=decision.units,
         seed=run.config.seed,

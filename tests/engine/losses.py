@@ -65,6 +65,12 @@ CASES = {
         (0, 6),
         {2: ("switch", 0)},
     ),
+    # Prepared for longer than a pass: the survivors change the plan at its end.
+    "new member in the move at the end of a pass": (
+        {**SHRINKING, "prepare_steps": 9},
+        (0, 6),
+        {2: ("move", 0)},
+    ),
     # ranks 2 and 3 are a node of their own, whose samples the others finish
     "a whole node": (TWO_STAGES, (0,), {2: ("step", 1, 2), 3: ("standby", 1)}),
 }

@@ -73,7 +73,9 @@ def named_tensors(tree: Any, path: str = "") -> dict[str, Tensor]:
     elif type(tree) in (list, tuple):
         items = enumerate(tree)
     for key, item in items:
-        below = f"{path} {key}" if path else str(key)
+        # Quoted unless a plain word, so that no two paths are the same.
+        word = key if type(key) is str and key.isidentifier() else repr(key)
+        below = f"{path} {word}" if path else word
         if isinstance(item, Tensor):
             found[below] = item
         else:

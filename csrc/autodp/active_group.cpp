@@ -78,7 +78,9 @@ bool wait_done(c10d::Work& work, std::chrono::milliseconds slice) {
       return false;
     }
     std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, std::chrono::microseconds(1000));
+    // Grows slowly, so that little is slept away behind the end of a short
+    // wait.
+    pause = std::min(pause * 5 / 4, std::chrono::microseconds(1000));
   }
   return true;
 }

@@ -15,6 +15,12 @@ from pipetransformer.state import (
 from pipetransformer.state_message import decode, encode, named_tensors
 
 
+def test_no_two_tensors_have_the_same_path():
+    x = torch.zeros(1)
+    tree = {1: x, "1": x, "a": {"b": x, 2: [x]}, "a b": x, "a 2": [x], "'1'": x}
+    assert len(named_tensors(tree)) == len(encode(tree)[1]) == 7
+
+
 def _same(left, right):
     if isinstance(left, torch.Tensor):
         return left.dtype == right.dtype and left.shape == right.shape

@@ -18,7 +18,7 @@ endif
 PIPE_BENCHMARKS := pipe_overhead pipe_throughput pipe_overlap unet_timeline pipe_models
 PLANNER_BENCHMARKS := partition_quality planner_time simulator_accuracy \
   fig11_microbatches paper_ladder
-TRANSFORMATION_BENCHMARKS := fault_injection endurance transition_time \
+TRANSFORMATION_BENCHMARKS := fault_injection failure_time endurance transition_time \
   transformation_curve kills_and_resumes
 TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node=4
 # The cores are shared with other programs: one intra-op thread per process.

@@ -7,6 +7,7 @@ one wrote stays.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -146,7 +147,8 @@ class Ranks:
         found = [*self.processes, *([self.store] if self.store is not None else [])]
         for process in found:
             if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(process.pid, signal.SIGKILL)
         for process in found:
             process.join(END_S)
 

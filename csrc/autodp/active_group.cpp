@@ -6,6 +6,13 @@
 
 namespace pipetransformer::autodp {
 
+namespace {
+
+// The store answers in less, or is lost.
+constexpr double kAccountS = 0.25;
+
+}  // namespace
+
 ActiveGroup::ActiveGroup(
     std::shared_ptr<MessagePlane> plane,
     const c10::intrusive_ptr<c10d::Store>& store,
@@ -59,8 +66,12 @@ void ActiveGroup::retire() noexcept {
     return;
   }
   // Dropping the last reference joins the backend's threads, which may wait for
-  // a stuck collective until its timeout.
-  auto task = [inner = guarded_->take_inner()]() mutable { inner.reset(); };
+  // a stuck collective until its timeout. It also closes the connections: see
+  // Note [Accounts come first] in watcher.cpp.
+  auto task = [inner = guarded_->take_inner(), latch = latch_]() mutable {
+    latch->wait_told(kAccountS);
+    inner.reset();
+  };
   if (plane_->latch() == latch_) {
     plane_->retire(std::move(task));
     return;

@@ -85,6 +85,7 @@ bool FailureLatch::fail(Failure failure) {
       failure.epoch = epoch_;
     }
     failure_ = std::move(failure);
+    failed_s_ = steady_now_s();
     latched = *failure_;
     callbacks.swap(callbacks_);
   }
@@ -108,16 +109,34 @@ void FailureLatch::suspect(Failure failure, double now_s) {
   fail(std::move(failure));
 }
 
-void FailureLatch::confirm(double now_s, double grace_s) {
+void FailureLatch::confirm(double at_s, double grace_s) {
   std::optional<Failure> due;
   {
     const std::lock_guard lock(mutex_);
-    if (!symptom_.has_value() || now_s - symptom_s_ < grace_s) {
+    if (!symptom_.has_value() || at_s - symptom_s_ < grace_s) {
       return;
     }
     due = symptom_;
   }
   fail(std::move(*due));
+}
+
+void FailureLatch::note_told() {
+  {
+    const std::lock_guard lock(mutex_);
+    told_ = true;
+  }
+  told_changed_.notify_all();
+}
+
+void FailureLatch::wait_told(double limit_s) const {
+  std::unique_lock lock(mutex_);
+  if (!failure_.has_value()) {
+    return;
+  }
+  const std::chrono::duration<double> left(
+      failed_s_ + limit_s - steady_now_s());
+  told_changed_.wait_for(lock, left, [this] { return told_; });
 }
 
 void FailureLatch::confirm_directly() {

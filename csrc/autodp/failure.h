@@ -4,6 +4,7 @@
 // Torch-free. FailureLatch is thread-safe; the first failure wins and stays.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -62,9 +63,17 @@ class FailureLatch {
   // may be noticed first. The first symptom stays. `now_s` is a steady clock.
   void suspect(Failure failure, double now_s);
 
-  // Latches the symptom as the failure once it is `grace_s` old and nothing
-  // else was latched. Called regularly by the watcher.
-  void confirm(double now_s, double grace_s);
+  // Latches the symptom as the failure if it was `grace_s` old at `at_s` and
+  // nothing else was latched. Called regularly by the watcher: see
+  // Note [Accounts come first].
+  void confirm(double at_s, double grace_s);
+
+  // The failure is on the store for the others to read.
+  void note_told();
+
+  // Waits until note_told(), or until the failure is `limit_s` old; not at all
+  // without a failure. Whoever closes connections to peers calls this before.
+  void wait_told(double limit_s) const;
 
   // The watcher has ended, so nobody calls confirm() any more: latches the
   // symptom there is, and from now on each symptom as soon as it is noted.
@@ -88,6 +97,9 @@ class FailureLatch {
   std::optional<Failure> symptom_;
   double symptom_s_ = 0;
   bool confirms_ = true;  // somebody calls confirm()
+  double failed_s_ = 0;
+  bool told_ = false;
+  mutable std::condition_variable told_changed_;
   int64_t epoch_ = -1;
   std::map<uint64_t, Callback> callbacks_;
   uint64_t next_subscription_ = 1;

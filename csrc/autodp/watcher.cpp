@@ -25,7 +25,7 @@ namespace {
 constexpr std::chrono::milliseconds kPoll{50};
 // How long the rank that serves the store waits for others to read the failure.
 constexpr double kLingerS = 1.0;
-// How long a broken connection waits for the account of the peer that broke it.
+// How long a broken connection waits for an account if the store is slow.
 constexpr double kGraceS = 0.25;
 
 // Written by a rank that outlives the store, if the store does answer after
@@ -115,6 +115,14 @@ struct Watcher::State {
 // groups are built through the connections that the plane made, and later
 // generations use them too.
 
+// Note [Accounts come first]
+// A rank that fails by itself writes why, and only then closes its connections
+// (ActiveGroup::retire waits for that). So a look at the store that began after
+// a connection broke, and found no account, shows that there is none: the peer
+// died, and the broken connection is the failure. Only where the store is slow
+// to answer, or an account slow to be written, the monitor thread decides after
+// kGraceS.
+
 // ---- store thread
 
 void Watcher::State::run_store_thread() noexcept {
@@ -171,7 +179,9 @@ bool Watcher::State::watch(const Generation& generation) {
     if (run->generation()->number != generation.number) {
       return true;
     }
+    const double looked_s = steady_now_s();
     look_for_news(generation);
+    generation.latch->confirm(looked_s, 0);
     if (steady_now_s() >= next_beat_s) {
       next_beat_s = steady_now_s() + options.heartbeat_interval_s;
       beat(generation, successor);
@@ -210,6 +220,7 @@ void Watcher::State::spread(
     const Generation& generation,
     const Failure& failure) {
   store->compareSet(generation.key("abort"), "", encode(failure));
+  generation.latch->note_told();
   store->set(seen_key(generation, options.rank), std::string("1"));
 }
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import endurance
+import failure_time
 import fault_injection
 import pytest
 import torch
@@ -38,6 +39,7 @@ def _server():
             ["--only=in move: SIGKILL, member of 2", "--heartbeat=6", "--jobs=1"],
             ["faults"],
         ),
+        (failure_time, ["--quick"], ["rows"]),
         (endurance, ["--quick"], ["endurance"]),
         (transition_time, ["--quick", "--repeats=1"], ["switches", "pauses"]),
         (curve, ["--quick"], ["curve"]),

@@ -94,7 +94,7 @@ class Director:
             run.plane.gather("first plan", b"", phase="before the first plan")
             with run.clock.phase("transformation"):
                 reason = self._operations.run(self._plan_first)
-            run.first_step = run.state.step
+            run.began_at = run.state.step, run.state.decided_epoch
         if not self.has_plan:
             raise PeerFailure(
                 None,

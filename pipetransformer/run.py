@@ -74,7 +74,7 @@ class Run(Slabs):
         self.cache_slots = 0  # that the plan in force was made for
         self.loaded: dict[str, Any] | None = None
         self.total_epochs = 0
-        self.first_step = 0  # done when the first plan was put in force
+        self.began_at = 0, 0  # steps and freeze decision of the first plan
         self.plan_epoch = 0
         self.plan: Plan | None = None
         self.holds_state = False  # weights and moments are whole, and the latest

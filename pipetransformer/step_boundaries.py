@@ -55,8 +55,8 @@ class StepBoundaries:
 
     def at_start(self) -> None:
         """Plan for the pass that begins, unless the run has just begun with a plan."""
-        run = self._run
-        planned = run.first_step == run.state.step
+        run, state = self._run, self._run.state
+        planned = run.began_at == (state.step, state.decided_epoch)
         if self._steps_ahead and not self._role.stands_by and not planned:
             self._meet(lambda: self._begin_ahead(0))
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import pipetransformer as pt
+from pipetransformer.run import Run
 from tests.engine.scenario import config, is_active, make_engine, moments, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
@@ -159,3 +160,50 @@ def test_a_plan_waits_for_the_optimizer_step_of_the_batches_before_it():
     assert waiting == [False, True, False, True, False] * 2
     first = history["epochs"][0]["optimizer_steps"]
     assert [c["step"] for c in history["transformations"]] == [first + 1]
+
+
+def train_from_second_epoch(rank, settings):
+    engine = make_engine(freeze=schedule(0, 4), config=settings)
+    train_set = ToySet(SAMPLES)
+    with engine:
+        engine.prepare(train_set, 12)
+        for epoch in engine.epochs(2):
+            if epoch == 0:
+                continue
+            for batch in engine.batches(train_set, 12, num_workers=0):
+                engine.step(batch)
+    return engine.history.to_json()
+
+
+def test_a_decision_of_an_epoch_without_a_pass_before_it_is_carried_out():
+    settings = config(prepare_steps=AHEAD)
+    history = run_ranks(train_from_second_epoch, 1, settings, timeout_s=60)[0]
+    assert [c["step"] for c in history["transformations"]] == [AHEAD]
+
+
+def refuse_once(rank, settings):
+    """Train like `train_ahead`; rank 2 refuses the first change."""
+    build, left = Run.build_group, [rank == 2]
+
+    def refuse(run, name, members, given_up=None):
+        if len(members) > 1 and left[0]:
+            left[0] = False
+            raise RuntimeError("no sockets left")
+        return build(run, name, members, given_up)
+
+    Run.build_group = refuse
+    return train_ahead(rank, settings, counts=[0, 6, 6], epochs=3)
+
+
+@pytest.mark.parametrize("steps", [AHEAD, BATCHES + 1])
+def test_a_plan_that_is_aborted_is_tried_again_where_it_was_due(steps):
+    settings = dataclasses.replace(ELASTIC, prepare_steps=steps)
+    results = run_ranks(refuse_once, 4, settings, timeout_s=110)
+    history = results[0]["history"]
+    due = BATCHES + min(steps, BATCHES)
+    assert [(a["step"], a["culprits"]) for a in history["aborted"]] == [(due, [2])]
+    changes = [(c["step"], c["attempt"]) for c in history["transformations"][:1]]
+    assert changes == [(due, 1)]
+    assert [e["epoch"] for e in history["epochs"]] == [0, 1, 2]
+    assert [e["unique_samples"] for e in history["epochs"]] == [SAMPLES] * 3
+    assert len({tuple(result["results"]) for result in results}) == 1

@@ -356,7 +356,7 @@ class PipeTransformer(Saving):
 
     @property
     def history(self) -> History:
-        """Records of epochs and transformations; complete on the lead."""
+        """Records of the run; complete on the lead, see `History`."""
         return self._begun("history").history
 
     def _begun(self, what: str) -> Run:

@@ -25,6 +25,9 @@ _VERSION = 1
 class History:
     """The records of one run, complete on the lead.
 
+    A rank that became the lead because the one before was lost has the records of what
+    it was active in: its first plan may be missing, and passes that it stood by in.
+
     Attributes:
         world_size: Processes.
         seed: Seed of the run.

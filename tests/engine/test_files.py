@@ -145,3 +145,9 @@ def test_file_system_without_locks_still_takes_files(tmp_path, monkeypatch):
     left.write_bytes(b"half")
     files.clear_unfinished(tmp_path)
     assert set(tmp_path.iterdir()) == {path, left}  # nobody knows whether it is dead
+
+
+def test_a_folder_without_the_right_to_write_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(ValueError, match="^folder: expected a .*, which is read-only$"):
+        files.make_folder(tmp_path / "new", "folder")

@@ -156,15 +156,17 @@ class Director:
         Returns:
             Whether it changed; None if this rank stands by since a rank was lost.
         """
-        through = [joined]
+        changed = [self._changes.joined] if joined else []
 
         def body() -> bool:
-            if through.pop() if through else False:
-                return True
-            if not self._changes.are_possible():
-                return False
-            outcome = self._changes.carry_out(self._propose, time.perf_counter())
-            return outcome is not None and outcome.committed
+            proposal = changed.pop() if changed else None
+            if proposal is None and self._changes.are_possible():
+                outcome = self._changes.carry_out(self._propose, time.perf_counter())
+                if outcome is not None and outcome.committed:
+                    proposal = outcome.proposal
+            if proposal is not None:
+                self._open_pass.hand_records(proposal)
+            return proposal is not None
 
         return self._survivors.call("epoch", body)
 

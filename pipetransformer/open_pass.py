@@ -9,7 +9,7 @@ from typing import Any
 
 from pipetransformer import records
 from pipetransformer.accounting import Counts, Pass
-from pipetransformer.autodp import broadcast_tensors
+from pipetransformer.autodp import ActiveGroup, broadcast_tensors
 from pipetransformer.changes import Changes
 from pipetransformer.data import Batch
 from pipetransformer.layout import Layout
@@ -148,6 +148,14 @@ class OpenPass:
         given = group.all_gather_bytes(own)[source]
         if self._run.info.rank in proposal.receivers:
             self._take(Pass.from_bytes(given) if given else None)
+        self.hand_records(proposal)
+
+    def hand_records(self, proposal: Proposal) -> None:
+        """Give a rank that joins and leads from here on the records; collective."""
+        replica = self._role.replica
+        if replica is not None and replica.group.members[0] in proposal.receivers:
+            members = replica.group.members
+            self._give_records(replica.group, members.index(proposal.source))
 
     def take_over(self, source: int) -> None:
         """Go on with the pass and the records of one member; collective.
@@ -163,7 +171,10 @@ class OpenPass:
         self._take(Pass.from_bytes(given) if given else None)
         if given:
             self.open_segment()
-        # A rank that stood by may lead from here on: it needs the records so far.
+        self._give_records(group, source)
+
+    def _give_records(self, group: ActiveGroup, source: int) -> None:
+        """Give the records so far, since a rank that stood by may lead from here on."""
         epochs = self._run.history.epochs
         told = json.dumps([dataclasses.asdict(record) for record in epochs]).encode()
         told = group.all_gather_bytes(told if group.rank == source else b"")[source]

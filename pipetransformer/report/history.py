@@ -25,8 +25,8 @@ _VERSION = 1
 class History:
     """The records of one run, complete on the lead.
 
-    A rank that became the lead because the one before was lost has the records of what
-    it was active in: its first plan may be missing, and passes that it stood by in.
+    A rank that became the lead because the one before was lost has the records of all
+    passes, and of the changes of plan that it was active in: the first may be missing.
 
     Attributes:
         world_size: Processes.

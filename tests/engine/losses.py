@@ -10,6 +10,7 @@ import torch
 
 import pipetransformer as pt
 from pipetransformer import transformation
+from pipetransformer.ahead import Ahead
 from pipetransformer.changes import Changes
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.recovery import Recovery
@@ -64,6 +65,12 @@ CASES = {
         {**SHRINKING, "prepare_steps": 2},
         (0, 6),
         {2: ("switch", 0)},
+    ),
+    # Ranks 0 and 2 drive two stages each, then rank 1 joins and leads.
+    "lead at the switch": (
+        {"slot_memory_bytes": 60_000, "reshape": "always", "prepare_steps": 2},
+        (0, 6),
+        {0: ("tell", 0)},
     ),
     # Prepared for longer than a pass: the survivors change the plan at its end.
     "new member in the move at the end of a pass": (
@@ -178,6 +185,8 @@ def lose(rank, case, environment):
                 setattr(transformation, where[0], die)  # in the change that follows
             if where == ("switch", epoch):
                 Changes._await_switch = die
+            if where == ("tell", epoch):
+                Ahead._tell_switch = die
             test_set.doomed = where == ("evaluate", epoch)
             losses.append(engine.evaluate(test_set)["loss"])
         last = moments(engine) if is_active(engine) else None

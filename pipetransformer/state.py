@@ -225,14 +225,22 @@ def _keep_dtypes(optimizer: torch.optim.Optimizer, given: Mapping[str, Any]) -> 
     Moments of another dtype than the weights, say of float32 for bfloat16, would lose
     bits, and replicas would differ.
     """
-    numbers = [n for group in given["param_groups"] for n in group["params"]]
+    groups, states = given.get("param_groups"), given.get("state")
+    if not isinstance(groups, list) or not isinstance(states, dict):
+        return  # a format of the optimizer's own, which it loads by itself
+    numbers = [n for group in groups for n in group.get("params", ())]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if len(numbers) != len(parameters):
+        return
     for number, parameter in zip(numbers, parameters, strict=True):
-        held = optimizer.state.get(parameter, {})
-        for key, value in given["state"].get(number, {}).items():
+        held, wanted = optimizer.state.get(parameter), states.get(number)
+        if not isinstance(held, dict) or not isinstance(wanted, dict):
+            continue
+        for key, value in wanted.items():
             loaded = held.get(key)
-            both = isinstance(value, Tensor) and isinstance(loaded, Tensor)
-            if both and loaded.dtype != value.dtype:
+            if not isinstance(value, Tensor) or not isinstance(loaded, Tensor):
+                continue
+            if loaded.dtype != value.dtype:
                 held[key] = value.to(loaded.device)
 
 

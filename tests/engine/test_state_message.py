@@ -98,7 +98,19 @@ class _KeepsFloat32(torch.optim.Optimizer):
                 p.data.copy_(state["master"])
 
 
-@pytest.mark.parametrize("factory", [_KeepsFloat32, torch.optim.AdamW])
+class _OwnFormat(_KeepsFloat32):
+    """Has a state dict of its own form."""
+
+    def state_dict(self):
+        return {"masters": [s["master"] for s in self.state.values()]}
+
+    def load_state_dict(self, state_dict):
+        params = [p for group in self.param_groups for p in group["params"]]
+        for p, master in zip(params, state_dict["masters"], strict=True):
+            self.state[p] = {"master": master, "count": torch.zeros(1)}
+
+
+@pytest.mark.parametrize("factory", [_KeepsFloat32, torch.optim.AdamW, _OwnFormat])
 def test_moments_keep_their_dtype_and_bits(factory):
     def state_of(steps):
         torch.manual_seed(steps)

@@ -32,6 +32,8 @@ class OpenPass:
         counted: The pass so far; None between passes and on a standby.
         due_at: The batch before which a plan takes effect that is being prepared, or
             was until a rank was lost; equal on every active rank. None: no such plan.
+        owed: This rank has become active in a pass, and nobody has told it yet what was
+            counted so far; without that it cannot give others the training state.
     """
 
     def __init__(self, run: Run, role: Role, changes: Changes) -> None:
@@ -43,6 +45,7 @@ class OpenPass:
         self._begins = False  # this rank has seen the pass begin, and nothing of it
         self.counted: Pass | None = None
         self.due_at: int | None = None
+        self.owed = False
 
     def begin(self, loading: Loading, *, counts: bool) -> None:
         """Begin a pass.
@@ -62,6 +65,7 @@ class OpenPass:
 
     def _take(self, counted: Pass | None) -> None:
         self.counted = self._run.current_pass = counted
+        self.owed = False
 
     def _in_force(self) -> Layout:
         if self._run.layout is None:

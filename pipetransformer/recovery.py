@@ -94,6 +94,8 @@ class Recovery:
                 position=ahead.position,
             )
         self._role.retire()
+        holds = standings[run.info.rank].holds
+        self.open_pass.owed = ahead.position is not None and not holds
         outcome = self._changes.recover(plan_epoch, proposal, ahead.done, ahead.result)
         if not outcome.committed:
             raise PeerFailure(None, "recovery", epoch=plan_epoch, reason=outcome.reason)

@@ -210,12 +210,13 @@ class Survivors:
 
     def _standing(self, call: str, position: int | None, active: bool) -> Standing:
         run = self._run
-        segment, counts = self._recovery.open_pass.standing()
+        open_pass = self._recovery.open_pass
+        segment, counts = open_pass.standing()
         return Standing(
             done=self._operations.done,
             result=self._operations.result,
             step=run.state.step,
-            holds=run.holds_state and run.consistent,
+            holds=run.holds_state and run.consistent and not open_pass.owed,
             decided=run.state.decided_epoch,
             active=active,
             call=call,

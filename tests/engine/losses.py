@@ -100,8 +100,16 @@ SECOND_LOSSES = {
     ),
 }
 CASES.update(SECOND_LOSSES)
-# The only replica is lost: nobody holds the state.
-ENDS = {"the only replica": (SHRINKING, (0,), {0: ("step", 1, 2)})}
+# Nobody is left who holds the state.
+ENDS = {
+    "the only replica": (SHRINKING, (0,), {0: ("step", 1, 2)}),
+    # A new member has the weights by then, and not yet what was counted of the pass.
+    "the last holder after the move of the survivors": (
+        TWO_REPLICAS,
+        (0,),
+        {1: ("step", 1, 2), 0: ("recovery", "rewire")},
+    ),
+}
 
 
 def undisturbed_key(case):

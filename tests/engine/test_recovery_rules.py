@@ -214,7 +214,9 @@ def test_a_failure_that_no_lost_rank_explains_ends_the_run_after_some_attempts(
     recovery = types.SimpleNamespace(
         rest=lambda: None,
         go_on=lambda *_: recoveries.append(1) or {},
-        open_pass=types.SimpleNamespace(standing=lambda: (0, {}), due_at=None),
+        open_pass=types.SimpleNamespace(
+            standing=lambda: (0, {}), due_at=None, owed=False
+        ),
     )
     survivors = Survivors(run, role, Operations(), Anything(), recovery)
     with pytest.raises(PeerFailure, match="sizes differ"):

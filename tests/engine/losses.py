@@ -222,19 +222,20 @@ def train_alone(rank, schedules):
     return results
 
 
-def lose_store(rank, store_pid, environment):
-    """Kill the store's process within a pass; report how this rank ends."""
+def lose_store(rank, store_pid, environment, when, prepare_steps):
+    """Kill the store's process at (epoch, batch) `when`; report how this rank ends."""
     os.environ.update(environment)
-    engine, (train_set, test_set) = engine_for((0, 3), SURVIVING, **TWO_STAGES), sets()
+    settings = {**TWO_STAGES, "prepare_steps": prepare_steps}
+    engine, (train_set, test_set) = engine_for((0, 3), SURVIVING, **settings), sets()
     losses = []
     try:
         with engine:
             for epoch in engine.epochs(EPOCHS):
                 for batch in engine.batches(train_set, BATCH):
-                    if rank == 0 and (epoch, batch.index) == (0, 2):
+                    if rank == 0 and (epoch, batch.index) == when:
                         os.kill(store_pid, signal.SIGKILL)
                     engine.step(batch)
-                while epoch == 0 and not engine._open().run.plane.store_lost:
+                while epoch == when[0] and not engine._open().run.plane.store_lost:
                     engine._open().run.plane.check()
                     time.sleep(0.05)
                 losses.append(engine.evaluate(test_set)["loss"])

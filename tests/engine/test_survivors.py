@@ -102,10 +102,14 @@ def test_a_rank_that_was_stopped_is_fenced_and_saves_nothing(tmp_path):
         assert all(map(torch.equal, weights, results[0][0]))
 
 
-def test_active_ranks_train_on_without_the_store_and_standbys_end():
+# With two steps ahead the plan that is due before batch 2 is lost with the store.
+@pytest.mark.parametrize(("when", "steps"), [((0, 2), 0), ((1, 1), 2)])
+def test_active_ranks_train_on_without_the_store_and_standbys_end(when, steps):
     with (
         StoreHost() as host,
-        Ranks(lose_store, 4, host.pid, host.environment, timeout_s=105) as ranks,
+        Ranks(
+            lose_store, 4, host.pid, host.environment, when, steps, timeout_s=105
+        ) as ranks,
     ):
         outcomes = ranks.outcomes()
     for rank, (ok, value) in outcomes.items():

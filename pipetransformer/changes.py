@@ -214,7 +214,7 @@ class Changes:
         finally:
             if not goes:
                 drop(self._run, prepared)
-        return prepared.at_switch(message) if goes else None
+        return prepared.as_ahead().at_switch(message) if goes else None
 
     def _conclude(self, prepared: Prepared, *, trims: bool) -> Outcome:
         """Carry the decision out; `trims`: no rank needs earlier messages then."""

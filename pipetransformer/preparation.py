@@ -103,11 +103,8 @@ class Preparation:
             raise error
         if prepared is None:
             raise RuntimeError("preparation without a result; please report")
-        seconds = prepared.phases.seconds
-        ahead = {f"ahead{n.removeprefix('prepare')}": s for n, s in seconds.items()}
-        seconds.clear()
-        seconds.update(ahead, plan=self.planned_s, prepare=time.perf_counter() - start)
-        return prepared
+        waited_s = time.perf_counter() - start
+        return prepared.as_ahead(plan=self.planned_s, prepare=waited_s)
 
     def give_up(self) -> None:
         """End it after a failure, and drop what it has built."""

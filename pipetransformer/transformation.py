@@ -78,6 +78,18 @@ class Prepared:
         """Return it with the plan's place in time; see `Proposal.at_switch`."""
         return dataclasses.replace(self, proposal=self.proposal.at_switch(place))
 
+    def as_ahead(self, **pause: float) -> Prepared:
+        """Return it with its phases so far as ``"ahead"``, no part of the pause.
+
+        Args:
+            pause: Seconds of phases that are part of it.
+        """
+        seconds = self.phases.seconds
+        ahead = {f"ahead{n.removeprefix('prepare')}": s for n, s in seconds.items()}
+        seconds.clear()
+        seconds.update(ahead, **pause)
+        return self
+
 
 def prepare(
     run: Run,

@@ -1,12 +1,16 @@
 """Plans that are prepared while training goes on (`Config.prepare_steps`)."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import pipetransformer as pt
+from pipetransformer.changes import Changes
+from pipetransformer.report import Phases
 from pipetransformer.run import Run
+from pipetransformer.transformation import Prepared
 from tests.engine.scenario import config, is_active, make_engine, moments, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
@@ -207,3 +211,13 @@ def test_a_plan_that_is_aborted_is_tried_again_where_it_was_due(steps):
     assert [e["epoch"] for e in history["epochs"]] == [0, 1, 2]
     assert [e["unique_samples"] for e in history["epochs"]] == [SAMPLES] * 3
     assert len({tuple(result["results"]) for result in results}) == 1
+
+
+def test_what_a_standby_prepared_ahead_is_no_part_of_its_prices():
+    phases = Phases()
+    phases.seconds.update({"prepare": 3.0, "prepare/group": 1.0})
+    proposal = SimpleNamespace(ahead=True, at_switch=lambda message: message)
+    script = SimpleNamespace(follow=lambda kind: {"goes": True})
+    changes = Changes(SimpleNamespace(script=script), None, None)
+    taken = changes._await_switch(Prepared(None, proposal, True, None, False, phases))
+    assert taken.phases.seconds == {"ahead": 3.0, "ahead/group": 1.0}

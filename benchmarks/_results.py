@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from _machine import machine
+from _text import text_table
 
 MIN_REPEATS = 3
 
@@ -174,6 +175,21 @@ def write_json(
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     draft.write_text(text)
     draft.replace(path)
+
+
+def spread_table(headers: Sequence[str], rows: Sequence[Row]) -> str:
+    """Return a line per row: system, metric, median, range, number of repeats."""
+    lines = [
+        [
+            row.system,
+            row.metric,
+            f"{row.median:.4g} {row.unit}",
+            f"{min(row.values):.4g} .. {max(row.values):.4g}",
+            str(len(row.values)),
+        ]
+        for row in rows
+    ]
+    return text_table([*headers, "median", "range", "repeats"], lines)
 
 
 def _row_content(row: Row) -> dict[str, object]:

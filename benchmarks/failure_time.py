@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from _forked import Log, Ranks, fork_server
 from _harness import Row, write_json
-from _text import text_table
+from _results import spread_table
 
 from pipetransformer.autodp import (
     AutoDPConfig,
@@ -126,17 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fork_server("failure_time")
     worlds, repeats = ((2,), 1) if args.quick else (WORLDS, args.repeats)
     rows = rows_of(worlds, repeats, args.seed)
-    lines = [
-        [
-            row.system,
-            row.metric,
-            f"{row.median:.4g} {row.unit}",
-            f"{min(row.values):.4g} .. {max(row.values):.4g}",
-            str(len(row.values)),
-        ]
-        for row in rows
-    ]
-    print(text_table(["what", "who", "median", "range", "repeats"], lines))
+    print(spread_table(["what", "who"], rows))
     if args.json is not None:
         write_json(
             args.json,

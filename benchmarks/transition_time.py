@@ -23,8 +23,8 @@ from _forked import fork_server
 from _harness import Row, write_json
 from _move_times import move_rows
 from _pause_runs import AHEAD, DEMO, LARGE, TINY, PauseRun, by_name, run_load
+from _results import spread_table
 from _switch_times import PARTS, switch_times
-from _text import text_table
 
 SOURCE_S = (10.0, 40.0)
 TARGET_MS = {"new, 8 processes": 50.0}  # p50
@@ -86,21 +86,6 @@ def pause_rows(name: str, run: PauseRun) -> list[Row]:
     return rows
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return medians and ranges."""
-    lines = [
-        [
-            row.system,
-            row.metric,
-            f"{row.median:.4g} {row.unit}",
-            f"{min(row.values):.4g} .. {max(row.values):.4g}",
-            str(len(row.values)),
-        ]
-        for row in rows
-    ]
-    return text_table(["what", "part", "median", "range", "repeats"], lines)
-
-
 def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -126,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     for name, run in runs.items():
         rows += pause_rows(name, run)
-    print(table(rows))
+    print(spread_table(["what", "part"], rows))
     for name, run in runs.items():
         print(f"{name}: {run.parameters} parameters, step {1e3 * run.step_s:.1f} ms")
     print(f"source: {SOURCE_S[0]:g} to {SOURCE_S[1]:g} s")

@@ -130,10 +130,17 @@ class Session:
             records.count(self.run)
             self.run.history.phase_seconds = spent
             self.run.history.total_seconds = sum(spent.values())
-        failure = self._plane.failure
-        bare = isinstance(error, RuntimeError) and not isinstance(error, PeerFailure)
-        if failure is not None and bare and failure.rank != self.run.info.rank:
+        failure = self._failure_behind(error)
+        if failure is not None and failure is not error:
             raise failure from error
+
+    def _failure_behind(self, error: BaseException | None) -> PeerFailure | None:
+        """Return the failure of a peer that `error` is, or is the bare error of."""
+        if isinstance(error, PeerFailure):
+            return error
+        failure = self._plane.failure
+        foreign = failure is not None and failure.rank != self.run.info.rank
+        return failure if foreign and isinstance(error, RuntimeError) else None
 
     def _end(self, director: Director, error: BaseException | None) -> None:
         try:
@@ -156,6 +163,10 @@ class Session:
     def _end_badly(self, director: Director, error: BaseException) -> None:
         if self._plane.failure is None:
             self._plane.fail("user code", f"{type(error).__name__}: {error}")
+        failure = self._failure_behind(error)
+        if failure is not None:
+            # A launcher's SIGTERM may end the process as soon as the block is left.
+            _LOG.error("rank %d ends: %s", self.run.info.rank, failure)
         layout = self.run.layout
         alone = layout is not None and layout.active == (self.run.info.rank,)
         fenced = isinstance(error, PeerFailure) and error.phase == "fenced"

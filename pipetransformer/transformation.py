@@ -133,6 +133,8 @@ def prepare(
             group, refusal = _build(run, live, proposal, transition, phases)
         is_new = group is not None and group is not live
         try:
+            if group is not None and proposal.plan.boundary > 0:
+                run.make_training_cache(proposal.layout, proposal.plan.boundary)
             if met:
                 with phases.phase("acknowledge"):
                     transition.acknowledge(refusal, waited=_kept_waiting(refusal))
@@ -258,8 +260,6 @@ def _build(
             run.plane.check()
             _LOG.warning("plan epoch %d: no group: %s", proposal.plan_epoch, error)
             return None, f"{type(error).__name__}: {error}"
-    if proposal.plan.boundary > 0:
-        run.make_training_cache(proposal.layout, proposal.plan.boundary)
     return group, None
 
 

@@ -71,6 +71,32 @@ def moments(engine):
     }
 
 
+def equal(left, right):
+    return len(left) == len(right) and all(
+        torch.equal(a, b) for a, b in zip(left, right, strict=True)
+    )
+
+
+def assert_same_across_boundaries(results):
+    """Compare, bit by bit, what each rank had after a step and before the next one.
+
+    Args:
+        results: Of each rank, lead first: ``before`` and ``after`` map the number of
+            steps done to the loss of a fixed set and the `moments`.
+    """
+    before = results[0]["before"]
+    for result in results:
+        for step, (loss, state) in result["after"].items():
+            if step == 0:
+                continue
+            loss_before, state_before = before[step]
+            assert loss == loss_before
+            assert equal(state["tensors"], state_before["tensors"])
+            assert equal(state["weights"], state_before["weights"])
+            for name in ("rates", "step", "scheduler"):
+                assert state[name] == state_before[name]
+
+
 def is_active(engine):
     return engine.plan is not None
 

@@ -11,7 +11,15 @@ from pipetransformer.changes import Changes
 from pipetransformer.report import Phases
 from pipetransformer.run import Run
 from pipetransformer.transformation import Prepared
-from tests.engine.scenario import config, is_active, make_engine, moments, schedule
+from tests.engine.scenario import (
+    assert_same_across_boundaries,
+    config,
+    equal,
+    is_active,
+    make_engine,
+    moments,
+    schedule,
+)
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
@@ -60,12 +68,6 @@ def elastic():
     return run_ranks(train_ahead, 4, ELASTIC, timeout_s=110)
 
 
-def equal(left, right):
-    return len(left) == len(right) and all(
-        torch.equal(a, b) for a, b in zip(left, right, strict=True)
-    )
-
-
 def test_plans_take_effect_the_same_number_of_steps_later(elastic):
     changes = elastic[0]["history"]["transformations"]
     starts = [epoch * BATCHES for epoch in range(1, EPOCHS)]
@@ -93,17 +95,7 @@ def test_every_sample_is_seen_once_in_each_pass(elastic):
 
 
 def test_loss_and_state_are_bitwise_equal_before_and_after_each_boundary(elastic):
-    before = elastic[0]["before"]
-    for result in elastic:
-        for step, (loss, state) in result["after"].items():
-            if step == 0:
-                continue
-            loss_before, state_before = before[step]
-            assert loss == loss_before
-            assert equal(state["tensors"], state_before["tensors"])
-            assert equal(state["weights"], state_before["weights"])
-            for name in ("rates", "step", "scheduler"):
-                assert state[name] == state_before[name]
+    assert_same_across_boundaries(elastic)
 
 
 def test_the_lead_drives_under_the_old_plan_until_the_switch(elastic):

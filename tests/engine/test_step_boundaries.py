@@ -6,7 +6,14 @@ import pytest
 import torch
 
 import pipetransformer as pt
-from tests.engine.scenario import config, is_active, make_engine, moments, schedule
+from tests.engine.scenario import (
+    assert_same_across_boundaries,
+    config,
+    is_active,
+    make_engine,
+    moments,
+    schedule,
+)
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
@@ -47,12 +54,6 @@ def train_by_steps(rank, settings):
 @pytest.fixture(scope="module")
 def elastic():
     return run_ranks(train_by_steps, 4, ELASTIC, timeout_s=110)
-
-
-def equal(left, right):
-    return len(left) == len(right) and all(
-        torch.equal(a, b) for a, b in zip(left, right, strict=True)
-    )
 
 
 def test_the_plan_changes_twenty_times_within_five_passes(elastic):
@@ -106,17 +107,7 @@ def test_every_sample_is_seen_once_in_a_pass_of_several_segments(elastic):
 
 
 def test_loss_and_state_are_bitwise_equal_before_and_after_each_boundary(elastic):
-    before = elastic[0]["before"]
-    for result in elastic:
-        for step, (loss, state) in result["after"].items():
-            if step == 0:
-                continue
-            loss_before, state_before = before[step]
-            assert loss == loss_before
-            assert equal(state["tensors"], state_before["tensors"])
-            assert equal(state["weights"], state_before["weights"])
-            for name in ("rates", "step", "scheduler"):
-                assert state[name] == state_before[name]
+    assert_same_across_boundaries(elastic)
 
 
 def test_ranks_join_and_leave_within_a_pass(elastic):

@@ -68,8 +68,8 @@ def test_killed_worker_ends_the_job_with_peer_failure(counts, role, tmp_path):
     assert job.returncode != 0
     survivors = [rank for rank in found if rank != victim]
     for rank in survivors:
-        assert f"rank {rank} after" in output, output
-        assert "peer failure" in (tmp_path / f"end-{rank}").read_text()
+        # What the script says after the block may be cut off by torchrun's SIGTERM.
+        assert f"rank {rank} ends: peer failure" in output, output
     assert checkpoint.newest_valid(tmp_path) is not None
 
 

@@ -51,7 +51,7 @@ def write(path: str | os.PathLike[str], content: Any, *, replace: bool = True) -
                 with _checksums():
                     torch.save(content, file)
             except RuntimeError as error:  # torch's writer hides the OSError
-                raise OSError(f"{target}: {error}") from error
+                raise _os_error(error, target) from error
             file.flush()
             os.fsync(file.fileno())
             _publish(temporary, target, replace=replace)
@@ -62,6 +62,16 @@ def write(path: str | os.PathLike[str], content: Any, *, replace: bool = True) -
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _os_error(error: BaseException, target: pathlib.Path) -> OSError:
+    """Return the OSError behind what torch's writer raised, about `target`."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.errno is not None:
+            return OSError(found.errno, os.strerror(found.errno), str(target))
+        found = found.__cause__ or found.__context__
+    return OSError(f"{target}: {error}")
 
 
 def _publish(temporary: pathlib.Path, target: pathlib.Path, *, replace: bool) -> None:

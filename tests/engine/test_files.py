@@ -5,6 +5,7 @@ import fcntl
 import os
 import pathlib
 import pickle
+import resource
 import zipfile
 
 import pytest
@@ -25,6 +26,19 @@ def written(tmp_path):
 def test_what_was_written_is_read(tmp_path):
     found = files.read(written(tmp_path), "file")
     assert torch.equal(found["numbers"], CONTENT["numbers"]) and found["name"] == "x"
+
+
+def test_a_disk_that_is_full_is_named_and_leaves_the_older_file(tmp_path):
+    path = written(tmp_path)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            files.write(path, {"numbers": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG and caught.value.filename == str(path)
+    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == before
 
 
 def _zip_of(path, name, data):

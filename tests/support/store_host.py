@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 
 from tests.support import fork_server
 from tests.support.lifeline import die_with

@@ -21,16 +21,17 @@ PACKAGE = "pipetransformer"
 # package of pipetransformer that is no room), which may use all of them.
 ARROWS: dict[str, frozenset[str]] = {
     "core": frozenset(),
-    "planner": frozenset({"core"}),
+    "skip": frozenset(),
+    "planner": frozenset({"core", "skip"}),
     "simulator": frozenset({"planner", "core"}),
     "device": frozenset({"core"}),
-    "pipe": frozenset({"device", "planner", "core"}),
+    "pipe": frozenset({"device", "planner", "core", "skip"}),
     "network": frozenset(),
     "autodp": frozenset({"device", "core", "network"}),
-    "autocache": frozenset({"device", "core"}),
-    "autofreeze": frozenset({"device", "core"}),
+    "autocache": frozenset({"device", "core", "skip"}),
+    "autofreeze": frozenset({"device", "core", "skip"}),
     "adapters": frozenset(),
-    "compat": frozenset({"pipe"}),
+    "compat": frozenset({"pipe", "skip"}),
 }
 # The C++ room that joins the others to Python; nobody includes it.
 BINDINGS = "bindings"

@@ -11,9 +11,9 @@ from pipetransformer.pipe import _binding
 from pipetransformer.pipe.ablation import Ablation
 from pipetransformer.pipe.draws import draw_scope
 from pipetransformer.pipe.no_chunk import unwrap_whole
-from pipetransformer.pipe.skip.layout import inspect_lanes
 from pipetransformer.pipe.stage import PipeSequential, stage_functions
 from pipetransformer.pipe.workers import Workers
+from pipetransformer.skip.layout import inspect_lanes
 
 Arguments = tuple[tuple[object, ...], Mapping[str, object]]
 

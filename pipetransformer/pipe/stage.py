@@ -10,9 +10,9 @@ from torch.nn.modules import module as torch_module
 from torch.nn.modules.batchnorm import _NormBase
 
 from pipetransformer.pipe import _binding
-from pipetransformer.pipe.skip.layout import Lane
 from pipetransformer.pipe.skip.stage import with_lanes, with_own_tracker
-from pipetransformer.pipe.skip.wrapper import Skippable
+from pipetransformer.skip.layout import Lane
+from pipetransformer.skip.wrapper import Skippable
 
 
 class PipeSequential(nn.Sequential):

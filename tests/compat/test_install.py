@@ -53,9 +53,9 @@ HOMES = {
     "skippable": f"{ROOM}.skip",
     "stash": f"{ROOM}.skip",
     "verify_skippables": f"{ROOM}.skip",
-    "inspect_skip_layout": f"{ROOM}.skip.layout",
-    "SkipTracker": f"{ROOM}.skip.tracker",
-    "use_skip_tracker": f"{ROOM}.skip.tracker",
+    "inspect_skip_layout": "pipetransformer.skip.layout",
+    "SkipTracker": "pipetransformer.skip.tracker",
+    "use_skip_tracker": "pipetransformer.skip.tracker",
     "solve": f"{ROOM}.balance.blockpartition",
     "layerwise_sandbox": f"{ROOM}.balance.profile",
 }

@@ -10,7 +10,7 @@ from torch import nn
 
 from pipetransformer.pipe import PipeSequential
 from pipetransformer.pipe.skip import Namespace, Skippable, pop, skippable, stash
-from pipetransformer.pipe.skip.tracker import (
+from pipetransformer.skip.tracker import (
     SkipTracker,
     current_skip_tracker,
     use_skip_tracker,

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from pipetransformer.pipe.skip import Namespace, pop, skippable
-from pipetransformer.pipe.skip.layout import Lane, inspect_lanes, inspect_skip_layout
 from pipetransformer.pipe.skip.stage import with_lanes
-from pipetransformer.pipe.skip.tracker import current_skip_tracker
+from pipetransformer.skip.layout import Lane, inspect_lanes, inspect_skip_layout
+from pipetransformer.skip.tracker import current_skip_tracker
 
 from .skips import Pop, Stash, declares
 

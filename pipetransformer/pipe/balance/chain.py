@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from pipetransformer.pipe.skip.namespace import Namespace
-from pipetransformer.pipe.skip.tracker import SkipTracker, use_skip_tracker
+from pipetransformer.skip.namespace import Namespace
+from pipetransformer.skip.tracker import SkipTracker, use_skip_tracker
 
 
 def layerwise_sandbox(

@@ -1,9 +1,13 @@
-"""Skip connections: tensors that go past the layers in between."""
+"""Skip connections in a pipeline; the names of room ``skip`` under their old path."""
 
-from pipetransformer.pipe.skip.messages import pop, stash
-from pipetransformer.pipe.skip.namespace import Namespace
-from pipetransformer.pipe.skip.verify import verify_skippables
-from pipetransformer.pipe.skip.wrapper import Skippable, skippable
+from pipetransformer.skip import (
+    Namespace,
+    Skippable,
+    pop,
+    skippable,
+    stash,
+    verify_skippables,
+)
 
 __all__ = [
     "Namespace",

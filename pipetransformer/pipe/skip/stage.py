@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from pipetransformer.pipe.skip.layout import Lane
-from pipetransformer.pipe.skip.tracker import SkipTracker, use_skip_tracker
+from pipetransformer.skip.layout import Lane
+from pipetransformer.skip.tracker import SkipTracker, use_skip_tracker
 
 Skips = tuple["torch.Tensor | None", ...]
 

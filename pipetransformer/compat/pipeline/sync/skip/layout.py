@@ -1,5 +1,5 @@
 """Stands for ``torch.distributed.pipeline.sync.skip.layout``."""
 
-from pipetransformer.pipe.skip.layout import SkipLayout, inspect_skip_layout
+from pipetransformer.skip.layout import SkipLayout, inspect_skip_layout
 
 __all__ = ["SkipLayout", "inspect_skip_layout"]

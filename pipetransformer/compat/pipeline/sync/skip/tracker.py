@@ -1,6 +1,6 @@
 """Stands for ``torch.distributed.pipeline.sync.skip.tracker``."""
 
-from pipetransformer.pipe.skip.tracker import (
+from pipetransformer.skip.tracker import (
     SkipTracker,
     current_skip_tracker,
     use_skip_tracker,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from pipetransformer.pipe.skip.namespace import Namespace
-from pipetransformer.pipe.skip.wrapper import Skippable
+from pipetransformer.skip.namespace import Namespace
+from pipetransformer.skip.wrapper import Skippable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,8 @@ def inspect_lanes(stages: Sequence[nn.Module]) -> tuple[Lane, ...]:
     """Find the skip tensors that cross stages.
 
     Args:
-        stages: The stages in order; skippable layers count at any depth. Names fit
-            together (`verify_skippables`).
+        stages: The stages in order, or the layers, each taken as a stage; skippable
+            layers count at any depth. Names fit together (`verify_skippables`).
 
     Returns:
         One lane per pair that crosses, in the order of the stashes.
@@ -48,6 +48,19 @@ def inspect_lanes(stages: Sequence[nn.Module]) -> tuple[Lane, ...]:
             if destination > j:
                 lanes.append(Lane(*key, source=j, destination=destination))
     return tuple(lanes)
+
+
+def skip_pairs(layers: Sequence[nn.Module]) -> tuple[tuple[int, int], ...]:
+    """Find the layers that belong together: one stashes what the other pops.
+
+    Args:
+        layers: The layers in order; their names fit together.
+
+    Returns:
+        Indices of the stashing and of the popping layer, in rising order.
+    """
+    pairs = {(lane.source, lane.destination) for lane in inspect_lanes(layers)}
+    return tuple(sorted(pairs))
 
 
 class SkipLayout:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from pipetransformer.pipe.skip.namespace import Namespace
-from pipetransformer.pipe.skip.wrapper import Skippable
+from pipetransformer.skip.namespace import Namespace
+from pipetransformer.skip.wrapper import Skippable
 
 Key = tuple["Namespace | None", str]
 

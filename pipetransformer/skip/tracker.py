@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from pipetransformer.pipe.skip.namespace import Namespace
+from pipetransformer.skip.namespace import Namespace
 
 
 class SkipTracker:
@@ -35,6 +35,11 @@ class SkipTracker:
                 f"popped once, got nothing in namespace {namespace}"
             )
         return self._tensors.pop((namespace, name))
+
+    def load_all(self) -> dict[tuple[Namespace | None, str], torch.Tensor | None]:
+        """Hand out all tensors by namespace and name, and forget them."""
+        tensors, self._tensors = self._tensors, {}
+        return tensors
 
     def __len__(self) -> int:
         return len(self._tensors)

@@ -10,10 +10,10 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import nn
 
-from pipetransformer.pipe.skip.messages import pop as pop_message
-from pipetransformer.pipe.skip.messages import stash as stash_message
-from pipetransformer.pipe.skip.namespace import Namespace
-from pipetransformer.pipe.skip.tracker import current_skip_tracker
+from pipetransformer.skip.messages import pop as pop_message
+from pipetransformer.skip.messages import stash as stash_message
+from pipetransformer.skip.namespace import Namespace
+from pipetransformer.skip.tracker import current_skip_tracker
 
 Self = TypeVar("Self", bound="Skippable")
 Messages = Generator[object, "torch.Tensor | None", object]

@@ -17,8 +17,7 @@ from pipetransformer.data import Batch, ElasticSampler, check_dataset
 from pipetransformer.director import Director
 from pipetransformer.explanation import Explanation
 from pipetransformer.kinds import check_count
-from pipetransformer.pipe import least_rows
-from pipetransformer.planner import Plan
+from pipetransformer.planner import Plan, least_rows
 from pipetransformer.plans import explain_replica
 from pipetransformer.recipe import Loss, Workload
 from pipetransformer.report.history import History

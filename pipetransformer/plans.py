@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from torch import nn
-
 from pipetransformer.autofreeze import Progress
 from pipetransformer.explanation import (
     Explanation,
@@ -19,6 +17,7 @@ from pipetransformer.planner import (
     InfeasiblePlan,
     Plan,
     Profile,
+    least_rows,
     replan,
     search,
 )
@@ -118,6 +117,7 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
         measured=explain_run(run.history.to_json()).measured,
         options=Options(
             schedules=("gpipe",),
+            prefix_placements=tuple(options["prefix_placements"]),
             cache_tiers=tuple(options["cache_tiers"]),
             max_replicas=options["max_replicas"],
             num_samples=options["num_samples"],
@@ -165,6 +165,7 @@ class _Options(TypedDict):
     max_replicas: int | None
     cuts: Sequence[int] | None
     checkpoint: str
+    prefix_placements: Sequence[str]
     cache_tiers: Sequence[str]
     num_samples: int | None
     min_microbatch_samples: int
@@ -184,9 +185,13 @@ def _options(
         max_replicas=1 if world == 1 else min(bounds, default=None),
         cuts=wishes.cuts,
         checkpoint=run.config.pipe.checkpoint,
+        # Each worker runs the whole prefix for its share of the rows, see `prefix`.
+        prefix_placements=("replicated",),
         cache_tiers=("host",) if run.config.cache.enabled else ("none",),
         num_samples=workload.num_samples,
-        min_microbatch_samples=2 if _has_batch_norm(run.recipe.model) else 1,
+        min_microbatch_samples=max(
+            least_rows(layer) for layer in list(run.recipe.model)[boundary:]
+        ),
     )
 
 
@@ -196,11 +201,6 @@ def _forced_stages(run: Run, boundary: int) -> int | None:
     if forced is None or boundary == 0:
         return forced
     return min(forced, len(run.recipe.model) - boundary)
-
-
-def _has_batch_norm(model: nn.Module) -> bool:
-    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    return any(isinstance(m, norms) and m.training for m in model.modules())
 
 
 def progress_of(run: Run, point: int) -> Progress:

@@ -20,6 +20,7 @@ from pipetransformer.autocache import (
     cacheable,
     fingerprint_chain,
     hash_rows,
+    values_context,
 )
 from pipetransformer.pipe import Workers
 from pipetransformer.report.clock import Clock
@@ -56,7 +57,7 @@ class FrozenPrefix:
         self._layers = list(layers)[:boundary]
         self._workers = workers
         self._clock = clock
-        self._chain: list[int] = []
+        self._chains: dict[str, list[int]] = {}  # by what was in force, see `_chain`
         self.refusal = cacheable(self._layers)
         if self.refusal is not None:
             _LOG.warning("frozen prefix is not cached: %s", self.refusal)
@@ -67,7 +68,17 @@ class FrozenPrefix:
 
         Records of weights that something has changed since then become misses.
         """
-        self._chain = fingerprint_chain(self._layers, self.boundary)
+        self._chains = {}
+        self._chain()
+
+    def _chain(self) -> list[int]:
+        """Return the fingerprints of what the layers compute under this autocast."""
+        context, known = values_context(), self._chains
+        if context not in known:
+            known[context] = fingerprint_chain(
+                self._layers, self.boundary, context=context
+            )
+        return known[context]
 
     def __call__(
         self,
@@ -100,7 +111,8 @@ class FrozenPrefix:
             return self._run(inputs(), 0, whole)
         with self._clock.phase("cache_read"):
             hashes = keys if keys is not None else hash_rows(*tensors_of(inputs()))
-            found = cache.fetch(ids, chain=self._chain, input_hashes=hashes)
+            chain = self._chain()
+            found = cache.fetch(ids, chain=chain, input_hashes=hashes)
         complete = len(found) == 1 and len(found[0].rows) == len(ids)
         if whole and not complete:
             found = []
@@ -109,7 +121,7 @@ class FrozenPrefix:
         result = self._assemble(inputs, found, len(ids), whole)
         if write:
             with self._clock.phase("cache_write"):
-                self._store(cache, ids, result, hashes, found)
+                self._store(cache, ids, result, hashes, found, chain[-1])
         return result
 
     def _store(
@@ -119,6 +131,7 @@ class FrozenPrefix:
         result: Any,
         hashes: Tensor,
         found: Sequence[Records],
+        fingerprint: int,
     ) -> None:
         tensors = flat_tensors(result, len(ids))
         if tensors is None:
@@ -140,7 +153,7 @@ class FrozenPrefix:
             ids,
             tensors,
             boundary=self.boundary,
-            fingerprint=self._chain[self.boundary],
+            fingerprint=fingerprint,
             input_hashes=hashes,
         )
 

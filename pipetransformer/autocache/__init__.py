@@ -6,7 +6,11 @@ from pipetransformer.autocache.cache import (
     Records,
     hash_rows,
 )
-from pipetransformer.autocache.prefix import cacheable, fingerprint_chain
+from pipetransformer.autocache.prefix import (
+    cacheable,
+    fingerprint_chain,
+    values_context,
+)
 from pipetransformer.autocache.sizes import record_bytes, slots_within
 
 __all__ = [
@@ -18,4 +22,5 @@ __all__ = [
     "hash_rows",
     "record_bytes",
     "slots_within",
+    "values_context",
 ]

@@ -32,7 +32,7 @@ def fingerprint_chain(
     Args:
         layers: the model's layers in order.
         count: length of the longest prefix.
-        context: whatever else the values depend on, such as the autocast dtype.
+        context: whatever else the values depend on, see `values_context`.
 
     Returns:
         ``count + 1`` integers in ``0 .. 2**64 - 1``.
@@ -50,6 +50,29 @@ def fingerprint_chain(
     for layer in layers[:count]:
         chain.append(_fingerprint(layer, chain[-1]))
     return chain
+
+
+def values_context() -> str:
+    """Describe what is in force in this thread that changes what layers compute.
+
+    Autocast of every device there is, the default dtype and the precision of float32
+    products; for the `context` of `fingerprint_chain`.
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = ["cpu", *([accelerator.type] if accelerator is not None else [])]
+    casts = {
+        kind: str(torch.get_autocast_dtype(kind))
+        for kind in kinds
+        if torch.is_autocast_enabled(kind)
+    }
+    backends = (torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn)
+    precisions = [
+        getattr(backend, operator).fp32_precision
+        for backend in backends
+        for operator in ("matmul", "conv", "rnn")
+        if hasattr(backend, operator)
+    ]
+    return f"autocast {casts}, {torch.get_default_dtype()}, float32 {precisions}"
 
 
 def cacheable(layers: Sequence[nn.Module], *, frozen: bool = True) -> str | None:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from pipetransformer.planner import Cluster, Plan, Profile, search
 
-PREFIX_PLACEMENTS = ("replicated", "pipelined")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -15,6 +13,7 @@ class Options:
 
     Args:
         schedules: allowed schedules; None: those of the plan and its candidates.
+        prefix_placements: where frozen layers may run.
         cache_tiers: allowed tiers; None: those of the plan and its candidates.
         max_replicas: limits R.
         num_samples: of the data set, for the cache; None: the plan's.
@@ -22,6 +21,7 @@ class Options:
     """
 
     schedules: tuple[str, ...] | None = None
+    prefix_placements: tuple[str, ...] = ("replicated", "pipelined")
     cache_tiers: tuple[str, ...] | None = None
     max_replicas: int | None = None
     num_samples: int | None = None
@@ -59,7 +59,7 @@ class Options:
             cuts=cuts,
             checkpoint=plan.checkpoint,
             schedules=schedules or self._schedules(plan),
-            prefix_placements=PREFIX_PLACEMENTS,
+            prefix_placements=self.prefix_placements,
             cache_tiers=cache_tiers or self._cache_tiers(plan),
             num_samples=self.num_samples or plan.num_samples,
             copies=plan.copies,

@@ -2,7 +2,7 @@
 
 from pipetransformer.pipe._binding import NoChunk
 from pipetransformer.pipe.balance import balance_by_size, balance_by_time
-from pipetransformer.pipe.batchnorm import DeferredBatchNorm, least_rows
+from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.draws import draw_scope
 from pipetransformer.pipe.gpipe import GPipe
 from pipetransformer.pipe.partition import partition_model
@@ -29,7 +29,6 @@ __all__ = [
     "from_plain_state_dict",
     "is_checkpointing",
     "is_recomputing",
-    "least_rows",
     "partition_model",
     "to_plain_state_dict",
 ]

@@ -16,15 +16,6 @@ Module = TypeVar("Module", bound=nn.Module)
 _Statistics = tuple[int, torch.Tensor, torch.Tensor]
 
 
-def least_rows(module: nn.Module) -> int:
-    """Return how many rows a module in train mode may need: batch norms need two.
-
-    They divide by the values of a channel less one, and an input ``(rows, channels)``
-    has one value per row.
-    """
-    return 2 if any(isinstance(m, _BatchNorm) for m in module.modules()) else 1
-
-
 class DeferredBatchNorm(_BatchNorm):
     """Batch norm that updates its running statistics once per mini-batch.
 

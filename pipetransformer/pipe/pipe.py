@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pipetransformer.pipe.ablation import Ablation
-from pipetransformer.pipe.batchnorm import DeferredBatchNorm, least_rows
+from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.build import stages_by_cuts, stages_by_device
 from pipetransformer.pipe.construction import (
     check_chunks,
@@ -25,6 +25,7 @@ from pipetransformer.pipe.runner import Arguments, Runner, RunSettings
 from pipetransformer.pipe.stage import PipeSequential
 from pipetransformer.pipe.strict import check_rpc, is_strict
 from pipetransformer.pipe.workers import Workers
+from pipetransformer.planner import least_rows
 
 
 class Pipe(StageLayers, FixedPlacement):

@@ -5,6 +5,7 @@ from pipetransformer.planner._native import step_costs
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import CacheTiers, Cluster
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
+from pipetransformer.planner.least_rows import least_rows
 from pipetransformer.planner.measure import profile
 from pipetransformer.planner.pauses import PauseModel, RunningMean
 from pipetransformer.planner.plan import Plan
@@ -23,6 +24,7 @@ __all__ = [
     "Profile",
     "RunningMean",
     "Transition",
+    "least_rows",
     "paper",
     "profile",
     "replan",

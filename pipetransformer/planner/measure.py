@@ -16,6 +16,7 @@ from pipetransformer.planner import _values
 from pipetransformer.planner._saved import saved_and_boundary_bytes
 from pipetransformer.planner._timing import LayerTimes, time_layers
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
+from pipetransformer.planner.least_rows import least_rows
 
 logger = logging.getLogger(__name__)
 
@@ -124,10 +125,7 @@ def _sizes(
         raise ValueError(
             f"microbatch_samples: expected increasing sizes from 1, got {given}"
         )
-    batch_norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    least = 1
-    if any(isinstance(m, batch_norms) and m.training for m in layers.modules()):
-        least = 2
+    least = least_rows(layers, as_found=True)
     if num_rows < least:
         raise ValueError(f"sample: expected at least {least} rows, got {num_rows}")
     return sorted({min(max(size, least), num_rows) for size in given})

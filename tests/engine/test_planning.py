@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer import planning, rewire
+from pipetransformer import planner, planning, rewire
+from pipetransformer.explanation import options
+from pipetransformer.pipe import DeferredBatchNorm
 from pipetransformer.planner import Plan
-from tests.engine.scenario import config, schedule
+from tests.engine.scenario import config, make_engine, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
@@ -80,12 +82,10 @@ def test_plans_that_differ_in_predictions_run_alike(name):
     assert planning._runs_alike(other, PLAN)
 
 
-def norm_model():
+def norm_model(norm=nn.BatchNorm1d):
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)
-        )
+        return nn.Sequential(nn.Linear(4, 8), norm(8), nn.Tanh(), nn.Linear(8, 3))
 
 
 def train_short(rank, *, replicas=1, rows=12, samples=26, **forced):
@@ -114,6 +114,70 @@ def test_short_last_batch_leaves_batch_norm_two_rows_per_micro_batch():
     shares, _, microbatches = train_short(0, num_stages=1, num_microbatches=4)
     assert microbatches == 4
     assert [len(share) for share in shares] == [12, 12, 2]
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, DeferredBatchNorm])
+def test_plans_leave_batch_norms_two_rows_as_long_as_they_train(norm):
+    # In the second epoch the norm is thawed: in eval mode when that is planned.
+    engine = pt.PipeTransformer(
+        norm_model(norm),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.05),
+        loss=nn.CrossEntropyLoss(),
+        freeze=schedule(2, 0),
+        config=config(
+            plan=pt.PlanConfig(num_stages=2), pipe=pt.PipeConfig(num_slots=2)
+        ),
+    )
+    plans = []
+    with engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(24), 12):
+                engine.step(batch)
+            plans.append(engine.plan)
+    assert [(p.boundary, p.samples_per_microbatch) for p in plans] == [(2, 1), (0, 2)]
+
+
+def prepared_with(memory):
+    """Prepare two stages behind five frozen layers, within `memory` bytes a slot."""
+    settings = config(
+        plan=pt.PlanConfig(num_stages=2, slot_memory_bytes=memory),
+        pipe=pt.PipeConfig(num_slots=2),
+        cache=pt.CacheConfig(enabled=False),
+    )
+    engine = make_engine(freeze=schedule(4), config=settings)
+    with engine:
+        engine.prepare(ToySet(24), 12)
+        run = engine._open().run
+        return engine.plan, run.profile, run.cluster
+
+
+def test_a_prefix_that_fits_only_in_pieces_is_refused():
+    # Each worker runs the whole prefix, so it takes its bytes on every device.
+    plan, profile, cluster = prepared_with(None)
+    in_pieces = planner.search(
+        profile,
+        cluster,
+        global_batch=12,
+        boundary=plan.boundary,
+        cuts=(5, 6, 8),
+        prefix_placements=("pipelined",),
+    )
+    with pytest.raises(planner.InfeasiblePlan, match="K=2 does not fit"):
+        prepared_with(max(in_pieces.bytes_per_stage))
+
+
+def test_explanations_offer_no_prefix_in_pieces(monkeypatch):
+    offered, search = [], options.search
+
+    def seen(*args, **kwargs):
+        offered.append(kwargs["prefix_placements"])
+        return search(*args, **kwargs)
+
+    monkeypatch.setattr(options, "search", seen)
+    with make_engine(freeze=schedule(4)) as engine:
+        engine.prepare(ToySet(24), 12)
+        engine.explain()
+    assert set(offered) == {("replicated",)}
 
 
 def train_short_in_two(rank):

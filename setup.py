@@ -8,12 +8,13 @@ kernels only; they are compiled by nvcc when one is found (``CUDA_HOME`` or
 
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 
 import torch
 from setuptools import Extension, setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension
+from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_compiler
 
 ROOT = pathlib.Path(__file__).resolve().parent
 CUDA_ARCHITECTURES = ("80", "90")
@@ -115,19 +116,31 @@ class Build(BuildExtension):
     def build_extensions(self) -> None:
         """Compile and link; the record is written only when that worked."""
         super().build_extensions()
-        with_kernels = bool(self.extensions[0].extra_objects)
-        folders = [ROOT, pathlib.Path(self.build_lib)]
-        for folder in folders:
+        facts = build_facts(self.extensions[0], self.compiler.compiler_so[1:])
+        for folder in (ROOT, pathlib.Path(self.build_lib)):
             if (folder / "pipetransformer").is_dir():
-                write_build_info(folder / "pipetransformer", with_kernels)
+                write_build_info(folder / "pipetransformer", facts)
 
 
-def write_build_info(folder: pathlib.Path, with_kernels: bool) -> None:
-    text = (
-        '"""Written by setup.py: what the extension was built for."""\n\n'
-        f'TORCH_VERSION = "{torch.__version__}"\n'
-        f"WITH_CUDA_KERNELS = {with_kernels}\n"
+def build_facts(extension: Extension, first_flags: list[str]) -> dict[str, object]:
+    """What the extension was built for and how; paths of the machine are left out."""
+    compiler = shlex.split(get_cxx_compiler())
+    shown = subprocess.run(
+        [*compiler, "--version"], check=True, capture_output=True, text=True
     )
+    flags = [*first_flags, *extension.extra_compile_args]
+    return {
+        "TORCH_VERSION": str(torch.__version__),
+        "WITH_CUDA_KERNELS": bool(extension.extra_objects),
+        "COMPILER": shown.stdout.splitlines()[0],
+        "FLAGS": " ".join(flag for flag in flags if "/" not in flag),
+    }
+
+
+def write_build_info(folder: pathlib.Path, facts: dict[str, object]) -> None:
+    lines = [f"{name} = {value!r}\n" for name, value in facts.items()]
+    text = '"""Written by setup.py: what the extension was built for, and how."""\n\n'
+    text += "".join(lines)
     path = folder / "_build_info.py"
     if not path.exists() or path.read_text() != text:
         path.write_text(text)

@@ -111,7 +111,8 @@ def overheads(
         share: See `recomputed_share`.
 
     Returns:
-        Forward, backward, and both together.
+        Forward, backward, and both together. Dropped repeats stand in the rows from
+        which these are taken.
     """
     own_forward, own_backward, forward, backward = (
         series[system].row(metric, UNIT)
@@ -128,7 +129,6 @@ def overheads(
             UNIT,
             values,
             turns=tuple(turns),
-            dropped=own_forward.dropped,
             failed=own_forward.failed,
             foreign_share=own_forward.foreign_share,
         )

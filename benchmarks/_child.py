@@ -146,6 +146,17 @@ def _descendants(root: int) -> list[int]:
     return found
 
 
+def cpu_of_descendants_s(root: int) -> float:
+    """CPU seconds of the living processes below one, and of those they reaped."""
+    ticks = 0
+    for pid in _descendants(root):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # pid (name) state ...; fields 14 to 17: own and children's time
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(int(field) for field in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _tail(log: Path) -> str:
     """The last lines of a log."""
     lines = log.read_text(errors="replace").splitlines()

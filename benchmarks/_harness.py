@@ -16,11 +16,23 @@ from pathlib import Path
 
 from _child import RunFailed, run_child
 from _machine import machine
-from _results import MIN_REPEATS, Ratio, RatioRefused, Row, compared, ratio, write_json
+from _provenance import begin
+from _results import (
+    MIN_REPEATS,
+    Dropped,
+    Ratio,
+    RatioRefused,
+    Row,
+    Target,
+    compared,
+    ratio,
+    write_json,
+)
 from _timing import Sample, Selection, measured, select_clean
 
 __all__ = [
     "MIN_REPEATS",
+    "Dropped",
     "Ratio",
     "RatioRefused",
     "Repeat",
@@ -29,7 +41,9 @@ __all__ = [
     "Sample",
     "Selection",
     "Series",
+    "Target",
     "add_common_arguments",
+    "begin",
     "compared",
     "interleave",
     "machine",
@@ -42,6 +56,9 @@ __all__ = [
 ]
 
 
+SUPERFLUOUS = "a repeat of this number counts already"
+
+
 @dataclass(frozen=True)
 class Repeat:
     """One run of one system: how it was timed and what it measured."""
@@ -51,20 +68,29 @@ class Repeat:
 
 
 @dataclass(frozen=True)
+class DroppedRepeat:
+    """A repeat that does not count, its number, and why it does not."""
+
+    turn: int
+    repeat: Repeat
+    why: str
+
+
+@dataclass(frozen=True)
 class Series:
     """All repeats of one system.
 
     Attributes:
         system: Its name.
         clean: The undisturbed repeats, in the order of the runs.
-        dropped: Number of disturbed repeats.
+        dropped: The others, in the order of the runs.
         failures: What each failed run said; a failed warm-up counts.
         turns: The number of each clean repeat; empty for 0, 1, 2, ...
     """
 
     system: str
     clean: tuple[Repeat, ...]
-    dropped: int
+    dropped: tuple[DroppedRepeat, ...]
     failures: tuple[str, ...]
     turns: tuple[int, ...] = ()
 
@@ -77,7 +103,13 @@ class Series:
             unit,
             values,
             turns=self.turns,
-            dropped=self.dropped,
+            samples=tuple(repeat.sample for repeat in self.clean),
+            dropped=tuple(
+                Dropped(
+                    each.turn, each.repeat.metrics[metric], each.why, each.repeat.sample
+                )
+                for each in self.dropped
+            ),
             failed=len(self.failures),
             foreign_share=self._foreign_share(),
         )
@@ -175,12 +207,22 @@ class _Runs:
         samples = [repeat.sample for _, repeat in done]
         selection = select_clean(samples, tolerance=self._tolerance)
         clean: dict[int, Repeat] = {}
-        for turn, repeat in (done[i] for i in selection.kept):
-            clean.setdefault(turn, repeat)  # a make-up may have been superfluous
+        dropped = []
+        for i, (turn, repeat) in enumerate(done):
+            if i in selection.reasons:
+                dropped.append(DroppedRepeat(turn, repeat, selection.reasons[i]))
+            elif turn in clean:
+                dropped.append(
+                    DroppedRepeat(
+                        turn, repeat, "a repeat of this number counts already"
+                    )
+                )
+            else:
+                clean[turn] = repeat
         return Series(
             system,
             tuple(clean[turn] for turn in sorted(clean)),
-            selection.dropped,
+            tuple(dropped),
             tuple(self._failures[system]),
             tuple(sorted(clean)),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -9,18 +10,54 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 
 def machine() -> dict[str, str | int | None]:
-    """Processor, cores, GPU and versions; None for what is not there."""
+    """What a figure depends on; None for what is not there.
+
+    Processor, cores, GPU, operating system, versions, the compiler and the flags of
+    the extension, and the intra-op threads of this process.
+    """
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "gpu": _gpu_names(),
         "torch": importlib.metadata.version("torch"),
         "cuda": _cuda_version(),
+        "python": platform.python_version(),
+        "os": _os_name(),
+        **_build(),
+        "threads": _threads(),
     }
+
+
+def _os_name() -> str:
+    """Distribution, kernel and its release."""
+    try:
+        distribution = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):  # a system without such a file
+        distribution = ""
+    kernel = f"{platform.system()} {platform.release()}"
+    return f"{distribution}, {kernel}" if distribution else kernel
+
+
+def _build() -> dict[str, str | None]:
+    """The extension's compiler and flags, as setup.py noted them."""
+    name = "pipetransformer._build_info"
+    if importlib.util.find_spec(name) is None:  # not built
+        return {"compiler": None, "flags": None}
+    noted = importlib.import_module(name)
+    return {what: getattr(noted, what.upper(), None) for what in ("compiler", "flags")}
+
+
+def _threads() -> int | None:
+    """Intra-op threads of torch, or what it would take from the environment."""
+    if (torch := sys.modules.get("torch")) is not None:
+        return int(torch.get_num_threads())
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return int(told) if told.isdigit() else os.cpu_count()
 
 
 def _cpu_name() -> str:

@@ -19,21 +19,35 @@ QUIET = 0.15  # of the cores, used by others
 
 
 @dataclass(frozen=True)
-class Measured(Generic[_T]):
-    """What was measured, and what happened meanwhile.
+class Attempt(Generic[_T]):
+    """What was measured once, and what happened meanwhile.
 
     Attributes:
-        value: Of the last attempt.
-        others_share: Share of the cores that others used during it; None: unknown.
-        dropped: Attempts before it.
-        sample: How the last attempt was timed; what others used is not in it, since
-            it was judged here.
+        value: What was measured.
+        others_share: Share of the cores that others used; None: unknown.
+        sample: How it was timed; what others used is not in it, since it is judged
+            here.
     """
 
     value: _T
     others_share: float | None
-    dropped: int
     sample: Sample
+
+    @property
+    def why_dropped(self) -> str:
+        """Why another attempt was made."""
+        return f"others used {self.others_share or 0:.0%} of the cores"
+
+
+@dataclass(frozen=True)
+class Measured(Attempt[_T]):
+    """The attempt that counts.
+
+    Attributes:
+        dropped: The attempts before it.
+    """
+
+    dropped: tuple[Attempt[_T], ...]
 
 
 def others_share(busy_s: float | None, wall_s: float, cpu_s: float) -> float | None:
@@ -59,7 +73,8 @@ def when_quiet(measure: Callable[[], _T], *, patience_s: float) -> Measured[_T]:
         measure: The measurement.
         patience_s: Seconds after which the result is taken as it is.
     """
-    deadline, dropped = time.perf_counter() + patience_s, 0
+    deadline = time.perf_counter() + patience_s
+    dropped: list[Attempt[_T]] = []
     while True:
         busy, wall, cpu = machine_busy_s(), time.perf_counter(), time.process_time()
         value = measure()
@@ -68,9 +83,10 @@ def when_quiet(measure: Callable[[], _T], *, patience_s: float) -> Measured[_T]:
         known = busy is not None and after is not None
         share = others_share(after - busy if known else None, wall_s, cpu_s)  # type: ignore[operator]
         late = time.perf_counter() + PAUSE_S > deadline
+        sample = Sample(wall_s, cpu_s)
         if late or share is None or share <= QUIET:
-            return Measured(value, share, dropped, Sample(wall_s, cpu_s))
-        dropped += 1
+            return Measured(value, share, sample, tuple(dropped))
+        dropped.append(Attempt(value, share, sample))
         time.sleep(PAUSE_S)
 
 

@@ -6,18 +6,68 @@ import datetime
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from _machine import machine
+from _provenance import Start, provenance
 from _text import text_table
+from _timing import Sample
 
 MIN_REPEATS = 3
+REPEATS = "repeats"
 
 
 class RatioRefused(ValueError):
     """Two rows that must not be compared: a failed repeat, or too few clean ones."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a figure is to reach.
+
+    Attributes:
+        bound: The figure that is just good enough.
+        at_least: Whether larger figures are better; else smaller ones are.
+        of: Which figure of a row: ``"median"``, ``"min"`` or ``"max"``; of a ratio:
+            ``"value"``, ``"min"`` or ``"max"``.
+    """
+
+    bound: float
+    at_least: bool = False
+    of: str = "median"
+
+    def judged(self, figures: Mapping[str, Any]) -> dict[str, object]:
+        """Return ``target`` and ``met`` of a row or ratio.
+
+        Args:
+            figures: By name; None where nothing was measured, which meets nothing.
+        """
+        figure = figures[self.of]
+        side = "at_least" if self.at_least else "at_most"
+        reached = figure is not None and (
+            figure >= self.bound if self.at_least else figure <= self.bound
+        )
+        return {"target": {side: self.bound, "of": self.of}, "met": reached}
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A value that does not count.
+
+    Attributes:
+        turn: The number of its repeat.
+        value: What was measured.
+        why: Why it does not count.
+        sample: How its repeat was timed; None where it was not.
+    """
+
+    turn: int
+    value: float
+    why: str
+    sample: Sample | None = None
 
 
 @dataclass(frozen=True)
@@ -30,10 +80,14 @@ class Row:
         unit: Its unit.
         values: One per clean repeat, in the order of the repeats.
         turns: The number of each value's repeat; empty for 0, 1, 2, ...
-        dropped: Number of repeats left out because other programs disturbed them.
+        samples: How each value's repeat was timed; empty where it was not.
+        dropped: What was measured in the repeats that do not count.
         failed: Number of repeats that failed.
         foreign_share: Share of the machine's CPU time that went to others, median
             over the clean repeats; None where unknown.
+        values_of: What the values are one of each of; ``"ranks of one run"``, say, is
+            one repeat.
+        target: What the figures are to reach; None: nothing.
     """
 
     system: str
@@ -41,9 +95,12 @@ class Row:
     unit: str
     values: tuple[float, ...]
     turns: tuple[int, ...] = ()
-    dropped: int = 0
+    samples: tuple[Sample, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
     failed: int = 0
     foreign_share: float | None = None
+    values_of: str = REPEATS
+    target: Target | None = None
 
     def by_turn(self) -> dict[int, float]:
         """Return the value of each repeat by its number."""
@@ -72,6 +129,8 @@ class Ratio:
         max: Largest pair.
         repeats: Number of pairs.
         better_than: The system that serves as the measure.
+        bound: What the ratio can not exceed; None where nothing is known.
+        target: What it is to reach; None: nothing.
     """
 
     name: str
@@ -80,10 +139,19 @@ class Ratio:
     max: float
     repeats: int
     better_than: str
+    bound: float | None = None
+    target: Target | None = None
 
 
 def ratio(
-    name: str, over: Row, under: Row, *, better_than: str, quick: bool = False
+    name: str,
+    over: Row,
+    under: Row,
+    *,
+    better_than: str,
+    quick: bool = False,
+    bound: float | None = None,
+    target: Target | None = None,
 ) -> Ratio:
     """Compare two rows of one ``interleave``, repeat by repeat.
 
@@ -96,6 +164,8 @@ def ratio(
         under: Below the line; same unit.
         better_than: The system that serves as the measure.
         quick: One clean repeat is enough; such a result is not for publication.
+        bound: What the ratio can not exceed.
+        target: What it is to reach.
 
     Raises:
         RatioRefused: failed repeats, too few clean ones or pairs of them, or a value
@@ -114,7 +184,7 @@ def ratio(
         if len(row.values) < needed:
             raise RatioRefused(
                 f"{what} >= {needed} clean repeats, got {len(row.values)} "
-                f"and {row.dropped} disturbed"
+                f"and {len(row.dropped)} disturbed"
             )
         if not min(row.values) > 0:
             raise RatioRefused(f"{what} values > 0, got {min(row.values)}")
@@ -126,18 +196,36 @@ def ratio(
             f"{len(pairs)}"
         )
     middle = statistics.median(pairs)
-    return Ratio(name, middle, min(pairs), max(pairs), len(pairs), better_than)
+    return Ratio(
+        name, middle, min(pairs), max(pairs), len(pairs), better_than, bound, target
+    )
 
 
 def compared(
-    name: str, over: Row, under: Row, *, better_than: str, quick: bool = False
+    name: str,
+    over: Row,
+    under: Row,
+    *,
+    better_than: str,
+    quick: bool = False,
+    bound: float | None = None,
+    target: Target | None = None,
 ) -> list[Ratio]:
     """Return `ratio` of the same arguments; if it is refused, print why and nothing."""
     try:
-        return [ratio(name, over, under, better_than=better_than, quick=quick)]
+        found = ratio(
+            name,
+            over,
+            under,
+            better_than=better_than,
+            quick=quick,
+            bound=bound,
+            target=target,
+        )
     except RatioRefused as refusal:
         print(f"refused: {refusal}")
         return []
+    return [found]
 
 
 def write_json(
@@ -146,6 +234,7 @@ def write_json(
     rows: Sequence[Row],
     ratios: Sequence[Ratio],
     *,
+    start: Start,
     quick: bool,
     **extra: object,
 ) -> None:
@@ -156,6 +245,7 @@ def write_json(
         name: The benchmark, by which tables name it.
         rows: Medians; a row without values gets null ones.
         ratios: Paired ratios.
+        start: What ``_provenance.begin`` returned before the first measurement.
         quick: Marks figures that are not for publication; so do too few repeats
             behind a ratio.
         extra: Further sections, by name.
@@ -163,10 +253,11 @@ def write_json(
     content: dict[str, object] = {
         "name": name,
         "date": datetime.date.today().isoformat(),
+        **provenance(start),
         "quick": quick or any(ratio.repeats < MIN_REPEATS for ratio in ratios),
         "machine": machine(),
         "rows": [_row_content(row) for row in rows],
-        "ratios": [asdict(ratio) for ratio in ratios],
+        "ratios": [_ratio_content(ratio) for ratio in ratios],
     }
     if taken := sorted(content.keys() & extra.keys()):
         raise ValueError(f"extra sections: expected new names, got {taken}")
@@ -194,16 +285,29 @@ def spread_table(headers: Sequence[str], rows: Sequence[Row]) -> str:
 
 def _row_content(row: Row) -> dict[str, object]:
     values = list(row.values)
-    return {
+    content = {
         "system": row.system,
         "metric": row.metric,
         "unit": row.unit,
         "median": row.median if values else None,
         "min": min(values, default=None),
         "max": max(values, default=None),
-        "repeats": len(values),
+        "repeats": len(values) if row.values_of == REPEATS else min(1, len(values)),
+        "values_of": row.values_of,
         "values": values,
-        "dropped": row.dropped,
+        "turns": list(row.by_turn()),
+        "samples": [asdict(sample) for sample in row.samples],
+        "dropped": [asdict(each) for each in row.dropped],
         "failed": row.failed,
         "foreign_share": row.foreign_share,
     }
+    return {**content, **_judged(row.target, content)}
+
+
+def _ratio_content(ratio: Ratio) -> dict[str, object]:
+    content = asdict(ratio)
+    return {**content, **_judged(ratio.target, content)}
+
+
+def _judged(target: Target | None, figures: Mapping[str, Any]) -> dict[str, object]:
+    return target.judged(figures) if target else {"target": None, "met": None}

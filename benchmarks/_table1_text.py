@@ -58,7 +58,9 @@ def _systems_text(table: Table) -> str:
     for name, series in table.series.items():
         row = series.row(WALL_TIME, "s")
         if not row.values:
-            lines.append([name, "-", "-", f"0 ({row.dropped}, {row.failed})", *"---"])
+            lines.append(
+                [name, "-", "-", f"0 ({len(row.dropped)}, {row.failed})", *"---"]
+            )
             continue
         over = ratios.get(f"{table.setting} {name} / {STATIC_PIPE}")
         lines.append(
@@ -66,7 +68,7 @@ def _systems_text(table: Table) -> str:
                 name,
                 f"{row.median:.2f}",
                 f"{row.spread:.0%}",
-                f"{len(row.values)} ({row.dropped}, {row.failed})",
+                f"{len(row.values)} ({len(row.dropped)}, {row.failed})",
                 "1.00" if name == STATIC_PIPE else f"{over.value:.2f}" if over else "-",
                 f"{median_work(table.results(name)):.0f}",
                 f"{series.row(ACCURACY, '%').median:.2f}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 # A system that keeps fewer cores busy than this mostly waits: see select_clean.
@@ -41,10 +41,20 @@ class Sample:
 
 @dataclass(frozen=True)
 class Selection:
-    """Indices of the samples kept, ascending, and the number of the others."""
+    """Indices of the samples kept, ascending, and why the others were not.
+
+    Attributes:
+        kept: Indices.
+        reasons: By the index of each sample that was dropped, ascending.
+    """
 
     kept: tuple[int, ...]
-    dropped: int
+    reasons: Mapping[int, str]
+
+    @property
+    def dropped(self) -> int:
+        """Number of the samples that were dropped."""
+        return len(self.reasons)
 
 
 def measured(step: Callable[[], object]) -> Sample:
@@ -91,7 +101,7 @@ def select_clean(samples: Sequence[Sample], *, tolerance: float = 0.1) -> Select
     if not 0 < tolerance < 1:
         raise ValueError(f"tolerance: expected within (0, 1), got {tolerance}")
     if not samples:
-        return Selection((), 0)
+        return Selection((), {})
     ascending = sorted(sample.busy_cores for sample in samples)
     reference = ascending[math.ceil(0.9 * len(ascending)) - 1]
 
@@ -104,6 +114,19 @@ def select_clean(samples: Sequence[Sample], *, tolerance: float = 0.1) -> Select
         return sample.foreign_s * max(1.0, reference) >= missing_s
 
     if reference < MIN_BUSY_CORES:
-        return Selection(tuple(range(len(samples))), 0)
-    kept = tuple(i for i, sample in enumerate(samples) if not disturbed(sample))
-    return Selection(kept, len(samples) - len(kept))
+        return Selection(tuple(range(len(samples))), {})
+    reasons = {
+        i: _reason(sample, reference)
+        for i, sample in enumerate(samples)
+        if disturbed(sample)
+    }
+    kept = tuple(i for i in range(len(samples)) if i not in reasons)
+    return Selection(kept, reasons)
+
+
+def _reason(sample: Sample, reference: float) -> str:
+    others = "unknown" if sample.foreign_s is None else f"{sample.foreign_s:.2f} s"
+    return (
+        f"disturbed: {sample.busy_cores:.2f} cores busy, undisturbed {reference:.2f}; "
+        f"CPU time of others: {others}"
+    )

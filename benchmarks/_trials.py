@@ -7,10 +7,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from _harness import Repeat, Row, Series, interleave
-from _quiet import when_quiet
+from _harness import Dropped, Repeat, Row, Series, interleave
+from _quiet import Measured, when_quiet
 from _simulated import Case, simulated_s
+from _timing import Sample
 from torch import Tensor, nn
 
 from pipetransformer.pipe import Pipe
@@ -18,6 +20,7 @@ from pipetransformer.planner import Profile
 
 MEASURED, SIMULATED, ALONE = "step time", "simulated", "layers alone"
 
+_T = TypeVar("_T")
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -103,6 +106,16 @@ class Compared:
     simulated: Row
 
 
+@dataclass(frozen=True)
+class _Early:
+    """An attempt that another one replaced."""
+
+    turn: int
+    why: str
+    sample: Sample
+    metrics: dict[str, float]
+
+
 class Trial:
     """Measures a subject's layers alone and runs its cases, in turn.
 
@@ -120,8 +133,9 @@ class Trial:
         self._patience_s = patience_s
         self._cases = {f"{subject.name}, {case}": case for case in subject.cases}
         self._steppers: dict[str, Stepper] = {}
-        self._dropped = dict.fromkeys((ALONE, *self._cases), 0)
-        self._shares: dict[str, list[float]] = {name: [] for name in self._dropped}
+        names = (ALONE, *self._cases)
+        self._attempts: dict[str, list[_Early]] = {name: [] for name in names}
+        self._shares: dict[str, list[float]] = {name: [] for name in names}
         self.profiles: list[Profile] = []
 
     def run(self) -> list[Compared]:
@@ -142,34 +156,47 @@ class Trial:
             for name, case in self._cases.items()
         ]
 
-    def _one(self, system: str, _turn: int) -> Repeat:
+    def _one(self, system: str, turn: int) -> Repeat:
         patience_s = self._patience_s
         if system != ALONE:
             timed = when_quiet(self._steppers[system].seconds, patience_s=patience_s)
-            self._note(system, timed.others_share, timed.dropped)
+            self._note(system, turn, timed, lambda value: {MEASURED: value})
             return Repeat(timed.sample, {MEASURED: timed.value})
         alone = when_quiet(self._subject.alone, patience_s=patience_s)
-        self._note(system, alone.others_share, alone.dropped)
+        self._note(system, turn, alone, self._simulated)
         self.profiles.append(alone.value)
-        rows = self._subject.rows
-        metrics = {
-            name: simulated_s(alone.value, case, rows)
-            for name, case in self._cases.items()
-        }
-        return Repeat(alone.sample, metrics)
+        return Repeat(alone.sample, self._simulated(alone.value))
 
-    def _note(self, system: str, share: float | None, dropped: int) -> None:
-        self._dropped[system] += dropped
-        if share is not None:
-            self._shares[system].append(share)
+    def _simulated(self, profile: Profile) -> dict[str, float]:
+        rows = self._subject.rows
+        return {n: simulated_s(profile, case, rows) for n, case in self._cases.items()}
+
+    def _note(
+        self,
+        system: str,
+        turn: int,
+        found: Measured[_T],
+        metrics: Callable[[_T], dict[str, float]],
+    ) -> None:
+        """Keep what others used, and the attempts that they disturbed."""
+        if found.others_share is not None:
+            self._shares[system].append(found.others_share)
+        self._attempts[system] += [
+            _Early(turn, attempt.why_dropped, attempt.sample, metrics(attempt.value))
+            for attempt in found.dropped
+        ]
 
     def _row(self, series: Series, name: str, metric: str, title: str) -> Row:
         row = series.row(metric, "s")
         shares = self._shares[series.system]
+        early = tuple(
+            Dropped(each.turn, each.metrics[metric], each.why, each.sample)
+            for each in self._attempts[series.system]
+        )
         return dataclasses.replace(
             row,
             system=name,
             metric=title,
-            dropped=row.dropped + self._dropped[series.system],
+            dropped=early + row.dropped,
             foreign_share=statistics.median(shares) if shares else None,
         )

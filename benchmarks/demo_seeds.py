@@ -20,6 +20,7 @@ from _harness import (
     Repeat,
     Row,
     add_common_arguments,
+    begin,
     run_child,
     seeds_of,
     write_json,
@@ -84,6 +85,7 @@ def print_test(test: NonInferiority) -> None:
 
 def main() -> int:
     args = parse_args()
+    start = begin()
     accuracies: dict[str, list[float]] = {ELASTIC: [], STATIC: []}
     print("seed  elastic  static  difference (points)")
     for seed in args.seeds:
@@ -102,7 +104,9 @@ def main() -> int:
             for system, values in accuracies.items()
         ]
         extra = {"seeds": args.seeds, "accuracy": {ELASTIC: test.to_json()}}
-        write_json(args.json, "demo_seeds", rows, [], quick=args.quick, **extra)
+        write_json(
+            args.json, "demo_seeds", rows, [], start=start, quick=args.quick, **extra
+        )
     return int(abs(test.mean) > args.tolerance)
 
 

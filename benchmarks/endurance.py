@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from _forked import Log, Ranks, fork_server
+from _provenance import begin
 from _results import write_json
 from _small_run import BATCH, Deadlines, SmallSet, small_engine
 from _text import text_table
@@ -177,6 +178,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
+    start = begin()
     fork_server("_small_run")
     found = {
         name: endure(args.changes, args.early, options)
@@ -194,6 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "endurance",
             [],
             [],
+            start=start,
             quick=args.quick,
             early=args.early,
             runs={name: dataclasses.asdict(run) for name, run in found.items()},

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 from _forked import Log, Ranks, fork_server
-from _harness import Row, write_json
+from _harness import Row, begin, write_json
 from _results import spread_table
 
 from pipetransformer.autodp import (
@@ -123,6 +123,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
+    start = begin()
     fork_server("failure_time")
     worlds, repeats = ((2,), 1) if args.quick else (WORLDS, args.repeats)
     rows = rows_of(worlds, repeats, args.seed)
@@ -133,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "failure_time",
             rows,
             [],
+            start=start,
             quick=args.quick,
             heartbeat_timeout_s=HEARTBEAT_S,
             targets_ms=TARGETS_MS,

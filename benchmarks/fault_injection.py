@@ -29,6 +29,7 @@ from _fault_drive import HANG_S, run_case
 from _fault_report import case_rows, document, summary
 from _fault_table import cases
 from _forked import fork_server
+from _provenance import begin
 from _results import write_json
 from _small_run import Deadlines
 
@@ -98,6 +99,7 @@ def _report(verdict: Verdict) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
+    start = begin()
     fork_server("_fault_worker", "_fault_drive")
     verdicts = run_all(args, chosen(args))
     settings = {
@@ -113,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             NAMES[args.policy],
             [],
             [],
+            start=start,
             quick=args.quick or args.limit is not None or args.only is not None,
             policy=args.policy,
             settings=settings,

@@ -24,6 +24,7 @@ from _harness import (
     RatioRefused,
     Series,
     add_common_arguments,
+    begin,
     interleave,
     ratio,
     seeds_of,
@@ -141,6 +142,7 @@ def print_tables(
 
 def main() -> int:
     args = parse_args()
+    start = begin()
     _workload.pretrained(Path("runs"), args.seeds[0])  # before any run is timed
     names = [UNFROZEN, *(f"alpha {alpha}" for alpha in args.alphas)]
     curves = Curves()
@@ -163,6 +165,7 @@ def main() -> int:
             "fig10_alpha",
             [each.row(*metric) for each in series.values() for metric in metrics],
             ratios,
+            start=start,
             quick=args.quick,
             seeds=args.seeds,
             alphas=args.alphas,

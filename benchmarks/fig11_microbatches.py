@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from _encoder import Shape, batch, encoder, mean_loss
-from _harness import Ratio, Row, add_common_arguments, compared, write_json
+from _harness import Ratio, Row, add_common_arguments, begin, compared, write_json
 from _quiet import add_patience_argument
 from _simulated import Case, median_profile, slots
 from _slot_profile import profile_on_slots
@@ -161,6 +161,7 @@ def print_table(
 
 def main() -> int:
     args = parse_args()
+    start = begin()
     torch.set_num_threads(1)
     shape = QUICK_SHAPE if args.quick else SHAPE
     found: list[Compared] = []
@@ -183,6 +184,7 @@ def main() -> int:
             "fig11_microbatches",
             rows,
             ratios,
+            start=start,
             quick=args.quick,
             seed=args.seed,
             shape=vars(shape),

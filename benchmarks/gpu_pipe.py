@@ -25,12 +25,14 @@ from _harness import (
     Row,
     Sample,
     add_common_arguments,
+    begin,
     compared,
     interleave,
     write_json,
 )
 from _pipe_bounds import pipeline_speedup
 from _pipes import CHECKPOINT_MODES, plain_loop, tensor_of
+from _provenance import Start
 from _text import text_table
 from torch import Tensor, nn
 
@@ -201,7 +203,7 @@ def gains(rows: Mapping[str, Row], *, quick: bool) -> list[Ratio]:
     return found
 
 
-def run_all(args: argparse.Namespace, device: torch.device) -> None:
+def run_all(args: argparse.Namespace, device: torch.device, start: Start) -> None:
     """Measure, print and write everything."""
     systems = cell_systems(args, device)
     rows = measure_cells(args, systems, device)
@@ -213,6 +215,7 @@ def run_all(args: argparse.Namespace, device: torch.device) -> None:
             "gpu_pipe",
             [*rows, *overlap_rows],
             ratios,
+            start=start,
             quick=args.quick,
             stages=args.stages,
             microbatches=args.microbatches,
@@ -225,11 +228,12 @@ def run_all(args: argparse.Namespace, device: torch.device) -> None:
 
 def main() -> int:
     args = parse_args()
+    start = begin()
     if not torch.cuda.is_available():
         print("gpu_pipe: no CUDA device: not run", file=sys.stderr)
         return int(not args.allow_no_gpu)
     torch.set_num_threads(1)
-    run_all(args, torch.device("cuda", 0))
+    run_all(args, torch.device("cuda", 0), start)
     return 0
 
 

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from _child import RunFailed
 from _forked import fork_server
-from _harness import Row, add_common_arguments, write_json
+from _harness import Row, add_common_arguments, begin, write_json
 from _kills_job import (
     Curve,
     random_parts,
@@ -184,6 +184,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
+    start = begin()
     fork_server("_kills_worker")
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -199,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         name = "kills_and_resumes"
         extra = {"restarts": results, "load_average": os.getloadavg()}
-        write_json(args.json, name, rows, [], quick=args.quick, **extra)
+        write_json(args.json, name, rows, [], start=start, quick=args.quick, **extra)
     return int(not all(map(holds, results["systems"].values())))
 
 

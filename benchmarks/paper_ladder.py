@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from _harness import Ratio, Row, add_common_arguments, ratio, write_json
+from _harness import Ratio, Row, add_common_arguments, begin, ratio, write_json
 from _ladder_forms import closed_forms
 from _ladder_instance import Instance, Rates
 from _ladder_notes import NOTES
@@ -173,6 +173,7 @@ def unmet(told: Sequence[Told]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
+    start = begin()
     sections = SECTIONS[:1] if args.quick else SECTIONS
     rates = fitted_rates(MAIN.instance)
     repeats = [ladders_of(sections, rates) for _ in range(args.repeats)]
@@ -198,6 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "paper_ladder",
             rows,
             speedups(sections, rows, quick=args.quick),
+            start=start,
             quick=args.quick,
             simulated=True,
             simulator_error=error,

@@ -18,7 +18,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from _harness import Ratio, Row, add_common_arguments, compared, write_json
+from _harness import Ratio, Row, add_common_arguments, begin, compared, write_json
 from _layer_rows import TIMES, LayerRow, model_rows, random_row
 from _partitioners import OURS, PARTITIONERS, optimum
 from _text import text_table
@@ -81,6 +81,7 @@ def by_kind(rows: Sequence[LayerRow], row: Row) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
+    start = begin()
     rows = instances(args)
     found = quality(rows)
     summaries = {row.system: summary(row.values) for row in found}
@@ -107,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "partition_quality",
             found,
             ratios,
+            start=start,
             quick=args.quick,
             instances=len(rows),
             summary=summaries,

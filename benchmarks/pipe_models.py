@@ -25,6 +25,7 @@ from _harness import (
     Sample,
     Series,
     add_common_arguments,
+    begin,
     compared,
     interleave,
     write_json,
@@ -200,6 +201,7 @@ def print_tables(
 
 def main() -> int:
     args = parse_args()
+    start = begin()
     if args.device == "cuda" and not torch.cuda.is_available():
         print("pipe_models: no CUDA device: not run", file=sys.stderr)
         return 1
@@ -222,6 +224,7 @@ def main() -> int:
             "pipe_models" if args.device == "cpu" else "pipe_models_gpu",
             list(rows.values()),
             ratios,
+            start=start,
             quick=args.quick,
             device=args.device,
             devices=torch.cuda.device_count() if args.device == "cuda" else 0,

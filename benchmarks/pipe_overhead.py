@@ -25,7 +25,7 @@ from _cells import (
     measure_cells,
     print_table,
 )
-from _harness import Ratio, add_common_arguments, compared, write_json
+from _harness import Ratio, add_common_arguments, begin, compared, write_json
 from _history import OVERHEAD_US
 from _pipes import CHECKPOINT_MODES, DISPATCHES, load_factory, our_pipe, plain_loop
 from torch import nn
@@ -88,6 +88,7 @@ def rivals(args: argparse.Namespace, rows: Rows) -> list[Ratio]:
 
 def main() -> int:
     args = parse_args()
+    start = begin()
     torch.set_num_threads(1)
     systems = build(args)
     found = measure_cells(args, systems)
@@ -102,6 +103,7 @@ def main() -> int:
             "pipe_overhead",
             found,
             ratios,
+            start=start,
             quick=args.quick,
             stages=args.stages,
             microbatches=args.microbatches,

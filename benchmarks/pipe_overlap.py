@@ -22,6 +22,7 @@ from _harness import (
     Repeat,
     Sample,
     add_common_arguments,
+    begin,
     compared,
     interleave,
     write_json,
@@ -114,6 +115,7 @@ def run(call: Callable[[Tensor], Any], microbatches: int) -> Repeat:
 
 def main() -> int:
     args = parse_args()
+    start = begin()
     torch.set_num_threads(1)
     systems = build(args)
     series = interleave(
@@ -144,6 +146,7 @@ def main() -> int:
             "pipe_overlap",
             list(rows.values()),
             ratios,
+            start=start,
             quick=args.quick,
             stages=args.stages,
             microbatches=args.microbatches,

@@ -28,6 +28,7 @@ from _harness import (
     Sample,
     Series,
     add_common_arguments,
+    begin,
     compared,
     interleave,
     write_json,
@@ -179,6 +180,7 @@ def print_table(
 
 def main() -> int:
     args = parse_args()
+    start = begin()
     torch.set_num_threads(1)
     shape = QUICK_SHAPE if args.quick else SHAPE
     systems = Maker(args, shape).all()
@@ -204,6 +206,7 @@ def main() -> int:
             "pipe_throughput",
             [*rows.values(), *saved],
             ratios,
+            start=start,
             quick=args.quick,
             slots=args.slots,
             microbatches=args.microbatches,

@@ -23,6 +23,7 @@ from _harness import (
     Repeat,
     Row,
     add_common_arguments,
+    begin,
     compared,
     interleave,
     measured,
@@ -108,6 +109,7 @@ def table(rows: Mapping[str, Row]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
+    start = begin()
     found = cases(args.seed, quick=args.quick)
     series = interleave(
         list(found),
@@ -126,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "planner_time",
             list(rows.values()),
             ratios,
+            start=start,
             quick=args.quick,
             targets_ms=TARGETS_MS,
             calls=args.calls,

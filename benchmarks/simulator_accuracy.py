@@ -22,7 +22,7 @@ import torch
 from _accuracy import ALL, Error, Summary, summaries
 from _accuracy_cases import computing_subjects, waiting_subjects
 from _encoder import Shape
-from _harness import Ratio, Row, add_common_arguments, compared, write_json
+from _harness import Ratio, Row, add_common_arguments, begin, compared, write_json
 from _quiet import add_patience_argument
 from _text import text_table
 from _trials import Compared, Subject, Trial
@@ -137,6 +137,7 @@ def print_summaries(found: Sequence[Summary]) -> None:
 
 def main() -> int:
     args = parse_args()
+    start = begin()
     torch.set_num_threads(1)
     rows: list[Row] = []
     ratios: list[Ratio] = []
@@ -157,6 +158,7 @@ def main() -> int:
             "simulator_accuracy",
             rows,
             ratios,
+            start=start,
             quick=args.quick,
             seed=args.seed,
             aims={"median": MEDIAN_AIM, "worst": WORST_AIM},

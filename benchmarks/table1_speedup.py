@@ -23,6 +23,7 @@ import _workload
 from _harness import (
     RunFailed,
     add_common_arguments,
+    begin,
     interleave,
     seeds_of,
     write_json,
@@ -213,6 +214,7 @@ def measure(
 
 def main() -> int:
     args = parse_args()
+    start = begin()
     print(*(SYSTEMS[name].describe() for name in args.systems), sep="\n")
     if args.baseline_pipe is not None:
         print(f"{STATIC_PIPE} is {args.baseline_pipe}, in a plain loop")
@@ -228,6 +230,7 @@ def main() -> int:
             "table1_speedup",
             [row for table in tables for row in table.rows()],
             [ratio for table in tables for ratio in table.ratios],
+            start=start,
             quick=args.quick,
             seeds=args.seeds,
             alpha=args.alpha,

@@ -23,6 +23,7 @@ from typing import Any
 
 from _curve_runs import CurveRun, Job, run_job
 from _forked import fork_server
+from _provenance import begin
 from _results import write_json
 
 # Units frozen per epoch, of 12: K is forced to 4, or to the layers left to train.
@@ -117,6 +118,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
+    start = begin()
     fork_server("_curve_runs", "sklearn.datasets", "sklearn.model_selection")
     job, shapes = Job(4, FREEZES, args.samples, double=True), SHAPES
     if args.quick:
@@ -143,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "transformation_curve",
             [],
             [],
+            start=start,
             quick=args.quick or args.samples < 1078,
             **found,
             training_loss=curves,

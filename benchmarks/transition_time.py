@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from _forked import fork_server
-from _harness import Row, write_json
+from _harness import Row, begin, write_json
 from _move_times import move_rows
 from _pause_runs import AHEAD, DEMO, LARGE, TINY, PauseRun, by_name, run_load
 from _results import spread_table
@@ -101,6 +101,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
+    start = begin()
     fork_server("_switch_times", "_move_times")
     worlds, loads = ((2,), (TINY,)) if args.quick else (WORLDS, (DEMO, AHEAD, LARGE))
     rows = switch_rows(worlds, 5 if args.quick else args.changes, args.repeats)
@@ -121,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "transition_time",
             rows,
             [],
+            start=start,
             quick=args.quick,
             models={
                 name: {"parameters": run.parameters, "step_ms": 1e3 * run.step_s}

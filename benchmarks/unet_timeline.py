@@ -25,6 +25,7 @@ from _harness import (
     Row,
     Sample,
     add_common_arguments,
+    begin,
     compared,
     interleave,
     write_json,
@@ -223,6 +224,7 @@ def print_table(
 
 def main() -> int:
     args = parse_args()
+    start = begin()
     if args.device == "cuda" and not torch.cuda.is_available():
         print("unet_timeline: no CUDA device: not run", file=sys.stderr)
         return 1
@@ -251,6 +253,7 @@ def main() -> int:
             "unet_timeline" if args.device == "cpu" else "unet_timeline_gpu",
             list(rows.values()),
             ratios,
+            start=start,
             quick=args.quick,
             device=args.device,
             devices=len(set(stage_devices(args.device, scale.stages))),

@@ -26,7 +26,7 @@ def series(system, turns):
         Repeat(Sample(1.0, 1.0), {FORWARD: forward, BACKWARD: backward})
         for forward, backward in turns.values()
     ]
-    return Series(system, tuple(repeats), 0, (), tuple(turns))
+    return Series(system, tuple(repeats), (), (), tuple(turns))
 
 
 @pytest.mark.parametrize(

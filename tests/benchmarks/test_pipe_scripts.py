@@ -75,7 +75,7 @@ def test_gpu_script_writes_cells_and_overlap(monkeypatch, tmp_path, capsys):
     path = tmp_path / "gpu_pipe.json"
     flags = [*OVERHEAD, "--repeats=3", f"--json={path}"]
     monkeypatch.setattr(sys, "argv", ["gpu_pipe", *flags])
-    gpu_pipe.run_all(gpu_pipe.parse_args(), torch.device("cpu"))
+    gpu_pipe.run_all(gpu_pipe.parse_args(), torch.device("cpu"), gpu_pipe.begin())
     content = json.loads(path.read_text())
     systems = {row["system"] for row in content["rows"]}
     assert {"loop", "never", "stream per stage"} <= systems

@@ -152,7 +152,8 @@ class Machine:
 def test_measurement_is_repeated_until_others_are_quiet(monkeypatch):
     machine = Machine(monkeypatch, [0.9, 0.5, 0.1, 0.0])
     found = when_quiet(machine.measure, patience_s=60)
-    assert (found.value, found.dropped) == (0.1, 2)
+    assert (found.value, [each.value for each in found.dropped]) == (0.1, [0.9, 0.5])
+    assert found.dropped[0].why_dropped == "others used 90% of the cores"
     assert found.others_share == pytest.approx(0.1)
     assert (found.sample.wall_s, found.sample.cpu_s) == (1.0, 0.5)
 
@@ -161,8 +162,8 @@ def test_patience_ends_with_the_result_as_it_is(monkeypatch):
     machine = Machine(monkeypatch, [0.9] * 9)
     found = when_quiet(machine.measure, patience_s=5)
     assert found.others_share == pytest.approx(0.9)
-    assert 0 < found.dropped < 5
-    assert when_quiet(machine.measure, patience_s=0).dropped == 0
+    assert 0 < len(found.dropped) < 5
+    assert when_quiet(machine.measure, patience_s=0).dropped == ()
 
 
 def test_share_of_others_is_of_all_cores(monkeypatch):

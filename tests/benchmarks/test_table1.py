@@ -169,7 +169,7 @@ def table(**walls):
     series = {}
     for name, (wall, work, options) in walls.items():
         runs = tuple(result(wall + s, work, s, **options) for s in range(3))
-        series[name.replace("_", "-")] = Series(name, runs, 0, ())
+        series[name.replace("_", "-")] = Series(name, runs, (), ())
     accuracies = {name: {s: 90.0 + s for s in range(3)} for name in series}
     return Table("no-cap", series, accuracies)
 

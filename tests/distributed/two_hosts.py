@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 
+from _provenance import begin
 from _results import Row, write_json
 
 from pipetransformer import checkpoint
@@ -168,6 +169,7 @@ def main():
     arguments = parser.parse_args()
     if (reason := missing()) is not None:
         sys.exit(f"two hosts: {reason}")
+    start = begin()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that hosts are removed
     cases = []
     for name in arguments.cases:
@@ -176,7 +178,13 @@ def main():
         print(table(cases[-1:]), flush=True)
     if arguments.json is not None:
         write_json(
-            arguments.json, "two_hosts", rows(cases), [], quick=False, cases=cases
+            arguments.json,
+            "two_hosts",
+            rows(cases),
+            [],
+            start=start,
+            quick=False,
+            cases=cases,
         )
 
 

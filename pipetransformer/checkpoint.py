@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from pipetransformer import files
+from pipetransformer.pipe import accumulator_names
 from pipetransformer.signature import model_signature
 from pipetransformer.state import (
     TrainingState,
@@ -139,7 +140,10 @@ def check_model(
     Raises:
         ValueError: names, shapes or dtypes differ.
     """
-    if content["signature"] == model_signature(state.model):
+    # The first checkpoints of deferred batch norm have no accumulators.
+    spare = accumulator_names(state.model)
+    signatures = [model_signature(state.model, without=w) for w in ((), spare)]
+    if content["signature"] in signatures:
         return
     what = f"checkpoint {os.fspath(path)}"
     mine, theirs = state.model.state_dict(), content["model"]
@@ -148,7 +152,7 @@ def check_model(
             f"{tuple(d[name].shape)} {d[name].dtype}" if name in d else "no such tensor"
             for d in (mine, theirs)
         )
-        if left != right:
+        if left != right and (name in theirs or name not in spare):
             raise ValueError(
                 f"{what}: expected {name} with {left}, as in this model, got {right}"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import nn
 
@@ -11,19 +11,24 @@ from pipetransformer._extension import hash_bytes
 from pipetransformer.autodp import MessagePlane
 
 
-def signature_lines(model: nn.Module, settings: Sequence[str]) -> list[str]:
+def signature_lines(
+    model: nn.Module, settings: Sequence[str], *, without: Collection[str] = ()
+) -> list[str]:
     """Describe a model and its settings, one fact per line.
 
     Args:
         model: Parameters and buffers give name, shape and dtype. Values are not
             compared: replica 0's win.
         settings: Further lines, for example the canonical config.
+        without: Names of buffers that do not count.
     """
 
     def lines() -> Iterator[str]:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             yield f"parameter {name} {tuple(parameter.shape)} {parameter.dtype}"
         for name, buffer in model.named_buffers(remove_duplicate=False):
+            if name in without:
+                continue
             yield f"buffer {name} {tuple(buffer.shape)} {buffer.dtype}"
         yield from settings
 
@@ -35,9 +40,15 @@ def trainable_lines(model: nn.Module) -> list[str]:
     return [f"trained {n}" for n, p in model.named_parameters() if p.requires_grad]
 
 
-def model_signature(model: nn.Module) -> str:
-    """Return the hash of the model's names, shapes and dtypes, as hex digits."""
-    return f"{hash_bytes(chr(10).join(signature_lines(model, [])).encode()):016x}"
+def model_signature(model: nn.Module, *, without: Collection[str] = ()) -> str:
+    """Return the hash of the model's names, shapes and dtypes, as hex digits.
+
+    Args:
+        model: The model.
+        without: Names of buffers that do not count.
+    """
+    lines = signature_lines(model, [], without=without)
+    return f"{hash_bytes(chr(10).join(lines).encode()):016x}"
 
 
 def _first_difference(mine: Sequence[str], theirs: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from pipetransformer.pipe._binding import NoChunk
 from pipetransformer.pipe.balance import balance_by_size, balance_by_time
-from pipetransformer.pipe.batchnorm import DeferredBatchNorm
+from pipetransformer.pipe.batchnorm import DeferredBatchNorm, accumulator_names
 from pipetransformer.pipe.draws import draw_scope
 from pipetransformer.pipe.gpipe import GPipe
 from pipetransformer.pipe.partition import partition_model
@@ -23,6 +23,7 @@ __all__ = [
     "PipeSequential",
     "WithDevice",
     "Workers",
+    "accumulator_names",
     "balance_by_size",
     "balance_by_time",
     "draw_scope",

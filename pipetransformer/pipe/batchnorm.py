@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -12,8 +10,20 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from pipetransformer.pipe.phases import is_recomputing
 
-Module = TypeVar("Module", bound=nn.Module)
-_Statistics = tuple[int, torch.Tensor, torch.Tensor]
+_ACCUMULATORS = ("sum", "sum_squares")
+
+
+def accumulator_names(module: nn.Module) -> frozenset[str]:
+    """Return the names under which a module holds accumulators of deferred norms.
+
+    They tell nothing about a trained model, so state without them is as good.
+    """
+    return frozenset(
+        f"{path}.{name}" if path else name
+        for path, norm in module.named_modules(remove_duplicate=False)
+        if isinstance(norm, DeferredBatchNorm)
+        for name in _ACCUMULATORS
+    )
 
 
 class DeferredBatchNorm(_BatchNorm):
@@ -24,6 +34,12 @@ class DeferredBatchNorm(_BatchNorm):
     mini-batch. Recomputation does not count. In a `Pipe` the update comes after the
     last micro-batch that exists; elsewhere after ``chunks`` forward calls.
 
+    The buffers ``sum`` and ``sum_squares`` are in the ``state_dict``, as they were in
+    torch's and torchgpipe's: per channel, over the micro-batches of a mini-batch that
+    is under way. They are zero between mini-batches, and in a `Pipe` at any time. How
+    many values they are of (``counter``, ``tracked``) is in no ``state_dict``, so
+    loading one begins a new mini-batch. One without the two loads as well.
+
     Args:
         num_features: Channels, C of an input ``(rows, C, ...)``.
         eps: Added to the variance.
@@ -32,9 +48,18 @@ class DeferredBatchNorm(_BatchNorm):
         affine: Whether to learn a scale and a shift.
         chunks: Micro-batches of a mini-batch, at least 1.
 
+    Attributes:
+        sum: Sums, ``(C,)``, of the running statistics' dtype.
+        sum_squares: Sums of squares, likewise.
+        counter: Values per channel since the mini-batch began.
+        tracked: Micro-batches since then.
+
     Raises:
         ValueError: if ``chunks`` is below 1.
     """
+
+    sum: torch.Tensor
+    sum_squares: torch.Tensor
 
     def __init__(
         self,
@@ -53,7 +78,8 @@ class DeferredBatchNorm(_BatchNorm):
     ) -> nn.Module:
         """Replace the batch norms in a module by deferred ones, in place.
 
-        Parameters, buffers, mode and hooks are kept, not copied. Layers without
+        Parameters, buffers, mode and hooks are kept, not copied; the accumulators come
+        on top. Layers without
         running statistics, lazy ones and ``SyncBatchNorm`` stay as they are.
 
         Args:
@@ -100,13 +126,29 @@ class DeferredBatchNorm(_BatchNorm):
         _check_chunks(chunks)
         self.chunks = chunks
         self._in_pipe = False
-        self._num_seen = 0
-        self._statistics: _Statistics | None = None
+        # The layer that is replaced gets no new buffers.
+        self._buffers = self._buffers.copy()
+        for name in _ACCUMULATORS:
+            self.register_buffer(name, torch.zeros_like(self._running()[0]))
+        self._restart()
+
+    def _restart(self) -> None:
+        self.counter = self.tracked = 0
+        # Mean and variance of the mini-batch so far.
+        self._moments: tuple[torch.Tensor, torch.Tensor] | None = None
+        for buffer in (self.sum, self.sum_squares):
+            buffer.zero_()
+
+    def reset_running_stats(self) -> None:
+        """Set the running statistics to those of a new layer."""
+        super().reset_running_stats()
+        if "sum" in self._buffers:  # not while the base class is constructed
+            self._restart()
 
     def begin(self) -> None:
         """Forget unfinished statistics; `finish` ends the mini-batch from here on."""
         self._in_pipe = True
-        self._num_seen, self._statistics = 0, None
+        self._restart()
 
     def finish(self) -> None:
         """Update the running statistics from the micro-batches seen since `begin`.
@@ -114,9 +156,10 @@ class DeferredBatchNorm(_BatchNorm):
         Does nothing when there were none, as in eval mode.
         """
         self._in_pipe = False
-        statistics, self._num_seen, self._statistics = self._statistics, 0, None
-        if statistics is not None:
-            self._update(*statistics)
+        moments = self._moments
+        self._restart()
+        if moments is not None:
+            self._update(*moments)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise a micro-batch.
@@ -162,20 +205,25 @@ class DeferredBatchNorm(_BatchNorm):
     def _add(self, count: int, mean: torch.Tensor, var: torch.Tensor) -> None:
         # Means and variances instead of sums of squares, which cancel when the mean
         # is large. Source: Chan, Golub and LeVeque, "Updating formulae".
-        if self._statistics is not None:
-            before, old_mean, old_var = self._statistics
-            total = before + count
+        total = self.counter + count
+        if self._moments is not None:
+            old_mean, old_var = self._moments
             share, delta = count / total, mean - old_mean
             mean = old_mean + delta * share
-            var = torch.lerp(old_var, var, share) + delta**2 * (share * before / total)
-            count = total
-        self._statistics = (count, mean, var)
-        self._num_seen += 1
-        if not self._in_pipe and self._num_seen == self.chunks:
+            spread = share * self.counter / total
+            var = torch.lerp(old_var, var, share) + delta**2 * spread
+        self.counter, self._moments = total, (mean, var)
+        self.tracked += 1
+        if self._in_pipe:
+            return  # nobody reads the sums before `finish`
+        if self.tracked == self.chunks:
             self.finish()
+        else:
+            self.sum.copy_(mean * total)
+            self.sum_squares.copy_((var + mean**2) * total)
 
     @torch.no_grad()
-    def _update(self, count: int, mean: torch.Tensor, var: torch.Tensor) -> None:
+    def _update(self, mean: torch.Tensor, var: torch.Tensor) -> None:
         factor: torch.Tensor | float | None = self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
@@ -188,9 +236,13 @@ class DeferredBatchNorm(_BatchNorm):
     def _load_from_state_dict(
         self, state_dict: dict[str, torch.Tensor], prefix: str, *args: object
     ) -> None:
-        # Older checkpoints hold the unfinished sums.
-        for name in ("sum", "sum_squares"):
-            state_dict.pop(prefix + name, None)
+        # Our first checkpoints, and those of plain batch norm, have no accumulators:
+        # theirs are those between mini-batches.
+        mean = state_dict.get(f"{prefix}running_mean")
+        if mean is not None:
+            self._restart()
+            for name in _ACCUMULATORS:
+                state_dict.setdefault(prefix + name, mean.new_zeros(self.sum.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TypeVar, cast
 
+from pipetransformer.pipe.batchnorm import accumulator_names
 from pipetransformer.pipe.layers import StageLayers
 from pipetransformer.pipe.stage import PipeSequential
 
 T = TypeVar("T")
-# A layer's name in the pipeline, its plain name, and the names in its own state.
-Layer = tuple[str, str, list[str]]
+# A layer's name in the pipeline, its plain name, the names in its own state, and those
+# of them that a state may do without.
+Layer = tuple[str, str, list[str], Set[str]]
 
 
 def to_plain_state_dict(
@@ -21,11 +23,13 @@ def to_plain_state_dict(
 
     ``partitions.{stage}.{layer}.<rest>`` becomes ``<child>.<rest>``, or
     ``<child>.<inner child>.<rest>`` where an inner Sequential was flattened. A
-    `WithDevice` leaves no name.
+    `WithDevice` leaves no name, and the accumulators of a `DeferredBatchNorm` are left
+    out: the state loads with plain batch norm in its place too.
 
     Args:
         pipe: The pipeline.
-        state: All that ``pipe.state_dict()`` names; the values may be anything.
+        state: All that ``pipe.state_dict()`` names, with accumulators or without; the
+            values may be anything.
 
     Returns:
         The same values in the same order under the plain names, as for
@@ -34,7 +38,12 @@ def to_plain_state_dict(
     Raises:
         ValueError: for names that the pipeline does not have, or that are missing.
     """
-    return _rename(state, _layers(pipe), "pipeline's state")
+    layers = _layers(pipe)
+    renamed = _rename(state, layers, "pipeline's state")
+    for _, plain, _, spare in layers:
+        for rest in spare:
+            renamed.pop(f"{plain}.{rest}", None)
+    return renamed
 
 
 def from_plain_state_dict(
@@ -47,7 +56,8 @@ def from_plain_state_dict(
 
     Args:
         pipe: The pipeline.
-        state: All that ``plain.state_dict()`` names; the values may be anything.
+        state: All that ``plain.state_dict()`` names, with accumulators or without; the
+            values may be anything.
 
     Returns:
         The same values in the same order, as for ``pipe.load_state_dict(...)``.
@@ -55,7 +65,7 @@ def from_plain_state_dict(
     Raises:
         ValueError: for names that the Sequential does not have, or that are missing.
     """
-    layers = [(plain, own, names) for own, plain, names in _layers(pipe)]
+    layers = [(plain, own, names, spare) for own, plain, names, spare in _layers(pipe)]
     return _rename(state, layers, "plain state")
 
 
@@ -68,8 +78,10 @@ def _layers(pipe: StageLayers) -> list[Layer]:
                 f"built of, got {len(stage)}"
             )
         for k, plain in zip(stage._modules, stage.plain_names, strict=True):
-            names = stage.get_submodule(k).state_dict(keep_vars=True)
-            found.append((f"partitions.{j}.{k}", plain, list(names)))
+            layer = stage.get_submodule(k)
+            names = list(layer.state_dict(keep_vars=True))
+            spare = accumulator_names(layer)
+            found.append((f"partitions.{j}.{k}", plain, names, spare))
     return found
 
 
@@ -77,10 +89,13 @@ def _rename(
     state: Mapping[str, T], layers: Sequence[Layer], what: str
 ) -> OrderedDict[str, T]:
     names = {
-        f"{old}.{rest}": f"{new}.{rest}" for old, new, inner in layers for rest in inner
+        f"{old}.{rest}": f"{new}.{rest}"
+        for old, new, inner, _ in layers
+        for rest in inner
     }
+    spare = {f"{old}.{rest}" for old, _, _, may_lack in layers for rest in may_lack}
     unknown = [name for name in state if name not in names]
-    missing = [name for name in names if name not in state]
+    missing = [name for name in names if name not in state and name not in spare]
     if unknown or missing:
         raise ValueError(
             f"{what}: expected exactly the names of the model, got unknown {unknown} "
@@ -90,7 +105,7 @@ def _rename(
     # The versions of the modules, which load_state_dict looks for beside the state.
     versions: Mapping[str, object] | None = getattr(state, "_metadata", None)
     if versions is not None:
-        prefixes = {old: new for old, new, _ in layers}
+        prefixes = {old: new for old, new, *_ in layers}
         renamed._metadata = OrderedDict(  # type: ignore[attr-defined]
             (prefixes[prefix] + module[len(prefix) :], version)
             for module, version in versions.items()

@@ -10,6 +10,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.modules.batchnorm import _NormBase
 
 from pipetransformer.pipe import _binding
+from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.skip.stage import with_lanes, with_own_tracker
 from pipetransformer.skip.layout import Lane
 from pipetransformer.skip.wrapper import Skippable
@@ -117,7 +118,12 @@ def _is_a_chain(stage: PipeSequential) -> bool:
 
 
 def _counts_rows(layer: nn.Module) -> bool:
-    return isinstance(layer, _NormBase) and layer.track_running_stats and layer.training
+    return (
+        isinstance(layer, _NormBase)
+        and not isinstance(layer, DeferredBatchNorm)  # sees to it by itself
+        and layer.track_running_stats
+        and layer.training
+    )
 
 
 def _call_keeping_statistics(

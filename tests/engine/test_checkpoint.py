@@ -4,9 +4,12 @@ import stat
 
 import pytest
 import torch
+from torch import nn
 
 import pipetransformer as pt
 from pipetransformer import checkpoint
+from pipetransformer.pipe import DeferredBatchNorm
+from pipetransformer.signature import model_signature
 from tests.engine.scenario import config, make_engine, moments, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
@@ -167,6 +170,60 @@ def test_older_checkpoint_still_loads(tmp_path):
         assert (
             len(moments(engine)["tensors"]) > 0 and engine._open().run.state.step == 3
         )
+
+
+def norm_engine(kind=DeferredBatchNorm):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), kind(8), nn.Tanh(), nn.Linear(8, 3))
+    return model.double(), pt.PipeTransformer(
+        model,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Never(),
+        config=config(),
+    )
+
+
+def run_norm_epochs(engine, last, *, load=None, save=None):
+    with engine:
+        if load is not None:
+            engine.load(load)
+        for _ in engine.epochs(last):
+            for batch in engine.batches(ToySet(24, dtype=torch.float64), 8):
+                engine.step(batch)
+        if save is not None:
+            engine.save(save)
+
+
+@pytest.mark.parametrize("written_by", ["this version", "the first versions"])
+def test_deferred_batch_norm_goes_on_from_a_checkpoint(tmp_path, written_by):
+    # Its accumulators were in no checkpoint at first.
+    path = tmp_path / "saved.pt"
+    whole, engine = norm_engine()
+    run_norm_epochs(engine, 2)
+    _, engine = norm_engine()
+    run_norm_epochs(engine, 1, save=path)
+    if written_by == "the first versions":
+        content = torch.load(path, weights_only=True)
+        content["signature"] = model_signature(norm_engine(nn.BatchNorm1d)[0])
+        for name in ("1.sum", "1.sum_squares"):
+            del content["model"][name]
+        torch.save(content, path)
+    model, engine = norm_engine()
+    run_norm_epochs(engine, 2, load=path)
+    assert model[1].num_batches_tracked == 6
+    torch.testing.assert_close(model.state_dict(), whole.state_dict())
+    checkpoint.export_checkpoint(path, tmp_path / "plain.pt")
+    plain = torch.load(tmp_path / "plain.pt", weights_only=True)
+    norm_engine()[0].load_state_dict(plain, strict=True)
+
+
+def test_checkpoint_of_another_batch_norm_is_refused(tmp_path):
+    path = tmp_path / "saved.pt"
+    run_norm_epochs(norm_engine()[1], 1, save=path)
+    with norm_engine(nn.BatchNorm1d)[1] as engine:
+        with pytest.raises(ValueError, match="expected 1.sum with no such tensor, as"):
+            engine.load(path)
 
 
 def test_save_before_there_is_an_optimizer_is_refused(tmp_path):

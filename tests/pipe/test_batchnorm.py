@@ -1,12 +1,13 @@
 """Deferred batch norm: statistics of the mini-batch, whatever cuts it."""
 
 import copy
+import pickle
 
 import pytest
 import torch
 from torch import nn
 
-from pipetransformer.pipe.batchnorm import DeferredBatchNorm
+from pipetransformer.pipe import DeferredBatchNorm, accumulator_names
 
 convert = DeferredBatchNorm.convert_deferred_batch_norm
 
@@ -135,7 +136,8 @@ def test_conversion_is_in_place_and_keeps_everything():
     inner = model[0][0].eval()
     inner.register_forward_hook(lambda *_: calls.append(1))
     untouched = list(model)[2:]
-    parameters, names = list(model.parameters()), list(model.state_dict())
+    parameters, buffers = list(model.parameters()), list(model.buffers())
+    names = list(inner.state_dict())
     assert convert(model, chunks=4) is model
     new = model[0][0]
     assert isinstance(new, DeferredBatchNorm) and isinstance(
@@ -143,7 +145,9 @@ def test_conversion_is_in_place_and_keeps_everything():
     )
     assert all(a is b for a, b in zip(model[2:], untouched, strict=True))
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
-    assert list(model.state_dict()) == names
+    kept = [b for name, b in model.named_buffers() if "sum" not in name]
+    assert all(a is b for a, b in zip(buffers, kept, strict=True))
+    assert list(inner.state_dict()) == names  # nothing comes to what is replaced
     assert (new.eps, new.momentum, new.training) == (1e-3, 0.3, False)
     assert new.running_mean is inner.running_mean
     new(torch.randn(2, 3, 1, 1))
@@ -188,12 +192,129 @@ def test_copies_carry_on_where_the_original_was():
     assert again.num_batches_tracked == 1
 
 
-def test_old_checkpoints_with_sums_load():
-    layer = DeferredBatchNorm(3, chunks=2)
-    old = dict(layer.state_dict(), sum=torch.zeros(3), sum_squares=torch.zeros(3))
-    layer.load_state_dict(old)
-    nested = {f"0.{name}": value for name, value in old.items()}
-    nn.Sequential(layer).load_state_dict(nested)
+# --- the accumulators of an unfinished mini-batch ----------------------------
+
+HISTORIC_NAMES = [
+    "weight",
+    "bias",
+    "running_mean",
+    "running_var",
+    "num_batches_tracked",
+    "sum",
+    "sum_squares",
+]
+
+
+@pytest.mark.parametrize("kind", [DeferredBatchNorm, nn.BatchNorm1d])
+def test_state_has_the_historic_names(kind):
+    layer = convert(kind(3))
+    assert list(layer.state_dict()) == HISTORIC_NAMES
+    assert [len(layer.sum), len(layer.sum_squares)] == [3, 3]
+    assert (layer.counter, layer.tracked) == (0, 0)
+
+
+def test_sums_are_those_of_the_mini_batch_under_way():
+    x = batch(9, 3, 4)
+    layer = convert(nn.BatchNorm1d(3).double(), chunks=3)
+    parts = x.chunk(3)
+    for seen in (1, 2):
+        layer(parts[seen - 1])
+        so_far = torch.cat(parts[:seen])
+        torch.testing.assert_close(layer.sum, so_far.sum((0, 2)))
+        torch.testing.assert_close(layer.sum_squares, (so_far**2).sum((0, 2)))
+        assert (layer.counter, layer.tracked) == (so_far.numel() // 3, seen)
+    layer(parts[2])
+    assert not layer.sum.any() and not layer.sum_squares.any()
+    assert (layer.counter, layer.tracked) == (0, 0)
+
+
+def test_loading_state_begins_a_new_mini_batch():
+    # Of how many values the sums are is in no checkpoint.
+    x = batch()
+    giver = convert(nn.BatchNorm1d(3).double(), chunks=2)
+    giver(x + 100)
+    middle = copy.deepcopy(giver.state_dict())
+    assert middle["sum"].all()
+    taker = convert(nn.BatchNorm1d(3).double(), chunks=2)
+    taker(x - 50)
+    taker.load_state_dict(middle)
+    assert all(torch.equal(v, middle[k]) for k, v in taker.state_dict().items())
+    for part in x.chunk(2):
+        taker(part)
+    plain = nn.BatchNorm1d(3).double()
+    plain(x)
+    assert_statistics(taker, plain, x)
+    assert not taker.sum.any()
+
+
+def test_reset_of_the_statistics_begins_a_new_mini_batch():
+    x = batch()
+    layer = convert(nn.BatchNorm1d(3).double(), chunks=2)
+    layer(x + 100)
+    layer.reset_running_stats()
+    assert not layer.sum.any() and not layer.running_mean.any()
+    for part in x.chunk(2):
+        layer(part)
+    plain = nn.BatchNorm1d(3).double()
+    plain(x)
+    assert_statistics(layer, plain, x)
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["plain", "ours of old"])
+def test_state_without_accumulators_loads(deferred):
+    # As plain batch norm and the first versions of this layer write it.
+    giver = nn.BatchNorm1d(3).double()
+    giver(batch())
+    state = (convert(copy.deepcopy(giver)) if deferred else giver).state_dict()
+    state.pop("sum", None), state.pop("sum_squares", None)
+    layer = convert(nn.BatchNorm1d(3).double(), chunks=2)
+    layer(batch())  # to be forgotten
+    model = nn.Sequential(layer)
+    model.load_state_dict({f"0.{name}": value for name, value in state.items()})
+    assert torch.equal(layer.running_mean, giver.running_mean)
+    assert not layer.sum.any() and not layer.sum_squares.any() and layer.tracked == 0
+    assert list(state) == HISTORIC_NAMES[:5]  # the caller's stays as it was
+
+
+def test_state_without_accumulators_takes_the_place_of_a_meta_layers():
+    layer = convert(nn.BatchNorm1d(3, device="meta"), chunks=2)
+    layer.load_state_dict(nn.BatchNorm1d(3).double().state_dict(), assign=True)
+    assert {(b.device.type, b.dtype) for b in (layer.sum, layer.sum_squares)} == {
+        ("cpu", torch.double)
+    }
+    layer(batch())
+    assert layer.sum.all()
+
+
+def test_state_that_does_not_fit_is_refused():
+    layer = DeferredBatchNorm(3)
+    state = layer.state_dict()
+    with pytest.raises(RuntimeError, match="size mismatch for sum:"):
+        layer.load_state_dict({**state, "sum": torch.zeros(4)})
+    with pytest.raises(RuntimeError, match='Unexpected key.* "sums"'):
+        layer.load_state_dict({**state, "sums": torch.zeros(3)})
+    with pytest.raises(RuntimeError, match='Missing key.* "running_mean"'):
+        layer.load_state_dict({k: v for k, v in state.items() if k != "running_mean"})
+
+
+def test_pickle_keeps_an_unfinished_mini_batch():
+    x = batch()
+    layer = convert(nn.BatchNorm1d(3).double(), chunks=2)
+    first, second = x.chunk(2)
+    layer(first)
+    again = pickle.loads(pickle.dumps(layer))
+    assert torch.equal(again.sum, layer.sum) and again.sum is not layer.sum
+    again(second)
+    layer(second)
+    assert torch.equal(again.running_var, layer.running_var)
+
+
+def test_names_of_all_accumulators_are_found():
+    shared = DeferredBatchNorm(2)
+    model = nn.Sequential(shared, nn.Sequential(nn.BatchNorm1d(2), shared))
+    names = {"0.sum", "0.sum_squares", "1.1.sum", "1.1.sum_squares"}
+    assert accumulator_names(model) == names
+    assert accumulator_names(shared) == {"sum", "sum_squares"}
 
 
 def test_empty_micro_batch_does_not_count():

@@ -5,8 +5,17 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from pipetransformer.pipe import DeferredBatchNorm, GPipe, Pipe
+from pipetransformer.pipe import (
+    DeferredBatchNorm,
+    GPipe,
+    Pipe,
+    from_plain_state_dict,
+    to_plain_state_dict,
+)
+from tests.support.default_group import default_group
+from tests.support.ranks import run_ranks
 
 from .models import MODES
 from .test_batchnorm import assert_statistics, batch
@@ -112,3 +121,100 @@ def test_plain_batch_norm_counts_each_micro_batch_once(mode):
     Pipe(layers, 4, mode, return_tensors=True)(x).sum().backward()
     assert layers[1].num_batches_tracked == 4
     torch.testing.assert_close(layers.state_dict(), plain.state_dict())
+
+
+def assert_no_sums(model):
+    sums = [b for name, b in model.named_buffers() if "sum" in name.split(".")[-1]]
+    assert len(sums) == 4 and not any(b.any() for b in sums)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_accumulators_are_zero_between_calls(mode):
+    pipe = deferred(network(), 3, mode)
+    names = {"partitions.1.0.sum", "partitions.4.0.sum_squares"}
+    assert names <= set(pipe.state_dict())
+    assert_no_sums(pipe)
+    for rows in (8, 4):  # of 4 rows there are two micro-batches
+        output = pipe(batch(rows))
+        assert_no_sums(pipe)
+        output.sum().backward()
+        assert_no_sums(pipe)
+    pipe.eval()
+    pipe(batch(4))
+    assert_no_sums(pipe)
+
+
+def test_accumulators_of_a_loaded_state_do_not_outlast_a_call():
+    # torch's Pipe left them open after a mini-batch of few rows.
+    pipe, x = deferred(network(), 4), batch(8)
+    pipe.load_state_dict(
+        {
+            name: torch.ones_like(value) if "sum" in name else value
+            for name, value in pipe.state_dict().items()
+        }
+    )
+    layers = copy.deepcopy(nn.Sequential(*pipe))
+    pipe(x).sum().backward()
+    assert_no_sums(pipe)
+    assert_counted(nn.Sequential(layers[0], pipe[1]), x)
+
+
+def test_gpipe_names_of_the_accumulators():
+    named = nn.Sequential()
+    named.add_module("dense", nn.Linear(3, 4))
+    named.add_module("norm", nn.BatchNorm1d(4))
+    model = GPipe(named, [1, 1], devices=["cpu"] * 2, deferred_batch_norm=True)
+    names = list(model.state_dict())
+    assert names[-2:] == ["partitions.1.norm.sum", "partitions.1.norm.sum_squares"]
+
+
+def test_plain_names_have_no_accumulators():
+    plain, layers = network(), network()
+    pipe = deferred(layers, 4)
+    pipe(batch(8)).sum().backward()
+    state = to_plain_state_dict(pipe, pipe.state_dict())
+    plain.load_state_dict(state, strict=True)
+    layers.load_state_dict(state, strict=True)
+    assert list(state) == list(plain.state_dict())
+    torch.testing.assert_close(plain[1].running_mean, layers[1].running_mean)
+    other = deferred(network(), 2)
+    other.load_state_dict(from_plain_state_dict(other, plain.state_dict()), strict=True)
+    # With them as well, as the converted Sequential has them.
+    full = from_plain_state_dict(other, layers.state_dict())
+    assert list(full) == list(other.state_dict())
+    other.load_state_dict(full, strict=True)
+    torch.testing.assert_close(other[4].running_var, layers[4].running_var)
+
+
+def _under_ddp(rank):
+    with default_group(rank, 2):
+        return _train_under_ddp(rank)
+
+
+def _train_under_ddp(rank):
+    layers = network()
+    pipe = deferred(layers, 4)
+    if rank == 1:
+        layers[1].sum.fill_(1e3)
+    model = DistributedDataParallel(pipe)
+    for seed in (rank, 10 + rank):
+        model(batch(8, seed=seed)).sum().backward()
+    pipe.close()
+    return {name: buffer.tolist() for name, buffer in pipe.named_buffers()}
+
+
+@pytest.mark.distributed
+def test_ddp_sends_statistics_and_no_sums():
+    # DDP sends rank 0's buffers before each call: after it a rank's statistics are
+    # rank 0's of the first call, with its own of the second.
+    ranks = run_ranks(_under_ddp, 2)
+    for rank, buffers in enumerate(ranks):
+        layers = network()
+        pipe = deferred(layers, 4)
+        for seed in (0, 10 + rank):
+            pipe(batch(8, seed=seed))
+        expected = dict(pipe.named_buffers())
+        assert list(buffers) == list(expected)
+        for name, value in expected.items():
+            given = torch.tensor(buffers[name], dtype=value.dtype)
+            torch.testing.assert_close(given, value, msg=name)

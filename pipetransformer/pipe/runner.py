@@ -13,7 +13,7 @@ from pipetransformer.pipe.draws import draw_scope
 from pipetransformer.pipe.no_chunk import unwrap_whole
 from pipetransformer.pipe.stage import PipeSequential, stage_functions
 from pipetransformer.pipe.workers import Workers
-from pipetransformer.skip.layout import inspect_lanes
+from pipetransformer.skip.layout import Lane, inspect_lanes
 
 Arguments = tuple[tuple[object, ...], Mapping[str, object]]
 
@@ -175,11 +175,13 @@ class Runner:
     ) -> _binding.CallStages:
         # Given to every call, not kept in C++: there the garbage collector would not
         # see a hook of a layer that refers to this pipe.
+        unused: set[Lane] = set()
         functions = [
             stage_functions(
                 stage,
                 [lane for lane in self.lanes if lane.destination == j],
                 [lane for lane in self.lanes if lane.source == j],
+                unused,
             )
             for j, stage in enumerate(stages)
         ]

@@ -72,7 +72,10 @@ StageFunctions = tuple[StageFunction, StageFunction, tuple[nn.Module, ...] | Non
 
 
 def stage_functions(
-    stage: PipeSequential, popped: Sequence[Lane], stashed: Sequence[Lane]
+    stage: PipeSequential,
+    popped: Sequence[Lane],
+    stashed: Sequence[Lane],
+    unused: set[Lane],
 ) -> StageFunctions:
     """Return the ways to call a stage: forward, and forward again.
 
@@ -81,6 +84,8 @@ def stage_functions(
         popped: Skip lanes that end here.
         stashed: Skip lanes that begin here. With lanes the functions take and give
             their values too, see `with_lanes`.
+        unused: Lanes that carry nothing, filled by the functions; of one call of the
+            pipeline.
 
     Returns:
         The two functions, and the layers where calling one after another is the same
@@ -90,8 +95,8 @@ def stage_functions(
     if any(_counts_rows(layer) for layer in stage.modules()):
         again = functools.partial(_call_keeping_statistics, stage)
     if popped or stashed:
-        forward = with_lanes(stage, popped, stashed)
-        return forward, with_lanes(again, popped, stashed), None
+        forward = with_lanes(stage, popped, stashed, unused)
+        return forward, with_lanes(again, popped, stashed, unused), None
     if any(isinstance(layer, Skippable) for layer in stage.modules()):
         return with_own_tracker(stage), with_own_tracker(again), None
     plain = again is stage and _is_a_chain(stage)

@@ -16,7 +16,6 @@ from pipetransformer.skip.namespace import Namespace
 from pipetransformer.skip.tracker import current_skip_tracker
 
 Self = TypeVar("Self", bound="Skippable")
-Messages = Generator[object, "torch.Tensor | None", object]
 
 
 class Skippable(nn.Module):
@@ -70,6 +69,30 @@ class Skippable(nn.Module):
         for name in self.poppable_names:
             yield self.namespaces.get(name), name
 
+    def dispatch(
+        self,
+        input: object,
+        handle_stash: Callable[[str, torch.Tensor | None], object],
+        handle_pop: Callable[[str], torch.Tensor | None],
+    ) -> object:
+        """Call the layer, and have skip tensors taken and given by two functions.
+
+        So a wrapper can carry them in another way, such as in tuples from layer to
+        layer. Which names the class declares is not looked at.
+
+        Args:
+            input: The layer's input.
+            handle_stash: Called with name and tensor of each `stash`.
+            handle_pop: Called with the name of each `pop`; returns its tensor.
+
+        Returns:
+            The layer's output.
+
+        Raises:
+            TypeError: if the layer yields anything but `stash` and `pop`.
+        """
+        return self._drive(self.module(input), handle_stash, handle_pop)
+
     def forward(self, *inputs: object, **kwargs: object) -> object:
         """Call the layer; what it yields goes to and from this thread's tracker.
 
@@ -78,44 +101,53 @@ class Skippable(nn.Module):
                 pop of something not there.
             TypeError: if the layer yields anything but `stash` and `pop`.
         """
-        output = self.module(*inputs, **kwargs)
-        if isinstance(output, Generator):
-            return self._drive(output)
-        self._check_done(set(self.stashable_names), set(self.poppable_names))
-        return output
-
-    def _drive(self, messages: Messages) -> object:
-        # Nothing here may hold a skip tensor while the layer computes.
         tracker = current_skip_tracker()
         to_stash, to_pop = set(self.stashable_names), set(self.poppable_names)
+
+        def handle_stash(name: str, tensor: torch.Tensor | None) -> None:
+            self._check_declared("stash", name, self.stashable_names)
+            tracker.save(self.namespaces.get(name), name, tensor)
+            to_stash.discard(name)
+
+        def handle_pop(name: str) -> torch.Tensor | None:
+            self._check_declared("pop", name, self.poppable_names)
+            to_pop.discard(name)
+            return tracker.load(self.namespaces.get(name), name)
+
+        called = self.module(*inputs, **kwargs)
+        output = self._drive(called, handle_stash, handle_pop)
+        self._check_done(to_stash, to_pop)
+        return output
+
+    def _drive(
+        self,
+        called: object,
+        handle_stash: Callable[[str, torch.Tensor | None], object],
+        handle_pop: Callable[[str], torch.Tensor | None],
+    ) -> object:
+        """Run what calling the layer gave: a generator, or the output itself."""
+        if not isinstance(called, Generator):
+            return called
+        answer: torch.Tensor | None = None
         try:
-            message = next(messages)
             while True:
+                try:
+                    message = called.send(answer)
+                except StopIteration as end:
+                    return end.value
                 if isinstance(message, stash_message):
-                    name = message.name
-                    self._check_declared("stash", name, self.stashable_names)
-                    tracker.save(self.namespaces.get(name), name, message.tensor)
-                    to_stash.discard(name)
-                    message = None
-                    message = messages.send(None)
+                    answer = None
+                    handle_stash(message.name, message.tensor)
                 elif isinstance(message, pop_message):
-                    name = message.name
-                    self._check_declared("pop", name, self.poppable_names)
-                    to_pop.discard(name)
-                    message = messages.send(
-                        tracker.load(self.namespaces.get(name), name)
-                    )
+                    answer = handle_pop(message.name)
                 else:
                     raise TypeError(
                         f"{self._layer()}: expected forward to yield stash or pop, got "
                         f"{type(message).__name__}"
                     )
-        except StopIteration as end:
-            output = end.value
+                del message  # a stashed tensor is not held while the layer computes
         finally:
-            messages.close()
-        self._check_done(to_stash, to_pop)
-        return output
+            called.close()
 
     def _layer(self) -> str:
         return type(self.module).__name__

@@ -349,3 +349,39 @@ def test_dropped_result_frees_the_skips(mode):
     watch, output = watched(mode, True)
     del output
     assert watch.alive() == []
+
+
+class Aside(nn.Module):
+    """Dispatches a layer's skips into a dict instead of the pipeline's lanes."""
+
+    def __init__(self, layer, skips):
+        super().__init__()
+        self.layer = layer
+        self.skips = skips
+
+    def forward(self, x):
+        return self.layer.dispatch(x, self.skips.__setitem__, self.skips.pop)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dispatch", DISPATCH)
+def test_pop_of_what_was_dispatched_aside_is_refused_not_given_none(mode, dispatch):
+    # This popping layer would take None for an empty skip and go on.
+    layers = nn.Sequential(Aside(Stash(), {}), nn.Tanh(), Pop())
+    pipe = from_plan([0, 1, 2, 3], 2, mode, dispatch=dispatch)(layers)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="skip 'skip': expected .* got nothing"):
+            pipe(batch())
+    layers[0].forward = lambda x: layers[0].layer(x)
+    plain = nn.Sequential(Stash(), nn.Tanh(), Pop())
+    torch.testing.assert_close(pipe(batch()), plain(batch()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_layers_that_dispatch_both_ends_leave_the_lane_empty(mode):
+    skips = {}
+    layers = nn.Sequential(Aside(Stash(), skips), nn.Tanh(), Aside(Pop(), skips))
+    pipe = from_plan([0, 1, 2, 3], 1, mode, dispatch="serial")(layers)
+    x = batch()
+    with torch.no_grad():
+        torch.testing.assert_close(pipe(x), (2 * x).tanh() + x)

@@ -277,6 +277,80 @@ def test_only_a_tensor_or_none_is_stashed():
         stash("x", [torch.ones(1)])
 
 
+# --- dispatch ----------------------------------------------------------------
+
+
+def test_dispatch_hands_skips_to_the_callers_functions():
+    x = torch.randn(2, 4, dtype=torch.double)
+    layer, log = PopStash(), []
+    skips = {"a": x + 1}
+
+    def handle_stash(name, tensor):
+        log.append(("stash", name))
+        skips[name] = tensor
+
+    def handle_pop(name):
+        log.append(("pop", name))
+        return skips.pop(name)
+
+    output = layer.dispatch(x, handle_stash, handle_pop)
+    assert log == [("pop", "a"), ("stash", "c")] and list(skips) == ["c"]
+    tracker = SkipTracker()
+    tracker.save(None, "a", x + 1)
+    with use_skip_tracker(tracker):
+        assert torch.equal(output, layer(x))
+    assert torch.equal(skips["c"], tracker.load(None, "c"))
+    assert len(current_skip_tracker()) == 0
+
+
+def test_dispatch_leaves_declarations_to_its_caller():
+    seen = []
+    layer = layer_of("declared", (), stash("other", None), pop("third"))
+    x = torch.ones(1)
+    output = layer.dispatch(x, lambda *a: seen.append(a), lambda n: seen.append(n))
+    assert output is x and seen == [("other", None), "third"]
+    plain = skippable(stash="x")(nn.Identity)()
+    assert plain.dispatch(x, seen.append, seen.append) is x and len(seen) == 2
+
+
+def test_dispatch_refuses_other_messages():
+    with pytest.raises(TypeError, match="expected forward to yield stash or pop, got"):
+        layer_of((), (), 3).dispatch(torch.ones(1), print, print)
+
+
+@pytest.mark.parametrize("message", [stash("x", None), pop("x")])
+def test_failure_of_a_handler_reaches_the_caller_and_ends_the_layer(message):
+    # An iterator that is at its end must not pass for the end of the layer.
+    ended = []
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            try:
+                yield message
+            finally:
+                ended.append(True)
+
+    def fail(*_):
+        next(iter(()))
+
+    with pytest.raises(StopIteration):
+        skippable()(Layer)().dispatch(torch.ones(1), fail, fail)
+    assert ended == [True]
+
+
+def test_dispatch_does_not_hold_a_stashed_tensor_while_the_layer_computes():
+    class Make(nn.Module):
+        def forward(self, x):
+            kept = x + 1
+            reference = weakref.ref(kept)
+            yield stash("skip", kept)
+            del kept
+            assert reference() is None
+            return x
+
+    skippable(stash="skip")(Make)().dispatch(torch.ones(1), lambda *_: None, print)
+
+
 # --- copies ------------------------------------------------------------------
 
 

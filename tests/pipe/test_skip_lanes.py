@@ -53,7 +53,7 @@ def test_layout_is_read_from_either_end():
 def test_stage_call_takes_and_gives_skips():
     stage = nn.Sequential(Pop(), Stash())
     inside = Lane(None, "skip", 0, 1), Lane(None, "skip", 1, 2)
-    call = with_lanes(stage, inside[:1], inside[1:])
+    call = with_lanes(stage, inside[:1], inside[1:], set())
     before = len(current_skip_tracker())
     output, skips = call((torch.tensor(3.0),), torch.tensor(1.0))
     assert output.item() == 8 and [skip.item() for skip in skips] == [4]
@@ -61,10 +61,10 @@ def test_stage_call_takes_and_gives_skips():
 
 
 def test_stage_call_passes_keywords_none_and_no_lanes():
-    call = with_lanes(lambda x, *, scale: x * scale, (), ())
+    call = with_lanes(lambda x, *, scale: x * scale, (), (), set())
     output, skips = call((), torch.tensor(2.0), scale=3)
     assert output.item() == 6 and skips == ()
-    call = with_lanes(Pop(), [Lane(None, "skip", 0, 1)], ())
+    call = with_lanes(Pop(), [Lane(None, "skip", 0, 1)], (), set())
     assert call((None,), torch.tensor(2.0))[0].item() == 2
 
 
@@ -83,7 +83,7 @@ def test_stage_call_keeps_nothing():
 
     stage = nn.Sequential(skippable(pop="skip")(Take)(), Look(), Stash())
     lanes = [Lane(None, "skip", 0, 1)], [Lane(None, "skip", 1, 2)]
-    call = with_lanes(stage, *lanes)
+    call = with_lanes(stage, *lanes, set())
     output, skips = call([torch.ones(1)], torch.ones(1))
     assert refs[1] is True  # given in a list, it is free at once
     stashed = weakref.ref(skips[0])
@@ -91,10 +91,16 @@ def test_stage_call_keeps_nothing():
     assert stashed() is None
 
 
-def test_stage_that_does_not_stash_is_told():
-    call = with_lanes(nn.Identity(), (), [Lane(None, "skip", 0, 1)])
-    with pytest.raises(RuntimeError, match="skip 'skip': expected"):
-        call((), torch.ones(1))
+def test_pop_from_a_lane_that_nothing_went_into_is_one_of_nothing():
+    lane, other = Lane(None, "skip", 0, 1), Lane(None, "other", 0, 1)
+    unused = set()
+    source = with_lanes(nn.Identity(), (), [lane], unused)
+    output, skips = source((), torch.ones(1))
+    assert output.item() == 1 and skips == (None,) and unused == {lane}
+    with pytest.raises(RuntimeError, match="skip 'skip': expected .* got nothing"):
+        with_lanes(Pop(), [lane], (), unused)(skips, torch.ones(1))
+    # None that was stashed is something.
+    assert with_lanes(Pop(), [lane], (), {other})(skips, torch.ones(1))[0].item() == 1
 
 
 def test_trackers_of_stage_calls_nest_and_restore_after_a_failure():
@@ -105,5 +111,5 @@ def test_trackers_of_stage_calls_nest_and_restore_after_a_failure():
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        with_lanes(fail, (), ())((), torch.ones(1))
+        with_lanes(fail, (), (), set())((), torch.ones(1))
     assert current_skip_tracker() is outer

@@ -30,7 +30,10 @@ def with_own_tracker(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def with_lanes(
-    function: Callable[..., object], popped: Sequence[Lane], stashed: Sequence[Lane]
+    function: Callable[..., object],
+    popped: Sequence[Lane],
+    stashed: Sequence[Lane],
+    unused: set[Lane],
 ) -> Callable[..., tuple[object, Skips]]:
     """Let a stage function take and give the skip tensors of its lanes.
 
@@ -38,6 +41,9 @@ def with_lanes(
         function: The stage function.
         popped: Lanes that end in the stage.
         stashed: Lanes that begin in the stage.
+        unused: Lanes into which nothing was stashed, since a layer dispatches its
+            skips in another way; shared and filled by the stages of one call of the
+            pipeline. Such a lane gives None, and a pop from it finds nothing.
 
     Returns:
         A function of one value per popped lane (a tuple, or a list, which is emptied
@@ -51,15 +57,19 @@ def with_lanes(
     ) -> tuple[object, Skips]:
         tracker = SkipTracker()
         for lane, value in zip(popped, values, strict=True):
-            tracker.save(lane.namespace, lane.name, value)
+            if value is not None or lane not in unused:
+                tracker.save(lane.namespace, lane.name, value)
             del value
         if isinstance(values, list):
             values.clear()
         del values
         with use_skip_tracker(tracker):
             output = function(*args, **kwargs)
-        return output, tuple(
-            tracker.load(lane.namespace, lane.name) for lane in stashed
+        left = tracker.load_all()
+        keys = [(lane.namespace, lane.name) for lane in stashed]
+        unused.update(
+            lane for lane, k in zip(stashed, keys, strict=True) if k not in left
         )
+        return output, tuple(left.get(key) for key in keys)
 
     return call

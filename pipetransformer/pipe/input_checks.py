@@ -26,7 +26,8 @@ def check_inputs(
     Raises:
         TypeError: if no argument is itself a tensor; for keyword arguments that no
             layer takes.
-        RuntimeError: for an argument that is a 0-dim tensor.
+        RuntimeError: for an argument that is a 0-dim tensor, which has no rows; without
+            a stage nothing is cut.
         ValueError: for a tensor on another device, in a container too.
     """
     if kwargs and (strict or device is None):
@@ -40,7 +41,7 @@ def check_inputs(
         kinds = [type(value).__name__ for value in values]
         raise TypeError(f"inputs: expected at least one tensor among them, got {kinds}")
     for tensor in tensors:
-        if tensor.dim() == 0:
+        if device is not None and tensor.dim() == 0:
             raise RuntimeError(
                 "inputs: expected tensors with rows along dimension 0, got a "
                 "zero-dimensional one"

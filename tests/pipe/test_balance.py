@@ -117,7 +117,7 @@ def test_timeout_repeats_the_measurement():
 def test_module_with_gradients_is_refused():
     layers = nn.Sequential(nn.Linear(2, 2))
     layers(torch.ones(1, 2)).sum().backward()
-    with pytest.raises(ValueError, match="that already has gradient"):
+    with pytest.raises(ValueError, match="got: some parameter already has gradient"):
         balance_by_time(1, layers, torch.ones(1, 2), device="cpu")
 
 

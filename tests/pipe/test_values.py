@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipetransformer.pipe import Pipe, Workers, is_checkpointing, is_recomputing
+from pipetransformer.pipe import GPipe, Pipe, Workers, is_checkpointing, is_recomputing
 
 from .models import MODES, Functional, dense, make_pipe
 
@@ -170,6 +170,19 @@ def test_empty_sequential_returns_its_input(num_stages):
     pipe = Pipe(nn.Sequential(), 2, return_tensors=True)
     x, y = torch.randn(2, 3), torch.randn(2, 3)
     assert pipe(x) is x and pipe(x, y) == (x, y) and pipe.num_stages == 0
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_empty_sequential_returns_a_tensor_without_rows(training):
+    x = torch.tensor(42.0)
+    pipe = Pipe(nn.Sequential()).train(training)
+    assert pipe(x).local_value() is x and pipe(x, x).local_value() == (x, x)
+    with torch.no_grad():
+        assert pipe.run([(x,)]) == [x]
+    model = GPipe(nn.Sequential(), [], devices=[]).train(training)
+    assert model(x) is x and model((x, x)) == (x, x)
+    with pytest.raises(TypeError, match="expected Tensor"):
+        model(42)
 
 
 def test_stage_rule_flattens_one_level_and_keeps_hooked_children_whole():

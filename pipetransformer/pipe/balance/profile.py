@@ -43,7 +43,7 @@ def profile_times(
     """
     if any(parameter.grad is not None for parameter in module.parameters()):
         raise ValueError(
-            "module: expected no gradients, got a parameter that already has gradient"
+            "module: expected no gradients, got: some parameter already has gradient"
         )
     device = torch.device(device)
     seconds: list[list[float]] = [[] for _ in module]

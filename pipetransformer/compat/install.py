@@ -32,12 +32,14 @@ _SYNC_MODULES = {
     "utils": f"{_SYNC}.utils",
 }
 _TORCHGPIPE_MODULES = {
+    "__version__": f"{_ROOM}.torchgpipe.version",
     "balance": f"{_ROOM}.torchgpipe.balance",
     "balance.blockpartition": f"{_ROOM}.torchgpipe.balance.blockpartition",
     "balance.profile": f"{_ROOM}.torchgpipe.balance.profile",
     "batchnorm": f"{_SYNC}.batchnorm",
     "checkpoint": f"{_SYNC}.checkpoint",
     "gpipe": f"{_ROOM}.torchgpipe.gpipe",
+    "microbatch": f"{_ROOM}.torchgpipe.microbatch",
     "skip": f"{_ROOM}.torchgpipe.skip",
     **_SKIP_MODULES,
 }
@@ -77,7 +79,7 @@ def install(strict: bool = False, torchgpipe: bool = False) -> None:
         sys.modules[old] = module
         parent, _, name = old.rpartition(".")
         # As importing does; what the parent calls so itself stays, such as the
-        # decorator beside the module of its name.
+        # decorator, or the version, beside the module of its name.
         if parent and not hasattr(sys.modules[parent], name):
             setattr(sys.modules[parent], name, module)
     if torchgpipe and not any(isinstance(f, MissingBalancing) for f in sys.meta_path):

@@ -110,7 +110,7 @@ class GPipe(Pipe):
         self, inputs: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> None:
         (value,) = inputs
-        _check_value("input", value)
+        check_value("input", value)
         first = self.devices[0] if self.devices else None
         check_inputs(value if isinstance(value, tuple) else inputs, kwargs, first)
 
@@ -128,7 +128,7 @@ class _TupleStage(PipeSequential):
         for k, layer in enumerate(self):
             _binding.set_draw_layer(self.first_layer + k)
             value = layer(value)
-        _check_value("output of a stage", value)
+        check_value("output of a stage", value)
         return value
 
 
@@ -155,7 +155,8 @@ def verify_module(module: nn.Module) -> None:
                 )
 
 
-def _check_value(what: str, value: object) -> None:
+def check_value(what: str, value: object) -> None:
+    """Raise TypeError unless a value is a tensor or a tuple of tensors."""
     for item in value if isinstance(value, tuple) else (value,):
         if not isinstance(item, torch.Tensor):
             raise TypeError(

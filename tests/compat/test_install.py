@@ -15,7 +15,14 @@ OLD_NAMES = {
     SYNC: ["Pipe", "NoChunk", "WithDevice", "is_checkpointing", "is_recomputing"],
     f"{SYNC}.pipe": ["Pipe", "PipeSequential", "WithDevice", "BalanceError"],
     f"{SYNC}.skip": ["skippable", "stash", "pop", "verify_skippables", "Namespace"],
-    f"{SYNC}.skip.skippable": ["skippable", "stash", "pop", "verify_skippables"],
+    f"{SYNC}.skip.skippable": [
+        "Skippable",
+        "skippable",
+        "stash",
+        "pop",
+        "verify_skippables",
+    ],
+    f"{SYNC}.skip.namespace": ["Namespace"],
     f"{SYNC}.skip.layout": ["inspect_skip_layout"],
     f"{SYNC}.skip.tracker": ["SkipTracker", "use_skip_tracker"],
     f"{SYNC}.utils": ["partition_model"],
@@ -24,17 +31,35 @@ OLD_NAMES = {
     f"{SYNC}.microbatch": ["Batch", "NoChunk", "check", "scatter", "gather"],
     f"{SYNC}._balance": ["balance_by_time", "balance_by_size"],
     f"{SYNC}._balance.blockpartition": ["solve"],
-    f"{SYNC}._balance.profile": ["layerwise_sandbox"],
+    f"{SYNC}._balance.profile": ["layerwise_sandbox", "profile_times", "profile_sizes"],
 }
 TORCHGPIPE_NAMES = {
-    "torchgpipe": ["GPipe", "is_checkpointing", "is_recomputing"],
+    "torchgpipe": ["GPipe", "is_checkpointing", "is_recomputing", "__version__"],
+    "torchgpipe.__version__": ["__version__"],
     "torchgpipe.gpipe": ["GPipe", "verify_module"],
     "torchgpipe.batchnorm": ["DeferredBatchNorm"],
+    "torchgpipe.checkpoint": ["is_checkpointing", "is_recomputing"],
+    "torchgpipe.microbatch": ["Batch", "check", "scatter", "gather"],
     "torchgpipe.skip": OLD_NAMES[f"{SYNC}.skip"],
     "torchgpipe.skip.skippable": OLD_NAMES[f"{SYNC}.skip.skippable"],
+    "torchgpipe.skip.namespace": ["Namespace"],
+    "torchgpipe.skip.layout": ["inspect_skip_layout"],
+    "torchgpipe.skip.tracker": ["SkipTracker", "use_skip_tracker"],
     "torchgpipe.balance": ["balance_by_time", "balance_by_size"],
     "torchgpipe.balance.blockpartition": ["solve"],
-    "torchgpipe.balance.profile": ["layerwise_sandbox"],
+    "torchgpipe.balance.profile": [
+        "layerwise_sandbox",
+        "profile_times",
+        "profile_sizes",
+    ],
+}
+# What `import *` of a program gives.
+OLD_LISTS = {
+    SYNC: ["Pipe", "is_checkpointing", "is_recomputing"],
+    f"{SYNC}.skip": ["Namespace", "pop", "skippable", "stash", "verify_skippables"],
+    "torchgpipe": ["GPipe", "is_checkpointing", "is_recomputing"],
+    "torchgpipe.balance": ["balance_by_size", "balance_by_time"],
+    "torchgpipe.skip": ["Namespace", "pop", "skippable", "stash", "verify_skippables"],
 }
 ROOM = "pipetransformer.pipe"
 HOMES = {
@@ -47,6 +72,7 @@ HOMES = {
     "partition_model": ROOM,
     "is_checkpointing": ROOM,
     "is_recomputing": ROOM,
+    "Skippable": f"{ROOM}.skip",
     "verify_module": f"{ROOM}.gpipe",
     "Namespace": f"{ROOM}.skip",
     "pop": f"{ROOM}.skip",
@@ -114,6 +140,84 @@ def test_torchgpipe_names_are_ours():
         "    assert 'torchgpipe.balance' in str(error)",
         "else:",
         "    raise AssertionError",
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import torchgpipe",
+        "import torchgpipe.__version__",
+        "import torchgpipe.__version__; import torchgpipe.gpipe",
+        "import torchgpipe; import importlib; "
+        "importlib.import_module('torchgpipe.__version__')",
+    ],
+)
+def test_torchgpipe_version_is_text_however_it_is_imported(line):
+    out = in_fresh_interpreter(
+        "import pipetransformer.compat as compat",
+        "compat.install(torchgpipe=True)",
+        line,
+        "compat.install(torchgpipe=True)",
+        "from torchgpipe.__version__ import __version__ as inner",
+        "from torchgpipe import __version__ as outer",
+        "print(torchgpipe.__version__, inner, outer)",
+    )
+    assert out.split() == ["0.0.7"] * 3
+
+
+def test_import_star_gives_the_old_lists():
+    in_fresh_interpreter(
+        "import pipetransformer.compat as compat, importlib",
+        "compat.install(torchgpipe=True)",
+        f"lists = {OLD_LISTS!r}",
+        "for name, expected in lists.items():",
+        "    namespace = {}",
+        "    exec(f'from {name} import *', namespace)",
+        "    assert sorted(set(namespace) - {'__builtins__'}) == expected, name",
+    )
+
+
+def test_classes_can_be_subclassed_and_recognised():
+    in_fresh_interpreter(
+        "import pipetransformer.compat as compat, torch",
+        "compat.install(torchgpipe=True)",
+        "from torch import nn",
+        "import torchgpipe",
+        f"import {SYNC} as sync",
+        "cpu = [torch.device('cpu')] * 2",
+        "x = torch.ones(4, 2)",
+        "def layers(): return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))",
+        "class MyPipe(sync.Pipe):",
+        "    def forward(self, x): return super().forward(x).local_value()",
+        "class MyGPipe(torchgpipe.GPipe):",
+        "    def __init__(self, module, **kw): super().__init__(module, [1, 1], **kw)",
+        "    def forward(self, x): return 2 * super().forward(x)",
+        "class Stage(sync.pipe.PipeSequential): pass",
+        "class Whole(sync.NoChunk): pass",
+        "class Placed(sync.WithDevice): pass",
+        "class Norm(torchgpipe.batchnorm.DeferredBatchNorm): pass",
+        "class Names(sync.skip.Namespace): pass",
+        "class Tracker(sync.skip.tracker.SkipTracker): pass",
+        "class Part(sync.microbatch.Batch): pass",
+        "model = layers()",
+        "pipe = MyPipe(model, chunks=2)",
+        "gpipe = MyGPipe(model, devices=cpu, chunks=2, deferred_batch_norm=True)",
+        "assert torch.equal(2 * pipe(x), gpipe(x))",
+        "assert isinstance(gpipe[1], torchgpipe.batchnorm.DeferredBatchNorm)",
+        "assert isinstance(pipe.partitions[0], sync.pipe.PipeSequential)",
+        "assert isinstance(pipe.partitions[0], nn.Sequential)",
+        "assert Stage(nn.Identity())(x) is x",
+        "assert MyPipe(nn.Sequential(nn.Linear(2, 2), Placed(nn.ReLU(), 'cpu')))(x)"
+        ".shape == (4, 2)",
+        "assert Whole(x).tensor is x and isinstance(Whole(x), sync.NoChunk)",
+        "assert isinstance(Names(), sync.skip.Namespace) and Names() != Names()",
+        "assert isinstance(Norm(2), torchgpipe.batchnorm.DeferredBatchNorm)",
+        "assert Part(x).tensor is x and len(Tracker()) == 0",
+        "@torchgpipe.skip.skippable(stash='a')",
+        "class Layer(nn.Module): pass",
+        "assert isinstance(Layer(), torchgpipe.skip.skippable.Skippable)",
+        "assert issubclass(Layer, sync.skip.skippable.Skippable)",
     )
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from pipetransformer.compat.torchgpipe.balance import balance_by_size, balance_by_time
+from pipetransformer.compat.torchgpipe.balance.profile import profile_times
 from tests.pipe.models import Functional
 
 pytestmark = pytest.mark.compat
@@ -20,6 +21,7 @@ def test_tuples_are_not_spread():
     sample = (torch.ones(2, 2), torch.ones(2, 3))
     balance = balance_by_time(2, layers, sample, timeout=0, device="cpu")
     assert sum(balance) == 3 and len(balance) == 2
+    assert len(profile_times(layers, sample, 0.0, torch.device("cpu"))) == 3
 
 
 def test_refusals():

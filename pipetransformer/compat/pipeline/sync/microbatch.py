@@ -6,6 +6,7 @@ The engine cuts by itself; this is for scripts that call these functions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import SupportsIndex, overload
 
 import torch
 
@@ -28,8 +29,11 @@ class Batch:
     def __init__(self, values: torch.Tensor | Iterable[object]) -> None:
         self.atomic = isinstance(values, torch.Tensor)
         self._values = (values,) if self.atomic else tuple(values)
-        if not any(isinstance(value, torch.Tensor) for value in self._values):
-            kinds = [type(value).__name__ for value in self._values]
+        self._check(self._values)
+
+    def _check(self, values: Sequence[object]) -> None:
+        if not any(isinstance(value, torch.Tensor) for value in values):
+            kinds = [type(value).__name__ for value in values]
             raise TypeError(f"batch: expected a tensor among the values, got {kinds}")
 
     @property
@@ -73,8 +77,38 @@ class Batch:
     def __iter__(self) -> Iterator[object]:
         return iter(self._values)
 
-    def __getitem__(self, index: int) -> object:
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> object: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[object, ...]: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> object:
         return self._values[index]
+
+    def __setitem__(self, index: SupportsIndex | slice, value: object) -> None:
+        """Put a value, or with a slice several ones, in place of those there.
+
+        Raises:
+            IndexError: for an index without a value; for another number of values
+                than one in an atomic batch.
+            TypeError: for a slice without a sequence of values; if no tensor would be
+                left, or an atomic batch would hold anything else.
+        """
+        values = list(self._values)
+        if isinstance(index, slice):
+            if not isinstance(value, (tuple, list)):
+                raise TypeError(
+                    "batch: expected a tuple or a list for a slice, got "
+                    f"{type(value).__name__}"
+                )
+            values[index] = value
+        else:
+            values[index] = value
+        if self.atomic and len(values) != 1:
+            raise IndexError(f"atomic batch: expected one tensor, got {len(values)}")
+        self._check(values)
+        self._values = tuple(values)
 
 
 def check(first_device: torch.device, *inputs: object) -> None:
@@ -102,6 +136,11 @@ def scatter(*inputs: object, chunks: int) -> list[Batch]:
     """
     if len(inputs) == 1 and isinstance(inputs[0], torch.Tensor):
         return [Batch(part) for part in inputs[0].chunk(chunks)]
+    return [Batch(row) for row in cut(inputs, chunks)]
+
+
+def cut(inputs: Sequence[object], chunks: int) -> list[tuple[object, ...]]:
+    """Return the values of each micro-batch of several inputs, see `scatter`."""
     counts = {len(x.chunk(chunks)) for x in inputs if isinstance(x, torch.Tensor)}
     if len(counts) != 1:
         raise RuntimeError(
@@ -109,7 +148,7 @@ def scatter(*inputs: object, chunks: int) -> list[Batch]:
             f"got {sorted(counts)}"
         )
     columns = [_column(value, chunks, *counts) for value in inputs]
-    return [Batch(row) for row in zip(*columns, strict=True)]
+    return list(zip(*columns, strict=True))
 
 
 def _column(value: object, chunks: int, count: int) -> Sequence[object]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from pipetransformer.compat.torchgpipe.balance.profile import (
+    profile_sizes,
+    profile_times,
+)
 from pipetransformer.pipe.balance.functions import (
     Device,
     by_costs,
     check_counts,
     check_is_cuda,
 )
-from pipetransformer.pipe.balance.profile import profile_sizes, profile_times
 
 Value = torch.Tensor | tuple[torch.Tensor, ...]
 
@@ -40,8 +43,7 @@ def balance_by_time(
         ValueError: if the module holds gradients, or has fewer layers than stages.
     """
     check_counts(partitions, module)
-    times = profile_times(module, sample, timeout, device, spread=False)
-    return by_costs(times, partitions)
+    return by_costs(profile_times(module, sample, timeout, device), partitions)
 
 
 def balance_by_size(
@@ -71,5 +73,5 @@ def balance_by_size(
     """
     check_counts(partitions, module)
     check_is_cuda(device)
-    sizes = profile_sizes(module, input, chunks, param_scale, device, spread=False)
+    sizes = profile_sizes(module, input, chunks, param_scale, device)
     return by_costs(sizes, partitions)

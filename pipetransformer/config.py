@@ -207,6 +207,10 @@ class Config:
             prepared.
         clip_grad_norm: Clips the norm over all active parameters, after the
             all-reduce; None: no clipping.
+        check_loss: Call the loss once more at the first batch, with each row twice,
+            and refuse it if it is another one: it is to be a mean over rows. False:
+            for a loss that compares rows with each other, or must not be called once
+            more. Each replica then takes it over its own rows.
         plan: See `PlanConfig`.
         pipe: See `PipeConfig`.
         cache: See `CacheConfig`.
@@ -219,6 +223,7 @@ class Config:
     freeze_every: int | None = None
     prepare_steps: int = 0
     clip_grad_norm: float | None = None
+    check_loss: bool = True
     plan: PlanConfig = dataclasses.field(default_factory=PlanConfig)
     pipe: PipeConfig = dataclasses.field(default_factory=PipeConfig)
     cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)

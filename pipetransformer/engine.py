@@ -38,8 +38,10 @@ class PipeTransformer(Saving):
 
     Args:
         model: The same Sequential on every rank, on the host. Values are rank 0's.
-        optimizer: Factory; gets the trainable parameters in model order.
-        loss: ``loss(outputs, targets)`` -> scalar mean over rows.
+        optimizer: Factory; gets the trainable parameters in model order. It is also
+            called here, on trial; the optimizer must step from gradients alone.
+        loss: ``loss(outputs, targets)`` -> scalar mean over rows; see
+            `Config.check_loss`.
         freeze: The freeze policy, for example ``pt.freeze.AlphaCap(alpha=1 / 3)``.
         lr_scheduler: Factory; the scheduler is stepped once per optimizer step.
         units: Layer index after each freeze unit; by default every layer but the last
@@ -156,6 +158,7 @@ class PipeTransformer(Saving):
 
         Raises:
             InfeasiblePlan: the model does not fit the slots; a ValueError.
+            ValueError: no sample, or less than a batch with `drop_last`.
         """
         director = self._open()
         if director.has_plan:
@@ -170,6 +173,12 @@ class PipeTransformer(Saving):
             return inputs
 
         probe = ElasticSampler(len(dataset), batch_size, seed=0, drop_last=drop_last)
+        if len(probe) == 0:
+            raise ValueError(
+                f"batch_size: expected at most the {len(dataset)} samples of the "
+                f"dataset with drop_last=True, got {batch_size}; nothing would be "
+                "trained"
+            )
         director.first_plan(
             Workload(len(dataset), batch_size, len(probe), drop_last, sample)
         )

@@ -79,6 +79,7 @@ class Run(Slabs):
         self.plan: Plan | None = None
         self.holds_state = False  # weights and moments are whole, and the latest
         self.consistent = True
+        self.loss_checked = not self.config.check_loss
         self.last_loss = 0.0  # of the last forward of this replica
         self.current_pass: PassCounter | None = None
         self.batch_in_hand: int | None = None  # that the user's loop is at

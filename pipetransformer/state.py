@@ -8,6 +8,7 @@ gets the same state over the group, as `state_message` writes it.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +22,36 @@ OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[
     [torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler
 ]
+
+
+def make_optimizer(
+    factory: OptimizerFactory, parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Call the user's factory.
+
+    Raises:
+        TypeError: it returns no optimizer, or one whose step needs an argument, as that
+            of LBFGS needs a closure: the engine steps once per batch, from gradients.
+    """
+    built = factory(parameters)
+    kind = type(built).__name__
+    if not isinstance(built, torch.optim.Optimizer):
+        raise TypeError(
+            "optimizer: expected a factory returning a torch.optim.Optimizer, "
+            f"got {kind}"
+        )
+    needed = [
+        entry.name
+        for entry in inspect.signature(built.step).parameters.values()
+        if entry.default is entry.empty
+        and entry.kind not in (entry.VAR_POSITIONAL, entry.VAR_KEYWORD)
+    ]
+    if needed:
+        raise TypeError(
+            "optimizer: expected one that steps from gradients alone, such as SGD or "
+            f"AdamW, got {kind}, whose step needs {', '.join(needed)}"
+        )
+    return built
 
 
 @dataclasses.dataclass
@@ -77,17 +108,7 @@ class TrainingState:
         """Call the user's factories once; later calls do nothing."""
         if self.optimizer is not None:
             return
-        built = optimizer(parameters)
-        if not isinstance(built, torch.optim.Optimizer):
-            raise TypeError(
-                "optimizer: expected a factory returning a torch.optim.Optimizer, "
-                f"got {type(built).__name__}"
-            )
-        if isinstance(built, torch.optim.LBFGS):
-            raise TypeError(
-                "optimizer: expected one that steps from gradients alone, got LBFGS"
-            )
-        self.optimizer = built
+        built = self.optimizer = make_optimizer(optimizer, parameters)
         self.scheduler = scheduler(built) if scheduler is not None else None
 
     @property

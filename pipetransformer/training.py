@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pipetransformer.data import Batch
+from pipetransformer.loss_check import checked_loss
 from pipetransformer.replica import Replica
 from pipetransformer.rows import rows_of
 from pipetransformer.run import Run
@@ -22,7 +23,7 @@ def forward_loss(
         The mean loss over this replica's rows, ``()``; zero when it has none.
 
     Raises:
-        ValueError: the loss is no scalar.
+        ValueError: the loss is no scalar, or the first one no mean over rows.
         FloatingPointError: the loss is NaN or Inf.
         PeerFailure: a peer died.
     """
@@ -38,9 +39,17 @@ def forward_loss(
             loss: Tensor = outputs
         else:
             wanted = bundle.targets if bundle is not None else targets
-            loss = run.recipe.loss(outputs, wanted)
+            loss = _loss_of(run, outputs, wanted)
         run.last_loss = _finite(run, loss)
     return loss
+
+
+def _loss_of(run: Run, outputs: Any, targets: Any) -> Tensor:
+    if run.loss_checked:
+        return run.recipe.loss(outputs, targets)
+    value = checked_loss(run.recipe.loss, outputs, targets)
+    run.loss_checked = True
+    return value
 
 
 def backward(

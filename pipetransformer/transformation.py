@@ -229,7 +229,7 @@ def _carry_out(
         run.plane.check()
         raise RuntimeError(
             f"plan epoch {proposal.plan_epoch}: expected to carry out a committed plan "
-            f"({proposal.plan}), got {type(error).__name__}: {error}"
+            f"({proposal.plan.describe()}), got {type(error).__name__}: {error}"
         ) from error
 
 

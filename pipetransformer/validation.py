@@ -11,7 +11,11 @@ from torch import nn
 from pipetransformer.autofreeze import Never, Policy, resolve_units
 from pipetransformer.config import Config
 from pipetransformer.recipe import Loss, Recipe
-from pipetransformer.state import OptimizerFactory, SchedulerFactory
+from pipetransformer.state import (
+    OptimizerFactory,
+    SchedulerFactory,
+    make_optimizer,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -104,6 +108,9 @@ def make_recipe(
             f"{tuple(settings.plan.cuts)}; forced cuts begin at layer 0"
         )
     unit_ends = resolve_units(len(checked), units)
+    parameters = [p for p in checked.parameters() if p.requires_grad]
+    # On trial: a wrong one is to be an error here, and not in a change of plan.
+    make_optimizer(optimizer, parameters)
     freeze.bind(len(unit_ends))
     return Recipe(
         model=checked,
@@ -112,6 +119,6 @@ def make_recipe(
         loss=loss,
         policy=freeze,
         unit_ends=unit_ends,
-        parameters=[p for p in checked.parameters() if p.requires_grad],
+        parameters=parameters,
         config=settings,
     )

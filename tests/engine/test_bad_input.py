@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 import pipetransformer as pt
+from pipetransformer import transformation
 from tests.engine.scenario import config, make_engine
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, toy_model
@@ -68,6 +69,56 @@ def test_optimizer_must_be_a_factory():
     model = toy_model(2)
     with pytest.raises(TypeError, match="optimizer: expected a factory, got a built"):
         build(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+class NeedsLosses(torch.optim.SGD):
+    def step(self, losses, closure=None):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("factory", "got"),
+    [
+        (torch.optim.LBFGS, "LBFGS, whose step needs closure"),
+        (lambda params: NeedsLosses(params, lr=0.1), "NeedsLosses, whose .* losses"),
+    ],
+)
+def test_optimizer_must_step_from_gradients_alone(factory, got):
+    text = f"optimizer: expected one that steps from gradients .* or AdamW, got {got}"
+    with pytest.raises(TypeError, match=text):
+        build(toy_model(2), optimizer=factory)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adam", "RMSprop", "Adagrad"])
+def test_optimizers_that_may_take_a_closure_are_accepted(name):
+    build(toy_model(2), optimizer=getattr(torch.optim, name))
+
+
+def test_less_than_a_batch_that_is_dropped_is_refused():
+    text = "batch_size: expected at most the 10 samples .* drop_last=True, got 12"
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        with pytest.raises(ValueError, match=text):
+            next(engine.batches(ToySet(10), 12, drop_last=True))
+        with pytest.raises(ValueError, match=text):
+            engine.prepare(ToySet(10), 12, drop_last=True)
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        assert len(list(engine.batches(ToySet(12), 12, drop_last=True))) == 1
+
+
+def test_no_error_shows_a_whole_plan(monkeypatch):
+    """A plan has dozens of candidates; its one-line description names it."""
+
+    def broken(*_):
+        raise OSError("no more threads")
+
+    monkeypatch.setattr(transformation, "rewire", broken)
+    text = r"plan epoch 1: .* committed plan \(K=1 R=1 M=\d+ layers 0-7\), got OSError"
+    with (
+        pytest.raises(RuntimeError, match=text) as caught,
+        make_engine(freeze=pt.freeze.Never()) as engine,
+    ):
+        engine.prepare(ToySet(12), 12)
+    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.0, 1.5, float("nan")])

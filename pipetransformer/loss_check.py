@@ -1,0 +1,143 @@
+"""Whether the loss is a mean over rows, judged once, by twice the rows.
+
+Each replica's loss is weighted by its rows. That adds up to the gradient of the whole
+batch if the loss is a mean; with a sum it would depend on the number of replicas.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import math
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.recipe import Loss
+from pipetransformer.rows import rows_of, tensors_of
+
+_LOG = logging.getLogger(__name__)
+_TOLERANCE = 1e-3  # of the value, more in dtypes that round more
+_NOTHING = 1e-6  # what may be left where terms cancel
+
+
+def checked_loss(loss: Loss, outputs: Any, targets: Any) -> Tensor:
+    """Return the loss of a batch; call it once more with each row twice, and compare.
+
+    Global random generators are left as the first call left them. The second one has
+    a copy of a loss that is a module, with the same parameters, and outputs that are
+    cut off from the graph. A loss that cannot be judged is not refused, but named in
+    a warning: one that draws random numbers, one that fails with twice the rows, one
+    whose outputs or targets hold tensors without the rows of the batch.
+
+    Raises:
+        ValueError: the loss is another one with each row twice.
+    """
+    try:
+        twin = _twin(loss)
+    except Exception as error:  # whatever user's attributes do when copied
+        _not_checked(f"it cannot be copied: {_named(error)}")
+        return loss(outputs, targets)
+    before = _Generators.now()
+    value = loss(outputs, targets)
+    rows, after = rows_of(outputs), _Generators.now()
+    if not (
+        isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()
+    ):
+        return value  # nothing to train with, which the caller says
+    if not after.equals(before):
+        _not_checked("it draws random numbers")
+        return value
+    if any(t.dim() > 0 and len(t) != rows for t in tensors_of((outputs, targets))):
+        _not_checked(f"outputs or targets hold a tensor with other than {rows} rows")
+        return value
+    try:
+        doubled = float(twin(_twice(outputs, rows), _twice(targets, rows)).detach())
+    except Exception as error:  # whatever a user's loss raises
+        _not_checked(f"it fails with each row twice: {_named(error)}")
+        return value
+    finally:
+        after.restore()
+    _compare(value.detach(), doubled, rows)
+    return value
+
+
+def _compare(value: Tensor, doubled: float, rows: int) -> None:
+    once = float(value)
+    allowed = max(_TOLERANCE, 8 * torch.finfo(value.dtype).eps)
+    if not math.isclose(once, doubled, rel_tol=allowed, abs_tol=_NOTHING):
+        raise ValueError(
+            f"loss: expected a mean over rows, got {once:g} for {rows} rows and "
+            f"{doubled:g} for the same rows twice; take reduction='mean', or "
+            "Config(check_loss=False) if rows are meant to be compared"
+        )
+
+
+def _twin(loss: Loss) -> Loss:
+    """Return a copy of a module, whose buffers and counters are its own."""
+    if not isinstance(loss, nn.Module):
+        return loss
+    shared: dict[int, Any] = {id(p): p for p in loss.parameters()}
+    return copy.deepcopy(loss, shared)
+
+
+def _twice(value: Any, rows: int) -> Any:
+    """Return a structure of the same kinds with each row twice."""
+    if isinstance(value, Tensor):
+        if value.dim() == 0:
+            return value.detach()
+        leaf = value.detach().requires_grad_(value.requires_grad)
+        return torch.cat([leaf, leaf])
+    if isinstance(value, Mapping):
+        twice = copy.copy(value)
+        for key, part in value.items():
+            twice[key] = _twice(part, rows)  # type: ignore[index]  # a dict of sorts
+        return twice
+    if isinstance(value, (tuple, list)):
+        if len(value) == rows and not tensors_of(value):
+            return value * 2  # one entry per sample, such as a name
+        parts = [_twice(part, rows) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Generators:
+    """States of the global generators that a loss on the host may draw from."""
+
+    torch: Tensor
+    python: tuple[Any, ...]
+    numpy: Any  # None as long as nobody has imported it
+
+    @classmethod
+    def now(cls) -> _Generators:
+        numpy = sys.modules.get("numpy.random")
+        state = numpy.get_state(legacy=False) if numpy is not None else None
+        return cls(torch.get_rng_state(), random.getstate(), state)
+
+    def equals(self, other: _Generators) -> bool:
+        return (
+            torch.equal(self.torch, other.torch)
+            and self.python == other.python
+            and str(self.numpy) == str(other.numpy)
+        )
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+        numpy = sys.modules.get("numpy.random")
+        if numpy is not None and self.numpy is not None:
+            numpy.set_state(self.numpy)
+
+
+def _not_checked(why: str) -> None:
+    _LOG.warning("loss: not checked to be a mean over rows: %s", why)
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -10,6 +10,10 @@ import torch
 # answers, each look-up would stall it for five seconds. Processes inherit this.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
+# With RERUN_DISTRIBUTED=1 a failed test of several processes gets a second try, but so
+# many in a run at most: what fails beyond them has failed.
+_RERUN = os.environ.get("RERUN_DISTRIBUTED") == "1"
+_MOST_RERUNS = 3
 _FAIL_WITHOUT = {"gpu": "FAIL_WITHOUT_CUDA", "distributed": "FAIL_WITHOUT_DISTRIBUTED"}
 
 
@@ -21,6 +25,14 @@ def pytest_configure(config):
         "compat: interplay with other versions and packages",
     ):
         config.addinivalue_line("markers", line)
+    if _RERUN:
+        if not hasattr(config.option, "max_suite_reruns"):
+            raise pytest.UsageError(
+                "RERUN_DISTRIBUTED=1: expected a pytest-rerunfailures that can limit "
+                "reruns (requirements/dev.txt), got none"
+            )
+        config.option.max_suite_reruns = _MOST_RERUNS
+        config.option.rerun_show_tracebacks = True
     # Other programs share the cores; spinning intra-op threads would starve them.
     torch.set_num_threads(1)
 
@@ -30,7 +42,7 @@ def pytest_report_header(config):
 
 
 def pytest_collection_modifyitems(items):
-    if os.environ.get("RERUN_DISTRIBUTED") == "1":
+    if _RERUN:
         for item in items:
             if item.get_closest_marker("distributed") is not None:
                 item.add_marker(pytest.mark.flaky(reruns=1))

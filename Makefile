@@ -15,16 +15,11 @@ else
   PY := $(VENV)/bin/python
   ENVIRONMENT := $(VENV)/.installed
 endif
-PIPE_BENCHMARKS := pipe_overhead pipe_throughput pipe_overlap unet_timeline pipe_models
-PLANNER_BENCHMARKS := partition_quality planner_time simulator_accuracy \
-  fig11_microbatches paper_ladder
-TRANSFORMATION_BENCHMARKS := fault_injection failure_time endurance transition_time \
-  transformation_curve kills_and_resumes
 TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node=4
 # The cores are shared with other programs: one intra-op thread per process.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test sanitize lint build bench seeds clean
+.PHONY: demo test sanitize lint build bench seeds hosts clean
 
 demo: build
 	$(TORCHRUN) examples/finetune_vit.py --epochs $(EPOCHS) --seed $(SEED)
@@ -39,19 +34,17 @@ test: build
 sanitize:
 	tools/sanitize.sh
 
+# The published measurements: benchmarks/_bench_commands.py is the table of them all.
 bench: build
-	$(PY) benchmarks/table1_speedup.py --json benchmarks/results/table1_speedup.json
-	$(PY) benchmarks/fig10_alpha.py --json benchmarks/results/fig10_alpha.json
-	for name in $(PIPE_BENCHMARKS) $(PLANNER_BENCHMARKS) \
-	  $(TRANSFORMATION_BENCHMARKS); do \
-	  $(PY) benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; \
-	done
-	$(PY) benchmarks/fault_injection.py --policy continue \
-	  --json benchmarks/results/fault_injection_continue.json
+	$(PY) benchmarks/bench.py
 	$(PY) tools/readme_tables.py
 
 seeds: build
-	$(PY) benchmarks/demo_seeds.py --json benchmarks/results/demo_seeds.json
+	$(PY) benchmarks/bench.py --part seeds
+
+# As root, on Linux.
+hosts: build
+	$(PY) benchmarks/bench.py --part hosts
 
 lint: build
 	$(PY) -m ruff check .

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from _child import cpu_of_descendants_s, foreign_cpu_s, machine_busy_s
+from _git import git, is_checkout
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a measurement itself writes, and the README that is rendered from it.
 WRITTEN = ("benchmarks/results", "README.md")
-GIT_TIMEOUT_S = 60.0
 SHOWN = 5
 
 
@@ -100,13 +99,12 @@ def tree_of(root: Path) -> Tree:
     Args:
         root: Its top folder; a folder within another repository has no commit.
     """
-    top = _git(root, "rev-parse", "--show-toplevel")
-    if top is None or Path(top.strip()).resolve() != root.resolve():
+    if not is_checkout(root):
         return Tree(None, ())
-    commit = _git(root, "rev-parse", "HEAD")
+    commit = git(root, "rev-parse", "HEAD")
     left_out = [f":(exclude){path}" for path in WRITTEN]
     status = ("status", "--porcelain", "-z", "--untracked-files=all", "--no-renames")
-    found = _git(root, *status, "--", ".", *left_out)
+    found = git(root, *status, "--", ".", *left_out)
     if commit is None or found is None:
         return Tree(None, ())
     return Tree(
@@ -130,18 +128,6 @@ def _foreign_share(start: Start) -> float | None:
     own_s = own_cpu_s() - start.cpu_s
     foreign_s = foreign_cpu_s(start.busy_s, machine_busy_s(), wall_s, own_s)
     return None if foreign_s is None else foreign_s / ((os.cpu_count() or 1) * wall_s)
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints; None if there is no git, no repository or no commit."""
-    line = ["git", "-C", str(root), *arguments]
-    try:
-        done = subprocess.run(
-            line, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False
-        )
-    except FileNotFoundError:
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def _complaint(tree: Tree) -> str:

@@ -31,7 +31,12 @@ def faults(content: Content) -> list[str]:
         str(sum(row[key] for row in rows)) for key in ("cases", "failed", "checkpoints")
     )
     total = ["all", cases, failed, str(went_on.total()), ABSENT, ABSENT, files]
-    return markdown([*headers, "checkpoints"], [*lines, total])
+    every = f"benchmarks/results/{content['name']}.md"
+    return [
+        *markdown([*headers, "checkpoints"], [*lines, total]),
+        "",
+        f"Each case ran once: [all cases]({every}).",
+    ]
 
 
 def _seconds(value: float | None) -> str:

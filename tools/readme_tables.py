@@ -8,9 +8,16 @@ two lines of its own::
     <!-- results: NAME TABLE -->
     <!-- end results -->
 
-NAME is a file of benchmarks/results without ``.json``, TABLE a key of ``TABLES``.
-Quick results, those with failed or too few repeats, and those that no table shows are
-refused. Needs nothing but the standard library.
+NAME is a file of benchmarks/results without ``.json``, TABLE a key of ``TABLES``. Where
+there is no such file the block says that this was not measured on this version: to take
+figures back, remove the file and run this script.
+
+Refused are results that do not say where they come from, of a tree with changes, of
+another command than that of ``make bench`` (benchmarks/_bench_commands.py) or of a
+commit that is not in the history; quick ones, those with failed or too few repeats or
+with a verdict that does not follow from the figures, and those that no table shows. For
+each the script prints how many commits to what it measures are newer. Needs nothing but
+the standard library.
 """
 
 from __future__ import annotations
@@ -30,11 +37,15 @@ import _run_tables
 import _simulated_tables
 import _transformation_tables
 from _markdown import Content, ratios, rows
+from _origin import REPEATS, complaints
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from _age import Age, age  # noqa: E402
+from _bench_commands import COMMANDS, Command  # noqa: E402
+
 START = re.compile(r"<!-- results: (\S+) (\S+) -->")
 END = "<!-- end results -->"
-MIN_REPEATS = 3
 
 
 class TableError(ValueError):
@@ -70,37 +81,50 @@ def load(path: Path) -> Content:
     """Read a result file that may be published.
 
     Raises:
-        TableError: no such file, or a quick, failed or foreign one.
+        TableError: it may not, or is no JSON.
     """
     try:
         content: Content = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise TableError(f"{path}: expected a result file, got none") from error
     except json.JSONDecodeError as error:
         raise TableError(f"{path}: expected JSON, got {error}") from error
-    name, quick = content.get("name"), content.get("quick")
-    if name != path.stem:
-        raise TableError(f"{path}: expected name {path.stem}, got {name}")
-    if quick is not False:
-        raise TableError(f"{path}: expected quick false, got {quick}")
-    for row in content["rows"]:
-        if row["failed"] or len(row["values"]) < MIN_REPEATS:
-            raise TableError(
-                f"{path}: {row['system']}, {row['metric']}: expected {MIN_REPEATS} "
-                f"repeats without failure, got {row['failed']} failed, "
-                f"{len(row['values'])} clean"
-            )
+    if content.get("name") != path.stem:
+        raise TableError(
+            f"{path}: expected name {path.stem}, got {content.get('name')}"
+        )
+    found = list(complaints(content, command_of(path.stem).line))
+    if not found and (grown := age_of(content)).foreign:
+        found = [grown.why]
+    if found:
+        raise TableError("\n".join(f"{path}: {each}" for each in found))
     return content
 
 
-def render(text: str, results: Path) -> tuple[str, int]:
-    """The document with all its tables rendered anew, and their number.
+def command_of(name: str) -> Command:
+    """The command that takes a result.
+
+    Raises:
+        TableError: there is none.
+    """
+    if name not in COMMANDS:
+        known = ", ".join(sorted(COMMANDS))
+        raise TableError(f"{name}: expected a measurement of {known}, got another")
+    return COMMANDS[name]
+
+
+def age_of(content: Content) -> Age:
+    """How many commits to what was measured are newer than a result."""
+    return age(ROOT, content["commit"], COMMANDS[content["name"]].measures)
+
+
+def render(text: str, results: Path) -> tuple[str, list[str]]:
+    """The document with all its tables rendered anew, and their results' names.
 
     Raises:
         TableError: a table cannot be rendered, or a marker has no partner.
     """
     lines = iter(text.splitlines(keepends=True))
-    out, count = [], 0
+    out: list[str] = []
+    names: list[str] = []
     for line in lines:
         out.append(line)
         found = START.fullmatch(line.strip())
@@ -111,22 +135,23 @@ def render(text: str, results: Path) -> tuple[str, int]:
         skip_old_table(lines, found.group())
         body = table(found.group(1), found.group(2), results)
         out += [f"{each}\n" for each in (*body, END)]
-        count += 1
-    return "".join(out), count
+        names.append(found.group(1))
+    return "".join(out), names
 
 
 def require_tables(text: str, results: Path) -> None:
-    """Refuse result files that the document does not show.
-
-    A file without "quick" is no result of the harness.
+    """Refuse result files that the document does not show, and parts left of others.
 
     Raises:
-        TableError: a file has no marker.
+        TableError: a file has no marker; a list of cases has no result file.
     """
     shown = {found.group(1) for found in START.finditer(text)}
     for path in sorted(results.glob("*.json")):
-        if path.stem not in shown and "quick" in json.loads(path.read_text()):
+        if path.stem not in shown:
             raise TableError(f"{path}: expected a table in the README, got none")
+    for path in sorted(results.glob("*.md")):
+        if not path.with_suffix(".json").exists():
+            raise TableError(f"{path}: expected a result file beside it, got none")
 
 
 def skip_old_table(lines: Iterator[str], marker: str) -> None:
@@ -144,14 +169,26 @@ def table(name: str, kind: str, results: Path) -> list[str]:
     if kind not in TABLES:
         known = ", ".join(sorted(TABLES))
         raise TableError(f"{name} {kind}: expected a table of {known}, got {kind}")
-    content = load(results / f"{name}.json")
+    command, path = command_of(name), results / f"{name}.json"
+    if not path.exists():
+        how = f"`make {command.part}`, `{command.line}`"
+        return ["", f"Not measured on this version ({how}).", ""]
+    content = load(path)
+    return ["", *TABLES[kind](content), "", source(content), ""]
+
+
+def source(content: Content) -> str:
+    """What a table stands on."""
     machine = content["machine"]
     where = machine["cpu"] + (f", {machine['gpu']}" if machine["gpu"] else "")
-    source = (
-        f"`{name}.json`: {content['date']}, {where}, {machine['cores']} cores, "
-        f"torch {machine['torch']}."
+    others = f"of which others used {content['foreign_share']:.1%}"
+    told = (
+        f"`{content['name']}.json`: {content['date']}, {content['commit'][:7]}, "
+        f"{where}, {machine['cores']} cores {others}, torch {machine['torch']}."
     )
-    return ["", *TABLES[kind](content), "", source, ""]
+    kinds = dict.fromkeys(row["values_of"] for row in content["rows"])
+    ranges = [kind for kind in kinds if kind != REPEATS]
+    return f"{told} Ranges are over {', '.join(ranges)}." if ranges else told
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,19 +203,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     old = args.readme.read_text()
     try:
-        new, count = render(old, args.results)
+        new, names = render(old, args.results)
         require_tables(new, args.results)
     except TableError as error:
         print(f"readme_tables: {error}")
         return 1
     if args.check and new != old:
         before, after = old.splitlines(), new.splitlines()
-        names = (str(args.readme), "rendered from the results")
-        print(*difflib.unified_diff(before, after, *names, lineterm=""), sep="\n")
+        titles = (str(args.readme), "rendered from the results")
+        print(*difflib.unified_diff(before, after, *titles, lineterm=""), sep="\n")
         return 1
     if not args.check:
         args.readme.write_text(new)
-    print(f"readme_tables: {count} tables")
+    for path in sorted(args.results.glob("*.json")):
+        print(f"{path.name}: {age_of(load(path))}")
+    absent = sum(not (args.results / f"{name}.json").exists() for name in names)
+    print(f"readme_tables: {len(names)} tables, {absent} of them not measured")
     return 0
 
 

@@ -4,9 +4,14 @@ import json
 import re
 
 import pytest
+import readme_tables
+from _age import Age
+from _bench_commands import Command
 from readme_tables import main
 
 MARKED = "before\n<!-- results: speed {} -->\n{}<!-- end results -->\nafter\n"
+SPEED = Command("speed", ("benchmarks/speed.py", "--fast"), ("csrc",))
+COMMIT = "0123456789" * 4
 ROW = {
     "system": "a",
     "metric": "wall time",
@@ -15,10 +20,15 @@ ROW = {
     "min": 12.0,
     "max": 1234.4,
     "repeats": 3,
+    "values_of": "repeats",
     "values": [12.0, 12.345, 1234.4],
-    "dropped": 0,
+    "turns": [0, 1, 3],
+    "samples": [],
+    "dropped": [{"turn": 2, "value": 9.0, "why": "disturbed", "sample": None}],
     "failed": 0,
     "foreign_share": None,
+    "target": None,
+    "met": None,
 }
 RATIO = {
     "name": "b / a",
@@ -27,8 +37,35 @@ RATIO = {
     "max": 3.25,
     "repeats": 3,
     "better_than": "b",
+    "bound": None,
+    "target": None,
+    "met": None,
 }
-MACHINE = {"cpu": "A 1", "cores": 2, "gpu": None, "torch": "2.13.0", "cuda": None}
+MACHINE = {
+    "cpu": "A 1",
+    "cores": 2,
+    "gpu": None,
+    "torch": "2.13.0",
+    "cuda": None,
+    "python": "3.10.1",
+    "os": "Linux",
+    "compiler": "c++ 12",
+    "flags": "-O2",
+    "threads": 1,
+}
+ORIGIN = {
+    "date": "2026-01-02",
+    "commit": COMMIT,
+    "dirty": False,
+    "changed": [],
+    "command": "python benchmarks/speed.py --fast --json benchmarks/results/speed.json",
+    "foreign_share": 0.0123,
+}
+SOURCE = (
+    "`speed.json`: 2026-01-02, 0123456, A 1, 2 cores of which others used 1.2%, "
+    "torch 2.13.0."
+)
+UNCOUNTED = "cannot be counted: no git checkout"
 
 
 class Page:
@@ -36,10 +73,11 @@ class Page:
 
     def __init__(self, folder):
         self.readme = folder / "README.md"
-        self.result = folder / "speed.json"
+        self.result = folder / "results" / "speed.json"
+        self.result.parent.mkdir()
         self.content = {
             "name": "speed",
-            "date": "2026-01-02",
+            **ORIGIN,
             "quick": False,
             "machine": MACHINE,
             "rows": [ROW, {**ROW, "system": "b"}, {**ROW, "metric": "pause"}],
@@ -60,7 +98,9 @@ class Page:
 
 
 @pytest.fixture
-def page(tmp_path):
+def page(tmp_path, monkeypatch):
+    monkeypatch.setattr(readme_tables, "COMMANDS", {"speed": SPEED})
+    monkeypatch.setattr(readme_tables, "ROOT", tmp_path)  # without git
     return Page(tmp_path)
 
 
@@ -71,7 +111,7 @@ def test_ratios_are_rendered_between_the_markers(page):
         "\n| ratio | value | min to max | repeats |\n"
         "| --- | ---: | ---: | ---: |\n"
         "| b / a | 3.00 | 2.50 to 3.25 | 3 |\n\n"
-        "`speed.json`: 2026-01-02, A 1, 2 cores, torch 2.13.0.\n\n",
+        f"{SOURCE}\n\n",
     )
 
 
@@ -88,7 +128,9 @@ def test_rendered_readme_passes_the_check_and_stays(page, capsys):
     page.run()
     before = page.readme.read_text()
     assert page.run("--check") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "readme_tables: 1 tables"
+    told, last = capsys.readouterr().out.splitlines()[-2:]
+    assert told.startswith("speed.json: ") and told.endswith(UNCOUNTED)
+    assert last == "readme_tables: 1 tables, 0 of them not measured"
     assert page.run() == 0
     assert page.readme.read_text() == before
 
@@ -101,7 +143,8 @@ def test_result_that_no_table_shows_is_refused(page, capsys):
     )
     page.result.unlink()
     assert page.run("--check") == 0
-    assert capsys.readouterr().out == "readme_tables: 0 tables\n"
+    told = "readme_tables: 0 tables, 0 of them not measured\n"
+    assert capsys.readouterr().out == told
 
 
 def test_check_shows_a_changed_number(page, capsys):
@@ -123,11 +166,44 @@ def test_check_shows_an_edited_table_and_writes_nothing(page, capsys):
     assert page.readme.read_text() == edited
 
 
-@pytest.mark.parametrize("flags", [(), ("--check",)])
-def test_missing_result_file_is_refused(page, capsys, flags):
+def test_figures_without_a_result_file_leave_the_readme(page, capsys):
+    page.run()
     page.result.unlink()
-    assert page.run(*flags) == 1
-    assert "speed.json: expected a result file, got none" in capsys.readouterr().out
+    assert page.run("--check") == 1
+    assert page.run() == 0
+    line = "python benchmarks/speed.py --fast --json benchmarks/results/speed.json"
+    told = f"\nNot measured on this version (`make bench`, `{line}`).\n\n"
+    assert page.readme.read_text() == MARKED.format("ratios", told)
+    capsys.readouterr()
+    assert page.run("--check") == 0
+    last = "readme_tables: 1 tables, 1 of them not measured\n"
+    assert capsys.readouterr().out == last
+
+
+def test_list_of_cases_goes_with_its_result_file(page, capsys):
+    page.run()
+    page.result.with_suffix(".md").write_text("cases\n")
+    assert page.run("--check") == 0
+    page.result.unlink()
+    assert page.run() == 1
+    assert "speed.md: expected a result file beside it" in capsys.readouterr().out
+
+
+def test_result_of_no_known_command_is_refused(page, capsys, monkeypatch):
+    monkeypatch.setattr(readme_tables, "COMMANDS", {"other": SPEED})
+    for left in ("the file", "the marker"):
+        assert page.run() == 1, left
+        assert "speed: expected a measurement of other" in capsys.readouterr().out
+        page.result.unlink(missing_ok=True)
+
+
+def without(entry, key):
+    return {name: value for name, value in entry.items() if name != key}
+
+
+DIRTY = {"dirty": True, "changed": ["csrc/a.cpp"]}
+LATE = {**ROW, "target": {"at_most": 12.0, "of": "median"}}
+GOOD_RATIO = {**RATIO, "target": {"at_least": 2.0, "of": "value"}, "met": True}
 
 
 @pytest.mark.parametrize(
@@ -136,8 +212,48 @@ def test_missing_result_file_is_refused(page, capsys, flags):
         ({"quick": True}, "expected quick false, got True"),
         ({"quick": None}, "expected quick false, got None"),
         ({"name": "other"}, "expected name speed, got other"),
+        ({"commit": None}, "expected a commit, got None"),
+        ({"commit": "0123456"}, "expected a commit, got 0123456"),
+        (DIRTY, r"expected dirty false, got True \(csrc/a.cpp\)"),
+        ({"dirty": None}, r"expected dirty false, got None \(no paths\)"),
+        (
+            {"command": "python benchmarks/speed.py --json x.json"},
+            "expected the command `.*--fast.*`, got `.*x.json`",
+        ),
+        ({"command": None}, "expected the command .* got `None`"),
+        ({"date": None}, "expected a date, got None"),
+        ({"foreign_share": None}, "expected foreign_share, got None"),
+        ({"machine": None}, "machine: expected fields, got None"),
+        ({"rows": None}, "expected rows, got None"),
+        ({"ratios": None}, "expected ratios, got None"),
         ({"rows": [{**ROW, "failed": 1}]}, "a, wall time: .* got 1 failed, 3 clean"),
         ({"rows": [{**ROW, "values": []}]}, "got 0 failed, 0 clean"),
+        ({"rows": [{**ROW, "values": [12.0, 13.0]}]}, "expected 3 repeats .* 2 clean"),
+        ({"rows": [{**ROW, "median": 12.0}]}, "expected median 12.345, got 12.0"),
+        ({"rows": [{**ROW, "max": 13.0}]}, "expected max 1234.4, got 13.0"),
+        ({"rows": [{**ROW, "repeats": 9}]}, "as many repeats as values, got 9"),
+        (
+            {"rows": [{**ROW, "values_of": "ranks of one run"}]},
+            "as many repeats as values, got 3",
+        ),
+        ({"rows": [{**ROW, "turns": [0]}]}, "a turn and a sample per value"),
+        ({"rows": [{**ROW, "samples": [{}]}]}, "a turn and a sample per value"),
+        ({"rows": [{**ROW, "dropped": 1}]}, "expected dropped, got 1"),
+        (
+            {"rows": [{**ROW, "dropped": [without(ROW["dropped"][0], "why")]}]},
+            "a, wall time, dropped: expected why, got None",
+        ),
+        ({"rows": [{**LATE, "met": True}]}, "expected met False, got True"),
+        ({"rows": [{**LATE, "met": None}]}, "expected met False, got None"),
+        ({"ratios": [{**GOOD_RATIO, "met": False}]}, "expected met True, got False"),
+        *(({"machine": without(MACHINE, key)}, f"expected {key}") for key in MACHINE),
+        *(
+            ({"machine": {**MACHINE, key: None}}, f"machine: expected {key}, got None")
+            for key in MACHINE
+            if key not in ("gpu", "cuda")
+        ),
+        *(({"rows": [without(ROW, key)]}, f"expected {key}") for key in ROW),
+        *(({"ratios": [without(RATIO, key)]}, f"expected {key}") for key in RATIO),
     ],
 )
 def test_result_not_fit_for_publication_is_refused(page, capsys, changes, text):
@@ -149,6 +265,53 @@ def test_result_not_fit_for_publication_is_refused(page, capsys, changes, text):
         assert page.run(*flags) == 1
         assert re.search(text, capsys.readouterr().out)
     assert page.readme.read_text() == before
+
+
+@pytest.mark.parametrize("key", [*ORIGIN, "quick", "machine", "rows", "ratios"])
+def test_result_without_a_field_is_refused(page, capsys, key):
+    page.content = without(page.content, key)
+    page.save()
+    if key == "changed":  # says why a tree is dirty, which none is that is published
+        assert page.run() == 0
+        return
+    assert page.run("--check") == 1
+    assert f"{key}" in capsys.readouterr().out
+
+
+def test_all_that_is_wrong_is_told_at_once(page, capsys):
+    page.save(commit=None, **DIRTY)
+    page.run()
+    out = capsys.readouterr().out
+    assert "expected a commit" in out and "expected dirty false" in out
+
+
+def test_result_of_another_history_is_refused(page, capsys, monkeypatch):
+    gone = Age(None, f"expected a commit of this history, got {COMMIT}", True)
+    monkeypatch.setattr(readme_tables, "age", lambda *_: gone)
+    assert page.run("--check") == 1
+    assert "expected a commit of this history" in capsys.readouterr().out
+
+
+def test_newer_commits_are_counted_by_the_paths_that_were_measured(
+    page, capsys, monkeypatch
+):
+    asked = []
+
+    def age(*question):
+        asked.append(question)
+        return Age(3)
+
+    monkeypatch.setattr(readme_tables, "age", age)
+    assert page.run() == 0
+    assert "speed.json: 3 newer commits to what it measures" in capsys.readouterr().out
+    assert {*asked} == {(readme_tables.ROOT, COMMIT, ("csrc",))}
+
+
+def test_values_that_are_no_repeats_are_named(page):
+    page.save(rows=[{**ROW, "repeats": 1, "values_of": "ranks of one run"}])
+    assert page.run() == 0
+    told = f"{SOURCE} Ranges are over ranks of one run.\n"
+    assert told in page.readme.read_text()
 
 
 def test_result_that_is_no_json_is_refused(page, capsys):
@@ -181,7 +344,7 @@ def paced(system, metric, *values):
         **ROW,
         "system": system,
         "metric": metric,
-        "values": values,
+        "values": list(values),
         "median": sorted(values)[len(values) // 2],
         "min": min(values),
         "max": max(values),
@@ -246,12 +409,3 @@ def test_accuracy_shows_each_seed_and_the_test(page):
     assert page.run() == 0
     told = "| alpha 1/3 | 3.00 | -0.14, +0.00, +0.28 | +0.05 | -0.31 (fails) |"
     assert told in page.readme.read_text()
-
-
-def test_too_few_repeats_are_refused(page, capsys):
-    page.save(rows=[{**ROW, "values": [12.0, 13.0]}])
-    page.mark("rows")
-    assert page.run() == 1
-    assert "expected 3 repeats without failure, got 0 failed, 2 clean" in (
-        capsys.readouterr().out
-    )

@@ -13,6 +13,7 @@ SLOW = {"cases": 1, "failed": 0, "median_s": None, "max_s": None, "checkpoints":
 
 def test_faults_tell_how_often_survivors_went_on():
     content = {
+        "name": "fault_injection",
         "summary": {"SIGKILL": KILLS, "slow": SLOW},
         "cases": [{"fault": fault, "outcome": text} for fault, text in CASES],
     }
@@ -20,4 +21,6 @@ def test_faults_tell_how_often_survivors_went_on():
         "| SIGKILL | 2 | 1 | 1 | 0.50 | 2.00 | 3 |",
         "| slow | 1 | 0 | 1 | - | - | 4 |",
         "| all | 3 | 1 | 2 | - | - | 7 |",
+        "",
+        "Each case ran once: [all cases](benchmarks/results/fault_injection.md).",
     ]

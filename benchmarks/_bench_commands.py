@@ -1,0 +1,86 @@
+"""The one table of published measurements: each result file and the command it is of.
+
+`bench.py` runs them, `make bench` and its like call that, and tools/readme_tables.py
+refuses a result of any other command. Needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+RESULTS = "benchmarks/results"
+PRODUCT = ("csrc", "pipetransformer")
+PIPE = ("csrc/pipe", "pipetransformer/pipe")
+PLANNER = ("csrc/planner", "pipetransformer/planner")
+SIMULATOR = ("csrc/simulator", "pipetransformer/simulator")
+# Parts: which target of the Makefile runs a command.
+BENCH, SEEDS, HOSTS = "bench", "seeds", "hosts"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One measurement.
+
+    Attributes:
+        name: Of its result file, without ``.json``.
+        program: What the interpreter is given before ``--json``.
+        measures: Paths of what is measured: a later commit to them makes the result
+            older than the code. The script's own path is one of them.
+        part: The Makefile's target that runs it.
+    """
+
+    name: str
+    program: tuple[str, ...]
+    measures: tuple[str, ...]
+    part: str = BENCH
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The interpreter's arguments, from the top folder."""
+        return (*self.program, "--json", f"{RESULTS}/{self.name}.json")
+
+    @property
+    def line(self) -> str:
+        """The command line as a result file holds it."""
+        return shlex.join(["python", *self.arguments])
+
+
+def _script(name: str, measures: tuple[str, ...], part: str = BENCH) -> Command:
+    path = f"benchmarks/{name}.py"
+    return Command(name, (path,), (*measures, path), part)
+
+
+_ALL = (
+    _script("table1_speedup", PRODUCT),
+    _script("fig10_alpha", PRODUCT),
+    _script("pipe_overhead", PIPE),
+    _script("pipe_throughput", PIPE),
+    _script("pipe_overlap", PIPE),
+    _script("unet_timeline", PIPE),
+    _script("pipe_models", PIPE),
+    _script("partition_quality", PLANNER),
+    _script("planner_time", (*PLANNER, *SIMULATOR)),
+    _script("simulator_accuracy", (*PIPE, *PLANNER, *SIMULATOR)),
+    _script("fig11_microbatches", (*PIPE, *PLANNER, *SIMULATOR)),
+    _script("paper_ladder", (*PLANNER, *SIMULATOR)),
+    _script("fault_injection", PRODUCT),
+    Command(
+        "fault_injection_continue",
+        ("benchmarks/fault_injection.py", "--policy", "continue"),
+        (*PRODUCT, "benchmarks/fault_injection.py"),
+    ),
+    _script("failure_time", ("csrc/autodp", "pipetransformer/autodp")),
+    _script("endurance", PRODUCT),
+    _script("transition_time", PRODUCT),
+    _script("transformation_curve", PRODUCT),
+    _script("kills_and_resumes", PRODUCT),
+    _script("demo_seeds", PRODUCT, SEEDS),
+    Command(
+        "two_hosts",
+        ("-m", "tests.distributed.two_hosts"),
+        (*PRODUCT, "tests/distributed/two_hosts.py"),
+        HOSTS,
+    ),
+)
+COMMANDS = {command.name: command for command in _ALL}

@@ -1,0 +1,76 @@
+"""Takes the published measurements, with exactly the commands that they are of.
+
+python benchmarks/bench.py                     all of `make bench`
+python benchmarks/bench.py paper_ladder ...    some, by the names of their result files
+
+A tree that differs from its commit is refused, since its results could not be
+published. A measurement that fails does not keep the others from being taken; the
+status is 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from _bench_commands import BENCH, COMMANDS, HOSTS, SEEDS, Command
+from _provenance import ROOT, tree_of
+
+
+def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="of a result file")
+    add("--part", choices=(BENCH, SEEDS, HOSTS), default=BENCH, help="without names")
+    add("--list", action="store_true", help="print the commands and run nothing")
+    args = parser.parse_args(arguments)
+    for name in args.names:
+        if name not in COMMANDS:
+            parser.error(f"NAME: expected one of {', '.join(COMMANDS)}, got {name}")
+    return args
+
+
+def chosen(names: Sequence[str], part: str) -> list[Command]:
+    """Return the commands of these names, or all of a part."""
+    if names:
+        return [COMMANDS[name] for name in dict.fromkeys(names)]
+    return [command for command in COMMANDS.values() if command.part == part]
+
+
+def run_all(commands: Sequence[Command]) -> list[str]:
+    """Run each to its end; return the names of those that failed."""
+    # The cores are shared with other programs: one intra-op thread per process.
+    env = {"OMP_NUM_THREADS": "1", **os.environ}
+    failed = []
+    for command in commands:
+        print(f"\n$ {command.line}", flush=True)
+        line = [sys.executable, *command.arguments]
+        if subprocess.run(line, cwd=ROOT, env=env, check=False).returncode != 0:
+            failed.append(command.name)
+    return failed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse_args(arguments)
+    commands = chosen(args.names, args.part)
+    if args.list:
+        print("\n".join(command.line for command in commands))
+        return 0
+    tree = tree_of(ROOT)
+    if tree.commit is None or tree.changed:
+        found = ", ".join(tree.changed) or "no git checkout"
+        print(f"bench: expected a clean tree, got {found}", file=sys.stderr)
+        return 1
+    failed = run_all(commands)
+    for name in failed:
+        print(f"bench: {name} failed", file=sys.stderr)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""One table of commands: what is run, and what a result must be of."""
+
+import subprocess
+from pathlib import Path
+
+import bench
+import pytest
+from _bench_commands import COMMANDS
+from _provenance import Tree
+
+ROOT = Path(__file__).parents[2]
+CLEAN = Tree("0" * 40, ())
+
+
+class Runs:
+    """Notes what would be run; some of it fails."""
+
+    def __init__(self, failing=()):
+        self.lines = []
+        self.failing = failing
+
+    def __call__(self, line, *, cwd, env, check):
+        assert (cwd, check) == (bench.ROOT, False) and "OMP_NUM_THREADS" in env
+        self.lines.append(" ".join(["python", *line[1:]]))
+        failed = any(name in line[-1] for name in self.failing)
+        return subprocess.CompletedProcess(line, int(failed))
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    found = Runs()
+    monkeypatch.setattr(bench.subprocess, "run", found)
+    monkeypatch.setattr(bench, "tree_of", lambda _: CLEAN)
+    return found
+
+
+def test_each_command_runs_a_script_and_measures_what_there_is():
+    for name, command in COMMANDS.items():
+        assert command.name == name
+        program = command.program
+        path = (
+            f"{program[1].replace('.', '/')}.py" if program[0] == "-m" else program[0]
+        )
+        assert path in command.measures
+        for each in command.measures:
+            assert (ROOT / each).exists(), each
+        assert command.line.endswith(f" --json benchmarks/results/{name}.json")
+
+
+def test_script_that_writes_results_has_a_command():
+    published = {Path(c.program[0]).name for c in COMMANDS.values()}
+    for path in sorted((ROOT / "benchmarks").glob("[a-z]*.py")):
+        if "write_json(" in path.read_text() and path.name != "gpu_pipe.py":
+            assert path.name in published, path.name
+
+
+def test_what_is_run_is_what_a_result_must_be_of(runs):
+    assert bench.main([]) == 0
+    wanted = [c.line for c in COMMANDS.values() if c.part == "bench"]
+    assert runs.lines == wanted and len(wanted) >= 19
+    runs.lines.clear()
+    assert bench.main(["--part", "seeds"]) == bench.main(["two_hosts"]) == 0
+    assert runs.lines == [COMMANDS["demo_seeds"].line, COMMANDS["two_hosts"].line]
+
+
+def test_failure_does_not_end_the_others_and_is_told(runs, capsys):
+    runs.failing = ("planner_time",)
+    assert bench.main(["planner_time", "paper_ladder"]) == 1
+    assert len(runs.lines) == 2
+    assert capsys.readouterr().err == "bench: planner_time failed\n"
+
+
+@pytest.mark.parametrize(
+    ("tree", "got"),
+    [(Tree("0" * 40, ("a.py", "b.py")), "a.py, b.py"), (Tree(None, ()), "no git")],
+)
+def test_changed_tree_is_refused_before_anything_runs(
+    runs, monkeypatch, capsys, tree, got
+):
+    monkeypatch.setattr(bench, "tree_of", lambda _: tree)
+    assert bench.main([]) == 1
+    assert f"expected a clean tree, got {got}" in capsys.readouterr().err
+    assert runs.lines == []
+
+
+def test_unknown_measurement_is_refused(runs, capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["nothing"])
+    assert "NAME: expected one of table1_speedup" in capsys.readouterr().err
+
+
+def test_makefile_runs_the_table_and_names_no_script_of_its_own():
+    text = (ROOT / "Makefile").read_text()
+    used = {word for word in text.split() if word.startswith("benchmarks/")}
+    assert used - {"benchmarks/_bench_commands.py"} == {"benchmarks/bench.py"}
+    for part in {command.part for command in COMMANDS.values()}:
+        assert f"\n{part}: build\n" in text

@@ -32,6 +32,7 @@ class PlannerProfile:
     microbatch_samples: list[int]
     layers: list[PlannerLayer]
     tied_layers: list[tuple[int, int]]
+    skips: list[tuple[int, int]]
     def __init__(self) -> None: ...
 
 class PlannerCacheTiers:

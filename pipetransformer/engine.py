@@ -49,7 +49,8 @@ class PipeTransformer(Saving):
         config: See `Config`.
 
     Raises:
-        TypeError: an argument of the wrong kind; a model that is no Sequential.
+        TypeError: an argument of the wrong kind; a model that is no Sequential, or
+            whose skips do not fit together.
         ValueError: an argument out of range; a model that cannot be trained here.
     """
 

@@ -32,6 +32,7 @@ from pipetransformer.rows import (
     slice_rows,
     tensors_of,
 )
+from pipetransformer.skip import SkipTracker, use_skip_tracker
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,7 +42,8 @@ class FrozenPrefix:
 
     Args:
         layers: All layers of the user's Sequential.
-        boundary: Number of frozen layers, >= 1; they must be in eval mode.
+        boundary: Number of frozen layers, >= 1; they must be in eval mode. No skip
+            goes past it.
         workers: The pipeline's workers; misses are spread over them.
         clock: Is told what goes into reading, computing and writing.
     """
@@ -190,7 +192,8 @@ class FrozenPrefix:
         pieces = 1 if whole else max(1, min(self._workers.num_workers, rows))
 
         def forward(piece: Any) -> Any:
-            return call_layers(layers, piece)
+            with use_skip_tracker(SkipTracker()):
+                return call_layers(layers, piece)
 
         with self._clock.phase("prefix"), torch.no_grad():
             if pieces == 1:

@@ -159,7 +159,11 @@ class Slabs:
     def _slot_bytes(self) -> int:
         if self.profile is None:
             raise RuntimeError("cache asked for before the profile; please report")
-        widest = max(p.boundary_bytes_per_sample for p in self.profile.layers)
+        widest = max(
+            layer.boundary_bytes_per_sample
+            for boundary, layer in enumerate(self.profile.layers, start=1)
+            if self.profile.may_be_boundary(boundary)
+        )
         record = torch.empty(1, widest + _LAYOUT_SLACK_BYTES, dtype=torch.uint8)
         return record_bytes([record])
 

@@ -11,6 +11,7 @@ from torch import nn
 from pipetransformer.autofreeze import Never, Policy, resolve_units
 from pipetransformer.config import Config
 from pipetransformer.recipe import Loss, Recipe
+from pipetransformer.skip import verify_skippables
 from pipetransformer.state import (
     OptimizerFactory,
     SchedulerFactory,
@@ -24,7 +25,8 @@ def check_model(model: object) -> nn.Sequential:
     """Return the model if the engine can train it.
 
     Raises:
-        TypeError: not an ``nn.Sequential``, or a compiled one.
+        TypeError: not an ``nn.Sequential``, a compiled one, or one whose skips do not
+            fit together.
         ValueError: empty, a layer twice, `nn.SyncBatchNorm`, nothing to train.
     """
     compiled = isinstance(model, torch._dynamo.OptimizedModule) or (
@@ -50,6 +52,7 @@ def check_model(model: object) -> nn.Sequential:
                 "model: expected no nn.SyncBatchNorm (it needs the default process "
                 f"group and silently runs as plain batch norm without it), got {name}"
             )
+    verify_skippables(model)
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("model: expected a trainable parameter, got none")
     return model

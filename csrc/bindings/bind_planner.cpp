@@ -37,7 +37,8 @@ void bind_inputs(py::module_& m) {
       .def(py::init<>())
       .def_readwrite("microbatch_samples", &Profile::microbatch_samples)
       .def_readwrite("layers", &Profile::layers)
-      .def_readwrite("tied_layers", &Profile::tied_layers);
+      .def_readwrite("tied_layers", &Profile::tied_layers)
+      .def_readwrite("skips", &Profile::skips);
   py::class_<CacheTiers>(m, "PlannerCacheTiers")
       .def(py::init<>())
       .def_readwrite("host_bytes", &CacheTiers::host_bytes)

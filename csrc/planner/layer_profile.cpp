@@ -120,6 +120,20 @@ void check_cluster(const Cluster& cluster) {
   }
 }
 
+void check_pairs(
+    const std::vector<std::pair<int64_t, int64_t>>& pairs,
+    int64_t num_layers,
+    const std::string& field) {
+  for (const auto& [first, second] : pairs) {
+    if (first < 0 || second <= first || second >= num_layers) {
+      fail(
+          "profile " + field +
+          ": expected pairs of increasing layer indices, got " +
+          std::to_string(first) + " and " + std::to_string(second));
+    }
+  }
+}
+
 }  // namespace
 
 void check(
@@ -156,14 +170,8 @@ void check(
     add_bytes(layer.boundary_bytes_per_sample, "boundary_bytes_per_sample");
   }
   check_sums(times, bytes, global_batch);
-  for (const auto& [first, second] : profile.tied_layers) {
-    if (first < 0 || second <= first || second >= profile.num_layers()) {
-      fail(
-          "profile tied_layers: expected pairs of increasing layer indices, "
-          "got " +
-          std::to_string(first) + " and " + std::to_string(second));
-    }
-  }
+  check_pairs(profile.tied_layers, profile.num_layers(), "tied_layers");
+  check_pairs(profile.skips, profile.num_layers(), "skips");
 }
 
 }  // namespace pipetransformer::planner

@@ -31,6 +31,9 @@ struct Profile {
   std::vector<int64_t> microbatch_samples;  // strictly increasing
   std::vector<LayerProfile> layers;
   std::vector<std::pair<int64_t, int64_t>> tied_layers;  // share a parameter
+  // The second pops what the first stashes: cuts may separate them, their bytes
+  // are in the boundaries between; the boundary of the frozen layers may not.
+  std::vector<std::pair<int64_t, int64_t>> skips;
 
   int64_t num_layers() const {
     return static_cast<int64_t>(layers.size());

@@ -48,6 +48,17 @@ void require_not_shared(
   }
 }
 
+void require_no_skip_past(const Profile& profile, int64_t boundary) {
+  for (const auto& [first, second] : profile.skips) {
+    if (first < boundary && boundary <= second) {
+      fail(
+          "boundary " + to_string(boundary) +
+          ": expected no skip past it, got one from layer " + to_string(first) +
+          " to layer " + to_string(second));
+    }
+  }
+}
+
 void check_cuts(
     const Cuts& cuts,
     const Profile& profile,
@@ -136,6 +147,7 @@ void check(
   }
   if (boundary > 0) {
     require_not_shared(profile, boundary, "boundary " + to_string(boundary));
+    require_no_skip_past(profile, boundary);
   }
   require_positive(request.min_microbatch_samples, "min_microbatch_samples");
   require_positive(request.max_replicas.value_or(1), "max_replicas");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipetransformer.autocache import _binding
+from pipetransformer.skip import inspect_lanes
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size)
 # What every module has (hooks, submodules, parameters, training): not a setting.
@@ -25,9 +27,9 @@ def fingerprint_chain(
     """Fingerprint every prefix of up to `count` layers.
 
     Element ``b`` stands for the first ``b`` layers: their classes, settings, parameter
-    and buffer names, dtypes, shapes and bytes. A change in layer ``j`` changes all
-    elements after ``j`` and none before. Train and eval mode do not count, because a
-    cached prefix runs in eval mode.
+    and buffer names, dtypes, shapes and bytes, and whose skips they pop. A change in
+    layer ``j`` changes all elements after ``j`` and none before. Train and eval mode
+    do not count, because a cached prefix runs in eval mode.
 
     Args:
         layers: the model's layers in order.
@@ -47,8 +49,15 @@ def fingerprint_chain(
             f"count: expected a number in 0..{len(layers)} (the layers), got {count}"
         )
     chain = [_binding.hash_bytes(f"prefix\n{context}".encode())]
-    for layer in layers[:count]:
-        chain.append(_fingerprint(layer, chain[-1]))
+    popped: dict[int, list[str]] = collections.defaultdict(list)
+    for lane in inspect_lanes(layers[:count]):
+        # Not the namespace: it differs between processes that hold the same layer.
+        popped[lane.destination].append(f"pops {lane.name} of layer {lane.source}")
+    for index, layer in enumerate(layers[:count]):
+        before = chain[-1]
+        if index in popped:
+            before = _binding.hash_bytes("\n".join(popped[index]).encode(), before)
+        chain.append(_fingerprint(layer, before))
     return chain
 
 

@@ -6,11 +6,12 @@ the layers ``ends[u - 1] .. ends[u] - 1``. The last layer (the head) is in none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from torch import nn
 
 from pipetransformer.autofreeze.policy import check_count
+from pipetransformer.skip import Skippable
 
 
 def resolve_units(num_layers: int, units: Sequence[int] | None) -> tuple[int, ...]:
@@ -58,7 +59,9 @@ def movable_boundary(
     """How many of the wanted units can freeze without touching an active layer.
 
     A parameter, buffer or module that a frozen layer shares with an active one (tied
-    embeddings) would freeze in both, so it holds the boundary before it.
+    embeddings) would freeze in both, so it holds the boundary before it. So does a
+    skip that a frozen layer would stash for an active one: what is kept of frozen
+    layers is the output of the last one alone.
 
     Args:
         layers: the whole model.
@@ -85,19 +88,23 @@ def movable_boundary(
 
 
 def _shared_across(layers: nn.Sequential, boundary: int) -> tuple[int, int, str] | None:
-    owners: dict[int, int] = {}
+    owners: dict[Hashable, int] = {}
     for index, layer in enumerate(layers):
         for what, part in _parts(layer):
-            owner = owners.setdefault(id(part), index)
+            owner = owners.setdefault(part, index)
             if owner < boundary <= index:
                 return owner, index, what
     return None
 
 
-def _parts(layer: nn.Module) -> Iterator[tuple[str, object]]:
+def _parts(layer: nn.Module) -> Iterator[tuple[str, Hashable]]:
+    """Yield what a layer may share with others: a name, and what tells it apart."""
     for name, parameter in layer.named_parameters():
-        yield f"the parameter {name}", parameter
+        yield f"the parameter {name}", id(parameter)
     for name, buffer in layer.named_buffers():
-        yield f"the buffer {name}", buffer
+        yield f"the buffer {name}", id(buffer)
     for name, module in layer.named_modules():
-        yield f"the module {name or type(layer).__name__}", module
+        yield f"the module {name or type(layer).__name__}", id(module)
+        if isinstance(module, Skippable):
+            for key in (*module.stashable(), *module.poppable()):
+                yield f"the skip {key[1]!r}", key

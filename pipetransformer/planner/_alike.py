@@ -8,21 +8,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pipetransformer.planner._flow import Flow
+from pipetransformer.skip import Skippable
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 # What every module has (hooks, submodules, parameters, training): not a setting.
 _MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}
 
 
-def cost_key(layer: nn.Module, value: object) -> Hashable:
+def cost_key(layer: nn.Module, taken: Flow) -> Hashable:
     """Return what a layer's time depends on; equal keys mean equal work.
 
     The key holds classes, settings, and the shapes of parameters, buffers and inputs,
     never their values. A setting that is no plain value counts by identity: two
-    layers that hold different objects are told apart.
+    layers that hold different objects are told apart. Namespaces of skips do not
+    count, they say only whose they are.
 
     Args:
         layer: the layer.
-        value: what it is called with.
+        taken: what it is called with, and what it pops.
 
     Returns:
         A key that is valid while the layer lives.
@@ -33,7 +37,8 @@ def cost_key(layer: nn.Module, value: object) -> Hashable:
     )
     named = [*layer.named_parameters(), *layer.named_buffers()]
     state = tuple((name, *_shape(tensor)) for name, tensor in named)
-    return modules, state, _argument(value)
+    popped = tuple((name, _argument(skip)) for (_, name), skip in taken.skips.items())
+    return modules, state, _argument(taken.value), popped
 
 
 def _argument(value: object) -> Hashable:
@@ -49,6 +54,8 @@ def _argument(value: object) -> Hashable:
 def _settings(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
     for name, value in sorted(vars(module).items()):
         if name in _MODULE_STATE:
+            continue
+        if isinstance(module, Skippable) and name == "namespaces":
             continue
         if isinstance(value, Tensor):
             yield name, _shape(value)

@@ -79,6 +79,7 @@ def profile(value: Profile) -> _binding.PlannerProfile:
     native.microbatch_samples = list(value.microbatch_samples)
     native.layers = [_layer(layer) for layer in value.layers]
     native.tied_layers = list(value.tied_layers)
+    native.skips = list(value.skips)
     return native
 
 

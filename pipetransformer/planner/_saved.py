@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.planner import _values
+from pipetransformer.planner._flow import Flow, call
 
 
 def saved_and_boundary_bytes(
@@ -18,18 +18,20 @@ def saved_and_boundary_bytes(
         value: inputs of the first layer.
 
     Returns:
-        Bytes first saved for backward by each layer, and bytes of its outputs.
+        Bytes first saved for backward by each layer, and bytes of what later layers
+        need when it has run: its outputs, and the skips not popped yet.
     """
     counter = _SavedBytes(layers)
     saved, boundary = [], []
+    flow = Flow(value)
     hooks = torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda t: t)
     with torch.enable_grad(), hooks:
         for layer in layers:
-            value = _values.call(layer, value)
+            flow = flow.after(layer, call(layer, flow.at(layer)))
             saved.append(counter.take())
-            outputs = list(_values.tensors(value))
-            counter.hold(outputs)
-            boundary.append(sum(t.numel() * t.element_size() for t in outputs))
+            crossing = list(flow.tensors())
+            counter.hold(crossing)
+            boundary.append(sum(t.numel() * t.element_size() for t in crossing))
     return saved, boundary
 
 

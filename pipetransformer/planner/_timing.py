@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.planner import _values
 from pipetransformer.planner._alike import cost_key
+from pipetransformer.planner._flow import Flow, call, timed_call
 from pipetransformer.planner._stopwatch import Stopwatch, stopwatch
 
 
@@ -23,7 +23,7 @@ class LayerTimes(NamedTuple):
 
 
 def time_layers(layers: nn.Sequential, value: object, repeats: int) -> list[LayerTimes]:
-    """Time every layer on the output of the one before.
+    """Time every layer on the output of the one before, and on the skips it pops.
 
     Layers that do the same work are timed once, and have equal times: a stack of
     blocks is measured fast, and noise does not tell its blocks apart.
@@ -38,15 +38,17 @@ def time_layers(layers: nn.Sequential, value: object, repeats: int) -> list[Laye
     """
     times = []
     known: dict[Hashable, LayerTimes] = {}
+    flow = Flow(value)
     for layer in layers:
-        key = cost_key(layer, value)
+        taken = flow.at(layer)
+        key = cost_key(layer, taken)
         if key in known:
             times.append(known[key])
-            value = _output(layer, value)
+            flow = flow.after(layer, _given(layer, taken))
             continue
         runs = []
         for _ in range(repeats + 1):
-            run, output = _run_once(layer, value)
+            run, given = _run_once(layer, taken)
             runs.append(run)
         columns = zip(*runs[1:], strict=True)
         forward_ns, input_ns, both_ns, only_ns = (min(column) for column in columns)
@@ -54,33 +56,33 @@ def time_layers(layers: nn.Sequential, value: object, repeats: int) -> list[Laye
         weight_ns = max(0, both_ns - input_ns) if trains else 0
         times.append(LayerTimes(forward_ns, input_ns, weight_ns, only_ns))
         known[key] = times[-1]
-        value = output
+        flow = flow.after(layer, given)
     return times
 
 
-def _output(layer: nn.Module, value: object) -> object:
+def _given(layer: nn.Module, taken: Flow) -> Flow:
     with torch.no_grad():
-        return _values.call(layer, _values.map_tensors(value, torch.clone))
+        return call(layer, taken.map(torch.clone))
 
 
-def _run_once(
-    layer: nn.Module, value: object
-) -> tuple[tuple[int, int, int, int], object]:
-    """Forward, input, full backward and forward-only times, and the output."""
-    watch = stopwatch(next(_values.tensors(value)).device)
+def _run_once(layer: nn.Module, taken: Flow) -> tuple[tuple[int, int, int, int], Flow]:
+    """Forward, input, full backward and forward-only times, and what it gave."""
+    watch = stopwatch(next(taken.tensors()).device)
     parameters = [p for p in layer.parameters() if p.requires_grad]
     # Each backward follows a forward of its own: the second one over the same
     # graph would find its operands in the processor's caches.
-    first_ns, input_ns, _ = _forward_backward(watch, layer, value, [])
-    second_ns, both_ns, output = _forward_backward(watch, layer, value, parameters)
-    only_ns = _forward_only_ns(watch, layer, value)
-    return (min(first_ns, second_ns), input_ns, both_ns, only_ns), output
+    first_ns, input_ns, _ = _forward_backward(watch, layer, taken, [])
+    second_ns, both_ns, given = _forward_backward(watch, layer, taken, parameters)
+    only_ns = _forward_only_ns(watch, layer, taken)
+    return (min(first_ns, second_ns), input_ns, both_ns, only_ns), given
 
 
 def _forward_backward(
-    watch: Stopwatch, layer: nn.Module, value: object, parameters: Sequence[Tensor]
-) -> tuple[int, int, object]:
+    watch: Stopwatch, layer: nn.Module, taken: Flow, parameters: Sequence[Tensor]
+) -> tuple[int, int, Flow]:
     """Time a forward, and its backward to the inputs and ``parameters``.
+
+    Skips that the layer pops are inputs like others, those that it stashes outputs.
 
     The gradients of the parameters are added to others, as in a step those of every
     micro-batch but the first: of small micro-batches that is a good part of the cost.
@@ -97,9 +99,8 @@ def _forward_backward(
         return tensor.clone()  # a layer may work in place, but not on a leaf
 
     with torch.enable_grad():
-        arguments = _values.map_tensors(value, as_input)
-        forward_ns, output = watch(lambda: _values.call(layer, arguments))
-        outputs = [t for t in _values.tensors(output) if t.requires_grad]
+        forward_ns, given = timed_call(watch, layer, taken.map(as_input))
+        outputs = [t for t in given.tensors() if t.requires_grad]
         targets = [*leaves, *parameters]
         backward_ns = 0
         if outputs and targets:
@@ -115,19 +116,18 @@ def _forward_backward(
                             total.add_(gradient)
 
             backward_ns, _ = watch(backward)
-    detached = _values.map_tensors(output, lambda t: t.detach())
-    return forward_ns, backward_ns, detached
+    return forward_ns, backward_ns, given.map(lambda t: t.detach())
 
 
-def _forward_only_ns(watch: Stopwatch, layer: nn.Module, value: object) -> int:
+def _forward_only_ns(watch: Stopwatch, layer: nn.Module, taken: Flow) -> int:
     """Time the layer as it runs when frozen: no gradients, eval mode."""
-    arguments = _values.map_tensors(value, lambda t: t.detach().clone())
+    copied = taken.map(lambda t: t.detach().clone())
     modes = {module: module.training for module in layer.modules()}
     try:
         for module in modes:
             module.training = False
         with torch.no_grad():
-            return watch(lambda: _values.call(layer, arguments))[0]
+            return timed_call(watch, layer, copied)[0]
     finally:
         for module, mode in modes.items():
             module.training = mode

@@ -14,6 +14,7 @@ _BYTES = (
     "weight_grad_activation_bytes_per_sample",
     "boundary_bytes_per_sample",
 )
+_PAIRS = ("tied_layers", "skips")  # of layers; left out of the text if empty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,9 @@ class Profile:
         layers: one entry per element of the ``nn.Sequential``, not empty.
         tied_layers: pairs of layers that share a parameter; no cut may separate
             them.
+        skips: pairs of layers of which the second pops what the first stashes. Cuts
+            may separate them, a boundary may not: frozen activations are kept
+            without skips.
 
     Raises:
         ValueError: a field is malformed; the text names it.
@@ -100,6 +104,7 @@ class Profile:
     microbatch_samples: tuple[int, ...]
     layers: tuple[LayerProfile, ...]
     tied_layers: tuple[tuple[int, int], ...] = ()
+    skips: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -117,18 +122,15 @@ class Profile:
             raise ValueError("profile layers: expected at least one layer, got none")
         for i, layer in enumerate(layers):
             _check_lengths(layer, i, len(sizes))
-        ties = _fields.check_tuple(
-            self.tied_layers, "profile tied_layers", _fields.check_ints
-        )
-        for tie in ties:
-            if len(tie) != 2 or not tie[0] < tie[1] < len(layers):
-                raise ValueError(
-                    "profile tied_layers: expected pairs of increasing layer indices "
-                    f"below {len(layers)}, got {_fields.shown(list(tie))}"
-                )
         object.__setattr__(self, "microbatch_samples", sizes)
         object.__setattr__(self, "layers", layers)
-        object.__setattr__(self, "tied_layers", tuple((t[0], t[1]) for t in ties))
+        for field in _PAIRS:
+            pairs = _check_pairs(getattr(self, field), f"profile {field}", len(layers))
+            object.__setattr__(self, field, pairs)
+
+    def may_be_boundary(self, boundary: int) -> bool:
+        """Tell whether no skip goes past the boundary: layers below it may freeze."""
+        return not any(first < boundary <= second for first, second in self.skips)
 
     @property
     def hash(self) -> int:
@@ -143,8 +145,9 @@ class Profile:
             "microbatch_samples": list(self.microbatch_samples),
             "layers": [layer.to_dict() for layer in self.layers],
         }
-        if self.tied_layers:
-            fields["tied_layers"] = [list(tie) for tie in self.tied_layers]
+        for field in _PAIRS:
+            if pairs := getattr(self, field):
+                fields[field] = [list(pair) for pair in pairs]
         return fields
 
     def to_json(self) -> str:
@@ -168,7 +171,7 @@ class Profile:
             _fields.parse(text, "profile"),
             "profile",
             required=("name", "microbatch_samples", "layers"),
-            optional=("tied_layers",),
+            optional=_PAIRS,
             version=1,
         )
         layers = fields["layers"]
@@ -176,6 +179,19 @@ class Profile:
             layers, "profile layers", LayerProfile.from_dict
         )
         return cls(**fields)  # type: ignore[arg-type]  # checked by __post_init__
+
+
+def _check_pairs(
+    value: object, what: str, num_layers: int
+) -> tuple[tuple[int, int], ...]:
+    pairs = _fields.check_tuple(value, what, _fields.check_ints)
+    for pair in pairs:
+        if len(pair) != 2 or not pair[0] < pair[1] < num_layers:
+            raise ValueError(
+                f"{what}: expected pairs of increasing layer indices below "
+                f"{num_layers}, got {_fields.shown(list(pair))}"
+            )
+    return tuple((pair[0], pair[1]) for pair in pairs)
 
 
 def _check_layer(value: object, what: str) -> LayerProfile:

@@ -17,6 +17,7 @@ from pipetransformer.planner._saved import saved_and_boundary_bytes
 from pipetransformer.planner._timing import LayerTimes, time_layers
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
 from pipetransformer.planner.least_rows import least_rows
+from pipetransformer.skip import skip_pairs, verify_skippables
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,11 @@ def profile(
     ``2 (repeats + 1)`` forward-backward and ``repeats + 1`` forward passes over the
     layers that differ; one forward over the others. It is logged in seconds.
 
+    A layer that pops a skip is called with what was stashed for it, as often as
+    needed, and its gradient counts as one to an input. A skip counts in
+    ``boundary_bytes_per_sample`` of every layer that it goes past, and of the one
+    that stashes it.
+
     Args:
         model: on the device it is to be measured on. A tuple or list leaves a
             layer is spread into the next layer's arguments.
@@ -64,7 +70,8 @@ def profile(
         repeats ``activation_bytes_per_sample``, its upper bound.
 
     Raises:
-        TypeError: ``model`` is no ``nn.Sequential``, or the sample holds no tensor.
+        TypeError: ``model`` is no ``nn.Sequential``, its skips do not fit together,
+            or the sample holds no tensor.
         ValueError: an empty model, too few rows, or a malformed option.
 
     Source: the cost model keeps input gradients (b) and weight gradients (w) apart:
@@ -76,6 +83,7 @@ def profile(
         raise TypeError(f"model: expected an nn.Sequential, got {type(model).__name__}")
     if len(model) == 0:
         raise ValueError("model: expected at least one layer, got none")
+    verify_skippables(model)
     if repeats < 1:
         raise ValueError(f"repeats: expected at least 1, got {repeats}")
     sizes = _sizes(model, _values.num_rows(sample), microbatch_samples)
@@ -108,6 +116,7 @@ def profile(
         microbatch_samples=tuple(sizes),
         layers=tuple(layers),
         tied_layers=tied,
+        skips=skip_pairs(list(model)),
     )
 
 

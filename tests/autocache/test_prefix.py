@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pipetransformer.autocache import cacheable, fingerprint_chain, hash_rows
+from pipetransformer.skip import Namespace
+from tests.pipe.skips import Pop, Stash
 from tests.support.ranks import run_ranks
 
 
@@ -79,6 +81,25 @@ def test_chain_starts_with_the_context():
     assert len(plain) == 5
     assert all(a != b for a, b in zip(plain, other, strict=True))
     assert fingerprint_chain(layers, 2) == plain[:3]
+
+
+def skip_layers(first, second):
+    """Two stashes and two pops: the third layer's and the fourth layer's names."""
+    names = Namespace(), Namespace()
+    return [
+        Stash().isolate(names[0]),
+        Stash().isolate(names[1]),
+        Pop().isolate(names[first]),
+        Pop().isolate(names[second]),
+    ]
+
+
+def test_chain_tells_whose_skips_are_popped():
+    chain = fingerprint_chain(skip_layers(0, 1), 4)
+    assert fingerprint_chain(skip_layers(0, 1), 4) == chain, "names differ by process"
+    other = fingerprint_chain(skip_layers(1, 0), 4)
+    same = [a == b for a, b in zip(chain, other, strict=True)]
+    assert same == [True, True, True, False, False]
 
 
 def test_chain_of_a_copy_is_equal():

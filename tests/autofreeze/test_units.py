@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from pipetransformer.autofreeze import boundary_of, movable_boundary, resolve_units
+from pipetransformer.skip import Namespace
+from tests.pipe.skips import declares
 
 
 def test_units_default_to_every_layer_but_the_last():
@@ -85,3 +89,45 @@ def test_shared_buffer_and_shared_module_hold_the_boundary():
     layers = nn.Sequential(nn.Linear(2, 2), dropout, nn.Linear(2, 2), dropout)
     allowed, reason = movable_boundary(layers, (1, 2, 3), 3)
     assert (allowed, "share the module Dropout" in reason) == (1, True)
+
+
+@st.composite
+def skip_layouts(draw):
+    """Layers with the pairs that stash and pop, unit ends, and units asked for."""
+    count = draw(st.integers(2, 9))
+    ends = draw(st.sets(st.integers(1, count - 1)))
+    spans = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1))
+    pairs = [p for p in draw(st.lists(spans, max_size=5)) if p[0] < p[1]]
+    layers = [nn.Sequential() for _ in range(count)]
+    for first, second in pairs:
+        namespace = Namespace()  # of equal names, as in a stack of blocks
+        layers[first].append(declares("skip").isolate(namespace))
+        layers[second].append(nn.Sequential(declares((), "skip").isolate(namespace)))
+    wanted = draw(st.integers(0, len(ends)))
+    return nn.Sequential(*layers), pairs, tuple(sorted(ends)), wanted
+
+
+@given(skip_layouts())
+@settings(deadline=None, max_examples=200)
+def test_boundary_never_lies_between_a_stash_and_its_pop(layout):
+    layers, pairs, ends, wanted = layout
+
+    def is_free(units):
+        boundary = boundary_of(ends, units)
+        return not any(first < boundary <= second for first, second in pairs)
+
+    allowed, reason = movable_boundary(layers, ends, wanted)
+    assert is_free(allowed), "a skip goes past the boundary"
+    assert allowed == max(n for n in range(wanted + 1) if is_free(n)), (
+        "held for nothing"
+    )
+    assert (reason is None) == (allowed == wanted)
+
+
+def test_skip_that_goes_past_the_boundary_is_named():
+    pair = nn.Sequential(declares("left"), nn.ReLU(), declares((), "left"), nn.ReLU())
+    assert movable_boundary(pair, (1, 2, 3), 2) == (
+        0,
+        "layers 0 and 2 share the skip 'left': 0 of 2 units can freeze",
+    )
+    assert movable_boundary(pair, (1, 2, 3), 3) == (3, None)

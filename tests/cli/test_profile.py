@@ -10,11 +10,13 @@ import torch
 from pipetransformer.cli.main import main
 from pipetransformer.cli.profile import _table
 from pipetransformer.planner import Profile
-from tests.planner.instances import layer, profile
+from tests.planner.instances import cluster, layer, profile
 
 MODELS = """
 import torch
 from torch import nn
+
+from pipetransformer.pipe.skip import pop, skippable, stash
 
 print("imported")
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -25,6 +27,23 @@ number = 3
 triple = (model, rows, rows)
 norm = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
 one_row = torch.zeros(1, 4)
+
+
+@skippable(stash="skip")
+class Keep(nn.Linear):
+    def forward(self, x):
+        yield stash("skip", x)
+        return super().forward(x)
+
+
+@skippable(pop="skip")
+class Join(nn.Module):
+    def forward(self, x):
+        skip = yield pop("skip")
+        return x + skip
+
+
+unet = nn.Sequential(Keep(4, 4), nn.Linear(4, 4), Join(), nn.Linear(4, 2)), rows
 
 
 def build():
@@ -94,6 +113,25 @@ def test_models_and_samples_are_found_by_name(capsys, target):
     assert [x.name for x in profile.layers] == ["0.Linear", "1.ReLU", "2.Linear"]
     assert profile.name == target[0]
     assert "imported" in captured.err and "3 layers measured in" in captured.err
+
+
+def test_model_with_skips_is_profiled_and_planned(capsys, models):
+    path, machines = models / "unet.json", models / "cluster.json"
+    machines.write_text(cluster(4).to_json())
+    measured = ["profile", "some_models:unet", *FAST, "--output", str(path)]
+    assert main(measured) == 0
+    assert Profile.from_json(path.read_text()).skips == ((0, 2),)
+    costs = ["--profile", str(path), "--cluster", str(machines)]
+    wanted = ["plan", *costs, "--global-batch", "4"]
+    capsys.readouterr()
+    assert main([*wanted, "--num-stages", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cuts"] == [0, 1, 2, 3, 4]
+    plan = str(models / "plan.json")
+    assert main([*wanted, "--frozen", "3", "--output", plan]) == 0
+    assert main(["explain", plan, *costs]) == 0
+    assert main([*wanted, "--frozen", "2"]) == 2
+    text = "boundary 2: expected no skip past it, got one from layer 0 to layer 2"
+    assert text in capsys.readouterr().err
 
 
 def test_the_table_shows_each_layer_size_and_how_long_it_took(capsys):

@@ -26,6 +26,7 @@ PROFILE = {
         for i in range(3)
     ],
     "tied_layers": [[0, 2]],
+    "skips": [[0, 1], [0, 2]],
 }
 CLUSTER = {
     "version": 1,

@@ -27,12 +27,13 @@ def layer(index=0, *, times=(10, 10, 10), parameters=0, activation=0, **fields):
     return LayerProfile(**{**values, **fields})
 
 
-def profile(layers, *, microbatch_samples=(1,), tied_layers=()):
+def profile(layers, *, microbatch_samples=(1,), tied_layers=(), skips=()):
     return Profile(
         name="test",
         microbatch_samples=microbatch_samples,
         layers=tuple(layers),
         tied_layers=tied_layers,
+        skips=skips,
     )
 
 

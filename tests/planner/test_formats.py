@@ -15,6 +15,7 @@ from tests.planner.instances import cluster, equal_profile, layer, profile
 def test_profile_survives_json():
     read = Profile.from_json(text(PROFILE))
     assert read.tied_layers == ((0, 2),)
+    assert read.skips == ((0, 1), (0, 2))
     assert read.layers[1].forward_ns == (10, 40)
     assert json.loads(read.to_json()) == PROFILE
     assert Profile.from_json(read.to_json()) == read
@@ -30,6 +31,7 @@ def test_profile_hash_sees_every_field():
         (["layers", 2, "trainable"], False),
         (["layers", 2, "forward_only_ns"], [1, 2]),
         (["tied_layers"], []),
+        (["skips"], [[0, 1]]),
     ]:
         other = Profile.from_json(text(changed(PROFILE, path, value)))
         assert other.hash != base.hash

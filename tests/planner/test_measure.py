@@ -8,7 +8,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipetransformer import planner
+from pipetransformer.pipe.skip import Namespace, pop, skippable, stash
 from pipetransformer.planner import Profile, _timing
+from pipetransformer.skip.tracker import current_skip_tracker
 
 SIZES = (1, 4)
 
@@ -119,6 +121,117 @@ def test_tuples_are_spread_between_layers():
     measured = measure(model, (torch.randn(8, 3), torch.arange(8)))
     assert measured.layers[0].boundary_bytes_per_sample == 12 + 8
     assert measured.layers[2].boundary_bytes_per_sample == 12
+
+
+@skippable(stash="skip")
+class Keep(nn.Module):
+    """Stashes 4 bytes a row for each of `width` numbers, as integers if asked to."""
+
+    def __init__(self, width, *, whole=False):
+        super().__init__()
+        self.side = nn.Linear(4, width)
+        self.whole = whole
+
+    def forward(self, x):
+        side = self.side(x)
+        yield stash("skip", side.int() if self.whole else side)
+        return x + 1
+
+
+@skippable(pop="skip")
+class Take(nn.Module):
+    """Pops, and works on what it popped alone if asked to."""
+
+    def __init__(self, *, alone=False):
+        super().__init__()
+        self.alone = alone
+
+    def forward(self, x):
+        skip = yield pop("skip")
+        if skip is None:
+            return x
+        sums = skip.sum(1, keepdim=True)
+        return sums.expand_as(x) if self.alone else x + sums
+
+
+def test_layers_that_pop_are_measured_several_times_at_every_size():
+    inner, outer = Namespace(), Namespace()
+    layers = [
+        Keep(6).isolate(outer),
+        Keep(3).isolate(inner),
+        nn.Sequential(nn.Linear(4, 4), Take().isolate(inner)),
+        nn.Linear(4, 4),
+        Take().isolate(outer),
+    ]
+    calls, measured = calls_per_layer(layers, torch.randn(4, 4))
+    assert calls == [TIMED] * 5
+    assert all(min(x.forward_ns) > 0 and min(x.input_grad_ns) > 0 for x in measured)
+    found = measure(nn.Sequential(*layers), torch.randn(4, 4), repeats=3)
+    assert found.skips == ((0, 4), (1, 2))
+    # The output of a layer, and beside it each skip that goes past its end.
+    sizes = [x.boundary_bytes_per_sample for x in found.layers]
+    assert sizes == [16 + 24, 16 + 24 + 12, 16 + 24, 16 + 24, 16]
+    assert Profile.from_json(found.to_json()) == found
+
+
+def test_gradient_of_a_popped_skip_counts_as_one_of_an_input():
+    layers = [Keep(4), nn.Linear(4, 4), Take(alone=True)]
+    _, found = calls_per_layer(layers, torch.randn(4, 4))
+    assert min(found[2].input_grad_ns) > 0, "only the skip carries a gradient"
+
+
+def test_stashed_gradient_is_part_of_the_stashing_layers_backward(monkeypatch):
+    timed = []
+
+    def watch(fn):
+        with Additions((5, 4)) as additions:
+            result = fn()
+        timed.append(additions.count)
+        return 1000, result
+
+    monkeypatch.setattr(_timing, "stopwatch", lambda device: watch)
+    measure(nn.Sequential(Keep(5), Take()), torch.randn(4, 4), repeats=1)
+    # The weight's gradient comes by way of the skip; see the order of calls below.
+    assert timed[:10] == 2 * [0, 0, 0, 1, 0]
+
+
+def test_skips_without_gradient_and_skips_of_none_are_measured():
+    class Nothing(nn.Module):
+        def forward(self, x):
+            yield stash("skip", None)
+            return x * 2
+
+    whole = nn.Sequential(Keep(2, whole=True), nn.Linear(4, 4), Take())
+    found = measure(whole, torch.randn(4, 4))
+    assert found.layers[0].boundary_bytes_per_sample == 16 + 8
+    none = nn.Sequential(skippable(stash="skip")(Nothing)(), nn.Linear(4, 4), Take())
+    found = measure(none, torch.randn(4, 4))
+    assert [x.boundary_bytes_per_sample for x in found.layers] == [16, 16, 16]
+
+
+def test_layers_of_equal_skips_are_timed_once():
+    namespaces = Namespace(), Namespace()
+    layers = [Keep(4).isolate(n) for n in namespaces]
+    layers += [Take().isolate(n) for n in reversed(namespaces)]
+    calls, _ = calls_per_layer(layers, torch.randn(4, 4))
+    assert calls == [TIMED, KNOWN, TIMED, KNOWN]
+    layers = [Keep(size).isolate(n) for size, n in zip((4, 9), namespaces, strict=True)]
+    layers += [Take().isolate(n) for n in namespaces]
+    calls, _ = calls_per_layer(layers, torch.randn(4, 4))
+    assert calls == [TIMED] * 4, "popped skips of other shapes"
+
+
+def test_half_a_pair_is_refused_before_anything_is_measured():
+    text = "skips: expected each name stashed once and popped once behind it"
+    with pytest.raises(TypeError, match=text):
+        measure(nn.Sequential(nn.Linear(4, 4), Take()), torch.randn(4, 4))
+
+
+def test_measuring_leaves_no_skip_in_the_thread():
+    before = len(current_skip_tracker())
+    with pytest.raises(RuntimeError):
+        measure(nn.Sequential(Keep(4), nn.Linear(5, 5), Take()), torch.randn(4, 4))
+    assert len(current_skip_tracker()) == before
 
 
 def test_dict_inputs_are_keywords_of_the_first_layer():

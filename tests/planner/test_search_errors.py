@@ -110,6 +110,27 @@ def test_search_never_cuts_between_layers_that_share_a_parameter():
         find(whole, num_stages=2)
 
 
+def test_search_refuses_a_boundary_that_a_skip_goes_past():
+    model = profile([layer(i) for i in range(8)], skips=((2, 5), (4, 6)))
+    text = "boundary 5: expected no skip past it, got one from layer 2 to layer 5"
+    with pytest.raises(ValueError, match=text):
+        find(model, boundary=5)
+    allowed = [0, 1, 2, 7]
+    assert [b for b in range(8) if model.may_be_boundary(b)] == allowed
+    for boundary in range(8):
+        if boundary in allowed:
+            assert find(model, boundary=boundary).boundary == boundary
+        else:
+            with pytest.raises(ValueError, match="expected no skip past it"):
+                find(model, boundary=boundary)
+
+
+def test_search_cuts_between_layers_that_a_skip_joins():
+    model = profile([layer(i) for i in range(8)], skips=((0, 7),))
+    assert find(model, num_stages=4).cuts == (0, 2, 4, 6, 8)
+    assert find(model, cuts=[0, 5, 8]).cuts == (0, 5, 8)
+
+
 def test_infeasible_memory_names_length_layer_and_missing_bytes():
     layers = [layer(i, parameters=100) for i in range(4)]
     layers[2] = layer(2, parameters=1000)

@@ -66,10 +66,10 @@ def test_refused_shape_is_recorded_with_its_rule_and_the_freeze_goes_on():
 
 
 def test_freezing_is_carried_out_even_where_no_shape_may_change():
-    # Two blocks fit a slot: K=3, and after the last freeze one active layer.
+    # Two blocks fit a slot beside what is frozen: K=3, and then one active layer.
     options = {
         "config": config(
-            plan=pt.PlanConfig(slot_memory_bytes=15_000, reshape="never"),
+            plan=pt.PlanConfig(slot_memory_bytes=16_000, reshape="never"),
             pipe=pt.PipeConfig(num_slots=3),
         )
     }

@@ -1,4 +1,5 @@
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -19,4 +20,9 @@ def test_quickstart_runs_and_learns():
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("accuracy") == 5
+    line = r"epoch (\d): \{'loss': ([\d.]+), 'accuracy': ([\d.]+)\}"
+    lines = [re.fullmatch(line, text) for text in result.stdout.splitlines()]
+    assert [int(found[1]) for found in lines] == list(range(5))
+    losses = [float(found[2]) for found in lines]
+    assert losses[-1] < 0.9 * losses[0]
+    assert float(lines[-1][3]) > 0.7  # two classes; chance is six deviations away

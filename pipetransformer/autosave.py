@@ -64,6 +64,7 @@ class AutoSave:
         with run.clock.phase("checkpoint"):
             path = checkpoint.path_of_step(wanted.directory, run.state.step)
             persistence.save(run, replica, path)
+            checkpoint.make_newest(path)
             checkpoint.prune(wanted.directory, wanted.keep)
 
     def in_emergency(self, replica: Replica | None, *, lead: bool) -> None:
@@ -87,6 +88,7 @@ class AutoSave:
             if path.exists() and not lead and not foreign:
                 return  # the same state, or the lead's
             persistence.save(run, replica, path, replace=lead or foreign)
+            checkpoint.make_newest(path)
         except Exception as problem:
             _LOG.error("emergency checkpoint %s: %s", path, problem)
         else:

@@ -186,7 +186,26 @@ def _newest_first(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
         return []
     named = (p for p in folder.iterdir() if _NAME.fullmatch(p.name))
     # By time, not by step: an older run in the same folder may have gone further.
-    return sorted(named, key=lambda p: (p.stat().st_mtime_ns, p.name), reverse=True)
+    return sorted(named, key=lambda p: (_written_ns(p), p.name), reverse=True)
+
+
+def _written_ns(path: pathlib.Path) -> int:
+    """Return when a file was written; 0 where another rank has just removed it."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def make_newest(path: pathlib.Path) -> None:
+    """Let a file that was just written be its folder's newest, whatever the clock says.
+
+    A clock that was set back would else put it behind older checkpoints.
+    """
+    others = [p for p in _newest_first(path.parent) if p != path]
+    latest = max(map(_written_ns, others), default=0)
+    if _written_ns(path) <= latest:
+        os.utime(path, ns=(latest + 1, latest + 1))
 
 
 def newest_valid(

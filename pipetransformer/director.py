@@ -249,9 +249,18 @@ class Director:
                 return self._evaluate_within(body)
             result = self._evaluate(body)
         run.state.metrics = dict(result)
-        if run.history.epochs:
-            run.history.epochs[-1].metrics.update(result)
+        self._note(result)
         return result
+
+    def _note(self, result: Mapping[str, float]) -> None:
+        """Add an evaluation to the record of the pass before it, if this rank has one.
+
+        A rank that stands by, or stood by in that pass, may have older ones alone.
+        """
+        epoch, records = self.run.state.epoch, self.run.history.epochs
+        oldest = epoch if self._role.stands_by else epoch - 1
+        if records and records[-1].epoch >= oldest:
+            records[-1].metrics.update(result)
 
     def _evaluate(self, body: Callable[[], dict[str, float]]) -> dict[str, float]:
         while True:

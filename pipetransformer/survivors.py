@@ -147,7 +147,7 @@ class Survivors:
             members = set(plane.members)
             answers, called = plane.survive(mine.to_bytes()), time.perf_counter()
             standings = {r: Standing.from_bytes(b) for r, b in answers.items()}
-            verdict = self._assess(standings)
+            verdict = self._assess(standings, members)
             done_there, all_live = (
                 standings[verdict.source].done,
                 members == set(answers),
@@ -191,13 +191,18 @@ class Survivors:
             return "step", joined.position if joined is not None else None
         return call, None
 
-    def _assess(self, standings: Mapping[int, Standing]) -> Verdict:
+    def _assess(self, standings: Mapping[int, Standing], members: set[int]) -> Verdict:
+        """Conclude how to go on; `members`: of the generation that has failed."""
         run = self._run
         try:
             return assess(standings)
         except ValueError as error:
+            lost = sorted(members - set(standings))
             raise PeerFailure(
-                None, "recovery", epoch=run.plan_epoch, reason=str(error)
+                lost[0] if len(lost) == 1 else None,
+                "recovery",
+                epoch=run.plan_epoch,
+                reason=f"ranks {lost} lost; {error}",
             ) from None
 
     def _catch_up(self, ahead: Standing, done: int, active: bool) -> bool:

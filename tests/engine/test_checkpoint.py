@@ -154,6 +154,21 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert names == ["step-0000000015.pt", "step-0000000020.pt"]
 
 
+def test_the_newest_checkpoint_is_the_last_one_written_by_whatever_clock(tmp_path):
+    """Set back by an hour between two epochs: resuming and keeping go by order."""
+    hour_ns, plan = 3600 * 10**9, pt.PlanConfig()
+    run_epochs(engine_in(tmp_path, plan=plan), 4, stop_after=2)
+    for path in tmp_path.iterdir():
+        later = path.stat().st_mtime_ns + hour_ns
+        os.utime(path, ns=(later, later))
+    resumed = engine_in(tmp_path, resume=True)
+    run_epochs(resumed, 4)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-0000000015.pt", "step-0000000020.pt"]
+    found = checkpoint.newest_valid(tmp_path)
+    assert found is not None and found[0].name == names[-1]
+
+
 def test_older_checkpoint_still_loads(tmp_path):
     path = saved(tmp_path)
     content = torch.load(path, weights_only=True)

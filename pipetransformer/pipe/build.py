@@ -20,8 +20,8 @@ def stages_by_device(
 
     A child's device is that of its parameters, or the one that a `WithDevice` names,
     to which the child is moved. A child without parameters joins the stage before
-    it; on CPU it is its own stage. A plain nested Sequential is flattened one level
-    inside its stage.
+    it; on CPU it is its own stage. A plain nested Sequential or `PipeSequential` is
+    flattened one level inside its stage.
 
     Args:
         module: The user's layers.
@@ -131,12 +131,15 @@ def _flatten(
 
 
 def _is_only_its_children(child: nn.Module) -> bool:
-    """Whether calling a Sequential means calling its children, and nothing else."""
+    """Whether calling a Sequential means calling its children, and nothing else.
+
+    Also as a stage calls its layers, with tuples spread.
+    """
     state = vars(child)
     hooked = any(value for key, value in state.items() if key.endswith("_hooks"))
     owns_state = child._parameters or child._buffers
     return (
-        type(child).forward is nn.Sequential.forward
+        type(child).forward in (nn.Sequential.forward, PipeSequential.forward)
         and type(child).__call__ is nn.Module.__call__
         and "forward" not in state
         and "_compiled_call_impl" not in state

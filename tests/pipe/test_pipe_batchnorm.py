@@ -108,6 +108,7 @@ def test_failed_call_leaves_nothing_behind():
     pipe = deferred(layers, 4)
     with pytest.raises(KeyError):
         pipe(x)
+    assert_no_sums(pipe)
     fails[0] = False
     pipe(x)
     assert_counted(layers, x)
@@ -194,7 +195,7 @@ def _under_ddp(rank):
 def _train_under_ddp(rank):
     layers = network()
     pipe = deferred(layers, 4)
-    if rank == 1:
+    if rank == 0:
         layers[1].sum.fill_(1e3)
     model = DistributedDataParallel(pipe)
     for seed in (rank, 10 + rank):
@@ -206,7 +207,8 @@ def _train_under_ddp(rank):
 @pytest.mark.distributed
 def test_ddp_sends_statistics_and_no_sums():
     # DDP sends rank 0's buffers before each call: after it a rank's statistics are
-    # rank 0's of the first call, with its own of the second.
+    # rank 0's of the first call, with its own of the second. Sums that were loaded
+    # there go to all, and count nowhere.
     ranks = run_ranks(_under_ddp, 2)
     for rank, buffers in enumerate(ranks):
         layers = network()

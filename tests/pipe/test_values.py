@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from pipetransformer.pipe import GPipe, Pipe, Workers, is_checkpointing, is_recomputing
+from pipetransformer.pipe import (
+    GPipe,
+    Pipe,
+    PipeSequential,
+    Workers,
+    is_checkpointing,
+    is_recomputing,
+)
 
 from .models import MODES, Functional, dense, make_pipe
 
@@ -194,6 +201,24 @@ def test_stage_rule_flattens_one_level_and_keeps_hooked_children_whole():
     assert pipe.devices == [torch.device("cpu")] * 3
     assert [stage.first_layer for stage in pipe.partitions] == [0, 2, 3]
     assert "partitions.0.0.weight" in pipe.state_dict()
+
+
+class Spreading(PipeSequential):
+    """A subclass of a program's own."""
+
+
+@pytest.mark.parametrize("kind", [PipeSequential, Spreading])
+def test_stage_rule_flattens_what_is_called_as_a_stage(kind):
+    # Names as the removed Pipe had them; a child of several inputs among others.
+    double = Functional(lambda x: (x, 2 * x))
+    child = kind(nn.Linear(2, 2), double, Functional(torch.add))
+    pipe = Pipe(nn.Sequential(child, nn.Linear(2, 2)), 2, return_tensors=True)
+    names = [f"partitions.{j}.0.{name}" for j in (0, 1) for name in ("weight", "bias")]
+    assert list(pipe.state_dict()) == names
+    x = torch.randn(4, 2)
+    torch.testing.assert_close(pipe(x), pipe[3](3 * child[0](x)))
+    other = type("Other", (kind,), {"forward": lambda self, x: x})
+    assert len(Pipe(nn.Sequential(other(nn.Linear(2, 2), nn.Tanh())))) == 1
 
 
 @pytest.mark.parametrize("num_stages", [1, 3])

@@ -8,7 +8,6 @@ ratios of one interleaved run only, because machines are shared and noisy.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,13 +114,9 @@ class Series:
         )
 
     def _foreign_share(self) -> float | None:
-        cores = os.cpu_count() or 1
-        shares = [
-            sample.foreign_s / (cores * sample.wall_s)
-            for sample in (repeat.sample for repeat in self.clean)
-            if sample.foreign_s is not None
-        ]
-        return statistics.median(shares) if shares else None
+        shares = [repeat.sample.foreign_share for repeat in self.clean]
+        known = [share for share in shares if share is not None]
+        return statistics.median(known) if known else None
 
 
 def interleave(

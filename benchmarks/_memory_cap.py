@@ -8,7 +8,6 @@ from torch import nn
 from pipetransformer import planner
 from pipetransformer.planner import (
     Cluster,
-    InfeasiblePlan,
     Profile,
     search,
 )
@@ -56,27 +55,6 @@ def memory_cap(
             f"need less than fewer stages, got {fits} and {too_large} bytes"
         )
     return (fits + too_large) // 2
-
-
-def fits(
-    model: nn.Sequential,
-    inputs: torch.Tensor,
-    *,
-    slots: int,
-    batch_size: int,
-    cap: int,
-    num_stages: int,
-) -> bool:
-    """Ask the planner whether the unfrozen model fits so many stages under a cap."""
-    profile = planner.profile(
-        model, inputs, microbatch_samples=(len(inputs),), repeats=1
-    )
-    cluster = Cluster(devices_per_node=slots, device_memory_bytes=cap)
-    try:
-        search(profile, cluster, global_batch=batch_size, num_stages=num_stages)
-    except InfeasiblePlan:
-        return False
-    return True
 
 
 def _largest_stage(

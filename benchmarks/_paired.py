@@ -31,6 +31,14 @@ class NonInferiority:
     margin: float
     passes: bool
 
+    def __str__(self) -> str:
+        """Return mean, limit, margin and verdict."""
+        return (
+            f"mean {self.mean:+.2f} points over {len(self.differences)} seeds, "
+            f"one-sided 95 % lower limit {self.lower_limit:+.2f}, "
+            f"margin {self.margin}: {'passes' if self.passes else 'fails'}"
+        )
+
     def to_json(self) -> dict[str, object]:
         """Return all fields, the differences as a list."""
         return {**asdict(self), "differences": list(self.differences)}
@@ -41,7 +49,6 @@ def non_inferiority(
     second: Sequence[float],
     *,
     margin: float = MARGIN_POINTS,
-    confidence: float = CONFIDENCE,
 ) -> NonInferiority:
     """Test whether `first` is not lower than `second` by more than `margin`.
 
@@ -49,7 +56,6 @@ def non_inferiority(
         first: Accuracy per seed in percent.
         second: Accuracy of the same seeds.
         margin: In points, positive.
-        confidence: Of the one-sided interval, in (0, 1).
 
     Raises:
         ValueError: fewer than two pairs, or sequences of different lengths.
@@ -64,6 +70,6 @@ def non_inferiority(
     differences = tuple(a - b for a, b in zip(first, second, strict=True))
     mean = statistics.fmean(differences)
     error = statistics.stdev(differences) / math.sqrt(len(differences))
-    quantile = float(stats.t.ppf(confidence, df=len(differences) - 1))
+    quantile = float(stats.t.ppf(CONFIDENCE, df=len(differences) - 1))
     lower = mean - quantile * error
     return NonInferiority(differences, mean, lower, margin, lower > -margin)

@@ -1,4 +1,4 @@
-"""Rivals without the engine: plain DistributedDataParallel, and a given pipeline.
+"""Rivals without the engine: one process, DistributedDataParallel, a given pipeline.
 
 They train on the batches of the same sampler, so the only difference is the system.
 Nothing of ``pipetransformer`` computes here; its clock and its records do the
@@ -15,11 +15,13 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import _workload
 import torch
 import torch.distributed as dist
+from _frozen_prefix import FrozenPrefix, frozen_units
 from _pipes import load_factory, tensor_of
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -31,6 +33,7 @@ from pipetransformer.data import ElasticSampler
 
 DEADLINE = datetime.timedelta(seconds=120)
 EVAL_ROWS = 64  # of a micro-batch
+TRAIN, TEST = "train", "test"
 
 
 class PlainLoop:
@@ -39,10 +42,11 @@ class PlainLoop:
     Args:
         call: Gives outputs for inputs; its backward averages over replicas.
         model: Holds the parameters.
-        args: Of the worker: ``seed`` and ``epochs``.
+        args: Of the worker: ``seed``, ``epochs`` and, with a prefix, ``alpha``.
         shape: K, R and M, for the records.
         rank: Of this replica.
         data: Training and test set.
+        prefix: Takes over the front layers as they freeze; None: nothing freezes.
     """
 
     def __init__(
@@ -53,12 +57,15 @@ class PlainLoop:
         shape: pt.report.PlanShape,
         rank: int,
         data: tuple[Digits, Digits],
+        prefix: FrozenPrefix | None = None,
     ) -> None:
         self._call = call
         self._model = model
+        self._args = args
         self._shape = shape
         self._rank = rank
         self._train_set, self._test_set = data
+        self._prefix = prefix
         self._sampler = ElasticSampler(
             len(self._train_set),
             _workload.BATCH_SIZE,
@@ -73,25 +80,40 @@ class PlainLoop:
         self._clock = pt.report.Clock()
         self.history = pt.report.History(world_size=shape.num_replicas, seed=args.seed)
 
-    def run(self, epochs: int) -> None:
+    def run(self) -> None:
         """Train and evaluate each epoch, and record them."""
-        for epoch in range(epochs):
+        for epoch in range(self._args.epochs):
+            if self._prefix is not None:
+                with self._clock.phase("transformation"):
+                    self._freeze(self._prefix, epoch)
             record = self._train(epoch)
             with self._clock.phase("evaluate"):
-                record.metrics.update(self._evaluate(self._test_set))
+                record.metrics.update(self._evaluate())
             self.history.epochs.append(record)
         self.history.phase_seconds = self._clock.seconds()
+
+    def _freeze(self, prefix: FrozenPrefix, epoch: int) -> None:
+        units = _workload.UNITS
+        frozen = frozen_units(self._args.alpha, len(units), epoch)
+        boundary = units[frozen - 1] if frozen else 0
+        if boundary > prefix.boundary:
+            self._call = prefix.freeze(boundary)
+        self._shape = replace(self._shape, num_frozen_layers=frozen, boundary=boundary)
 
     def _train(self, epoch: int) -> pt.report.EpochRecord:
         start, before = time.perf_counter(), self._clock.seconds()
         self._sampler.set_epoch(epoch)
         loader = DataLoader(self._train_set, batch_sampler=self._sampler)
         self._train_mode(True)
+        cached = self._prefix is not None and self._prefix.kept(TRAIN)
         loss_sum, batches = 0.0, iter(loader)
-        for batch in range(len(loader)):
+        for batch, ids in enumerate(self._sampler):
             with self._clock.phase("data"):
                 inputs, targets = next(batches)
-            loss_sum += self._step(inputs, targets, self._sampler.global_rows(batch))
+            loss = self._step(torch.tensor(ids), inputs, targets, batch)
+            loss_sum += loss * len(ids)
+        if self._prefix is not None:
+            self._prefix.end_pass(TRAIN)
         samples = len(self._train_set)
         return pt.report.EpochRecord(
             epoch=epoch,
@@ -100,9 +122,9 @@ class PlainLoop:
             unique_samples=samples,
             optimizer_steps=len(loader),
             seconds=time.perf_counter() - start,
-            train_loss=loss_sum / len(loader),  # of this replica
-            cache_hits=0,
-            cache_misses=0,
+            train_loss=self._sum_of_replicas(loss_sum) / samples,
+            cache_hits=samples if cached else 0,
+            cache_misses=0 if cached else samples,
             phase_seconds=self._clock.since(before),
             elapsed_seconds=self._clock.elapsed(),
         )
@@ -112,13 +134,20 @@ class PlainLoop:
         if isinstance(self._call, nn.Module):
             self._call.train(on)  # a pipeline's stages are modules of their own
 
-    def _step(self, inputs: Tensor, targets: Tensor, global_rows: int) -> float:
+    def _outputs(self, name: str, ids: Tensor, inputs: Tensor) -> Tensor:
+        if self._prefix is not None:
+            inputs = self._prefix(name, ids, inputs)
+        return tensor_of(self._call(inputs))
+
+    def _step(self, ids: Tensor, inputs: Tensor, targets: Tensor, batch: int) -> float:
         with self._clock.phase("forward"):
-            loss = nn.functional.cross_entropy(tensor_of(self._call(inputs)), targets)
+            outputs = self._outputs(TRAIN, ids, inputs)
+            loss = nn.functional.cross_entropy(outputs, targets)
             value = float(loss.detach())
             if not math.isfinite(value):
                 raise FloatingPointError(f"loss: expected a finite one, got {value}")
         with self._clock.phase("backward"):
+            global_rows = self._sampler.global_rows(batch)
             share = self._shape.num_replicas * len(targets) / global_rows
             (loss * share).backward()  # type: ignore[no-untyped-call]
         with self._clock.phase("optimizer"):
@@ -127,31 +156,56 @@ class PlainLoop:
             self._optimizer.zero_grad(set_to_none=True)
         return value
 
-    def _evaluate(self, test_set: Digits) -> dict[str, float]:
-        inputs, targets = test_set.tensors()
-        size = self._shape.num_replicas
-        share = slice(
-            len(targets) * self._rank // size, len(targets) * (self._rank + 1) // size
+    def _evaluate(self) -> dict[str, float]:
+        inputs, targets = self._test_set.tensors()
+        size, total = self._shape.num_replicas, len(targets)
+        mine = torch.arange(
+            total * self._rank // size, total * (self._rank + 1) // size
         )
         self._train_mode(False)
         with torch.no_grad():
             outputs = [
-                tensor_of(self._call(rows))
-                for rows in torch.split(
-                    inputs[share], EVAL_ROWS * self._shape.num_microbatches
-                )
+                self._outputs(TEST, ids, inputs[ids])
+                for ids in torch.split(mine, EVAL_ROWS * self._shape.num_microbatches)
             ]
-        right = accuracy(torch.cat(outputs), targets[share]).double().sum()
-        if size > 1:
-            dist.all_reduce(right)
-            # gloo's thread drops its reference later. Were it the last, it would wait
-            # for the interpreter, which may be waiting for that thread to end.
-            self._reduced.append(right)
-        return {"accuracy": float(right) / len(targets)}
+        if self._prefix is not None:
+            self._prefix.end_pass(TEST)
+        right = accuracy(torch.cat(outputs), targets[mine]).double().sum()
+        return {"accuracy": self._sum_of_replicas(float(right)) / total}
+
+    def _sum_of_replicas(self, value: float) -> float:
+        if self._shape.num_replicas == 1:
+            return value
+        total = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(total)
+        # gloo's thread drops its reference later. Were it the last, it would wait
+        # for the interpreter, which may be waiting for that thread to end.
+        self._reduced.append(total)
+        return float(total)
 
 
-def run_ddp(model: nn.Sequential, args: argparse.Namespace) -> pt.report.History:
-    """Train with torch's DDP, one replica per process."""
+def run_plain(model: nn.Sequential, args: argparse.Namespace) -> pt.report.History:
+    """Train in this one process, which computes with a thread per slot."""
+    torch.set_num_threads(args.slots)
+    data = load_split()
+    start = time.perf_counter()
+    shape = pt.report.PlanShape(0, 0, 1, 1, 1)
+    loop = PlainLoop(model, model, args, shape, 0, data)
+    loop.run()
+    loop.history.total_seconds = time.perf_counter() - start
+    return loop.history
+
+
+def run_ddp(
+    model: nn.Sequential, args: argparse.Namespace, *, freezes: bool = False
+) -> pt.report.History:
+    """Train with torch's DDP, one replica per process.
+
+    Args:
+        model: The model.
+        args: Of the worker.
+        freezes: Front layers freeze and are cached, see `FrozenPrefix`.
+    """
     data = load_split()
     start = time.perf_counter()
     dist.init_process_group("gloo", timeout=DEADLINE)
@@ -160,18 +214,23 @@ def run_ddp(model: nn.Sequential, args: argparse.Namespace) -> pt.report.History
         # After the model: a reducer that held the last reference to its group would
         # take it apart under the interpreter's lock, which gloo's threads may want.
         exits.callback(gc.collect)
-        history = _train_ddp(model, args, data)
+        history = _train_ddp(model, args, data, freezes)
     history.total_seconds = time.perf_counter() - start
     return history
 
 
 def _train_ddp(
-    model: nn.Sequential, args: argparse.Namespace, data: tuple[Digits, Digits]
+    model: nn.Sequential,
+    args: argparse.Namespace,
+    data: tuple[Digits, Digits],
+    freezes: bool,
 ) -> pt.report.History:
     shape = pt.report.PlanShape(0, 0, 1, dist.get_world_size(), 1)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    loop = PlainLoop(ddp, model, args, shape, dist.get_rank(), data)
-    loop.run(args.epochs)
+    sizes = {TRAIN: len(data[0]), TEST: len(data[1])}
+    prefix = FrozenPrefix(model, sizes) if freezes else None
+    loop = PlainLoop(ddp, model, args, shape, dist.get_rank(), data, prefix)
+    loop.run()
     return loop.history
 
 
@@ -196,6 +255,6 @@ def run_pipe(model: nn.Sequential, args: argparse.Namespace) -> pt.report.Histor
     pipe = factory(model, num_stages=args.slots, chunks=chunks)
     shape = pt.report.PlanShape(0, 0, args.slots, 1, chunks)
     loop = PlainLoop(pipe, model, args, shape, 0, data)
-    loop.run(args.epochs)
+    loop.run()
     loop.history.total_seconds = time.perf_counter() - start
     return loop.history

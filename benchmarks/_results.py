@@ -142,6 +142,11 @@ class Ratio:
     bound: float | None = None
     target: Target | None = None
 
+    @property
+    def above_bound(self) -> bool:
+        """Whether the ratio can not be: then the measurement is at fault."""
+        return self.bound is not None and self.value > self.bound
+
 
 def ratio(
     name: str,

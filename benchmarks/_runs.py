@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from _harness import Repeat, run_child
-from _work import work_of
+from _systems import SYSTEMS
+from _work import TRAINING, work_of
 
 WALL_TIME = "wall time"  # s
+TRAINING_TIME = "training time"  # s: the wall time without the evaluations
 ACCURACY = "final accuracy"  # %
 WORKER = Path(__file__).with_name("_table1_worker.py")
 
@@ -40,7 +44,13 @@ class Job:
     @property
     def processes(self) -> int:
         """One per slot; a lone pipeline of another package needs just its own."""
-        return 1 if self.baseline_pipe is not None else self.slots
+        alone = self.baseline_pipe is not None or SYSTEMS[self.system].one_process
+        return 1 if alone else self.slots
+
+    @property
+    def threads(self) -> int:
+        """Threads that a process computes with."""
+        return self.slots if SYSTEMS[self.system].one_process else 1
 
     def command(self, out: Path) -> list[str]:
         """Return the launcher's command line; the run writes into `out`."""
@@ -58,17 +68,20 @@ class Result(Repeat):
     """What one run took and did.
 
     Its `sample` times the whole job, its start included; its metrics are
-    ``wall time`` in s, from opening to closing the engine, and ``final accuracy`` in %.
+    ``wall time`` in s, from opening to closing the engine, ``training time`` in s, the
+    same without the evaluations, and ``final accuracy`` in %.
 
     Attributes:
         seed: Of the job.
         summary: The engine's summary (`pipetransformer.report.write_summary`).
         work: Work of all ranks, in forwards of one block for one row.
+        training_work: Without that of the evaluations.
     """
 
     seed: int
     summary: dict[str, Any] = field(repr=False)
     work: int
+    training_work: int
 
     @property
     def wall_s(self) -> float:
@@ -85,7 +98,7 @@ def run_job(job: Job, folder: Path, name: str) -> Result:
     out = folder / name
     out.mkdir(parents=True, exist_ok=True)
     # Slots are cores: a process that computes with more threads takes another's.
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
     log = out / "run.log"
     sample = run_child(job.command(out), timeout_s=job.timeout_s, env=env, log=log)
     summary = json.loads((out / "summary.json").read_text())
@@ -95,6 +108,29 @@ def run_job(job: Job, folder: Path, name: str) -> Result:
     ]
     metrics = {
         WALL_TIME: float(summary["total_seconds"]),
+        TRAINING_TIME: training_seconds(summary),
         ACCURACY: 100.0 * float(summary["final_accuracy"]),
     }
-    return Result(sample, metrics, job.seed, summary, work_of(rows))
+    work, training = work_of(rows), work_of(rows, TRAINING)
+    return Result(sample, metrics, job.seed, summary, work, training)
+
+
+def training_seconds(summary: Mapping[str, Any]) -> float:
+    """Return a run's seconds without those that its lead spent in evaluations."""
+    evaluating = sum(
+        seconds
+        for phase, seconds in summary["phase_seconds"].items()
+        if phase.split("/")[0] == "evaluate"
+    )
+    return float(summary["total_seconds"] - evaluating)
+
+
+def pace_without_freezing(repeat: Repeat) -> float | None:
+    """Return the seconds of a run's mean epoch without evaluation; all do equal work.
+
+    For `judge`; None for what is no run.
+    """
+    if not isinstance(repeat, Result):
+        return None
+    seconds = [float(epoch["seconds"]) for epoch in repeat.summary["epochs"]]
+    return statistics.fmean(seconds)

@@ -1,8 +1,8 @@
 """The systems that Table 1 compares: what each one may do, and how it is run.
 
-A system is a set of switches; the engine does the rest. ``ddp`` and a pipeline given
-by ``--baseline-pipe`` do not run in the engine at all, so that the rivals owe it
-nothing; see `_plain_loops`.
+A system is a set of switches; the engine does the rest. ``plain``, both ``ddp``s and
+a pipeline given by ``--baseline-pipe`` do not run in the engine at all, so that the
+rivals owe it nothing; see `_plain_loops`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class System:
         shrinks: The planner chooses K; otherwise K is the number of slots.
         replicates: Freed slots become replicas.
         caches: Frozen activations are cached.
-        engine: Runs in the engine; otherwise a loop of plain PyTorch.
+        loop: What it is, if it is a loop of plain PyTorch without the engine.
+        one_process: One process with a thread per slot, not a process per slot.
     """
 
     name: str
@@ -30,12 +31,23 @@ class System:
     shrinks: bool
     replicates: bool
     caches: bool
-    engine: bool = True
+    loop: str | None = None
+    one_process: bool = False
+
+    @property
+    def engine(self) -> bool:
+        """Whether it runs in the engine."""
+        return self.loop is None
+
+    @property
+    def whole_model(self) -> bool:
+        """Whether a slot must hold the whole unfrozen model."""
+        return self.loop is not None
 
     def describe(self) -> str:
         """Return one line that says what is switched on and off."""
-        if not self.engine:
-            return f"{self.name}: plain PyTorch, no engine"
+        if self.loop is not None:
+            return f"{self.name}: plain PyTorch, no engine: {self.loop}"
         parts = [
             ("freezing", self.freezes),
             ("K chosen by the planner", self.shrinks),
@@ -64,18 +76,41 @@ class System:
         )
 
 
-STATIC_PIPE, DDP, REFERENCE, FULL = "static-pipe", "ddp", "best-static", "full"
-RIVALS = (STATIC_PIPE, DDP, REFERENCE)
+STATIC_PIPE, AGAIN = "static-pipe", "static-pipe again"
+PLAIN, DDP, CACHED_DDP = "plain", "ddp", "ddp+freeze+cache"
+REFERENCE, UNCACHED, FULL = "best-static", "freeze+pipe+dp", "full"
+# What the whole system is compared with, each with a work bound.
+RIVALS = (STATIC_PIPE, PLAIN, DDP, CACHED_DDP, REFERENCE)
 
 SYSTEMS = {
     system.name: system
     for system in (
         System(STATIC_PIPE, False, False, False, False),
-        System(DDP, False, False, True, False, engine=False),
+        System(
+            PLAIN,
+            False,
+            False,
+            False,
+            False,
+            loop="one process, as many threads as slots",
+            one_process=True,
+        ),
+        System(DDP, False, False, True, False, loop="torch's DDP"),
+        System(
+            CACHED_DDP,
+            True,
+            False,
+            True,
+            True,
+            loop="torch's DDP over the active layers, a cache by sample",
+        ),
         System(REFERENCE, False, True, True, False),
         System("freeze-only", True, False, False, False),
         System("freeze+pipe+cache", True, True, False, True),
-        System("freeze+pipe+dp", True, True, True, False),
+        System(UNCACHED, True, True, True, False),
         System(FULL, True, True, True, True),
+        # The same system once more, at the other end of a round: their ratio is the
+        # size below which no other ratio means anything.
+        System(AGAIN, False, False, False, False),
     )
 }

@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from _harness import Ratio, RatioRefused, Row, Series, ratio
+from _harness import Ratio, Row, Series, Target, compared
 from _losses import breakdown, losses, seconds_per_work
 from _paired import NonInferiority, non_inferiority
-from _runs import ACCURACY, WALL_TIME, Result
-from _systems import DDP, FULL, REFERENCE, RIVALS, STATIC_PIPE
+from _runs import ACCURACY, TRAINING_TIME, WALL_TIME, Result
+from _systems import AGAIN, DDP, FULL, REFERENCE, RIVALS, STATIC_PIPE, UNCACHED
+
+SHARE = 0.9  # of its bounds that full is to reach, evaluations and pauses included
+# Each speed-up is given for both: metric -> what a ratio's name ends with.
+TIMES = {WALL_TIME: "", TRAINING_TIME: " without evaluation"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,9 @@ class Table:
         accuracies: Final accuracy in percent of every finished run, by system and
             seed.
         does_not_fit: Systems that the cap rules out.
+        same_as: Systems that the cap leaves no choice, and what they then are.
+        row_factor: What a trained row costs in the micro-batches of static-pipe, over
+            what it costs at the best size.
         quick: One repeat is enough; not for publication.
     """
 
@@ -32,58 +39,87 @@ class Table:
     series: Mapping[str, Series]
     accuracies: Mapping[str, Mapping[int, float]]
     does_not_fit: tuple[str, ...] = ()
+    same_as: Mapping[str, str] = field(default_factory=dict)
+    row_factor: float = 1.0
     quick: bool = False
 
     def results(self, system: str) -> list[Result]:
         """Return the clean runs of a system, in the order of the repeats."""
-        clean = self.series[system].clean if system in self.series else ()
-        return [cast(Result, repeat) for repeat in clean]
+        return results_of(self.series[system]) if system in self.series else []
+
+    @property
+    def reference(self) -> str:
+        """The unfrozen system that losses and accuracy are compared with."""
+        return self.same_as.get(REFERENCE, REFERENCE)
 
     def rows(self) -> list[Row]:
-        """Return wall time and accuracy of every system."""
+        """Return wall time, training time and accuracy of every system."""
+        metrics = {**dict.fromkeys(TIMES, "s"), ACCURACY: "%"}
         return [
             replace(series.row(metric, unit), metric=f"{self.setting} {metric}")
             for series in self.series.values()
-            for metric, unit in ((WALL_TIME, "s"), (ACCURACY, "%"))
+            for metric, unit in metrics.items()
         ]
 
     @functools.cached_property
     def ratios(self) -> list[Ratio]:
-        """Each system's speed-up over static-pipe, and full's over each rival."""
-        pairs = [(name, STATIC_PIPE) for name in self.series]
-        pairs += [(FULL, rival) for rival in (DDP, REFERENCE)]
-        found = []
-        for system, rival in pairs:
-            if system == rival or not {system, rival} <= self.series.keys():
-                continue
-            try:
-                found.append(self._speedup(system, rival))
-            except RatioRefused as refusal:
-                print(f"refused: {refusal}")
-        return found
+        """Each system's speed-up over static-pipe, full's over each rival.
 
-    def _speedup(self, system: str, rival: str) -> Ratio:
-        return ratio(
-            f"{self.setting} {system} / {rival}",
-            self.series[rival].row(WALL_TIME, "s"),
-            self.series[system].row(WALL_TIME, "s"),
+        With and without the evaluations, each with its bound.
+        """
+        pairs = [(name, STATIC_PIPE) for name in self.series]
+        pairs += [(FULL, rival) for rival in RIVALS if rival != STATIC_PIPE]
+        pairs += [(UNCACHED, DDP)]
+        return [
+            speedup
+            for metric in TIMES
+            for system, rival in pairs
+            if system != rival and {system, rival} <= self.series.keys()
+            for speedup in self._speedup(system, rival, metric)
+        ]
+
+    def ratio(self, system: str, rival: str, metric: str = WALL_TIME) -> Ratio | None:
+        """Return a speed-up; None if it was refused or is not formed."""
+        name = self.ratio_name(system, rival, metric)
+        return next((each for each in self.ratios if each.name == name), None)
+
+    def ratio_name(self, system: str, rival: str, metric: str) -> str:
+        """Return the name of a speed-up."""
+        return f"{self.setting} {system} / {rival}{TIMES[metric]}"
+
+    def _speedup(self, system: str, rival: str, metric: str) -> list[Ratio]:
+        bound, target = self.bound(system, rival, metric), None
+        if system == FULL and metric == WALL_TIME and bound is not None:
+            target = Target(SHARE * bound, at_least=True, of="value")
+        return compared(
+            self.ratio_name(system, rival, metric),
+            self.series[rival].row(metric, "s"),
+            self.series[system].row(metric, "s"),
             better_than=rival,
+            bound=bound,
+            target=target,
             quick=self.quick,
         )
 
-    def bounds(self) -> dict[str, float]:
-        """Return the work bound of ``full`` against each rival that ran."""
-        if not self.results(FULL):
-            return {}
-        return {rival: self._bound(rival) for rival in RIVALS if self.results(rival)}
+    def bound(self, system: str, rival: str, metric: str = WALL_TIME) -> float | None:
+        """Return the most that a system's speed-up over a rival can be.
 
-    def _bound(self, rival: str) -> float:
-        bound = median_work(self.results(rival)) / median_work(self.results(FULL))
+        It is the ratio of their work; where that is equal nothing is bounded, unless
+        the rival is static-pipe: its bubble and its small micro-batches are losses
+        of its own, which no run of the benchmark is needed to know. The same system
+        twice has no bound: its ratio is the error of the others.
+        """
+        over, under = self.results(rival), self.results(system)
+        if not over or not under or system == AGAIN:
+            return None
+        training = metric == TRAINING_TIME
+        own = median_work(under, training=training)
         if rival == STATIC_PIPE:
-            epoch = self.results(rival)[0].summary["epochs"][0]
-            stages, cells = epoch["num_stages"], epoch["num_microbatches"]
-            bound *= (cells + stages - 1) / cells
-        return bound
+            trained = median_work(over, training=True)
+            evaluated = 0.0 if training else median_work(over) - trained
+            return _fill(over[0]) * (self.row_factor * trained + evaluated) / own
+        work = median_work(over, training=training)
+        return work / own if work != own else None
 
     def losses(self, system: str) -> dict[str, float]:
         """Return the percent of a system's wall time lost against the reference.
@@ -91,7 +127,7 @@ class Table:
         Repeats are paired with the reference's; the largest loss comes first.
         """
         lost: list[dict[str, float]] = []
-        references = self._by_turn(REFERENCE)
+        references = self._by_turn(self.reference)
         for turn, result in self._by_turn(system).items():
             if turn not in references:
                 continue
@@ -113,11 +149,17 @@ class Table:
         in_engine = [name for name in names if self.has_phases(name)]
         return {
             "work": {name: median_work(self.results(name)) for name in names},
-            "bounds": self.bounds(),
+            "training_work": {
+                name: median_work(self.results(name), training=True) for name in names
+            },
             "does_not_fit": list(self.does_not_fit),
+            "same_as": dict(self.same_as),
+            "row_factor": self.row_factor,
             "breakdown_percent": {n: shares(self.results(n)) for n in in_engine},
             "losses_percent": {
-                name: self.losses(name) for name in in_engine if self.results(REFERENCE)
+                name: self.losses(name)
+                for name in in_engine
+                if self.results(self.reference)
             },
             "pauses": {name: pauses(self.results(name)) for name in in_engine},
             "throughput": {name: throughput(self.results(name)) for name in names},
@@ -143,7 +185,7 @@ class Table:
     def accuracy_test(self) -> NonInferiority | None:
         """Compare ``full`` with the unfrozen reference over the seeds both ran."""
         frozen = self.accuracies.get(FULL, {})
-        unfrozen = self.accuracies.get(REFERENCE, {})
+        unfrozen = self.accuracies.get(self.reference, {})
         seeds = sorted(frozen.keys() & unfrozen.keys())
         if len(seeds) < 2:
             return None
@@ -152,9 +194,23 @@ class Table:
         )
 
 
-def median_work(results: Sequence[Result]) -> float:
-    """Return the median work of a system's runs."""
-    return float(statistics.median(result.work for result in results))
+def results_of(series: Series) -> list[Result]:
+    """Return the clean runs of a series of jobs."""
+    return [cast(Result, repeat) for repeat in series.clean]
+
+
+def median_work(results: Sequence[Result], *, training: bool = False) -> float:
+    """Return the median work of a system's runs, or that of their training alone."""
+    return float(
+        statistics.median(r.training_work if training else r.work for r in results)
+    )
+
+
+def _fill(result: Result) -> float:
+    """Return how much longer than its work a pipeline of equal stages takes."""
+    epoch = result.summary["epochs"][0]
+    stages, cells = int(epoch["num_stages"]), int(epoch["num_microbatches"])
+    return (cells + stages - 1) / cells
 
 
 def _medians(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -102,20 +102,22 @@ def main() -> None:
     logging.basicConfig(format="%(message)s")
     if rank == 0:
         logging.getLogger("pipetransformer").setLevel(logging.INFO)
-    torch.set_num_threads(1)  # one slot, one core
+    torch.set_num_threads(1)  # one slot, one core; where a process has all, see there
     system = SYSTEMS[args.system]
     if rank == 0 and args.baseline_pipe is None:
         print(system.describe(), flush=True)
     model = _workload.pretrained(args.pretrained, seed=args.seed)
-    counter = LayerCounter(list(model)[1:-1])  # the blocks
+    counter = LayerCounter(list(model)[1:-1], model[-1])  # the blocks
     importlib.import_module("torch._dynamo")  # DDP's own; imports are in no figure
     meet(args.out / os.environ["TORCHELASTIC_RUN_ID"], rank, size)
     if args.baseline_pipe is not None:
         history = _plain_loops.run_pipe(model, args)
     elif system.engine:
         history = run_engine(system, model, args, counter)
+    elif system.one_process:
+        history = _plain_loops.run_plain(model, args)
     else:
-        history = _plain_loops.run_ddp(model, args)
+        history = _plain_loops.run_ddp(model, args, freezes=system.freezes)
     args.out.mkdir(parents=True, exist_ok=True)
     if rank == 0:
         pt.report.write_summary(history, args.out / "summary.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,13 @@ class Sample:
     def busy_cores(self) -> float:
         """CPU seconds per elapsed second."""
         return self.cpu_s / self.wall_s
+
+    @property
+    def foreign_share(self) -> float | None:
+        """Share of the machine's CPU time that went to others; None if unknown."""
+        if self.foreign_s is None:
+            return None
+        return self.foreign_s / ((os.cpu_count() or 1) * self.wall_s)
 
 
 @dataclass(frozen=True)

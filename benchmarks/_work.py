@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-TRAINED_COST = 3  # forward 1, backward 2
-FORWARD_COST = 1
+# Cost of a row's pass through a layer; a trained one's backward costs 2.
+COSTS = {"trained": 3, "forward": 1, "evaluated": 1}
+TRAINING = ("trained", "forward")
 
 
 class LayerCounter:
-    """Counts the rows that pass through each layer, trained and forward only.
+    """Counts the rows that pass through each layer: trained, forward only, evaluated.
 
     A forward whose output carries a graph is counted as trained: its backward
     follows. Appending to a list is atomic, so workers may count at the same time.
 
     Args:
         layers: The layers to watch; a forward hook is put on each.
+        last: A layer that never freezes: an evaluation runs while it is in evaluation
+            mode. Frozen layers may be so in training, too.
     """
 
-    def __init__(self, layers: Iterable[nn.Module]) -> None:
-        self._seen: list[tuple[bool, int]] = []
+    def __init__(self, layers: Iterable[nn.Module], last: nn.Module) -> None:
+        self._seen: list[tuple[str, int]] = []
+        self._last = last
         for layer in layers:
             layer.register_forward_hook(self._count)
 
     def _count(self, layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
         trained = torch.is_grad_enabled() and out.requires_grad
-        self._seen.append((trained, len(inputs[0])))
+        kind = "trained" if trained else "forward"
+        self._seen.append(
+            (kind if self._last.training else "evaluated", len(inputs[0]))
+        )
 
     def reset(self) -> None:
         """Count from here."""
         self._seen.clear()
 
     def rows(self) -> dict[str, int]:
-        """Return rows times layers: ``{"trained": ..., "forward": ...}``."""
-        trained = sum(rows for is_trained, rows in self._seen if is_trained)
-        return {
-            "trained": trained,
-            "forward": sum(rows for _, rows in self._seen) - trained,
-        }
+        """Return rows times layers of each kind in `COSTS`."""
+        found = dict.fromkeys(COSTS, 0)
+        for kind, rows in self._seen:
+            found[kind] += rows
+        return found
 
 
-def work_of(rows: Iterable[dict[str, int]]) -> int:
+def work_of(
+    rows: Iterable[Mapping[str, int]], kinds: Iterable[str] = tuple(COSTS)
+) -> int:
     """Return the work of all ranks in forwards of one layer for one row."""
-    return sum(
-        TRAINED_COST * part["trained"] + FORWARD_COST * part["forward"] for part in rows
-    )
+    wanted = tuple(kinds)
+    return sum(COSTS[kind] * part[kind] for part in rows for kind in wanted)

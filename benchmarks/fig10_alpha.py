@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -21,17 +21,18 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import _workload
 from _harness import (
     Ratio,
-    RatioRefused,
-    Series,
     add_common_arguments,
     begin,
-    interleave,
-    ratio,
+    compared,
     seeds_of,
     write_json,
 )
 from _paired import NonInferiority, non_inferiority
-from _runs import ACCURACY, WALL_TIME, Job, Result, run_job
+from _rounds import NO_LIMITS, Rounds, run_rounds
+from _runs import ACCURACY, WALL_TIME, Job, Result, pace_without_freezing, run_job
+from _systems import FULL, REFERENCE
+from _table1_report import median_work, results_of
+from _table1_text import told_ratio
 from _text import text_table
 
 UNFROZEN = "unfrozen"
@@ -57,8 +58,8 @@ def parse_args() -> argparse.Namespace:
 class Curves:
     """Accuracy of every finished run: by system, seed and epoch.
 
-    A run that other programs disturbed is dropped from the times; its accuracy is as
-    good as any.
+    A round that other programs disturbed is dropped from the times; its accuracies
+    are as good as any.
     """
 
     def __init__(self) -> None:
@@ -94,7 +95,7 @@ def runner(args: argparse.Namespace, curves: Curves) -> Callable[[str, int], Res
         if name != UNFROZEN:
             alpha = Fraction(name.removeprefix("alpha "))
             flags.append(f"--alpha={float(alpha)}")
-        system = "best-static" if name == UNFROZEN else "full"
+        system = REFERENCE if name == UNFROZEN else FULL
         seed = args.seeds[turn]
         job = Job(system, args.slots, seed, tuple(flags))
         where = f"{name.replace(' ', '-').replace('/', '-')}-{turn}"
@@ -107,18 +108,23 @@ def runner(args: argparse.Namespace, curves: Curves) -> Callable[[str, int], Res
     return run
 
 
-def speedups(series: Mapping[str, Series], *, quick: bool) -> list[Ratio]:
-    """Return each alpha's speed-up over the unfrozen run."""
-    unfrozen = series[UNFROZEN].row(WALL_TIME, "s")
+def speedups(rounds: Rounds, *, quick: bool) -> list[Ratio]:
+    """Return each alpha's speed-up over the unfrozen run, bounded by their work."""
+    series = rounds.series()
+    unfrozen = series[UNFROZEN]
     found = []
     for name, each in series.items():
-        if name == UNFROZEN:
+        if name == UNFROZEN or not (each.clean and unfrozen.clean):
             continue
-        title, row = f"{name} / {UNFROZEN}", each.row(WALL_TIME, "s")
-        try:
-            found.append(ratio(title, unfrozen, row, better_than=UNFROZEN, quick=quick))
-        except RatioRefused as refusal:
-            print(f"refused: {refusal}")
+        work = median_work(results_of(unfrozen)) / median_work(results_of(each))
+        found += compared(
+            f"{name} / {UNFROZEN}",
+            unfrozen.row(WALL_TIME, "s"),
+            each.row(WALL_TIME, "s"),
+            better_than=UNFROZEN,
+            bound=work,
+            quick=quick,
+        )
     return found
 
 
@@ -133,11 +139,7 @@ def print_tables(
     ]
     print(text_table(["seed", *names], lines))
     for name, test in tests.items():
-        print(
-            f"{name} - {UNFROZEN}: mean {test.mean:+.2f} points, one-sided 95 % lower "
-            f"limit {test.lower_limit:+.2f}, margin -{test.margin}: "
-            f"{'passes' if test.passes else 'fails'}"
-        )
+        print(f"{name} - {UNFROZEN}: {test}")
 
 
 def main() -> int:
@@ -146,7 +148,15 @@ def main() -> int:
     _workload.pretrained(Path("runs"), args.seeds[0])  # before any run is timed
     names = [UNFROZEN, *(f"alpha {alpha}" for alpha in args.alphas)]
     curves = Curves()
-    series = interleave(names, runner(args, curves), repeats=len(args.seeds), warmup=0)
+    rounds = run_rounds(
+        names,
+        runner(args, curves),
+        repeats=len(args.seeds),
+        limits=NO_LIMITS if args.quick else None,
+        pace=lambda name, run: pace_without_freezing(run) if name == UNFROZEN else None,
+    )
+    print(rounds)
+    series = rounds.series()
     for name, each in series.items():
         for failure in each.failures:
             print(f"{name} failed: {failure}", file=sys.stderr)
@@ -155,9 +165,9 @@ def main() -> int:
     if not failed and len(args.seeds) > 1:
         tests = {name: curves.test(name, args.seeds) for name in names[1:]}
         print_tables(args, curves, tests)
-    ratios = speedups(series, quick=args.quick)
+    ratios = speedups(rounds, quick=args.quick)
     for told in ratios:
-        print(f"{told.name}: {told.value:.2f} ({told.min:.2f} to {told.max:.2f})")
+        print(f"{told.name}: {told_ratio(told)} ({told.min:.2f} to {told.max:.2f})")
     if args.json is not None:
         metrics = ((WALL_TIME, "s"), (ACCURACY, "%"))
         write_json(
@@ -171,6 +181,7 @@ def main() -> int:
             alphas=args.alphas,
             slots=args.slots,
             epochs=args.epochs,
+            rounds=rounds.to_json(),
             accuracy={name: test.to_json() for name, test in tests.items()},
             curves=curves.curves,
         )

@@ -2,35 +2,39 @@
 
 python benchmarks/table1_speedup.py --json benchmarks/results/table1_speedup.json
 
-Seven systems train the same model on the same batches for the same number of steps,
-interleaved, on CPU slots; each repeat has a seed of its own. Wall time is that of the
-whole run: profiling, every transformation and every evaluation included. METRICS.md
-derives each column.
+All systems train the same model on the same batches for the same number of steps,
+round after round, on CPU slots; each round has a seed of its own. Wall time is that of
+the whole run: profiling, every transformation and every evaluation included; a second
+set of ratios leaves the evaluations out. METRICS.md derives each column.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import _workload
+import torch
 from _harness import (
+    Repeat,
     RunFailed,
     add_common_arguments,
     begin,
-    interleave,
     seeds_of,
     write_json,
 )
-from _memory_cap import fits, memory_cap
-from _runs import ACCURACY, Job, Result, run_job
-from _systems import DDP, FULL, REFERENCE, STATIC_PIPE, SYSTEMS
+from _memory_cap import memory_cap
+from _rounds import NO_LIMITS, Rounds, run_rounds
+from _row_cost import row_seconds
+from _runs import ACCURACY, Job, Result, pace_without_freezing, run_job
+from _systems import AGAIN, CACHED_DDP, FULL, REFERENCE, STATIC_PIPE, SYSTEMS
 from _table1_report import Table
 from _table1_text import print_table
 
@@ -45,13 +49,15 @@ class Setting:
         name: As in the JSON.
         slot_memory: Bytes per slot, or None.
         systems: Those that fit.
-        does_not_fit: The others.
+        does_not_fit: Those that do not.
+        same_as: Those that are left no choice, and what they then are.
     """
 
     name: str
     slot_memory: int | None
     systems: tuple[str, ...]
     does_not_fit: tuple[str, ...] = ()
+    same_as: Mapping[str, str] = field(default_factory=dict)
 
     def flags(self) -> tuple[str, ...]:
         """Return the worker's flags."""
@@ -64,7 +70,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_common_arguments(parser)
+    add_common_arguments(parser, repeats=5)
     add = parser.add_argument
     add("--slots", type=int, default=2, help="CPU slots, one process each")
     add("--alpha", type=float, default=1 / 3, help="freezing pace, in [0, 1)")
@@ -77,7 +83,7 @@ def parse_args() -> argparse.Namespace:
     args.seeds = seeds_of(args)
     if args.quick:
         args.seeds, args.epochs, args.settings = args.seeds[:1], 2, [NO_CAP]
-        args.systems = [REFERENCE, FULL]
+        args.systems = [CACHED_DDP, REFERENCE, FULL]
     return args
 
 
@@ -93,11 +99,18 @@ def settings_of(args: argparse.Namespace) -> list[Setting]:
         sizes = {"slots": args.slots, "batch_size": _workload.BATCH_SIZE}
         boundary = _workload.UNITS[first_freeze(args.alpha) - 1]
         cap = memory_cap(model, inputs, frozen_boundary=boundary, **sizes)
-        one_slot = fits(model, inputs, cap=cap, num_stages=1, **sizes)
-        absent = () if one_slot else tuple(name for name in systems if name == DDP)
-        fitting = tuple(name for name in systems if name not in absent)
-        settings.append(Setting(CAP, cap, fitting, absent))
+        settings.append(capped(cap, systems, args.slots))
     return settings
+
+
+def capped(cap: int, systems: tuple[str, ...], slots: int) -> Setting:
+    """Return the setting in which only K = slots stages hold the unfrozen model."""
+    absent = tuple(name for name in systems if SYSTEMS[name].whole_model)
+    # Of two slots K = 2 alone is left to the best static plan; of more, who knows.
+    forced = slots == 2 and {REFERENCE, STATIC_PIPE} <= {*systems}
+    same_as = {REFERENCE: STATIC_PIPE} if forced else {}
+    fitting = tuple(name for name in systems if name not in {*absent, *same_as})
+    return Setting(CAP, cap, fitting, absent, same_as)
 
 
 def first_freeze(alpha: float) -> int:
@@ -105,27 +118,63 @@ def first_freeze(alpha: float) -> int:
     return max(1, math.ceil(len(_workload.UNITS) * alpha - 1e-9))
 
 
-def calibrate(args: argparse.Namespace) -> dict[int, float]:
-    """Return static-pipe's shortest epoch in seconds for each M that is tried.
+@dataclass(frozen=True)
+class Calibration:
+    """What is measured before the rounds.
 
-    What disturbs an epoch only makes it longer. Nothing is tried where static-pipe
-    does not run.
+    Attributes:
+        epochs_s: Seconds of static-pipe's epochs for each M that is tried; empty
+            where static-pipe does not run.
+        rows_s: CPU seconds of a trained row, by rows of a micro-batch.
     """
-    tried: dict[int, float] = {}
+
+    epochs_s: Mapping[int, Sequence[float]]
+    rows_s: Mapping[int, float]
+
+    @property
+    def microbatches(self) -> int | None:
+        """The M with the shortest epoch: what disturbs one only makes it longer."""
+        if not self.epochs_s:
+            return None
+        return min(self.epochs_s, key=lambda m: min(self.epochs_s[m]))
+
+    @property
+    def epoch_s(self) -> float | None:
+        """Median seconds of an epoch at that M."""
+        if self.microbatches is None:
+            return None
+        return statistics.median(self.epochs_s[self.microbatches])
+
+    @property
+    def row_factor(self) -> float:
+        """Cost of a row in that M's micro-batches over that at the best size."""
+        if self.microbatches is None:
+            return 1.0
+        rows = _workload.BATCH_SIZE // self.microbatches
+        return self.rows_s[rows] / min(self.rows_s.values())
+
+
+def calibrate(args: argparse.Namespace) -> Calibration:
+    """Try each M of static-pipe, and time a row in its micro-batches."""
     if STATIC_PIPE not in args.systems:
-        return tried
-    for factor in (1, 2, 4, 8):
-        microbatches = factor * args.slots
+        return Calibration({}, {})
+    tried = {}
+    for microbatches in (args.slots, 2 * args.slots, 4 * args.slots, 8 * args.slots):
         flags = ("--epochs=4", f"--microbatches={microbatches}")
         job = Job(STATIC_PIPE, args.slots, args.seeds[0], flags, args.baseline_pipe)
         result = run_job(job, args.out, f"calibration-m{microbatches}")
-        seconds = [epoch["seconds"] for epoch in result.summary["epochs"]]
-        tried[microbatches] = min(seconds)
-    return tried
+        epochs = [float(epoch["seconds"]) for epoch in result.summary["epochs"]]
+        tried[microbatches] = epochs
+        print(f"static-pipe, M={microbatches}: shortest epoch {min(epochs):.2f} s")
+    model = _workload.pretrained(Path("runs"), args.seeds[0])
+    inputs, targets = _workload.load_split()[0].first(_workload.BATCH_SIZE).tensors()
+    torch.set_num_threads(1)
+    sizes = {_workload.BATCH_SIZE // m for m in (1, *tried)}
+    return Calibration(tried, row_seconds(model, inputs, targets, sizes))
 
 
 class Runner:
-    """Runs the systems of all settings; a repeat's number decides its seed.
+    """Runs the systems of all settings; a round's number decides its seed.
 
     Args:
         args: Of the command line.
@@ -160,6 +209,11 @@ class Runner:
         forced = not SYSTEMS[system].shrinks
         return f"{self._shared if forced else setting.name} {system}"
 
+    def pace(self, title: str, repeat: Repeat) -> float | None:
+        """Return the seconds of an epoch where all epochs do the same; for `judge`."""
+        system = SYSTEMS[self._runs[title][1]]
+        return None if system.freezes else pace_without_freezing(repeat)
+
     @property
     def titles(self) -> list[str]:
         """The names of all runs."""
@@ -174,7 +228,7 @@ class Runner:
         args, baseline = self._args, None
         setting, name = self._runs[title]
         flags = [f"--epochs={args.epochs}", f"--alpha={args.alpha}", *setting.flags()]
-        if name == STATIC_PIPE:
+        if name in (STATIC_PIPE, AGAIN):
             flags.append(f"--microbatches={self._microbatches}")
             baseline = args.baseline_pipe
         job = Job(name, args.slots, args.seeds[turn], tuple(flags), baseline)
@@ -191,12 +245,25 @@ class Runner:
 
 
 def measure(
-    args: argparse.Namespace, settings: Sequence[Setting], microbatches: int | None
-) -> list[Table]:
-    """Run the systems of all settings, interleaved."""
-    runner = Runner(args, settings, microbatches)
+    args: argparse.Namespace, settings: Sequence[Setting], calibration: Calibration
+) -> tuple[Rounds, list[Table]]:
+    """Run the systems of all settings, round after round."""
+    runner = Runner(args, settings, calibration.microbatches)
+    seen = {
+        runner.title(setting, name): calibration.epoch_s
+        for setting in settings
+        for name in (STATIC_PIPE, AGAIN)
+    }
     # Each run warms itself up: its first steps are part of it.
-    series = interleave(runner.titles, runner, repeats=len(args.seeds), warmup=0)
+    rounds = run_rounds(
+        runner.titles,
+        runner,
+        repeats=len(args.seeds),
+        limits=NO_LIMITS if args.quick else None,
+        pace=runner.pace,
+        references={title: s for title, s in seen.items() if s is not None},
+    )
+    series = rounds.series()
     tables = []
     for setting in settings:
         titles = {name: runner.title(setting, name) for name in setting.systems}
@@ -206,10 +273,12 @@ def measure(
                 {n: replace(series[t], system=n) for n, t in titles.items()},
                 {n: runner.accuracies.get(t, {}) for n, t in titles.items()},
                 does_not_fit=setting.does_not_fit,
+                same_as=setting.same_as,
+                row_factor=calibration.row_factor,
                 quick=args.quick,
             )
         )
-    return tables
+    return rounds, tables
 
 
 def main() -> int:
@@ -219,9 +288,9 @@ def main() -> int:
     if args.baseline_pipe is not None:
         print(f"{STATIC_PIPE} is {args.baseline_pipe}, in a plain loop")
     settings = settings_of(args)
-    tried = calibrate(args)
-    microbatches = min(tried, key=tried.__getitem__) if tried else None
-    tables = measure(args, settings, microbatches)
+    calibration = calibrate(args)
+    rounds, tables = measure(args, settings, calibration)
+    print(rounds)
     for table in tables:
         print_table(table)
     if args.json is not None:
@@ -237,7 +306,9 @@ def main() -> int:
             slots=args.slots,
             epochs=args.epochs,
             baseline_pipe=args.baseline_pipe,
-            calibration={f"M={m}": seconds for m, seconds in tried.items()},
+            calibration={f"M={m}": list(s) for m, s in calibration.epochs_s.items()},
+            row_seconds={str(rows): s for rows, s in calibration.rows_s.items()},
+            rounds=rounds.to_json(),
             slot_memory={s.name: s.slot_memory for s in settings},
             settings={table.setting: table.sections() for table in tables},
         )

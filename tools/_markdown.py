@@ -16,13 +16,26 @@ def ratios(content: Content) -> list[str]:
         [
             [
                 each["name"],
-                f"{each['value']:.2f}",
+                speedup(each),
                 f"{each['min']:.2f} to {each['max']:.2f}",
                 str(each["repeats"]),
             ]
             for each in content["ratios"]
         ],
     )
+
+
+def speedup(ratio: Content) -> str:
+    """A ratio's value; one above its bound is no merit, and says so."""
+    value, bound = ratio["value"], ratio["bound"]
+    if bound is None or value <= bound:
+        return f"{value:.2f}"
+    return f"{value:.2f} (above its bound {bound:.2f}: measurement at fault)"
+
+
+def with_range(ratio: Content) -> str:
+    """A ratio's value and its range over the paired repeats."""
+    return f"{speedup(ratio)} ({ratio['min']:.2f} to {ratio['max']:.2f})"
 
 
 def rows(content: Content) -> list[str]:

@@ -63,6 +63,7 @@ TABLES: dict[str, Callable[[Content], list[str]]] = {
     "microbatches": _simulated_tables.microbatches,
     "models": _pipe_tables.models,
     "overhead": _pipe_tables.overhead,
+    "paired": _run_tables.paired,
     "pauses": _transformation_tables.pauses,
     "plan_times": _planner_tables.plan_times,
     "quality": _planner_tables.quality,

@@ -1,7 +1,9 @@
 """Table 1: switches, counted work, bounds, losses, accuracy tests."""
 
+import argparse
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +11,22 @@ from _harness import Sample, Series
 from _losses import WORK, breakdown, category_of, losses, seconds_per_work
 from _memory_cap import memory_cap
 from _paired import non_inferiority
-from _runs import ACCURACY, WALL_TIME, Result
-from _systems import SYSTEMS
+from _row_cost import row_seconds
+from _runs import ACCURACY, TRAINING_TIME, WALL_TIME, Job, Result, training_seconds
+from _systems import (
+    AGAIN,
+    CACHED_DDP,
+    DDP,
+    FULL,
+    PLAIN,
+    REFERENCE,
+    STATIC_PIPE,
+    SYSTEMS,
+)
 from _table1_report import Table, throughput
-from _work import LayerCounter, work_of
+from _table1_text import AT_FAULT, _bounds_text, _systems_text, told_ratio
+from _work import TRAINING, LayerCounter, work_of
+from table1_speedup import Calibration, Runner, Setting, capped
 from torch import nn
 
 import pipetransformer as pt
@@ -67,20 +81,39 @@ def test_a_system_says_what_is_switched_off():
         "freeze+pipe+cache: freezing on, K chosen by the planner on, replicas off, "
         "cache on"
     )
-    assert SYSTEMS["ddp"].describe() == "ddp: plain PyTorch, no engine"
+    told = "ddp: plain PyTorch, no engine: torch's DDP"
+    assert SYSTEMS["ddp"].describe() == told
+
+
+def test_the_same_system_runs_under_two_names():
+    first, again = SYSTEMS[STATIC_PIPE], SYSTEMS[AGAIN]
+    assert replace(again, name=first.name) == first
+    # At both ends of a round, so that a drift of the machine shows as well.
+    assert (list(SYSTEMS)[0], list(SYSTEMS)[-1]) == (STATIC_PIPE, AGAIN)
+
+
+def test_the_plain_rival_is_one_process_with_a_thread_per_slot(tmp_path):
+    job = Job(PLAIN, 2)
+    assert "--nproc-per-node=1" in job.command(tmp_path) and job.threads == 2
+    assert Job(DDP, 2).threads == 1
 
 
 def test_counter_tells_trained_rows_from_forward_only_ones():
     layers = [nn.Linear(4, 4) for _ in range(3)]
     layers[0].requires_grad_(False)
-    counter = LayerCounter(layers)
+    counter = LayerCounter(layers, layers[-1])
     nn.Sequential(*layers)(torch.randn(5, 4)).sum().backward()
     with torch.no_grad():
         nn.Sequential(*layers)(torch.randn(2, 4))
-    assert counter.rows() == {"trained": 10, "forward": 5 + 6}
-    assert work_of([counter.rows(), {"trained": 1, "forward": 0}]) == 3 * 11 + 11
+        layers[0].eval()  # a frozen layer may be so while others train
+        nn.Sequential(*layers)(torch.randn(1, 4))
+        nn.Sequential(*layers).eval()(torch.randn(3, 4))
+    assert counter.rows() == {"trained": 10, "forward": 5 + 6 + 3, "evaluated": 9}
+    other = {"trained": 1, "forward": 0, "evaluated": 2}
+    assert work_of([counter.rows(), other]) == 3 * 11 + 14 + 11
+    assert work_of([counter.rows(), other], TRAINING) == 3 * 11 + 14
     counter.reset()
-    assert counter.rows() == {"trained": 0, "forward": 0}
+    assert set(counter.rows().values()) == {0}
 
 
 def summary(total, phases, stages=1, busy=(), microbatches=1):
@@ -158,39 +191,145 @@ def test_losses_and_work_at_the_references_rate_are_the_wall_time():
     assert seconds_per_work(run, 40.0) == pytest.approx(8.0 / 40.0)
 
 
+EVALUATION = 10  # of a run's work, and 2.2 s of its time
+STATIC = {"stages": 2, "microbatches": 8, "busy": (4.0, 4.0)}
+
+
 def result(wall, work, seed, **options):
-    metrics = {WALL_TIME: wall, ACCURACY: 90.0 + seed}
-    return Result(
-        Sample(wall, wall), metrics, seed, summary(wall, PHASES, **options), work
-    )
+    told = summary(wall, PHASES, **options)
+    training_s = training_seconds(told)
+    metrics = {WALL_TIME: wall, TRAINING_TIME: training_s, ACCURACY: 90.0 + seed}
+    return Result(Sample(wall, wall), metrics, seed, told, work, work - EVALUATION)
 
 
-def table(**walls):
+def table(row_factor=1.0, **walls):
     series = {}
     for name, (wall, work, options) in walls.items():
         runs = tuple(result(wall + s, work, s, **options) for s in range(3))
         series[name.replace("_", "-")] = Series(name, runs, (), ())
     accuracies = {name: {s: 90.0 + s for s in range(3)} for name in series}
-    return Table("no-cap", series, accuracies)
+    return Table("no-cap", series, accuracies, row_factor=row_factor)
+
+
+def again(made, slower):
+    """Add static-pipe once more, in a slower run."""
+    runs = [
+        result(r.wall_s * slower, r.work, r.seed) for r in made.results(STATIC_PIPE)
+    ]
+    twin = Series(AGAIN, tuple(runs), (), ())
+    return replace(made, series={**made.series, AGAIN: twin})
+
+
+def test_training_time_is_the_wall_time_without_evaluations():
+    told = summary(10.0, PHASES)  # evaluate 1.5, its prefix 0.5, its cache reads 0.2
+    assert training_seconds(told) == pytest.approx(10.0 - 2.2)
 
 
 def test_bounds_come_from_counted_work_and_the_pipelines_fill():
     made = table(
-        static_pipe=(30.0, 90, {"stages": 2, "microbatches": 8, "busy": (4.0, 4.0)}),
-        best_static=(20.0, 90, {}),
-        full=(10.0, 30, {}),
+        static_pipe=(30.0, 90, STATIC), best_static=(20.0, 90, {}), full=(10.0, 30, {})
     )
-    assert made.bounds() == {
-        "static-pipe": pytest.approx(3.0 * 9 / 8),
-        "best-static": pytest.approx(3.0),
-    }
-    values = {each.name: each.value for each in made.ratios}
-    assert values["no-cap full / static-pipe"] == statistics.median(
-        [30 / 10, 31 / 11, 32 / 12]
-    )
-    assert values["no-cap full / best-static"] == pytest.approx(21 / 11)
+    over_pipe, over_best = (made.ratio(FULL, r) for r in (STATIC_PIPE, REFERENCE))
+    assert over_pipe.value == statistics.median([30 / 10, 31 / 11, 32 / 12])
+    assert over_best.value == pytest.approx(21 / 11)
+    assert over_pipe.bound == pytest.approx(3.0 * 9 / 8)
+    assert over_best.bound == pytest.approx(3.0)
+    assert over_best.target.bound == pytest.approx(0.9 * 3.0)
+    assert made.ratio(REFERENCE, STATIC_PIPE).target is None
     assert made.accuracy_test().differences == (0.0, 0.0, 0.0)
-    assert throughput(made.results("full"))[0]["samples_per_s"] == 25.0
+    assert throughput(made.results(FULL))[0]["samples_per_s"] == 25.0
+
+
+def test_a_second_set_of_ratios_leaves_the_evaluations_out():
+    made = table(best_static=(20.0, 90, {}), full=(10.0, 30, {}))
+    training = made.ratio(FULL, REFERENCE, TRAINING_TIME)
+    assert training.name == "no-cap full / best-static without evaluation"
+    assert training.value == pytest.approx((21 - 2.2) / (11 - 2.2))
+    assert training.bound == pytest.approx(80 / 20)
+    assert {row.metric for row in made.rows()} == {
+        "no-cap wall time",
+        "no-cap training time",
+        "no-cap final accuracy",
+    }
+
+
+def test_small_micro_batches_are_a_loss_of_static_pipes_own():
+    made = table(1.1, static_pipe=(30.0, 90, STATIC), full=(10.0, 30, {}))
+    bound = (1.1 * 80 + 10) / 30 * 9 / 8
+    assert made.ratio(FULL, STATIC_PIPE).bound == pytest.approx(bound)
+    training = made.ratio(FULL, STATIC_PIPE, TRAINING_TIME)
+    assert training.bound == pytest.approx(1.1 * 80 / 20 * 9 / 8)
+
+
+def test_equal_work_bounds_nothing():
+    made = table(ddp_freeze_cache=(12.0, 30, {}), full=(10.0, 30, {}))
+    series = dict(made.series)
+    series[CACHED_DDP] = series.pop("ddp-freeze-cache")
+    made = replace(made, series=series)
+    assert made.ratio(FULL, CACHED_DDP).bound is None
+    assert "equal work" in _bounds_text(made)
+
+
+def test_a_ratio_above_its_bound_is_called_a_fault_and_no_merit():
+    walls = {"static_pipe": (30.0, 90, STATIC), "best_static": (28.0, 90, {})}
+    fair, fast = (table(**walls, full=(wall, 30, {})) for wall in (10.0, 5.0))
+    assert not fair.ratio(FULL, STATIC_PIPE).above_bound
+    assert AT_FAULT not in _bounds_text(fair) + _systems_text(fair)
+    above = fast.ratio(FULL, STATIC_PIPE)
+    assert above.above_bound and f"> {above.bound:.2f}: {AT_FAULT}" in told_ratio(above)
+    assert "share" not in told_ratio(above)
+    (line,) = [
+        each for each in _systems_text(fast).splitlines() if each.startswith("full ")
+    ]
+    assert AT_FAULT in line
+
+
+def test_the_same_system_twice_is_printed_with_the_others_and_has_no_bound():
+    made = again(table(static_pipe=(30.0, 90, STATIC), full=(10.0, 30, {})), 1.25)
+    ratio = made.ratio(AGAIN, STATIC_PIPE)
+    assert (ratio.value, ratio.bound) == (pytest.approx(0.8), None)
+    assert any(line.startswith(AGAIN) for line in _systems_text(made).splitlines())
+    assert "the same system twice: 0.80 (0.80 to 0.80)" in _bounds_text(made)
+
+
+def test_under_the_cap_whole_models_do_not_fit_and_the_static_plan_is_forced():
+    setting = capped(1000, tuple(SYSTEMS), 2)
+    assert setting.does_not_fit == (PLAIN, DDP, CACHED_DDP)
+    assert setting.same_as == {REFERENCE: STATIC_PIPE}
+    assert {*setting.systems, *setting.does_not_fit, REFERENCE} == {*SYSTEMS}
+    assert REFERENCE in capped(1000, tuple(SYSTEMS), 4).systems
+    assert capped(1000, (REFERENCE, FULL), 2).systems == (REFERENCE, FULL)
+
+
+def test_where_the_static_plan_is_forced_static_pipe_is_the_reference():
+    made = table(static_pipe=(30.0, 90, STATIC), full=(10.0, 30, {}))
+    made = replace(made, same_as={REFERENCE: STATIC_PIPE})
+    assert made.reference == STATIC_PIPE and made.accuracy_test() is not None
+    assert "slower work" in made.losses(FULL)
+    assert "as static-pipe" in _systems_text(made)
+
+
+def test_a_row_is_timed_in_each_micro_batch_size():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    found = row_seconds(model, torch.randn(8, 4), torch.zeros(8, dtype=int), [8, 2, 2])
+    assert set(found) == {2, 8} and min(found.values()) > 0
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_calibration_takes_the_fastest_m_and_its_rows():
+    epochs = {2: [5.0, 4.0, 6.0], 4: [4.5, 4.5, 4.5]}
+    made = Calibration(epochs, {32: 1.1, 16: 1.2, 64: 1.0})
+    assert (made.microbatches, made.epoch_s) == (2, 5.0)
+    assert made.row_factor == pytest.approx(1.1)
+    empty = Calibration({}, {})
+    assert (empty.microbatches, empty.epoch_s, empty.row_factor) == (None, None, 1.0)
+
+
+@pytest.mark.parametrize(("system", "steady"), [(DDP, True), (FULL, False)])
+def test_only_systems_that_do_the_same_in_each_epoch_are_judged_by_it(system, steady):
+    runner = Runner(argparse.Namespace(), [Setting("no-cap", None, (system,))], None)
+    run = result(10.0, 30, 0)
+    assert runner.pace(f"no-cap {system}", run) == (4.0 if steady else None)
 
 
 def test_non_inferiority_is_the_one_sided_t_interval():
@@ -201,6 +340,16 @@ def test_non_inferiority_is_the_one_sided_t_interval():
     assert not test.passes
     same = non_inferiority([90.0, 91.0], [90.1, 91.1])
     assert same.passes and same.lower_limit == pytest.approx(-0.1)
+
+
+def test_non_inferiority_says_its_verdict():
+    # The demo's five seeds of 2026-11-21.
+    worse = non_inferiority([-0.28, -0.70, -0.70, 0.0, -0.70], [0.0] * 5)
+    assert str(worse) == (
+        "mean -0.48 points over 5 seeds, one-sided 95 % lower limit -0.78, "
+        "margin 0.3: fails"
+    )
+    assert str(non_inferiority([1.0, 1.1], [0.0, 0.0])).endswith("margin 0.3: passes")
 
 
 def test_non_inferiority_needs_pairs():

@@ -36,6 +36,7 @@ def test_comparison_shows_plans_time_and_accuracy():
     assert "4x1 -> 2x2 -> 1x4" in text
     assert "static / elastic = 2.50" in text
     assert "elastic - static = -0.50 points" in text
+    assert "one pair of runs judges no accuracy: make seeds tests five" in text
     steps = next(line for line in text.splitlines() if "optimizer steps" in line)
     assert steps.split() == ["optimizer", "steps", "136", "136"]
 

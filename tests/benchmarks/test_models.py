@@ -135,8 +135,21 @@ def test_models_through_the_pipeline_are_compared_at_equal_batch():
     assert [each.value for each in ratios] == pytest.approx([2.0, 3.0])
 
 
-@pytest.mark.parametrize("build", [lambda: amoebanet_d(cells=3, filters=16, classes=3)])
-@pytest.mark.parametrize("stages", [0, 2])
-def test_model_steps_plain_and_through_stages(build, stages):
+@pytest.mark.parametrize(("stages", "microbatches"), [(0, 1), (2, 1), (2, 2)])
+def test_model_steps_plain_and_through_stages(stages, microbatches):
+    built = []
+
+    def build():
+        built.append(amoebanet_d(cells=3, filters=16, classes=3).double())
+        built[-1][0].register_forward_pre_hook(lambda _, args: (args[0].double(),))
+        return built[-1]
+
     workload = pipe_models.Workload(build, side=32, rows=4)
-    pipe_models.make_step(workload, "cpu", 0, stages, 2)()
+    pipe_models.make_step(workload, "cpu", 0, stages, microbatches)()
+    torch.manual_seed(0)
+    reference = build()
+    rows = torch.randn(4, 3, 32, 32)
+    for part in rows.chunk(microbatches):  # batch norm sees one micro-batch at a time
+        (reference(part).square().mean() / microbatches).backward()
+    for mine, plain in zip(built[0].parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, plain.grad)

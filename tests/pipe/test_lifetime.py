@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import time
 import weakref
 
@@ -88,12 +89,34 @@ def test_backward_works_after_the_pipe_is_gone():
 
 
 def test_two_pipes_in_turn_share_workers():
+    models, x = [dense() for _ in range(2)], torch.randn(6, 5, dtype=torch.double)
+    ran_on = [set(), set()]
+    for model, idents in zip(models, ran_on, strict=True):
+        for layer in model:
+            layer.register_forward_hook(
+                lambda *_, idents=idents: idents.add(threading.get_ident())
+            )
+    expected = [
+        torch.autograd.grad(3 * model(x).sum(), list(model.parameters()))
+        for model in models
+    ]
+    for idents in ran_on:
+        idents.clear()
+    before = num_threads()
     with Workers(2) as workers:
-        pipes = [make_pipe(dense(), 2, 3, workers=workers) for _ in range(2)]
+        pipes = [
+            make_pipe(model, 2, 3, workers=workers, dispatch="threads")
+            for model in models
+        ]
+        own = set(workers.map(lambda _: threading.get_ident(), range(2)))
         for _ in range(3):
-            losses = [p(torch.randn(6, 5, dtype=torch.double)).sum() for p in pipes]
+            losses = [pipe(x).sum() for pipe in pipes]
             for loss in losses:
                 loss.backward()
+        assert num_threads() == before + 2
+    assert len(own) == 2 and ran_on == [own, own]
+    for model, values in zip(models, expected, strict=True):
+        torch.testing.assert_close(grads(model), list(values))
 
 
 @pytest.mark.parametrize("dispatch", ["serial", "threads"])

@@ -92,8 +92,12 @@ def test_round_trip_over_different_stage_counts(source, target):
 
 
 def test_with_device_leaves_no_name():
-    placed = Pipe(model(lambda layer: WithDevice(layer, "cpu")), 2)
-    model().load_state_dict(to_plain_state_dict(placed, placed.state_dict()))
+    layers = model(lambda layer: WithDevice(layer, "cpu"))
+    values = [value.clone() for value in layers.state_dict().values()]
+    placed, plain = Pipe(layers, 2), model()
+    plain.load_state_dict(to_plain_state_dict(placed, placed.state_dict()))
+    assert all(map(torch.equal, plain.state_dict().values(), values))
+    assert len(plain.state_dict()) == len(values)
 
 
 @pytest.mark.parametrize("make", PIPES.values(), ids=PIPES.keys())

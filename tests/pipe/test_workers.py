@@ -175,11 +175,14 @@ def test_drain_waits_for_the_calls_of_a_single_worker():
 
 def test_drain_needs_no_wait_when_nothing_runs():
     workers = Workers(2)
-    workers.drain()
-    workers.map(abs, [1, 2])
-    workers.drain()
+    workers.drain(timeout_s=DEADLINE_S)
+    assert workers.map(abs, [-1, 2]) == [1, 2]
+    workers.drain(timeout_s=DEADLINE_S)
+    assert workers.map(abs, [-3, 4]) == [3, 4], "drained workers go on"
     workers.close()
-    workers.drain()
+    workers.drain(timeout_s=DEADLINE_S)
+    with pytest.raises(RuntimeError, match="closed"):
+        workers.map(abs, [1, 2])
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])

@@ -678,13 +678,14 @@ class MessagePlane:
     def __init__(
         self,
         store: Store,
+        watched_store: Store,
         *,
         rank: int,
         world_size: int,
         store_rank: int,
         heartbeat_interval_s: float,
         heartbeat_timeout_s: float,
-        start_timeout_s: float,
+        group_timeout_s: float,
         survives: bool,
     ) -> None: ...
     def set(self, key: str, value: bytes) -> None: ...
@@ -701,6 +702,12 @@ class MessagePlane:
     def unwatch_signals(self) -> None: ...
     def stop_watching(self) -> None: ...
     def close(self) -> None: ...
+
+class LivenessTracker:
+    def __init__(
+        self, timeout_s: float, start_timeout_s: float, now_s: float
+    ) -> None: ...
+    def observe(self, counter: int | None, now_s: float) -> bool: ...
 
 class RollBoard:
     def __init__(self, plane: MessagePlane, standing: bytes) -> None: ...

@@ -25,21 +25,31 @@ std::vector<int> all_ranks(int world_size) {
 }  // namespace
 
 MessagePlane::Parts::Parts(
-    const c10::intrusive_ptr<c10d::Store>& store,
+    c10::intrusive_ptr<c10d::Store> store,
+    c10::intrusive_ptr<c10d::Store> watched_store,
     const WatcherOptions& options)
     : run(std::make_shared<RunState>(
           options.rank,
           all_ranks(options.world_size),
           options.survives)),
-      client(std::make_shared<StoreClient>(store, run, options.store_rank)),
-      watcher(store, run, options),
+      client(std::make_shared<StoreClient>(
+          std::move(store),
+          run,
+          options.store_rank)),
+      watcher(std::move(watched_store), run, options),
       retire_thread(std::make_unique<TaskThread>("pt-retire")) {}
 
 MessagePlane::MessagePlane(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const WatcherOptions& options)
-    : parts_(std::make_unique<Parts>(store, options)),
+    c10::intrusive_ptr<c10d::Store> store,
+    c10::intrusive_ptr<c10d::Store> watched_store,
+    const WatcherOptions& options,
+    double group_timeout_s)
+    : parts_(std::make_unique<Parts>(
+          std::move(store),
+          std::move(watched_store),
+          options)),
       options_(options),
+      group_timeout_s_(group_timeout_s),
       owner_pid_(::getpid()) {}
 
 MessagePlane::~MessagePlane() {
@@ -60,8 +70,7 @@ c10::intrusive_ptr<c10d::Store> MessagePlane::group_store() const {
   return c10::make_intrusive<PatientStore>(
       parts_->client,
       parts_->run->generation()->latch,
-      std::chrono::milliseconds(
-          static_cast<int64_t>(options_.start_timeout_s * 1000)));
+      std::chrono::milliseconds(static_cast<int64_t>(group_timeout_s_ * 1000)));
 }
 
 std::unique_ptr<RollBoard> MessagePlane::begin_roll(std::string standing) {

@@ -31,10 +31,15 @@ namespace pipetransformer::autodp {
 
 class MessagePlane {
  public:
-  // `store` holds this run's keys only (a prefix of the shared one).
+  // Two connections to the run's store, which holds its keys only (a prefix of
+  // the shared one); nobody else uses them. Connected before every rank is
+  // there: see Note [Slow starts] in watcher.cpp. `group_timeout_s`: how long a
+  // group that connects waits for an address unless its backend says otherwise.
   MessagePlane(
-      const c10::intrusive_ptr<c10d::Store>& store,
-      const WatcherOptions& options);
+      c10::intrusive_ptr<c10d::Store> store,
+      c10::intrusive_ptr<c10d::Store> watched_store,
+      const WatcherOptions& options,
+      double group_timeout_s);
   ~MessagePlane();
   MessagePlane(const MessagePlane&) = delete;
   MessagePlane& operator=(const MessagePlane&) = delete;
@@ -86,7 +91,8 @@ class MessagePlane {
  private:
   struct Parts {
     Parts(
-        const c10::intrusive_ptr<c10d::Store>& store,
+        c10::intrusive_ptr<c10d::Store> store,
+        c10::intrusive_ptr<c10d::Store> watched_store,
         const WatcherOptions& options);
     std::shared_ptr<RunState> run;
     std::shared_ptr<StoreClient> client;
@@ -98,6 +104,7 @@ class MessagePlane {
   std::unique_ptr<Parts> parts_;
   std::atomic<bool> closed_{false};
   const WatcherOptions options_;
+  const double group_timeout_s_;
   const int owner_pid_;
 };
 

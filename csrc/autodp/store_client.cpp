@@ -49,10 +49,10 @@ read_key(c10d::Store& store, const std::string& key) {
 }
 
 StoreClient::StoreClient(
-    const c10::intrusive_ptr<c10d::Store>& store,
+    c10::intrusive_ptr<c10d::Store> store,
     std::shared_ptr<RunState> run,
     int store_rank)
-    : store_(store->clone()),
+    : store_(std::move(store)),
       run_(std::move(run)),
       store_rank_(store_rank),
       thread_("pt-store") {}

@@ -34,10 +34,10 @@ namespace pipetransformer::autodp {
 
 class StoreClient {
  public:
-  // Takes its own clone of `store`. `store_rank`: who serves it, -1: nobody of
-  // ours; named in the failure.
+  // `store`: a connection that nobody else uses. `store_rank`: who serves it,
+  // -1: nobody of ours; named in the failure.
   StoreClient(
-      const c10::intrusive_ptr<c10d::Store>& store,
+      c10::intrusive_ptr<c10d::Store> store,
       std::shared_ptr<RunState> run,
       int store_rank);
 

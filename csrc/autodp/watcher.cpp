@@ -42,19 +42,17 @@ std::string seen_key(const Generation& generation, int rank) {
 
 struct Watcher::State {
   State(
-      const c10::intrusive_ptr<c10d::Store>& shared_store,
+      c10::intrusive_ptr<c10d::Store> own_store,
       std::shared_ptr<RunState> shared_run,
       const WatcherOptions& chosen)
-      : store(shared_store->clone()),
+      : store(std::move(own_store)),
         run(std::move(shared_run)),
         options(chosen) {}
 
   c10::intrusive_ptr<c10d::Store> store;  // the store thread's own
   std::shared_ptr<RunState> run;
   const WatcherOptions options;
-  // Rounds in which the store answered, counted once every rank has beaten. See
-  // Note [Slow starts].
-  std::atomic<int64_t> answers{0};
+  std::atomic<int64_t> answers{0};  // rounds in which the store answered
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -73,25 +71,17 @@ struct Watcher::State {
     return !closing;
   }
 
-  // Of the store thread itself, and of the successor in a generation.
-  LivenessTracker make_tracker(int64_t generation) const {
-    const double first_s =
-        generation == 0 ? options.start_timeout_s : options.heartbeat_timeout_s;
-    return {options.heartbeat_timeout_s, first_s, steady_now_s()};
-  }
-
-  std::vector<std::string> heartbeat_keys() const {
-    std::vector<std::string> keys;
-    for (int rank = 0; rank < options.world_size; ++rank) {
-      keys.push_back(heartbeat_key(rank));
-    }
-    return keys;
+  // Of the store thread itself, and of the successor in a generation. Every
+  // rank is there when a plane is made, so its first beat is due like any
+  // other: see Note [Slow starts].
+  LivenessTracker make_tracker() const {
+    const double timeout_s = options.heartbeat_timeout_s;
+    return {timeout_s, timeout_s, steady_now_s()};
   }
 
   // Of the store thread alone.
   int64_t counter = 0;
   double next_beat_s = steady_now_s();
-  bool everyone_started = false;
 
   void run_store_thread() noexcept;
   void watch_run();
@@ -109,11 +99,11 @@ struct Watcher::State {
 // Note [Slow starts]
 // A TCPStore server looks up the name of each client that connects, in the one
 // thread that serves all of them: an unanswered name query stalls the store for
-// five seconds or more (seen under load). All connections of a plane are made
-// when it starts; until every rank has beaten once, silence gets the longer
-// start timeout. For the same reason nothing connects to the store later:
-// groups are built through the connections that the plane made, and later
-// generations use them too.
+// five seconds or more (seen under load). So every rank makes all connections
+// of its plane before it joins the others (autodp/meeting.py), and none later:
+// groups are built through the connections that the plane has, and later
+// generations use them too. From the moment in which all have joined, silence
+// of any length is that of a rank that is gone.
 
 // Note [Accounts come first]
 // A rank that fails by itself writes why, and only then closes its connections
@@ -162,7 +152,7 @@ bool Watcher::State::gave_up_store() const {
 
 // Returns true once another generation follows, false when it is time to end.
 bool Watcher::State::watch(const Generation& generation) {
-  auto successor = make_tracker(generation.number);
+  auto successor = make_tracker();
   bool told = false;
   const auto tell = [&] {
     const auto failure = generation.latch->failure();
@@ -186,11 +176,7 @@ bool Watcher::State::watch(const Generation& generation) {
       next_beat_s = steady_now_s() + options.heartbeat_interval_s;
       beat(generation, successor);
     }
-    everyone_started = everyone_started || generation.latch->failed() ||
-                       store->check(heartbeat_keys());
-    if (everyone_started) {
-      answers.fetch_add(1);
-    }
+    answers.fetch_add(1);
     if (tell() && !options.survives) {
       return false;
     }
@@ -271,7 +257,7 @@ void Watcher::State::beat(
 // ---- monitor thread
 
 void Watcher::State::run_monitor_thread() noexcept {
-  auto store_thread = make_tracker(0);
+  auto store_thread = make_tracker();
   do {
     drain_signals();
     run->generation()->latch->confirm(steady_now_s(), kGraceS);
@@ -318,10 +304,11 @@ void Watcher::State::drain_signals() {
 // ---- the owner
 
 Watcher::Watcher(
-    const c10::intrusive_ptr<c10d::Store>& store,
+    c10::intrusive_ptr<c10d::Store> store,
     std::shared_ptr<RunState> run,
     const WatcherOptions& options)
-    : state_(std::make_shared<State>(store, std::move(run), options)),
+    : state_(
+          std::make_shared<State>(std::move(store), std::move(run), options)),
       store_thread_([state = state_] { state->run_store_thread(); }),
       monitor_thread_([state = state_] { state->run_monitor_thread(); }) {
   pthread_setname_np(store_thread_.native_handle(), "pt-heartbeat");

@@ -29,14 +29,14 @@ struct WatcherOptions {
   int store_rank = -1;  // who serves the store, -1: nobody of ours
   double heartbeat_interval_s = 1.0;
   double heartbeat_timeout_s = 10.0;
-  double start_timeout_s = 30.0;  // until every rank has beaten once
-  bool survives = false;          // survivors of a failure go on, see RunState
+  bool survives = false;  // survivors of a failure go on, see RunState
 };
 
 class Watcher {
  public:
+  // `store`: a connection that nobody else uses.
   Watcher(
-      const c10::intrusive_ptr<c10d::Store>& store,
+      c10::intrusive_ptr<c10d::Store> store,
       std::shared_ptr<RunState> run,
       const WatcherOptions& options);
   ~Watcher();

@@ -7,6 +7,7 @@
 
 #include <tuple>
 
+#include "autodp/liveness.h"
 #include "autodp/message_plane.h"
 
 namespace py = pybind11;
@@ -30,6 +31,17 @@ std::optional<FailureTuple> to_tuple(const std::optional<Failure>& failure) {
 }
 
 void bind_roll(py::module_& m) {
+  py::class_<LivenessTracker>(m, "LivenessTracker")
+      .def(
+          py::init<double, double, double>(),
+          py::arg("timeout_s"),
+          py::arg("start_timeout_s"),
+          py::arg("now_s"))
+      .def(
+          "observe",
+          &LivenessTracker::observe,
+          py::arg("counter"),
+          py::arg("now_s"));
   py::class_<RollBoard>(m, "RollBoard")
       .def(
           py::init([](MessagePlane& plane, const py::bytes& standing) {

@@ -19,34 +19,37 @@ namespace pipetransformer::bindings {
 void bind_autodp_plane(py::module_& m) {
   py::class_<MessagePlane, std::shared_ptr<MessagePlane>>(m, "MessagePlane")
       .def(
-          py::init([](const c10::intrusive_ptr<c10d::Store>& store,
+          py::init([](c10::intrusive_ptr<c10d::Store> store,
+                      c10::intrusive_ptr<c10d::Store> watched_store,
                       int rank,
                       int world_size,
                       int store_rank,
                       double heartbeat_interval_s,
                       double heartbeat_timeout_s,
-                      double start_timeout_s,
+                      double group_timeout_s,
                       bool survives) {
             const py::gil_scoped_release no_gil;
             return free_without_gil(std::make_unique<MessagePlane>(
-                store,
+                std::move(store),
+                std::move(watched_store),
                 WatcherOptions{
                     rank,
                     world_size,
                     store_rank,
                     heartbeat_interval_s,
                     heartbeat_timeout_s,
-                    start_timeout_s,
-                    survives}));
+                    survives},
+                group_timeout_s));
           }),
           py::arg("store"),
+          py::arg("watched_store"),
           py::kw_only(),
           py::arg("rank"),
           py::arg("world_size"),
           py::arg("store_rank"),
           py::arg("heartbeat_interval_s"),
           py::arg("heartbeat_timeout_s"),
-          py::arg("start_timeout_s"),
+          py::arg("group_timeout_s"),
           py::arg("survives"))
       .def(
           "set",

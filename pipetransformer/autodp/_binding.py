@@ -3,6 +3,7 @@
 from pipetransformer import _C  # noqa: F401  # loads the extension
 from pipetransformer._C import (
     ActiveGroup,
+    LivenessTracker,
     MessagePlane,
     PlanTransition,
     RollBoard,
@@ -19,6 +20,7 @@ from pipetransformer._C import (
 
 __all__ = [
     "ActiveGroup",
+    "LivenessTracker",
     "MessagePlane",
     "PlanTransition",
     "RollBoard",

@@ -24,7 +24,8 @@ class AutoDPConfig:
         heartbeat_interval: time between two signs of life of a rank.
         heartbeat_timeout: a rank without a sign of life for so long is dead; at
             least three intervals.
-        store_timeout: how long ranks wait at start for the store and each other.
+        store_timeout: how long ranks wait at start for the store, and for ranks that
+            have not joined; of those that have, heartbeats tell.
         protocol_timeout: deadline of each step of a transformation.
         group_timeout: deadline of one collective; heartbeats find the dead long
             before, so it only has to exceed what one rank may do alone.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -18,15 +19,17 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
+from pipetransformer.autodp import _binding
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.links import LinkChoice, host_of
+from pipetransformer.autodp.meeting import Meeting
 from pipetransformer.network import Link
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.02
 _RETRY_S = 0.2
+_LOOK_S = 0.1  # between two looks at a thread that joins; signals are handled
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,25 @@ class LaunchInfo:
         return ", ".join(map(str, self.links)) or "no network"
 
 
+class RunStore(PrefixStore):
+    """The keys of one run, with the connections that its message plane takes.
+
+    They are made before the ranks meet: see Note [Slow starts] in ``watcher.cpp``.
+
+    Args:
+        prefix: What the run's keys start with.
+        store: All keys.
+        connections: Further connections to it, one for each thread of a plane.
+    """
+
+    def __init__(
+        self, prefix: str, store: Store, connections: tuple[Store, Store]
+    ) -> None:
+        super().__init__(prefix, store)
+        first, second = connections
+        self.connections = PrefixStore(prefix, first), PrefixStore(prefix, second)
+
+
 def connect(config: AutoDPConfig | None = None) -> tuple[LaunchInfo, Store]:
     """Join the other ranks of this run.
 
@@ -73,47 +95,129 @@ def connect(config: AutoDPConfig | None = None) -> tuple[LaunchInfo, Store]:
     and several runs may share a store: each gets a prefix of its own.
 
     Args:
-        config: ``store_timeout``, ``run_name`` and ``interface`` are used.
+        config: ``store_timeout``, heartbeats, ``run_name`` and ``interface`` are used.
 
     Returns:
-        This process's place, and a store that holds this run's keys only.
+        This process's place, and a store that holds this run's keys only. A message
+        plane is to be made of both at once: this rank does not beat in between.
 
     Raises:
         ValueError: a launcher's variable that is missing or no number; an interface
             that this machine does not have.
-        PeerFailure: the store or a rank was not there by the deadline.
+        PeerFailure: the store or a rank was not there by the deadline, or a rank that
+            had joined is gone.
     """
     config = config or AutoDPConfig()
-    timeout_s = config.store_timeout.total_seconds()
     place = _read_place(os.environ)
     choice = LinkChoice(config, os.environ)
-    root = f"pt/name/{config.run_name}" if config.run_name else "pt"
     if place.world_size == 1:
         return replace(place, run_id=uuid.uuid4().hex), HashStore()
-    deadline = time.monotonic() + timeout_s
-    problem: Exception
-    while True:
+    return _Joining(place, choice, config).result()
+
+
+class _Joining:
+    """Joins the other ranks on a thread: a store that stops never answers it.
+
+    Args:
+        place: This process's place, without a run.
+        choice: Of the links.
+        config: As for `connect`.
+    """
+
+    def __init__(
+        self, place: LaunchInfo, choice: LinkChoice, config: AutoDPConfig
+    ) -> None:
+        self._place = place
+        self._choice = choice
+        self._config = config
+        self._timeout_s = config.store_timeout.total_seconds()
+        self._deadline = time.monotonic() + self._timeout_s
+        self._meeting: Meeting | None = None
+        self._joined: tuple[LaunchInfo, Store] | None = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="pt-join", daemon=True)
+
+    def result(self) -> tuple[LaunchInfo, Store]:
+        """Wait for the thread; see `connect`."""
+        timeout_s = self._config.heartbeat_timeout.total_seconds()
+        answers = _binding.LivenessTracker(
+            timeout_s, self._timeout_s + timeout_s, time.monotonic()
+        )
+        self._thread.start()
         try:
-            place, store = _open_store(place, deadline)
-            run_id, links = _meet(place, store, root, choice, deadline)
-        except (RuntimeError, TimeoutError) as error:
-            # The store of the engine before this one may just be going away.
-            problem = error
-        else:
-            logger.debug("rank %d joined run %s", place.rank, run_id)
-            place = replace(place, run_id=run_id, links=links)
-            return place, PrefixStore(f"{root}/{run_id}", store)
-        if time.monotonic() + _RETRY_S >= deadline:
-            break
-        time.sleep(_RETRY_S)
-    text = str(problem).split("\n", 1)[0]
-    raise PeerFailure(
-        None,
-        "connect",
-        deadline_s=timeout_s,
-        reason=f"store: expected all {place.world_size} ranks{_of_run(config)} at "
-        f"{_address()}, got: {text}",
-    ) from problem
+            while self._thread.is_alive():
+                self._thread.join(_LOOK_S)
+                meeting = self._meeting
+                looks = meeting.looks if meeting is not None else None
+                if not answers.observe(looks, time.monotonic()):
+                    raise self._store_failure(timeout_s, "the store does not answer")
+        finally:
+            if self._meeting is not None:
+                self._meeting.given_up = True  # unless it is over
+        if self._error is not None:
+            raise self._error
+        if self._joined is None:
+            raise RuntimeError("connect: expected a result; please report")
+        return self._joined
+
+    def _store_failure(self, deadline_s: float | None, reason: str) -> PeerFailure:
+        rank = self._place.store_rank
+        return PeerFailure(rank, "connect", deadline_s=deadline_s, reason=reason)
+
+    def _run(self) -> None:
+        try:
+            self._joined = self._join()
+        except Exception as error:  # raised by `result`, on the caller's thread
+            self._error = error
+
+    def _join(self) -> tuple[LaunchInfo, Store]:
+        while True:
+            self._meeting = None
+            try:
+                return self._meet()
+            except PeerFailure:
+                raise
+            except (RuntimeError, TimeoutError) as error:
+                problem = error
+            text = str(problem).split("\n", 1)[0]
+            lost = not isinstance(problem, TimeoutError)
+            if lost and self._meeting is not None and self._meeting.opened:
+                raise self._store_failure(None, f"the store is lost: {text}")
+            # Else it may be that of the engine before this one, just going away.
+            if time.monotonic() + _RETRY_S >= self._deadline:
+                break
+            time.sleep(_RETRY_S)
+        raise PeerFailure(
+            None,
+            "connect",
+            deadline_s=self._timeout_s,
+            reason=f"store: expected all {self._place.world_size} ranks"
+            f"{_of_run(self._config)} at {_address()}, got: {text}",
+        ) from problem
+
+    def _meet(self) -> tuple[LaunchInfo, Store]:
+        """Meet the others; agree on a run id that no earlier run had, and on links."""
+        config, deadline = self._config, self._deadline
+        self._place, store = _open_store(self._place, deadline)
+        place, shared = self._place, _cloned(store)
+        address = self._choice.towards(host_of(store))
+        root = f"pt/name/{config.run_name}" if config.run_name else "pt"
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        # The n-th run of a rank meets the n-th run of all others.
+        ticket = store.add(f"{root}/join/{restart}/{place.rank}", 1)
+        key = f"{root}/meet/{restart}/{ticket}"
+        meeting = Meeting(store, key, place.rank, place.world_size, config)
+        self._meeting = meeting
+        run_id, addresses = meeting.attend(uuid.uuid4().hex, address, deadline)
+        links = self._choice.settle(addresses)
+        logger.debug("rank %d joined run %s", place.rank, run_id)
+        place = replace(place, run_id=run_id, links=links)
+        return place, RunStore(f"{root}/{run_id}", store, shared)
+
+
+def _cloned(store: Store) -> tuple[Store, Store]:
+    shared: Any = store  # clone() misses in its stub
+    return shared.clone(), shared.clone()
 
 
 def _of_run(config: AutoDPConfig) -> str:
@@ -196,26 +300,3 @@ def _open_store(place: LaunchInfo, deadline: float) -> tuple[LaunchInfo, Store]:
         multi_tenant=True,
     )
     return replace(place, store_rank=store_rank), store
-
-
-def _meet(
-    place: LaunchInfo, store: Store, root: str, choice: LinkChoice, deadline: float
-) -> tuple[str, tuple[Link, ...]]:
-    """Agree on a run id that no earlier run on this store had, and on links."""
-    address = choice.towards(host_of(store))
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    mine = f"{root}/join/{restart}/{place.rank}"
-    # The n-th run of a rank meets the n-th run of all others.
-    ticket = store.add(mine, 1)
-    meeting = f"{root}/meet/{restart}/{ticket}"
-    if place.rank == 0:
-        store.set(f"{meeting}/id", uuid.uuid4().hex)
-    store.set(f"{meeting}/{place.rank}", address)
-    keys = [f"{meeting}/{rank}" for rank in range(place.world_size)]
-    while not store.check([f"{meeting}/id", *keys]):
-        if time.monotonic() >= deadline:
-            absent = [rank for rank, key in enumerate(keys) if not store.check([key])]
-            raise TimeoutError(f"ranks {absent} did not join")
-        time.sleep(_POLL_S)
-    links = choice.settle(bytes(store.get(key)).decode() for key in keys)
-    return bytes(store.get(f"{meeting}/id")).decode(), links

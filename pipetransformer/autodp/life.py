@@ -5,15 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer.autodp import _binding
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
-from pipetransformer.autodp.launch import LaunchInfo
+from pipetransformer.autodp.launch import LaunchInfo, RunStore
 
 logger = logging.getLogger(__name__)
+
+
+def _connections(store: c10d.Store) -> tuple[c10d.Store, c10d.Store]:
+    """Return two connections to `store` for the threads of a plane."""
+    if isinstance(store, RunStore):
+        return store.connections
+    other: Any = store  # clone() misses in its stub
+    return other.clone(), other.clone()
 
 
 class PlaneLife:
@@ -35,13 +44,13 @@ class PlaneLife:
         self.info = info
         self.config = config
         self.core = _binding.MessagePlane(
-            store,
+            *_connections(store),
             rank=info.rank,
             world_size=info.world_size,
             store_rank=-1 if info.store_rank is None else info.store_rank,
             heartbeat_interval_s=config.heartbeat_interval.total_seconds(),
             heartbeat_timeout_s=config.heartbeat_timeout.total_seconds(),
-            start_timeout_s=config.store_timeout.total_seconds(),
+            group_timeout_s=config.store_timeout.total_seconds(),
             survives=config.on_peer_failure == "continue",
         )
         self._loss_told = False

@@ -27,7 +27,6 @@ WatcherOptions options_of(int rank, bool survives, double timeout_s) {
   options.world_size = kRanks;
   options.heartbeat_interval_s = 0.005;
   options.heartbeat_timeout_s = timeout_s;
-  options.start_timeout_s = timeout_s;
   options.survives = survives;
   return options;
 }

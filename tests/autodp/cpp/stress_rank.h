@@ -72,7 +72,11 @@ class Rank {
       uint32_t seed)
       : rank_(options.rank),
         random_(seed),
-        plane_(std::make_shared<MessagePlane>(store, options)) {
+        plane_(std::make_shared<MessagePlane>(
+            store->clone(),
+            store->clone(),
+            options,
+            options.heartbeat_timeout_s)) {
     check(::pipe2(signals_, O_NONBLOCK) == 0, "a pipe");
     check(::pipe2(forward_, O_NONBLOCK) == 0, "a pipe to forward to");
     plane_->watcher().watch_signals(signals_[0], forward_[1]);

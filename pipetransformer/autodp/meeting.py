@@ -1,0 +1,126 @@
+"""The meeting at which all ranks of a run find each other.
+
+Each rank says once that it has joined, and beats from then on. So a rank that dies
+while the others still wait for a late one is missed like any other: by the rank before
+it in the ring, which tells everybody who is there or comes later.
+"""
+
+from __future__ import annotations
+
+import time
+
+from torch._C._distributed_c10d import Store
+
+from pipetransformer.autodp import _binding
+from pipetransformer.autodp.config import AutoDPConfig
+from pipetransformer.autodp.failure import PeerFailure
+
+_POLL_S = 0.02
+
+
+class Meeting:
+    """One rank's part in it.
+
+    Args:
+        store: All ranks' keys; for this thread alone.
+        key: What the meeting's keys start with; no two meetings share it.
+        rank: This rank.
+        world_size: How many are to come.
+        config: Heartbeats.
+
+    Attributes:
+        looks: How often the store has answered, for whoever watches this thread.
+        opened: The rank that opens the meeting has joined: from then on the store
+            serves this run, and its loss is that of a rank.
+        given_up: Nobody waits for this rank's part any more.
+    """
+
+    def __init__(
+        self, store: Store, key: str, rank: int, world_size: int, config: AutoDPConfig
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._rank = rank
+        self._ranks = range(world_size)
+        self._interval_s = config.heartbeat_interval.total_seconds()
+        self._timeout_s = config.heartbeat_timeout.total_seconds()
+        self._next = (rank + 1) % world_size
+        self._beats = 0
+        self.looks = 0
+        self.opened = False
+        self.given_up = False
+
+    def attend(self, name: str, value: str, deadline: float) -> tuple[str, list[str]]:
+        """Join, and wait until everybody has.
+
+        Args:
+            name: Of the run; that of rank 0 counts.
+            value: What this rank tells the others.
+            deadline: A ``time.monotonic()``.
+
+        Returns:
+            The run's name and all values, by rank.
+
+        Raises:
+            PeerFailure: a rank that had joined is gone.
+            TimeoutError: ranks had not joined by the deadline.
+        """
+        self._beat()
+        if self._rank == 0:
+            self._store.set(f"{self._key}/id", name)
+        self._store.set(f"{self._key}/{self._rank}", value)
+        keys = [f"{self._key}/{rank}" for rank in self._ranks]
+        successor: _binding.LivenessTracker | None = None
+        next_beat = time.monotonic() + self._interval_s
+        while True:
+            self._check()  # also for who comes last, and would find all keys there
+            if self._holds(f"{self._key}/id", *keys):
+                break  # they go, and beat elsewhere: nobody is missed here any more
+            self.opened = self.opened or self._holds(f"{self._key}/id")
+            now = time.monotonic()
+            if self.given_up:
+                raise RuntimeError("meeting: expected somebody to wait for it")
+            if now >= deadline:
+                absent = [rank for rank in self._ranks if not self._holds(keys[rank])]
+                raise TimeoutError(f"ranks {absent} did not join")
+            if now >= next_beat:
+                next_beat = now + self._interval_s
+                self._beat()
+                if successor is None and self._holds(keys[self._next]):
+                    successor = _binding.LivenessTracker(
+                        self._timeout_s, self._timeout_s, now
+                    )
+                if successor is not None:
+                    self._miss(successor)
+            time.sleep(_POLL_S)
+        self.opened = True
+        values = [self._read(key) for key in keys]
+        return self._read(f"{self._key}/id"), values
+
+    def _holds(self, *keys: str) -> bool:
+        found: bool = self._store.check(list(keys))
+        self.looks += 1
+        return found
+
+    def _read(self, key: str) -> str:
+        """Return what a key holds that is there: `get` waits for no other."""
+        return bytes(self._store.get(key)).decode()
+
+    def _beat(self) -> None:
+        self._store.set(f"{self._key}/hb/{self._rank}", str(self._beats))
+        self._beats += 1
+
+    def _miss(self, successor: _binding.LivenessTracker) -> None:
+        """Tell everybody if the next rank has joined and beats no more."""
+        counter = int(self._read(f"{self._key}/hb/{self._next}"))
+        if not successor.observe(counter, time.monotonic()):
+            self._store.compare_set(f"{self._key}/gone", "", str(self._next))
+
+    def _check(self) -> None:
+        if self._holds(f"{self._key}/gone"):
+            raise PeerFailure(
+                int(self._read(f"{self._key}/gone")),
+                "connect",
+                deadline_s=self._timeout_s,
+                reason="no heartbeat after it had joined",
+            )

@@ -1,0 +1,72 @@
+"""Ranks find each other, and miss one that has joined and is gone."""
+
+import threading
+import time
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from torch.distributed import HashStore
+
+from pipetransformer.autodp import PeerFailure
+from pipetransformer.autodp.meeting import Meeting
+from tests.autodp.world import FAST
+
+CONFIG = replace(
+    FAST,
+    heartbeat_interval=timedelta(seconds=0.05),
+    heartbeat_timeout=timedelta(seconds=1),
+)
+LONG_S = 60.0
+
+
+def attend(store, rank, world_size, results):
+    meeting = Meeting(store, "meet/1", rank, world_size, CONFIG)
+    deadline = time.monotonic() + LONG_S
+    try:
+        results[rank] = meeting.attend(f"run of {rank}", f"value {rank}", deadline)
+    except (PeerFailure, TimeoutError) as error:
+        results[rank] = error
+
+
+def attended(world_size, ranks, store):
+    """Return what each of `ranks` comes to; they attend side by side."""
+    results = {}
+    threads = [
+        threading.Thread(target=attend, args=(store, rank, world_size, results))
+        for rank in ranks
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+    return results
+
+
+def join_and_die(store, rank):
+    """Leave what a rank leaves that dies right after it has joined."""
+    store.set(f"meet/1/hb/{rank}", "0")
+    store.set(f"meet/1/{rank}", f"value {rank}")
+
+
+def test_all_ranks_hear_the_name_of_rank_0_and_all_values():
+    results = attended(3, range(3), HashStore())
+    expected = "run of 0", ["value 0", "value 1", "value 2"]
+    assert results == {rank: expected for rank in range(3)}
+
+
+def test_a_rank_that_has_joined_and_died_is_told_to_all_and_to_who_comes_later():
+    store = HashStore()
+    join_and_die(store, 1)
+    early = attended(4, [0, 2], store)
+    late = attended(4, [3], store)  # with it everybody would have joined
+    assert sorted({**early, **late}) == [0, 2, 3]
+    for failure in (*early.values(), *late.values()):
+        assert (failure.rank, failure.phase) == (1, "connect")
+        assert failure.deadline_s == 1.0
+
+
+def test_ranks_that_do_not_come_are_named():
+    meeting = Meeting(HashStore(), "meet/1", 0, 3, CONFIG)
+    with pytest.raises(TimeoutError, match=r"ranks \[1, 2\] did not join"):
+        meeting.attend("run", "value", time.monotonic())

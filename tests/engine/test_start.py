@@ -1,0 +1,116 @@
+"""A rank dies between its start and the first plan, and the others hear of it.
+
+The deadlines are far apart: who waits for more than a heartbeat runs into the test's.
+"""
+
+import dataclasses
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+
+import pipetransformer as pt
+from pipetransformer import director, planner, rewire, session, transformation
+from pipetransformer.autodp import launch, meeting
+from tests.engine.scenario import QUICK, config, make_engine, schedule
+from tests.support.ranks import Ranks
+from tests.support.store_host import StoreHost
+from tests.support.toy import ToySet
+
+pytestmark = pytest.mark.distributed
+
+RANKS, DEADLINE_S = 3, 40.0
+PATIENT = dataclasses.replace(
+    QUICK,
+    heartbeat_interval=timedelta(seconds=0.5),
+    heartbeat_timeout=timedelta(seconds=4),
+    store_timeout=timedelta(seconds=120),
+    protocol_timeout=timedelta(seconds=120),
+)
+LATE_S = 8.0  # what one rank comes late in the meeting
+
+# step: who dies, and before which call; in the order of the steps.
+STEPS = {
+    "joined, while another rank is late": (1, meeting.Meeting, "_beat"),
+    "all have joined": (1, launch, "RunStore"),
+    "connected": (1, session, "Run"),
+    "comparing models": (1, session, "signature_lines"),
+    "warming up": (1, session, "warm_up"),
+    "profile, the lead": (0, planner, "profile"),
+    "profile, another": (1, director, "agree_on_profile"),
+    "planning": (0, director, "propose"),
+    "before PREPARE": (1, transformation, "Transition"),
+    "building the group": (1, transformation, "_build"),
+    "move": (1, transformation, "move"),
+    "comparing the replicas": (1, rewire, "compare_hashes"),
+    "rewire": (1, transformation, "rewire"),
+}
+IN_COLLECTIVES = [STEPS[step] for step in ("move", "comparing the replicas", "rewire")]
+SERVER = "joined and serves the store, while another rank is late"
+ALL_STEPS = {**STEPS, SERVER: (0, meeting.Meeting, "_beat")}
+
+
+def _stop_at(owner, name, number):
+    """Make this process strike itself where it would call `name`."""
+    inner, calls = getattr(owner, name), []
+
+    def doomed(*args, **options):
+        calls.append(name)
+        if name == "_beat" and len(calls) < 4:
+            return inner(*args, **options)  # the others have seen it
+        return os.kill(os.getpid(), number)
+
+    setattr(owner, name, doomed)
+
+
+def _train(rank, step, number, environment):
+    """Come to the first plan; the victim dies at the step, or stops there."""
+    os.environ.update(environment)
+    victim, owner, name = ALL_STEPS[step]
+    if rank == victim:
+        _stop_at(owner, name, number)
+    if "late" in step and rank == RANKS - 1:
+        time.sleep(LATE_S)
+    settings = config(plan=pt.PlanConfig(num_stages=1, reshape="never"), autodp=PATIENT)
+    engine = make_engine(freeze=schedule(0), dtype=torch.float64, config=settings)
+    try:
+        with engine:
+            engine.prepare(ToySet(50, dtype=torch.float64), 12)
+            for _ in engine.epochs(1):
+                for batch in engine.batches(ToySet(50, dtype=torch.float64), 12):
+                    engine.step(batch)
+    except pt.PeerFailure as failure:
+        return failure.rank, failure.phase, str(failure)
+    return None
+
+
+def _heard(step, number, environment, ranks_that_hear):
+    with Ranks(_train, RANKS, step, number, environment, timeout_s=DEADLINE_S) as ranks:
+        outcomes = ranks.outcomes(ranks_that_hear)
+    for rank, (ok, value) in outcomes.items():
+        assert ok, f"rank {rank} failed:\n{value}"
+        assert value is not None, f"rank {rank} has not heard of it"
+    return [value for _, value in outcomes.values()]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_rank_that_dies_before_the_first_plan_is_missed_within_its_heartbeat(step):
+    victim = STEPS[step][0]
+    others = [rank for rank in range(RANKS) if rank != victim]
+    with StoreHost() as host:
+        heard = _heard(step, signal.SIGKILL, host.environment, others)
+    for rank, phase, text in heard:
+        if phase in ("connect", "heartbeat"):
+            assert rank == victim, text
+        else:  # in a collective a broken connection may be all that is known
+            assert "a peer is gone" in text and STEPS[step] in IN_COLLECTIVES, text
+
+
+# Who comes after that finds no store, as where rank 0 has never started.
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_loss_of_the_server_is_heard_by_ranks_that_have_joined(number):
+    (heard,) = _heard(SERVER, number, {}, [1])
+    assert heard[:2] == (0, "connect"), heard

@@ -8,13 +8,13 @@ import torch
 
 from pipetransformer.autocache import (
     ActivationCache,
+    available_memory,
     cacheable,
     record_bytes,
     slots_within,
 )
 from pipetransformer.autodp import LaunchInfo, MessagePlane, PeerFailure
 from pipetransformer.layout import Layout
-from pipetransformer.memory import available_bytes
 from pipetransformer.planner import Cluster, Profile
 from pipetransformer.recipe import Recipe, Workload
 
@@ -78,7 +78,7 @@ class Slabs:
 
     def cache_bytes(self) -> int:
         """Return what a slab of this node may take."""
-        return self.config.cache.budget_bytes or available_bytes() // 4
+        return self.config.cache.budget_bytes or available_memory() // 4
 
     def training_slots(self) -> int:
         """Return how many samples the training set's slab on this node holds.

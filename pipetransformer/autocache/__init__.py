@@ -11,12 +11,17 @@ from pipetransformer.autocache.prefix import (
     fingerprint_chain,
     values_context,
 )
-from pipetransformer.autocache.sizes import record_bytes, slots_within
+from pipetransformer.autocache.sizes import (
+    available_memory,
+    record_bytes,
+    slots_within,
+)
 
 __all__ = [
     "ActivationCache",
     "CacheCounters",
     "Records",
+    "available_memory",
     "cacheable",
     "fingerprint_chain",
     "hash_rows",

@@ -108,7 +108,7 @@ def test_plan_counts_on_no_cache_that_could_not_be_made(monkeypatch):
 
 def explained(rank, available):
     """Train on ranks that see different memory; return what they planned by."""
-    slabs.available_bytes = lambda: available[rank]
+    slabs.available_memory = lambda: available[rank]
     engine = make_engine(freeze=schedule(*FREEZE), config=config())
     with engine:
         for _ in engine.epochs(3):

@@ -193,7 +193,7 @@ def print_table(
     for line in lines if published else ():
         line.append(", ".join(map(str, (published or {}).get(line[0], ("-",)))))
     if published:
-        headers.append("torch's old Pipe, above")
+        headers.append("Pipe of torch 2.3, above (another machine)")
     print(text_table(headers, lines))
 
 

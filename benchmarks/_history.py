@@ -20,8 +20,9 @@ class TimelineEntry:
 
 
 # Checkpoint mode -> microseconds per cell above a plain loop, forward and backward, of
-# torch.distributed.pipeline.sync on torch 2.13 (4 tiny stages, 32 micro-batches). On
-# another machine: a size to compare with, no ratio.
+# torch.distributed.pipeline.sync as torch 2.3 had it last (4 tiny stages, 32
+# micro-batches). Taken on another machine, by a script that is not kept: a size to
+# compare with, no ratio. `pipe_overhead.py --pipe` puts another pipeline beside ours.
 OVERHEAD_US = {"never": (100, 26), "except_last": (157, 181)}
 
 # Depth 5, 5 convolutions per level, 64 channels, 192 x 192 x 3, batch 128, 8

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from _ladder_forms import EXPECTED
 from _ladder_instance import Rates
@@ -14,7 +12,6 @@ from _ladder_steps import Ladder
 from _text import text_table
 
 TOLERANCE = 0.05
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -46,20 +43,6 @@ class Told:
     def explained(self) -> bool:
         """Whether it is close to what was expected, or has a note."""
         return abs(self.off) <= TOLERANCE or bool(self.note)
-
-
-def simulator_error(results: Path = RESULTS) -> str:
-    """Return the simulator's measured error in words."""
-    path = results / "simulator_accuracy.json"
-    if not path.exists():
-        return "the simulator's error is not measured yet"
-    summaries = json.loads(path.read_text())["summaries"]
-    (whole,) = (each for each in summaries if each["group"] == "all")
-    median, worst = (100 * whole[key] for key in ("median", "worst"))
-    return (
-        f"the simulator's measured error of a step, on CPU slots: median {median:.1f} "
-        f"%, worst {worst:.1f} %"
-    )
 
 
 def print_table(told: Sequence[Told], error: str) -> None:

@@ -17,7 +17,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from _encoder import Shape, batch, encoder, mean_loss
-from _harness import Ratio, Row, add_common_arguments, begin, compared, write_json
+from _harness import (
+    Ratio,
+    Row,
+    Target,
+    add_common_arguments,
+    begin,
+    compared,
+    write_json,
+)
 from _quiet import add_patience_argument
 from _simulated import Case, median_profile, slots
 from _slot_profile import profile_on_slots
@@ -129,6 +137,7 @@ def choice_ratios(
                 rows[length, best],
                 better_than=rows[length, best].system,
                 quick=quick,
+                target=Target(1 + AIM, of="value"),
             )
     return ratios
 
@@ -189,7 +198,6 @@ def main() -> int:
             seed=args.seed,
             shape=vars(shape),
             profile_sizes=args.profile_sizes,
-            aim=AIM,
             cases={
                 each.measured.system: {
                     "num_stages": each.case.num_stages,

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from _child import RunFailed
 from _forked import fork_server
-from _harness import Row, add_common_arguments, begin, write_json
+from _harness import Row, Target, add_common_arguments, begin, write_json
 from _kills_job import (
     Curve,
     random_parts,
@@ -194,9 +194,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if args.json is not None:
         rows = [
-            Row(system, "difference of the losses", "1", tuple(by_epoch))
+            Row(
+                system,
+                "difference of the losses",
+                "1",
+                tuple(result["difference_by_epoch"]),
+                values_of="epochs of one run",
+                target=Target(result["tolerance"], of="max"),
+            )
             for system, result in results["systems"].items()
-            for by_epoch in [result["difference_by_epoch"]]
         ]
         name = "kills_and_resumes"
         extra = {"restarts": results, "load_average": os.getloadavg()}

@@ -37,7 +37,8 @@ from _ladder_rows import (
 )
 from _ladder_sensitivity import table as sensitivity
 from _ladder_steps import Ladder
-from _ladder_text import Told, print_epochs, print_given, print_table, simulator_error
+from _ladder_text import Told, print_epochs, print_given, print_table
+from _simulator_error import simulator_error
 
 BEST_M_GAIN = 1.15  # decides the overhead
 METRIC = "ten epochs of a global batch each"
@@ -184,8 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told += tell(section, ladder)
         if args.epochs:
             print_epochs(section, ladder)
-    error, forms = simulator_error(), closed_forms(MAIN.instance)
-    print_table(told, error)
+    forms = closed_forms(MAIN.instance)
+    print_table(told, simulator_error())
     print_given(rates, forms)
     if args.sensitivity:
         shown = (STATIC_BEST_M, PAPER_CACHED, SPREAD, OURS)
@@ -202,7 +203,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             start=start,
             quick=args.quick,
             simulated=True,
-            simulator_error=error,
             free_parameters=asdict(rates),
             closed_forms=forms,
             ladder=[{**asdict(row), "off": row.off} for row in told],

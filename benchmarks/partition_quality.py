@@ -18,7 +18,15 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from _harness import Ratio, Row, add_common_arguments, begin, compared, write_json
+from _harness import (
+    Ratio,
+    Row,
+    Target,
+    add_common_arguments,
+    begin,
+    compared,
+    write_json,
+)
 from _layer_rows import TIMES, LayerRow, model_rows, random_row
 from _partitioners import OURS, PARTITIONERS, optimum
 from _text import text_table
@@ -55,6 +63,8 @@ def quality(rows: Sequence[LayerRow]) -> list[Row]:
                 row.largest_stage(cut(row)) / least
                 for row, least in zip(rows, best, strict=True)
             ),
+            values_of="instances",
+            target=Target(1.0, of="max") if name == OURS else None,
         )
         for name, cut in PARTITIONERS.items()
     ]

@@ -12,12 +12,16 @@ columns. ``--pipe MODULE:ATTR`` puts another pipeline beside ours, called as
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
+from collections.abc import Sequence
 
 import torch
 from _cells import (
     BACKWARD,
+    BACKWARD_ABOVE,
     FORWARD,
+    FORWARD_ABOVE,
     LOOP,
     WIDTH,
     Rows,
@@ -25,10 +29,20 @@ from _cells import (
     measure_cells,
     print_table,
 )
-from _harness import Ratio, add_common_arguments, begin, compared, write_json
+from _harness import (
+    Ratio,
+    Row,
+    Target,
+    add_common_arguments,
+    begin,
+    compared,
+    write_json,
+)
 from _history import OVERHEAD_US
 from _pipes import CHECKPOINT_MODES, DISPATCHES, load_factory, our_pipe, plain_loop
 from torch import nn
+
+MOST_US = 10.0  # per cell above the loop, forward and backward
 
 
 def parse_args() -> argparse.Namespace:
@@ -86,12 +100,22 @@ def rivals(args: argparse.Namespace, rows: Rows) -> list[Ratio]:
     return found
 
 
+def judged(modes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
+    """Return the rows; those of ours above the loop have their target."""
+    return [
+        dataclasses.replace(row, target=Target(MOST_US))
+        if row.system in modes and row.metric in (FORWARD_ABOVE, BACKWARD_ABOVE)
+        else row
+        for row in rows
+    ]
+
+
 def main() -> int:
     args = parse_args()
     start = begin()
     torch.set_num_threads(1)
     systems = build(args)
-    found = measure_cells(args, systems)
+    found = judged(args.modes, measure_cells(args, systems))
     rows = {(row.system, row.metric): row for row in found}
     print_table(systems, rows, OVERHEAD_US)
     ratios = rivals(args, rows)

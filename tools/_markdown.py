@@ -16,7 +16,7 @@ def ratios(content: Content) -> list[str]:
         [
             [
                 each["name"],
-                speedup(each),
+                marked(speedup(each), each),
                 f"{each['min']:.2f} to {each['max']:.2f}",
                 str(each["repeats"]),
             ]
@@ -63,7 +63,17 @@ def median_and_range(row: Content | None) -> str:
     if row is None:
         return "-"
     middle, low, high = (number(row[key]) for key in ("median", "min", "max"))
-    return f"{middle} ({low} to {high})"
+    return marked(f"{middle} ({low} to {high})", row)
+
+
+def value_and_range(ratio: Content) -> str:
+    """The cell of a ratio with its range and, if it has a target, the verdict."""
+    return marked(with_range(ratio), ratio)
+
+
+def marked(cell: str, judged: Content) -> str:
+    """The cell of a row or ratio, which says so if the target was missed."""
+    return f"{cell} **missed**" if judged.get("met") is False else cell
 
 
 def number(value: float) -> str:

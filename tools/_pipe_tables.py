@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from _markdown import Content, markdown, median_and_range, number
+from _markdown import (
+    Content,
+    markdown,
+    marked,
+    median_and_range,
+    number,
+    value_and_range,
+)
 
 # What stands in a cell that was not measured.
 ABSENT = "-"
@@ -23,7 +30,8 @@ def overhead(content: Content) -> list[str]:
         old = content["published"].get(system)
         line.append(" and ".join(map(str, old)) if old else ABSENT)
         lines.append([system, *line])
-    return markdown(["us per cell", *columns, "torch's old Pipe, above"], lines)
+    old_pipe = "Pipe of torch 2.3, above (another machine: size only)"
+    return markdown(["us per cell", *columns, old_pipe], lines)
 
 
 def throughput(content: Content) -> list[str]:
@@ -39,9 +47,9 @@ def throughput(content: Content) -> list[str]:
             [
                 system,
                 number(cells[system, "step time"]["median"]),
-                value_and_range(ratio) if ratio else ABSENT,
+                unmarked(ratio) if ratio else ABSENT,
                 f"{bound:.2f}" if bound else ABSENT,
-                f"{ratio['value'] / bound:.0%}" if ratio and bound else ABSENT,
+                share_of(bound, ratio) if ratio and bound else ABSENT,
                 over_pipelining(system, ratios),
                 number(saved["median"]) if saved else ABSENT,
             ]
@@ -50,11 +58,31 @@ def throughput(content: Content) -> list[str]:
     return markdown([*headers, "MiB kept"], lines)
 
 
+def unmarked(ratio: Content) -> str:
+    """A ratio whose target stands in another column."""
+    return value_and_range({**ratio, "met": None})
+
+
+def share_of(bound: float, ratio: Content) -> str:
+    """How much of its formula a speed-up reaches, and whether that is enough."""
+    share = f"{ratio['value'] / bound:.0%}"
+    if (target := ratio["target"]) is not None:
+        share += f", aim {target['at_least'] / bound:.0%}"
+    return marked(share, ratio)
+
+
 def over_pipelining(system: str, ratios: dict[str, Content]) -> str:
-    """The cell of a system's speed-up over torch.distributed.pipelining."""
+    """The cell of a system's speed-up over torch.distributed.pipelining.
+
+    It names the rival's schedule where that is another one.
+    """
     for name, ratio in ratios.items():
-        if name.startswith(f"{system} / pipelining "):
-            return f"{ratio['value']:.2f}"
+        rival = name.removeprefix(f"{system} / pipelining ")
+        if rival == name:
+            continue
+        theirs, ours = rival.partition(" ")[0], system.partition(" ")[0]
+        other = "" if theirs == ours else f", over its {theirs}"
+        return marked(f"{ratio['value']:.2f}{other}", ratio)
     return ABSENT
 
 
@@ -94,8 +122,3 @@ def models(content: Content) -> list[str]:
             [system, value_and_range(ratio), f"{old:.2f}" if old else ABSENT],
         )
     return markdown(["model", "x plain", "published, unequal batches"], lines)
-
-
-def value_and_range(ratio: Content) -> str:
-    """A ratio's cell."""
-    return f"{ratio['value']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"

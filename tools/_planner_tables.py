@@ -24,7 +24,7 @@ def plan_times(content: Content) -> list[str]:
     """Milliseconds of each case, beside what it should stay within."""
     lines = []
     for row in content["rows"]:
-        target = content["targets_ms"].get(row["system"])
-        wanted = ABSENT if target is None else number(target)
+        target = row["target"]
+        wanted = ABSENT if target is None else number(target["at_most"])
         lines.append([row["system"], median_and_range(row), wanted])
     return markdown(["case", "ms", "at most"], lines)

@@ -56,7 +56,7 @@ def endurance(content: Content) -> list[str]:
             )
             cells.append(f"{number(early)} to {number(late)}")
         lines.append([name, f"{content['early']} to {run['changes']}", *cells])
-    return markdown(headers, lines)
+    return [*markdown(headers, lines), "", "One run each."]
 
 
 def pauses(content: Content) -> list[str]:
@@ -85,13 +85,11 @@ def curve(content: Content) -> list[str]:
     """How far the elastic run is from the static one, and what rounding alone does."""
     headers = ["largest difference", "elastic", "one unit in the last place"]
     least = content["one_unit_in_the_last_place"]
-    return markdown(
-        headers,
-        [
-            [what, f"{found:.2g}", f"{least[what]:.2g}"]
-            for what, found in content["difference"].items()
-        ],
-    )
+    lines = [
+        [what, f"{found:.2g}", f"{least[what]:.2g}"]
+        for what, found in content["difference"].items()
+    ]
+    return [*markdown(headers, lines), "", "One run each."]
 
 
 def restarts(content: Content) -> list[str]:

@@ -174,7 +174,8 @@ def table(name: str, kind: str, results: Path) -> list[str]:
     if not path.exists():
         how = f"`make {command.part}`, `{command.line}`"
         return ["", f"Not measured on this version ({how}).", ""]
-    content = load(path)
+    # A table may say what another result says.
+    content = {**load(path), "folder": str(results)}
     return ["", *TABLES[kind](content), "", source(content), ""]
 
 

@@ -25,7 +25,8 @@ from _ladder_rows import (
 )
 from _ladder_sensitivity import variants
 from _ladder_steps import Ladder, microbatch_counts
-from _ladder_text import TOLERANCE, Told, simulator_error
+from _ladder_text import TOLERANCE, Told
+from _simulator_error import simulator_error
 
 from pipetransformer.planner import InfeasiblePlan, search
 
@@ -247,16 +248,19 @@ def test_sensitivity_changes_one_rate_at_a_time(rates):
 
 
 def test_simulators_error_is_told_as_far_as_it_is_known(tmp_path):
-    assert simulator_error(tmp_path) == "the simulator's error is not measured yet"
-    groups = [
-        {"group": "all", "median": 0.012, "worst": 0.071},
-        {"group": "waits", "median": 0.5, "worst": 0.9},
+    told = "the simulator's error is not measured on this version"
+    assert simulator_error(tmp_path) == told
+    errors = [
+        {"kind": "heterogeneous", "value": -0.07},
+        {"kind": "half-frozen", "value": 0.01},
+        {"kind": "half-frozen", "value": -0.012},
+        {"kind": "compute K=2", "value": 0.11},
     ]
     path = tmp_path / "simulator_accuracy.json"
-    path.write_text(json.dumps({"summaries": groups}))
+    path.write_text(json.dumps({"errors": errors}))
     assert simulator_error(tmp_path) == (
-        "the simulator's measured error of a step, on CPU slots: median 1.2 %, worst "
-        "7.1 %"
+        "the simulator's measured error of a step, on CPU slots: stages that compute "
+        "median 11.0 %, worst 11.0 %; stages that wait median 1.2 %, worst 7.0 %"
     )
 
 
@@ -278,9 +282,9 @@ def test_script_writes_what_its_table_needs(
     assert f"micro-batch: {rates.overhead_ns // 1000} us" in printed
     content = json.loads(path.read_text())
     assert content["simulated"] is True and content["quick"] is False
-    lines = TABLES["ladder"](content)
+    lines = TABLES["ladder"]({**content, "folder": str(tmp_path)})
     assert len(lines) == 2 + len(told) + 2
-    assert lines[2] == f"| {STATIC.name} | N=16 | 1.00 | 1.00 | +0.0 % | 1.00 |"
+    assert lines[2] == f"| {STATIC.name} | N=16 | 1.00 | 1.00 | +0.0 % | 1.00 (+0 %) |"
     assert lines[-1].startswith("Simulated, not measured; ")
 
 

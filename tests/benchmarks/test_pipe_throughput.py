@@ -147,6 +147,26 @@ def test_speedup_stands_beside_one_thread_and_the_rival_of_its_schedule():
     assert f"{ONE_THREAD} / {ONE_THREAD}" not in ratios
 
 
+def test_schedules_have_targets_their_rivals_and_modes_have_none():
+    args = arguments(microbatches=[3], modes=True, no_processes=False)
+    systems = Maker(args, TINY).all()
+    rows = {s.name: Row(s.name, "step time", "s", (1.0,)) for s in systems}
+    bounds = {s.name: s.bound for s in systems}
+    found = {
+        each.name: each.target.bound
+        for each in pipe_throughput.speedups(args, systems, rows)
+        if each.target is not None
+    }
+    assert found == {
+        f"gpipe M=3 / {ONE_THREAD}": pytest.approx(0.97 * bounds["gpipe M=3"]),
+        "gpipe M=3 / pipelining gpipe M=3": 1.0,
+        f"1f1b M=3 / {ONE_THREAD}": pytest.approx(0.97 * bounds["1f1b M=3"]),
+        "1f1b M=3 / pipelining 1f1b M=3": 1.0,
+        f"zb-h1 M=3 / {ONE_THREAD}": pytest.approx(0.95 * bounds["zb-h1 M=3"]),
+        "zb-h1 M=3 / pipelining 1f1b M=3": 1.0,
+    }
+
+
 def test_saved_bytes_of_gpipe_are_those_of_the_whole_batch():
     args = arguments(schedules=["gpipe"])
     rows = pipe_throughput.saved_rows(args, TINY, Maker(args, TINY).all())

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import _timing
@@ -9,10 +11,12 @@ import _waits
 import fig11_microbatches
 import pytest
 import simulator_accuracy
+from _accuracy import ALL, Error, summaries
 from _encoder import Shape
 from _harness import Row
 from _simulated import Case
-from _trials import Compared
+from _trials import Compared, Subject
+from _waits import MIXES
 from fig11_microbatches import best_of, choice_ratios, counts_of
 
 from pipetransformer import planner
@@ -51,9 +55,77 @@ def test_simulator_accuracy_writes_what_its_table_needs(monkeypatch, tmp_path, c
     assert "| heterogeneous | 1 | 3 |" in rendered
     assert "| half-frozen, zb-h1, always | 1 | 1 |" in rendered
     assert "| compute K=2, gpipe, never | 1 | 3 |" in rendered
-    assert len(content["rows"]) == 2 * 21
-    assert len({row["system"] for row in content["rows"]}) == 21
-    assert "aim 3%" in capsys.readouterr().out
+    cases = [row for row in content["rows"] if row["values_of"] == "repeats"]
+    assert len(cases) == 2 * 21
+    assert len({row["system"] for row in cases}) == 21
+    printed = capsys.readouterr().out
+    for group in (ALL, *MIXES, "compute K=1", "compute K=2"):
+        for figure, aim in (("median error", "aim 3%"), ("worst error", "aim 10%")):
+            (line,) = (
+                line
+                for line in printed.splitlines()
+                if line.startswith(f"{group}: {figure} ")
+            )
+            assert aim in line
+
+
+def test_all_kinds_are_run_by_default(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["simulator_accuracy"])
+    monkeypatch.setattr(
+        simulator_accuracy,
+        "computing_subjects",
+        lambda shape, slots, steps: [a_subject(f"compute K={k}") for k in slots],
+    )
+    found = simulator_accuracy.subjects(simulator_accuracy.parse_args())
+    kinds = Counter(subject.kind for subject in found)
+    assert set(kinds) == {*MIXES, "compute K=1", "compute K=2"}
+    assert all(kinds[mix] >= 7 for mix in MIXES)
+    for mix in MIXES:  # with and without recomputation, under every schedule
+        ways = {
+            (case.schedule, case.checkpoint)
+            for subject in found
+            if subject.kind == mix
+            for case in subject.cases
+        }
+        assert len(ways) == 6
+
+
+def a_subject(kind):
+    return Subject(kind, kind, None, [0], [0], None, (), None)
+
+
+def an_error(kind, value):
+    return Error(kind, kind, kind, "gpipe", "never", 2, 2, 1.0, value)
+
+
+def test_missed_accuracy_is_told_in_its_row():
+    found = [an_error("waits", 0.01), an_error("waits", -0.02)]
+    found += [an_error("computes", -0.12)]
+    rows = [
+        {
+            "system": row.system,
+            "metric": row.metric,
+            "met": row.target.judged({"median": row.median, "max": max(row.values)})[
+                "met"
+            ],
+        }
+        for row in simulator_accuracy.summary_rows(found)
+    ]
+    summaries_ = [asdict(each) for each in summaries(found)]
+    lines = TABLES["simulator"]({"rows": rows, "summaries": summaries_})[2:]
+    assert "| all | 2 | 3 | 2.0% | 12.0% **missed** | -2.0% |" in lines
+    assert "| waits | 1 | 2 | 1.5% | 2.0% | -0.5% |" in lines
+    assert (
+        "| computes | 1 | 1 | 12.0% **missed** | 12.0% **missed** | -12.0% |" in lines
+    )
+
+
+def test_planners_choice_that_is_too_slow_is_told_in_its_row():
+    found = [compared(2, 2.2, 2.2, 2.1), compared(4, 2.0, 2.0, 2.0)]
+    (slow,) = choice_ratios(found, {2: 2}, quick=False)
+    (same,) = choice_ratios(found, {2: 4}, quick=False)
+    verdicts = [r.target.judged({"value": r.value})["met"] for r in (slow, same)]
+    assert verdicts == [False, True]
 
 
 def test_figure_11_writes_what_its_table_needs(monkeypatch, tmp_path, capsys):
@@ -63,7 +135,12 @@ def test_figure_11_writes_what_its_table_needs(monkeypatch, tmp_path, capsys):
     counts = [(1, m) for m in range(1, 7)] + [(2, m) for m in (2, 4, 6, 8)]
     assert cells == [f"| K={k} M={m}" for k, m in counts]
     assert sum("best" in line for line in rendered[2:]) == 2
-    assert sum("planner" in line for line in rendered[2:]) == 2
+    told = [line for line in rendered[2:] if "planner: " in line]
+    assert len(told) == 2 and all(" of the best |" in line for line in told)
+    assert len(content["ratios"]) == 2
+    for ratio, line in zip(content["ratios"], told, strict=True):
+        assert ratio["target"] == {"at_most": 1.03, "of": "value"}
+        assert ("**missed**" in line) is (ratio["value"] > 1.03)
     assert "K=2: planner's M=" in capsys.readouterr().out
 
 

@@ -71,3 +71,12 @@ def test_script_writes_every_case(small, tmp_path, capsys):
     assert "best cuts" in capsys.readouterr().out
     lines = TABLES["plan_times"](content)
     assert len(lines) == 2 + len(content["rows"])
+
+
+def test_case_that_takes_too_long_is_told_in_its_row():
+    name = "search, L=200 K=1..64"
+    row = planner_time.judged(Row(name, "processor_ms", "ms", (290.0, 301.0, 400.0)))
+    figures = {"median": row.median, "min": 290.0, "max": 400.0}
+    content = {"system": name, **figures, **row.target.judged(figures)}
+    line = TABLES["plan_times"]({"rows": [content]})[2]
+    assert line == f"| {name} | 301 (290 to 400) **missed** | 300 |"

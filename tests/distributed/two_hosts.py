@@ -156,6 +156,7 @@ def rows(cases):
             "event to PeerFailure",
             "s",
             tuple(each["ended_after_s"] for each in case["ranks"]),
+            values_of="ranks of one run",
         )
         for case in cases
         if not CASES[case["case"]][1]

@@ -14,8 +14,11 @@ def row(system, metric, low, middle, high):
     }
 
 
-def against(name, value, low, high):
-    return {"name": name, "value": value, "min": low, "max": high}
+def against(name, value, low, high, least=None):
+    target = least and {"at_least": least, "of": "value"}
+    met = None if least is None else value >= least
+    entry = {"name": name, "value": value, "min": low, "max": high}
+    return {**entry, "bound": None, "target": target, "met": met}
 
 
 def test_overhead_has_no_overhead_for_the_loop():
@@ -27,14 +30,20 @@ def test_overhead_has_no_overhead_for_the_loop():
                 row("never", "forward_us_per_cell", 8, 9, 10),
                 row("never", "backward_us_per_cell", 12, 13, 14),
                 row("never", "forward_overhead_us_per_cell", 3.5, 4, 4.5),
-                row("never", "backward_overhead_us_per_cell", 2, 3, 4),
+                {
+                    **row("never", "backward_overhead_us_per_cell", 2, 3, 4),
+                    "met": False,
+                },
             ],
             "published": {"never": [100, 26]},
         }
     )
     assert lines[2] == "| loop | 5 (4 to 6) | 10 (9 to 11) | - | - | - |"
     assert lines[3].endswith(
-        "| 13 (12 to 14) | 4 (3.5 to 4.5) | 3 (2 to 4) | 100 and 26 |"
+        "| 13 (12 to 14) | 4 (3.5 to 4.5) | 3 (2 to 4) **missed** | 100 and 26 |"
+    )
+    assert lines[0].endswith(
+        "| Pipe of torch 2.3, above (another machine: size only) |"
     )
 
 
@@ -43,16 +52,21 @@ THROUGHPUT = {
         row("one thread", "step time", 3, 3.2, 4),
         row("gpipe M=4", "step time", 1, 2, 3),
         row("ddp", "step time", 1, 1.7, 3),
+        row("zb-h1 M=4", "step time", 1, 2, 3),
         row("gpipe M=4", "peak saved", 40, 41.5, 42),
     ],
     "ratios": [
-        against("gpipe M=4 / one thread", 1.5, 1.4, 1.6),
+        against("gpipe M=4 / one thread", 1.5, 1.4, 1.6, 1.552),
         against("gpipe M=4 / one thread M=4", 1.6, 1.4, 1.6),
-        against("gpipe M=4 / pipelining gpipe M=4", 1.07, 1.0, 1.1),
+        against("gpipe M=4 / pipelining gpipe M=4", 0.97, 0.9, 1.1, 1.0),
+        against("zb-h1 M=4 / one thread", 1.8, 1.4, 1.9, 1.7575),
+        against("zb-h1 M=4 / pipelining 1f1b M=4", 1.11, 1.0, 1.2, 1.0),
         against("ddp / one thread", 1.88, 1.8, 1.9),
     ],
-    "bounds": {"gpipe M=4": 1.6, "ddp": 2.0},
-    "measures": dict.fromkeys(["one thread", "gpipe M=4", "ddp"], "one thread"),
+    "bounds": {"gpipe M=4": 1.6, "zb-h1 M=4": 1.85, "ddp": 2.0},
+    "measures": dict.fromkeys(
+        ["one thread", "gpipe M=4", "zb-h1 M=4", "ddp"], "one thread"
+    ),
 }
 
 
@@ -60,7 +74,10 @@ THROUGHPUT = {
     "line",
     [
         "| one thread | 3.2 | - | - | - | - | - |",
-        "| gpipe M=4 | 2 | 1.50 (1.40 to 1.60) | 1.60 | 94% | 1.07 | 41.5 |",
+        "| gpipe M=4 | 2 | 1.50 (1.40 to 1.60) | 1.60 | 94%, aim 97% **missed** "
+        "| 0.97 **missed** | 41.5 |",
+        "| zb-h1 M=4 | 2 | 1.80 (1.40 to 1.90) | 1.85 | 97%, aim 95% "
+        "| 1.11, over its 1f1b | - |",
         "| ddp | 1.7 | 1.88 (1.80 to 1.90) | 2.00 | 94% | - | - |",
     ],
 )

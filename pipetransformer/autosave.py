@@ -77,6 +77,8 @@ class AutoSave:
         run, directory = self._run, self._wanted.directory
         if not directory or not run.holds_state or not run.consistent:
             return
+        if run.state.optimizer is None:
+            return  # before the first plan: nothing is lost
         path = checkpoint.path_of_step(directory, run.state.step)
         try:
             # Cells of a backward that broke off may still be running.

@@ -85,16 +85,14 @@ class Director:
         run = self.run
         run.workload = workload
         run.state.num_batches = workload.num_batches
-        with run.guarded():
-            if self.is_lead:
-                persistence.check_resumed_pass(run)
-            with run.clock.phase("profile"):
-                agree_on_profile(run, lead=self.is_lead)
-            # The protocol's deadline begins when every rank has come here.
-            run.plane.gather("first plan", b"", phase="before the first plan")
-            with run.clock.phase("transformation"):
-                reason = self._operations.run(self._plan_first)
-            run.began_at = run.state.step, run.state.decided_epoch
+        if self.is_lead:
+            persistence.check_resumed_pass(run)
+            run.holds_state = True  # all others begin with this rank's
+        reason = self._survivors.begin(self._plan_first)
+        self._operations.run(lambda: reason)
+        if not self._role.stands_by:
+            run.script.tell("ready", lead=self.is_lead, reason=reason)
+        run.began_at = run.state.step, run.state.decided_epoch
         if not self.has_plan:
             raise PeerFailure(
                 None,
@@ -105,18 +103,22 @@ class Director:
 
     def _plan_first(self) -> str:
         """Return why there is no plan; empty if there is one."""
-        run, reason = self.run, ""
-        if self._role.stands_by:
-            message = self._changes.follow("ready", "plan")
-            if message is not None:
-                return str(message["reason"])
-        else:
+        run = self.run
+        if not self.has_plan:  # else a recovery has put one in force
+            with run.clock.phase("profile"):
+                agree_on_profile(run, lead=self.is_lead)
+            # The protocol's deadline begins when every rank has come here.
+            run.plane.gather("first plan", b"", phase="before the first plan")
+        with run.clock.phase("transformation"):
+            if self._role.stands_by:
+                message = self._changes.follow("ready", "plan")
+                return "" if message is None else str(message["reason"])
+            if self.has_plan:
+                return ""
             start = time.perf_counter()
             outcome = self._changes.carry_out(self._propose, start)
-            if outcome is not None and not outcome.committed:
-                reason = outcome.reason
-        run.script.tell("ready", lead=self.is_lead, reason=reason)
-        return reason
+            refused = outcome is not None and not outcome.committed
+            return outcome.reason if outcome is not None and refused else ""
 
     def begin_epoch(self, count: int) -> int | None:
         """Pass an epoch boundary; transform the run if the plan changes.

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 import torch
 
 from pipetransformer.ahead import Ahead
-from pipetransformer.autodp import PeerFailure
 from pipetransformer.changes import Changes
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.placing import propose_again
@@ -80,6 +79,9 @@ class Recovery:
         if verdict.at_end:
             self._publish(verdict)
             return {}
+        if verdict.begins:
+            self._begin_again(verdict, standings)
+            return {}
         plan_epoch = max(s.plan_epoch for s in standings.values()) + 1
         run.follow_plan(ahead.plan_hash)
         proposal = None
@@ -98,12 +100,32 @@ class Recovery:
         self.open_pass.owed = ahead.position is not None and not holds
         outcome = self._changes.recover(plan_epoch, proposal, ahead.done, ahead.result)
         if not outcome.committed:
-            raise PeerFailure(None, "recovery", epoch=plan_epoch, reason=outcome.reason)
+            # A rank was slow, or could not connect. Whoever is gone misses the roll.
+            run.plane.fail("recovery", outcome.reason, rank=-1)
+            run.plane.check()
         self._hand_over(source, ahead.due_at)
         if self._role.stands_by:
             run.script.step_back(ahead.script)
         self._publish(verdict)
         return outcome.phases
+
+    def _begin_again(
+        self, verdict: Verdict, standings: Mapping[int, Standing]
+    ) -> None:
+        """Go back to before the first plan, which the lead then makes anew.
+
+        Some ranks may have had it in force already. Their state is that of rank 0 at
+        best, which still has what it began with.
+        """
+        run, mine = self._run, standings[self._run.info.rank]
+        self._role.retire()
+        run.layout = run.plan = None
+        run.holds_state = run.info.rank == verdict.source
+        run.plan_epoch = max(s.plan_epoch for s in standings.values())
+        run.follow_plan(standings[verdict.source].plan_hash)
+        if mine.first is not None:
+            run.script.go_back(mine.first)
+        self._publish(verdict)
 
     def _hand_over(self, source: int, due_at: int | None) -> None:
         """Give the pass so far from the rank that is ahead to all others."""

@@ -108,6 +108,11 @@ class ScriptLog:
             del self._messages[position]
             self.position = position
 
+    def go_back(self, position: int) -> None:
+        """Forget what came from `position` on: the ranks begin there again."""
+        self._messages = {n: m for n, m in self._messages.items() if n < position}
+        self.position = position
+
     def trim(self, *, lead: bool) -> None:
         """Forget messages that every rank has passed; called after COMMIT.
 

@@ -13,6 +13,9 @@ from typing import Any
 _JOINABLE = {"step": "pass", "epoch": "epoch", "evaluate": "evaluate"}
 """The call in which a standby can join, by the call that the active ranks are in."""
 
+FIRST = "first plan"
+"""The call in which the first plan is made; nothing has been trained before it."""
+
 END = "finish"
 """The call in which nothing is left to train."""
 
@@ -30,6 +33,8 @@ class Standing:
         active: It drives a pipeline.
         call: The engine call that it was in.
         script: Its position in the lead's script.
+        first: Its position there when it came to make the first plan; None on a rank
+            that has not come so far, or has that plan.
         position: The number of the batch in hand, in a training step.
         plan_epoch: The last plan that it has taken part in.
         plan_hash: Of the plan in force there.
@@ -47,6 +52,7 @@ class Standing:
     active: bool = False
     call: str = ""
     script: int = 0
+    first: int | None = None
     position: int | None = None
     plan_epoch: int = 0
     plan_hash: str = ""
@@ -74,6 +80,7 @@ class Verdict:
             look at included: a decision is taken before the ranks meet about it.
         able: Ranks that may drive a pipeline from here on.
         script: The lowest script position among the survivors.
+        begins: No survivor has come through the first plan: it is made anew.
         at_end: There is nothing left to train.
     """
 
@@ -81,6 +88,7 @@ class Verdict:
     whole: tuple[int, ...]
     able: tuple[int, ...]
     script: int
+    begins: bool
     at_end: bool
 
 
@@ -133,7 +141,10 @@ def assess(standings: Mapping[int, Standing]) -> Verdict:
             )
         ),
         able=tuple(sorted(r for r, s in standings.items() if _able(s, ahead))),
-        script=min(s.script for s in standings.values()),
+        script=min(
+            s.script if s.first is None else s.first for s in standings.values()
+        ),
+        begins=ahead.call == FIRST,
         at_end=ahead.call == END,
     )
 

@@ -19,7 +19,7 @@ from pipetransformer.operations import Operations
 from pipetransformer.recovery import Recovery
 from pipetransformer.role import Role
 from pipetransformer.run import Run
-from pipetransformer.standing import END, Standing, Verdict, assess
+from pipetransformer.standing import END, FIRST, Standing, Verdict, assess
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ class Survivors:
 
     Attributes:
         recovered: The last `follow` ended because a recovery made this rank active.
+        first: The script's position where this rank makes the first plan, while it
+            does; see `begin`.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Survivors:
         self._changes = changes
         self._recovery = recovery
         self.recovered = False
+        self.first: int | None = None
         self._vain = -1, 0  # an operation, and its failures without a lost rank
 
     @property
@@ -117,6 +120,26 @@ class Survivors:
                 self.recovered = True
                 return None
 
+    def begin(self, body: Callable[[], T]) -> T:
+        """Make the first plan, on every rank; again after each loss of a rank.
+
+        Args:
+            body: Meets all other ranks; can be run again.
+
+        Raises:
+            PeerFailure: a rank was lost, and the others cannot go on.
+        """
+        self.first = self._run.script.position
+        while True:
+            try:
+                with self._run.guarded():
+                    result = body()
+                self.first = None
+                return result
+            except PeerFailure as error:
+                failure = bare(error)
+            self._survive(failure, FIRST, None)
+
     def finish(self) -> None:
         """Meet all other ranks at the end; without those that are lost on the way."""
         while True:
@@ -132,7 +155,7 @@ class Survivors:
         """Go on without the lost ranks; True if the operation is done elsewhere."""
         run, plane = self._run, self._run.plane
         survives = run.config.autodp.on_peer_failure == "continue"
-        if not survives or run.layout is None or plane.failure is None:
+        if not survives or plane.failure is None:
             raise failure
         with run.clock.phase("recovery"):
             return self._go_on(failure, call, position)
@@ -226,6 +249,7 @@ class Survivors:
             active=active,
             call=call,
             script=run.script.position,
+            first=self.first,
             position=position,
             plan_epoch=run.plan_epoch,
             plan_hash=run.plan_hash,

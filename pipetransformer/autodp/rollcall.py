@@ -48,7 +48,7 @@ def survive(plane: PlaneLife, standing: bytes) -> dict[int, bytes]:
         sorted(standings),
         failure,
     )
-    plane.check()  # SIGTERM during the roll call
+    _check_own_end(plane)  # SIGTERM during the roll call
     return standings
 
 

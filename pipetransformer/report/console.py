@@ -107,7 +107,7 @@ def recovery_line(record: RecoveryRecord) -> str:
     """Return one line: who was lost, what goes on, and what it cost."""
     return (
         f"[epoch {record.epoch}] ranks {record.lost} lost at step {record.step}: "
-        f"{record.before} -> {record.after}; "
+        f"{record.before or 'no plan'} -> {record.after or 'no plan'}; "
         f"pause {1000 * record.pause_seconds:.0f} ms: {_phase_texts(record.phases)}"
     )
 

@@ -9,7 +9,13 @@ from datetime import timedelta
 import pytest
 import torch
 
-from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
+from pipetransformer.autodp import (
+    MessagePlane,
+    PeerFailure,
+    _binding,
+    build_group,
+    connect,
+)
 from tests.autodp.world import FAST
 from tests.support.ranks import Ranks
 from tests.support.store_host import StoreHost
@@ -169,6 +175,35 @@ def test_failures_one_after_the_other_leave_one_rank_that_goes_on():
     # The broken connection may be noticed, and confirmed, before the account.
     assert third in ("SIGTERM", "all_reduce")
     assert (members, generation) == ((0,), 3)
+
+
+def _second_failure_comes_first(rank, environment):
+    """The next generation fails before this rank has entered it."""
+    plane = _join(environment)
+    plane.fail("test", "the first", rank=-1)
+    advance = _binding.plane_advance
+
+    def late(core, members):
+        advance(core, members)
+        if rank == 1:
+            core.fail(PeerFailure(-1, "test", reason="the second").to_tuple())
+
+    _binding.plane_advance = late
+    first = plane.survive(b"")
+    while plane.failure is None:  # rank 0 hears of it
+        time.sleep(0.01)
+    _binding.plane_advance = advance
+    second = plane.survive(b"")
+    plane.finish()
+    return sorted(first), plane.generation, sorted(second)
+
+
+def test_a_generation_that_fails_at_once_ends_no_survivor():
+    with (
+        StoreHost() as host,
+        Ranks(_second_failure_comes_first, 2, host.environment, timeout_s=60) as ranks,
+    ):
+        assert ranks.join() == [([0, 1], 2, [0, 1])] * 2
 
 
 def _resources():

@@ -9,11 +9,13 @@ from datetime import timedelta
 import torch
 
 import pipetransformer as pt
-from pipetransformer import transformation
+from pipetransformer import director, transformation
 from pipetransformer.ahead import Ahead
+from pipetransformer.autodp import Transition
 from pipetransformer.changes import Changes
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.recovery import Recovery
+from pipetransformer.rewire import rewire
 from tests.engine.scenario import (
     QUICK,
     config,
@@ -81,6 +83,37 @@ CASES = {
     # ranks 2 and 3 are a node of their own, whose samples the others finish
     "a whole node": (TWO_STAGES, (0,), {2: ("step", 1, 2), 3: ("standby", 1)}),
 }
+# Before the first plan is in force rank 0 alone holds the state, and the plan is made
+# anew; where others have it already, they go on, and who has not stands by.
+CASES.update(
+    {
+        "another while the lead profiles": (
+            ONE_STAGE,
+            (0, 3),
+            {2: ("first", director, "agree_on_profile")},
+        ),
+        "member before the first plan is decided": (
+            ONE_STAGE,
+            (0, 3),
+            {1: ("first", transformation, "_build")},
+        ),
+        "member in the move of the first plan": (
+            ONE_STAGE,
+            (0, 3),
+            {2: ("first", transformation, "move")},
+        ),
+        "standby before the first plan is decided": (
+            TWO_STAGES,
+            (0,),
+            {1: ("first", Transition, "decide")},
+        ),
+    }
+)
+LATE_LEAD = "member after the first plan, while the lead still builds its pipeline"
+CASES[LATE_LEAD] = ONE_STAGE, (0, 3), {3: ("first", OpenPass, "begin")}
+# One of the survivors cannot connect at the first try.
+REFUSED = "member in a step, and the survivors' first plan is refused"
+CASES[REFUSED] = ONE_STAGE, (0,), {3: ("step", 1, 2)}
 # A second rank is lost while the survivors of the first change their plan.
 SECOND_LOSSES = {
     "lead before the decision of the survivors": (
@@ -102,6 +135,11 @@ SECOND_LOSSES = {
 CASES.update(SECOND_LOSSES)
 # Nobody is left who holds the state.
 ENDS = {
+    "the lead in the move of the first plan": (
+        ONE_STAGE,
+        (0,),
+        {0: ("first", transformation, "move")},
+    ),
     "the only replica": (SHRINKING, (0,), {0: ("step", 1, 2)}),
     # A new member has the weights by then, and not yet what was counted of the pass.
     "the last holder after the move of the survivors": (
@@ -131,6 +169,32 @@ def die_in_recovery(name):
         return go_on(*args)
 
     Recovery.go_on = doomed
+
+
+def rewire_until_a_rank_is_lost(run, *args):
+    """Build a pipeline, and hear of a loss before it is in use."""
+    transformation.rewire = rewire
+    rewire(run, *args)
+    end = time.monotonic() + 60
+    while run.plane.failure is None and time.monotonic() < end:
+        time.sleep(0.01)
+    run.plane.check()
+
+
+def refuse_in_recovery():
+    """Refuse the first plan that the survivors of a loss make."""
+    go_on, build = Recovery.go_on, transformation._build
+
+    def refuse(*_):
+        transformation._build = build
+        return None, "OSError: too many open files"
+
+    def refusing(*args):
+        Recovery.go_on = go_on
+        transformation._build = refuse
+        return go_on(*args)
+
+    Recovery.go_on = refusing
 
 
 class DyingSet(ToySet):
@@ -171,6 +235,13 @@ def lose(rank, case, environment):
     losses = []
     if where is not None and where[0] == "recovery":
         die_in_recovery(where[1])
+    if where is not None and where[0] == "first":
+        _, owner, name = where
+        setattr(owner, name, die)
+    if case == REFUSED and rank == 1:
+        refuse_in_recovery()
+    if case == LATE_LEAD and rank == 0:
+        transformation.rewire = rewire_until_a_rank_is_lost
     with engine:
         engine.prepare(train_set, BATCH)
         if where == ("move", "open"):

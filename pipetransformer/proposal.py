@@ -114,7 +114,7 @@ class Proposal:
             RuntimeError: the bytes do not match their hash or are of another version.
         """
         text, _, digest = data.rpartition(b"#")
-        if digest.decode() != f"{hash_bytes(text):016x}":
+        if digest != f"{hash_bytes(text):016x}".encode():
             raise RuntimeError("plan message: expected its own hash, got another one")
         content = json.loads(text)
         if content["version"] != _VERSION:

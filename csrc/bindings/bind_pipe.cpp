@@ -18,23 +18,40 @@ namespace py = pybind11;
 
 namespace {
 
-// A DrawScope with Python's enter and exit.
+// A DrawScope with Python's enter and exit; a call of its own.
 class DrawScopeHandle {
  public:
-  DrawScopeHandle(pipe::DrawPosition position, int64_t layer, bool keyed)
-      : position_(position), layer_(layer), keyed_(keyed) {}
+  DrawScopeHandle(
+      std::optional<uint64_t> seed,
+      int64_t step,
+      int64_t microbatch,
+      int64_t layer,
+      bool keyed)
+      : seed_(seed),
+        step_(step),
+        microbatch_(microbatch),
+        layer_(layer),
+        keyed_(keyed) {}
   void enter() {
     const py::gil_scoped_release no_gil;  // the fallback waits for its turn
-    scope_ = std::make_unique<pipe::DrawScope>(position_, layer_, keyed_);
+    call_seed_ = pipe::seed_of_call(seed_);
+    scope_ = std::make_unique<pipe::DrawScope>(
+        pipe::DrawPosition{call_seed_, step_, microbatch_}, layer_, keyed_);
   }
   void exit() {
-    scope_.reset();
+    if (scope_) {
+      scope_.reset();
+      call_seed_->settle();
+    }
   }
 
  private:
-  pipe::DrawPosition position_;
+  std::optional<uint64_t> seed_;
+  int64_t step_;
+  int64_t microbatch_;
   int64_t layer_;
   bool keyed_;
+  std::shared_ptr<pipe::CallSeed> call_seed_;
   std::unique_ptr<pipe::DrawScope> scope_;
 };
 
@@ -64,16 +81,9 @@ void bind_workers(py::module_& m) {
 void bind_draws(py::module_& m) {
   m.def("keyed_draws_work", &pipe::keyed_draws_work);
   m.def("set_draw_layer", &pipe::set_draw_layer, py::arg("layer"));
-  m.def("draw_seed", &pipe::draw_seed);
   py::class_<DrawScopeHandle>(m, "DrawScope")
       .def(
-          py::init([](uint64_t seed,
-                      int64_t step,
-                      int64_t microbatch,
-                      int64_t layer,
-                      bool keyed) {
-            return DrawScopeHandle({seed, step, microbatch}, layer, keyed);
-          }),
+          py::init<std::optional<uint64_t>, int64_t, int64_t, int64_t, bool>(),
           py::arg("seed"),
           py::arg("step"),
           py::arg("microbatch"),
@@ -87,7 +97,7 @@ void bind_options(py::module_& m) {
   py::class_<DrawSettings>(m, "DrawSettings")
       .def(
           py::init([](std::string mode,
-                      uint64_t seed,
+                      std::optional<uint64_t> seed,
                       int64_t step,
                       int64_t first_microbatch) {
             return DrawSettings{std::move(mode), seed, step, first_microbatch};

@@ -301,7 +301,11 @@ pipe::CallSettings PipeEngine::make_settings(
   settings.record = options.record;
   settings.draw_mode = draw_mode(options);
   settings.draws = {
-      options.draws.seed, options.draws.step, options.draws.first_microbatch};
+      settings.draw_mode == pipe::DrawMode::kGlobal
+          ? nullptr
+          : pipe::seed_of_call(options.draws.seed),
+      options.draws.step,
+      options.draws.first_microbatch};
   settings.first_layers = first_layers_;
   settings.devices = devices_;
   settings.lanes = lanes_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "pipe/dispatch.h"
@@ -12,8 +13,8 @@ namespace pipetransformer::bindings {
 
 // Keys of the random draws of one call.
 struct DrawSettings {
-  std::string mode = "keyed";  // "keyed", "fallback" or "global"
-  uint64_t seed = 0;
+  std::string mode = "keyed";    // "keyed", "fallback" or "global"
+  std::optional<uint64_t> seed;  // without one: of the caller's generator
   int64_t step = 0;
   int64_t first_microbatch = 0;
 };

@@ -259,6 +259,9 @@ void PipeCall::forward_cell(CellId id) {
 }
 
 void PipeCall::finish() {
+  if (settings_.draws.seed) {
+    settings_.draws.seed->settle();
+  }
   streams().join();
   for (std::size_t i = 0; i < in_flight_.size(); ++i) {
     for (Activation& output : in_flight_[i]) {

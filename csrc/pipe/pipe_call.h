@@ -50,7 +50,7 @@ struct CallSettings {
   // several cells. For one dispatcher on the CPU that nobody profiles.
   bool linked = false;
   DrawMode draw_mode = DrawMode::kKeyed;
-  DrawPosition draws;                 // of micro-batch 0
+  DrawPosition draws;                 // of micro-batch 0; no seed with kGlobal
   std::vector<int64_t> first_layers;  // by stage, absolute
   std::vector<c10::Device> devices;   // by stage
   std::shared_ptr<device::PipelineStreams> streams;
@@ -119,7 +119,8 @@ class PipeCall {
   // stage's must be over.
   void forward_cell(CellId id);
   // To be called on the caller's thread when no cell runs any more, failed or
-  // not: its current streams may then use the outputs, and all other memory.
+  // not: settles the seed of the draws, and lets its current streams use the
+  // outputs and all other memory.
   void finish();
   // The last stage's output of one micro-batch; can be taken once.
   Activations take_output(int32_t microbatch);

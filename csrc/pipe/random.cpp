@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include <array>
+#include <cstring>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -27,6 +28,10 @@ namespace pipetransformer::pipe {
 // as long as it runs a cell. The kernel puts the thread's generator where none
 // was given and calls on below the key. All other operations fall through at no
 // cost. The generator is seeded at the first draw of each layer only.
+//
+// That an operation takes a generator does not mean that it draws (rrelu in
+// eval mode, attention without dropout, no elements). So until a call is known
+// to draw, the generator is compared before and after each such operation.
 //
 // Some kernels of accelerators (fused dropout, fused attention) take no
 // generator: they draw from their device's default one. For these the default
@@ -47,6 +52,38 @@ std::recursive_mutex& fallback_mutex() {
   return mutex;
 }
 
+at::Tensor state_of(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+// Not at::equal: no operation, which the caller's modes would see.
+bool same_state(const at::Tensor& a, const at::Tensor& b) {
+  return a.nbytes() == b.nbytes() &&
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+// Tells the seed that something draws, if the generator moves.
+class DrawWatch {
+ public:
+  DrawWatch(CallSeed& seed, at::Generator generator)
+      : seed_(seed), generator_(std::move(generator)) {
+    if (!seed_.drawn()) {
+      before_ = state_of(generator_);
+    }
+  }
+  void look() {
+    if (before_.defined() && !same_state(before_, state_of(generator_))) {
+      seed_.note_draw();
+    }
+  }
+
+ private:
+  CallSeed& seed_;
+  const at::Generator generator_;
+  at::Tensor before_;
+};
+
 at::Generator make_generator(c10::Device device) {
   if (device.is_cpu()) {
     return at::detail::createCPUGenerator();
@@ -66,10 +103,12 @@ struct DrawScope::State {
   // Fallback only.
   std::unique_lock<std::recursive_mutex> alone;
   at::Tensor default_state;
+  at::Tensor seeded_state;  // undefined once the call is known to draw
+  bool moved = false;
 
-  uint64_t key() const noexcept {
+  uint64_t key() const {
     const std::array<uint64_t, 4> words{
-        position.seed,
+        position.seed->claim(),
         static_cast<uint64_t>(position.step),
         static_cast<uint64_t>(position.microbatch),
         static_cast<uint64_t>(layer)};
@@ -84,8 +123,9 @@ struct DrawScope::State {
     }
     auto& [generator, seeded_for] = found->second;
     if (seeded_for != layer) {
+      const uint64_t seed = key();
       const std::lock_guard lock(generator.mutex());
-      generator.set_current_seed(key());
+      generator.set_current_seed(seed);
       seeded_for = layer;
     }
     return generator;
@@ -93,8 +133,19 @@ struct DrawScope::State {
 
   void seed_default() {
     at::Generator shared = at::detail::getDefaultCPUGenerator();
+    const uint64_t seed = key();
     const std::lock_guard lock(shared.mutex());
-    shared.set_current_seed(key());
+    shared.set_current_seed(seed);
+    seeded_state =
+        position.seed->drawn() ? at::Tensor() : at::Tensor(shared.get_state());
+  }
+
+  // Before the default generator is seeded anew or put back.
+  void look_at_default() {
+    moved = moved ||
+            (seeded_state.defined() &&
+             !same_state(
+                 seeded_state, state_of(at::detail::getDefaultCPUGenerator())));
   }
 };
 
@@ -129,6 +180,7 @@ void supply_generator(
     torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const std::size_t first = stack->size() - arguments.size();
+  std::optional<DrawWatch> watch;
   if (state_of_thread != nullptr) {
     for (std::size_t k = 0; k < arguments.size(); ++k) {
       c10::IValue& value = (*stack)[first + k];
@@ -136,12 +188,16 @@ void supply_generator(
         const c10::Device device = device_of_call(*stack, first);
         if (!device.is_meta()) {
           value = state_of_thread->generator(device);
+          watch.emplace(*state_of_thread->position.seed, value.toGenerator());
         }
       }
     }
   }
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kDrawKey);
   op.redispatchBoxed(keys & below, stack);
+  if (watch) {
+    watch->look();
+  }
 }
 
 // The default generator of a device, with another one's seed and offset while
@@ -188,11 +244,17 @@ void lend_default_generator(
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kDrawKey);
   const std::size_t first = stack->size() - op.schema().arguments().size();
   const c10::Device device = device_of_call(*stack, first);
-  std::optional<LentGenerator> lent;
-  if (state_of_thread != nullptr && !device.is_cpu() && !device.is_meta()) {
-    lent.emplace(state_of_thread->generator(device));
+  if (state_of_thread == nullptr || device.is_cpu() || device.is_meta()) {
+    op.redispatchBoxed(keys & below, stack);
+    return;
   }
-  op.redispatchBoxed(keys & below, stack);
+  const at::Generator mine = state_of_thread->generator(device);
+  DrawWatch watch(*state_of_thread->position.seed, mine);
+  {
+    const LentGenerator lent(mine);
+    op.redispatchBoxed(keys & below, stack);
+  }
+  watch.look();
 }
 
 // A kernel of an accelerator that draws, and not one made of other operations:
@@ -247,7 +309,8 @@ std::vector<torch::Library> register_kernels() {
 }
 
 at::Tensor probe_draw(uint64_t seed) {
-  const DrawScope scope({seed, 0, 0}, 0, /*keyed=*/true);
+  const DrawScope scope(
+      {std::make_shared<CallSeed>(seed), 0, 0}, 0, /*keyed=*/true);
   return at::rand({8});
 }
 
@@ -294,10 +357,17 @@ DrawScope::DrawScope(const DrawPosition& position, int64_t layer, bool keyed)
 
 DrawScope::~DrawScope() {
   state_of_thread = previous_;
-  if (state_->default_state.defined()) {
+  if (!state_->default_state.defined()) {
+    return;
+  }
+  state_->look_at_default();
+  {
     at::Generator shared = at::detail::getDefaultCPUGenerator();
     const std::lock_guard lock(shared.mutex());
     shared.set_state(state_->default_state);
+  }
+  if (state_->moved) {
+    state_->position.seed->note_draw();
   }
 }
 
@@ -318,20 +388,26 @@ void set_draw_layer(int64_t layer) {
   }
   state->layer = layer;
   if (state->default_state.defined()) {
+    state->look_at_default();
     state->seed_default();
   }
 }
 
-uint64_t draw_seed() {
-  // Inside a cell of another pipe: one of that cell's own draws.
-  if (state_of_thread != nullptr && state_of_thread->include.has_value()) {
-    at::Generator own = state_of_thread->generator(c10::kCPU);
-    const std::lock_guard lock(own.mutex());
-    return at::check_generator<at::CPUGeneratorImpl>(own)->random64();
+std::shared_ptr<CallSeed> seed_of_call(std::optional<uint64_t> given) {
+  if (given) {
+    return std::make_shared<CallSeed>(*given);
   }
-  at::Generator shared = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(shared.mutex());
-  return at::check_generator<at::CPUGeneratorImpl>(shared)->random64();
+  DrawScope::State* enclosing = state_of_thread;
+  if (enclosing == nullptr) {
+    return std::make_shared<CallSeed>(
+        at::detail::getDefaultCPUGenerator(), nullptr);
+  }
+  // In a cell of another pipe: one of that cell's own draws. A fallback scope
+  // has seeded the default generator.
+  return std::make_shared<CallSeed>(
+      enclosing->include.has_value() ? enclosing->generator(c10::kCPU)
+                                     : at::detail::getDefaultCPUGenerator(),
+      enclosing->position.seed);
 }
 
 }  // namespace pipetransformer::pipe

@@ -1,7 +1,8 @@
 // Keyed random draws: inside a DrawScope every random operation of the thread
 // that was given no generator draws from one keyed by (seed, step, micro-batch,
 // layer). Draws therefore do not depend on thread timing, stages or cuts, and a
-// recomputation repeats them; the default generators stay untouched.
+// recomputation repeats them; the default generators stay untouched, but for
+// the one draw that a seed of the caller's costs if something draws (CallSeed).
 // See Note [Supplying the generator] in random.cpp.
 //
 // Thread safety: all state is per thread.
@@ -9,11 +10,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+
+#include "pipe/call_seed.h"
 
 namespace pipetransformer::pipe {
 
 struct DrawPosition {
-  uint64_t seed = 0;
+  std::shared_ptr<CallSeed> seed;
   int64_t step = 0;
   int64_t microbatch = 0;  // numbered over all replicas
 };
@@ -47,8 +51,9 @@ void check_workers_can_draw(bool keyed);
 // Draws from here on belong to `layer`; nothing happens outside a scope.
 void set_draw_layer(int64_t layer);
 
-// One 64-bit draw from the caller's default CPU generator, or from that of the
-// keyed scope it is in.
-uint64_t draw_seed();
+// The seed of a call that begins on this thread: the given one; without one
+// what the next draw from the default CPU generator gives, or from that of the
+// scope that the thread is in. To be settled when the call's forward is over.
+std::shared_ptr<CallSeed> seed_of_call(std::optional<uint64_t> given);
 
 }  // namespace pipetransformer::pipe

@@ -12,7 +12,6 @@ DrawScope = _C.DrawScope
 DrawSettings = _C.DrawSettings
 PipeEngine = _C.PipeEngine
 WorkerPool = _C.WorkerPool
-draw_seed = _C.draw_seed
 gather_one = _C.gather_one
 is_checkpointing = _C.is_checkpointing
 is_recomputing = _C.is_recomputing
@@ -32,7 +31,6 @@ __all__ = [
     "DrawSettings",
     "PipeEngine",
     "WorkerPool",
-    "draw_seed",
     "gather_one",
     "is_checkpointing",
     "is_recomputing",

@@ -17,7 +17,8 @@ class draw_scope:  # noqa: N801 - used like torch.no_grad
     take a generator are covered.
 
     Args:
-        seed: Seed of the run, taken modulo 2**64.
+        seed: Seed of the run, taken modulo 2**64. None takes one draw from the default
+            CPU generator, or from that of an enclosing scope, if something draws.
         step: Optimizer step.
         microbatch: Micro-batch, numbered over all replicas.
         layer: Absolute index of the layer that draws first.
@@ -30,10 +31,14 @@ class draw_scope:  # noqa: N801 - used like torch.no_grad
     """
 
     def __init__(
-        self, seed: int, step: int, *, microbatch: int, layer: int = 0
+        self, seed: int | None, step: int, *, microbatch: int, layer: int = 0
     ) -> None:
         self._scope = _binding.DrawScope(
-            seed % 2**64, step, microbatch, layer, _binding.keyed_draws_work()
+            None if seed is None else seed % 2**64,
+            step,
+            microbatch,
+            layer,
+            _binding.keyed_draws_work(),
         )
 
     def set_layer(self, layer: int) -> None:

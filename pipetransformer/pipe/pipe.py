@@ -203,7 +203,8 @@ class Pipe(StageLayers, FixedPlacement):
         """Key the random draws of the next calls.
 
         Draws then depend on (seed, step, micro-batch, layer) only. Without this
-        call every forward takes a seed from the default CPU generator.
+        call the seed of every forward in which a layer draws is one draw from the
+        default CPU generator.
 
         Args:
             step: Optimizer step.

@@ -191,15 +191,16 @@ class Runner:
         ]
         return _binding.CallStages(functions, parameters)
 
-    def _call_seed(self) -> int:
-        return _binding.draw_seed() if self.position is None else self._seed
+    def _call_seed(self) -> int | None:
+        # None: the caller's generator gives it, if a cell draws.
+        return None if self.position is None else self._seed % 2**64
 
     def _draws(self) -> _binding.DrawSettings:
         step, microbatch = self.position or (0, 0)
         if self.settings.strict:
-            return _binding.DrawSettings("global", 0, step, microbatch)
+            return _binding.DrawSettings("global", None, step, microbatch)
         mode = "keyed" if _binding.keyed_draws_work() else "fallback"
-        return _binding.DrawSettings(mode, self._call_seed() % 2**64, step, microbatch)
+        return _binding.DrawSettings(mode, self._call_seed(), step, microbatch)
 
     def _get_engine(self, stages: Sequence[PipeSequential]) -> _binding.PipeEngine:
         if self._engine is None:

@@ -98,9 +98,10 @@ def check_dropout(_rank, library):
     fake = load_fake_device(library)
 
     def drop(x):  # without a generator, as CUDA's dropout and fused attention
-        return torch.native_dropout(x, 0.5, True)[0]
+        return torch.native_dropout(x, rate, True)[0]
 
     outputs = []
+    rate = 0.5
     for places, dispatch in itertools.product(
         (PLACES[0], PLACES[1]), ("threads", "serial")
     ):
@@ -122,6 +123,15 @@ def check_dropout(_rank, library):
         assert torch.equal(y.detach().cpu() == 0, x.grad.cpu() == 0)
         assert 0 < (x.grad.cpu() != 0).double().mean().item() < 0.5
         outputs.append(y.detach().cpu())
+        after = torch.get_rng_state()
+        torch.manual_seed(0)
+        torch.empty((), dtype=torch.int64).random_()  # one draw, as the call took
+        assert torch.equal(torch.get_rng_state(), after)
+        rate = 0.0  # called all the same, and drawing nothing
+        assert torch.equal(pipe(x).detach().cpu(), x.detach().cpu())
+        rate = 0.5
+        assert torch.equal(torch.get_rng_state(), after)
+        assert [fake.generator_position(device) for device in range(4)] == before
     for other in outputs[1:]:
         assert torch.equal(other, outputs[0])
     layer_masks = [outputs[0][:4] != 0, outputs[0][4:8] != 0]

@@ -15,6 +15,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -328,10 +329,19 @@ struct Generator final : c10::GeneratorImpl {
     return seed_;
   }
   void set_state(const c10::TensorImpl&) override {
-    TORCH_CHECK(false, "no state");
+    TORCH_CHECK(false, "no state can be set");
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    TORCH_CHECK(false, "no state");
+    const std::array<uint64_t, 2> words{seed_, offset_};
+    at::Tensor state = at::detail::empty_cpu(
+        {sizeof(words)},
+        at::kByte,
+        std::nullopt,
+        std::nullopt,
+        std::nullopt,
+        std::nullopt);
+    std::memcpy(state.data_ptr(), words.data(), sizeof(words));
+    return state.getIntrusivePtr();
   }
   void
   graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>&) override {}
@@ -487,9 +497,10 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(
     const at::Tensor& input,
     double p,
     std::optional<bool> /*train*/) {
-  TORCH_CHECK(p == 0.5, "the pretended dropout knows p = 0.5 only");
-  at::Tensor mask = at::empty(input.sizes(), at::kBool);
-  {
+  TORCH_CHECK(
+      p == 0.5 || p == 0, "the pretended dropout knows p = 0.5 and 0 only");
+  at::Tensor mask = at::ones(input.sizes(), at::kBool);
+  if (p > 0) {
     at::Generator shared = default_generator(input.device().index());
     auto* generator = static_cast<Generator*>(shared.unsafeGetGeneratorImpl());
     const std::lock_guard lock(shared.mutex());
@@ -498,7 +509,7 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(
     }
   }
   mask = mask.to(input.device());
-  return {input * mask * 2, mask};
+  return {input * mask / (1 - p), mask};
 }
 
 // Everything else: on the current stream, computed by the CPU's kernel on the

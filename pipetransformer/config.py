@@ -191,7 +191,8 @@ class Config:
     """Everything but the model, the optimizer, the loss and the freeze policy.
 
     Attributes:
-        seed: Seeds the sampler and every random draw inside the model.
+        seed: Seeds the sampler and every random draw inside the model, which draws
+            nothing from the global random generators.
         eval_microbatch_rows: Most rows of an evaluation micro-batch. A set is cut
             evenly, whatever the plan: a row's bits may depend on the shape it is
             computed in.

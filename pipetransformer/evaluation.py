@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from pipetransformer.autocache import ActivationCache
+from pipetransformer.draws import position_of_evaluation
 from pipetransformer.replica import Replica
 from pipetransformer.rows import arguments_of, join_rows, rows_of
 from pipetransformer.run import Run
@@ -45,24 +46,31 @@ def forward_share(
     """Run this replica's micro-batches; return (outputs, targets) of each."""
     cut = microbatches(len(dataset), run.config.eval_microbatch_rows)
     size, index = replica.group.size, replica.group.rank
-    share = cut[len(cut) * index // size : len(cut) * (index + 1) // size]
-    prefix = replica.prefix
+    begin = len(cut) * index // size
+    share = cut[begin : len(cut) * (index + 1) // size]
+    prefix, step = replica.prefix, run.state.step
 
     def load(rows: range) -> tuple[Any, Tensor]:
         return collate([dataset[i] for i in rows]), torch.tensor(rows)
 
-    def through_prefix(loaded: tuple[Any, Tensor]) -> Any:
-        (inputs, _), ids = loaded
+    def through_prefix(numbered: tuple[int, tuple[Any, Tensor]]) -> Any:
+        number, ((inputs, _), ids) = numbered
         if prefix is None:
             return inputs
-        return prefix(lambda: inputs, ids, cache, whole=True)
+        position = position_of_evaluation(step, number)
+        return prefix(lambda: inputs, ids, cache, position=position, whole=True)
 
     window = 2 * replica.plan.num_stages
     results: list[tuple[Any, Any]] = []
     for at in range(0, len(share), window):
         run.plane.check()
         loaded = [load(rows) for rows in share[at : at + window]]
-        ready = replica.workers.map(through_prefix, loaded)
+        first = position_of_evaluation(step, begin + at)
+        replica.pipe.set_draw_position(
+            step=first.step, first_microbatch=first.first_microbatch
+        )
+        numbered = list(enumerate(loaded, begin + at))
+        ready = replica.workers.map(through_prefix, numbered)
         outputs = replica.pipe.run([arguments_of(value) for value in ready])
         targets = [pair[1] for pair, _ in loaded]
         results.extend(zip(outputs, targets, strict=True))

@@ -2,7 +2,8 @@
 
 Frozen layers run once per sample under ``no_grad`` and in eval mode, in micro-batches
 spread over all devices of the pipeline. A record found at an earlier boundary is
-advanced: only the layers behind that boundary run.
+advanced: only the layers behind that boundary run. Layers that draw random numbers even
+so draw keyed ones, as those of the pipeline do.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pipetransformer.autocache import (
     hash_rows,
     values_context,
 )
-from pipetransformer.pipe import Workers
+from pipetransformer.draws import DrawPosition
+from pipetransformer.pipe import Workers, draw_scope
 from pipetransformer.report.clock import Clock
 from pipetransformer.rows import (
     call_layers,
@@ -46,6 +48,7 @@ class FrozenPrefix:
             goes past it.
         workers: The pipeline's workers; misses are spread over them.
         clock: Is told what goes into reading, computing and writing.
+        seed: Seed of the random draws.
     """
 
     def __init__(
@@ -54,11 +57,14 @@ class FrozenPrefix:
         boundary: int,
         workers: Workers,
         clock: Clock,
+        *,
+        seed: int,
     ) -> None:
         self.boundary = boundary
         self._layers = list(layers)[:boundary]
         self._workers = workers
         self._clock = clock
+        self._seed = seed
         self._chains: dict[str, list[int]] = {}  # by what was in force, see `_chain`
         self.refusal = cacheable(self._layers)
         if self.refusal is not None:
@@ -88,6 +94,7 @@ class FrozenPrefix:
         ids: Tensor | None,
         cache: ActivationCache | None,
         *,
+        position: DrawPosition,
         keys: Tensor | None = None,
         write: bool = True,
         whole: bool = False,
@@ -98,6 +105,8 @@ class FrozenPrefix:
             inputs: Gives the batch's inputs; called only when they are needed.
             ids: Sample ids, ``(rows,)`` int64; None recomputes everything.
             cache: The slab of the ids' space; None recomputes everything.
+            position: Keys of the random draws; with `whole` the batch is the
+                micro-batch that it names.
             keys: The dataset's own input keys, ``(rows,)`` int64; None hashes the
                 input bytes.
             write: Store what was computed; off when nothing will read it again.
@@ -110,7 +119,7 @@ class FrozenPrefix:
             ``rows`` rows.
         """
         if cache is None or ids is None or self.refusal is not None:
-            return self._run(inputs(), 0, whole)
+            return self._run(inputs(), 0, position, whole)
         with self._clock.phase("cache_read"):
             hashes = keys if keys is not None else hash_rows(*tensors_of(inputs()))
             chain = self._chain()
@@ -119,8 +128,8 @@ class FrozenPrefix:
         if whole and not complete:
             found = []
         if complete and found[0].boundary == self.boundary:
-            return self._advance(found[0], whole)
-        result = self._assemble(inputs, found, len(ids), whole)
+            return self._advance(found[0], position, whole)
+        result = self._assemble(inputs, found, len(ids), position, whole)
         if write:
             with self._clock.phase("cache_write"):
                 self._store(cache, ids, result, hashes, found, chain[-1])
@@ -159,15 +168,16 @@ class FrozenPrefix:
             input_hashes=hashes,
         )
 
-    def _advance(self, records: Records, whole: bool) -> Any:
+    def _advance(self, records: Records, position: DrawPosition, whole: bool) -> Any:
         value: Any = records.tensors if len(records.tensors) > 1 else records.tensors[0]
-        return self._run(value, records.boundary, whole)
+        return self._run(value, records.boundary, position, whole)
 
     def _assemble(
         self,
         inputs: Callable[[], Any],
         found: Sequence[Records],
         rows: int,
+        position: DrawPosition,
         whole: bool,
     ) -> Any:
         """Compute the missing rows, advance the found ones, put them in order."""
@@ -175,33 +185,39 @@ class FrozenPrefix:
         parts: list[tuple[Tensor, Any]] = []
         for records in found:
             missing[records.rows] = False
-            parts.append((records.rows, self._advance(records, whole)))
+            parts.append((records.rows, self._advance(records, position, whole)))
         absent = missing.nonzero().squeeze(1)
         if len(absent):
             taken = inputs() if len(absent) == rows else slice_rows(inputs(), absent)
-            parts.append((absent, self._run(taken, 0, whole)))
+            parts.append((absent, self._run(taken, 0, position, whole)))
         if len(parts) == 1:
             return parts[0][1]
         return _merge(parts, rows)
 
-    def _run(self, inputs: Any, start: int, whole: bool) -> Any:
+    def _run(self, inputs: Any, start: int, position: DrawPosition, whole: bool) -> Any:
         layers = self._layers[start:]
         if not layers:
             return inputs
         rows = rows_of(inputs)
-        pieces = 1 if whole else max(1, min(self._workers.num_workers, rows))
+        most = 1 if whole else self._workers.num_workers
+        pieces = max(1, min(most, rows))
+        first = position.first_microbatch * most  # replicas' pieces never meet
 
-        def forward(piece: Any) -> Any:
-            with use_skip_tracker(SkipTracker()):
+        def forward(numbered: tuple[int, Any]) -> Any:
+            number, piece = numbered
+            draws = draw_scope(
+                self._seed, position.step, microbatch=number, layer=start
+            )
+            with use_skip_tracker(SkipTracker()), draws:
                 return call_layers(layers, piece)
 
         with self._clock.phase("prefix"), torch.no_grad():
             if pieces == 1:
-                return forward(inputs)
+                return forward((first, inputs))
             ends = [rows * i // pieces for i in range(pieces + 1)]
             cut = [
-                slice_rows(inputs, slice(a, b))
-                for a, b in zip(ends, ends[1:], strict=False)
+                (first + i, slice_rows(inputs, slice(a, b)))
+                for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False))
             ]
             outputs = self._workers.map(forward, cut)
         return join_rows(outputs)

@@ -14,25 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from pipetransformer.autocache import ActivationCache
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.data import Batch
+from pipetransformer.draws import DrawPosition
 from pipetransformer.pipe import Pipe, Workers
 from pipetransformer.planner import Plan
 from pipetransformer.prefix import FrozenPrefix
 from pipetransformer.report.clock import Clock
 from pipetransformer.rows import call_with
-
-
-@dataclasses.dataclass(frozen=True)
-class DrawPosition:
-    """Keys of the random draws of one forward call.
-
-    Attributes:
-        step: Optimizer step.
-        first_microbatch: Number of the replica's first micro-batch, counted over all
-            replicas.
-    """
-
-    step: int
-    first_microbatch: int
 
 
 class ActiveModel(nn.Module):
@@ -108,11 +95,14 @@ class ActiveModel(nn.Module):
                 self.pipe, self._inputs(batch) if batch is not None else inputs
             )
         if batch is None:
-            return call_with(self.pipe, prefix(lambda: inputs, None, None))
+            return call_with(
+                self.pipe, prefix(lambda: inputs, None, None, position=position)
+            )
         value = prefix(
             lambda: self._inputs(batch),
             batch.ids,
             self._cache(),
+            position=position,
             keys=batch.input_keys,
             write=self._write(),
         )
@@ -179,8 +169,8 @@ def wrap(model: ActiveModel, group: ActiveGroup) -> DistributedDataParallel:
 def warm_up(group: ActiveGroup) -> None:
     """Pay DDP's lazy imports now, on every rank, instead of in a transformation."""
     model = DistributedDataParallel(
-        nn.Linear(1, 1), process_group=group.process_group, init_sync=False
-    )
+        nn.LayerNorm(1), process_group=group.process_group, init_sync=False
+    )  # a layer whose weights are not drawn
     model(torch.zeros(1, 1)).sum().backward()
 
 

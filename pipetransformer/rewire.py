@@ -12,12 +12,12 @@ from pipetransformer.autodp import (
     compare_hashes,
     hash_tensors,
 )
+from pipetransformer.draws import DrawPosition
 from pipetransformer.pipe import Pipe, Workers
 from pipetransformer.prefix import FrozenPrefix
 from pipetransformer.proposal import Proposal
 from pipetransformer.replica import (
     ActiveModel,
-    DrawPosition,
     LastGradient,
     Replica,
     wrap,
@@ -89,7 +89,9 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
     workers = Workers(plan.num_stages, intra_op_threads=run.threads_per_stage)
     prefix = None
     if plan.boundary > 0:
-        prefix = FrozenPrefix(layers, plan.boundary, workers, run.clock)
+        prefix = FrozenPrefix(
+            layers, plan.boundary, workers, run.clock, seed=proposal.seed
+        )
         if run.workload is not None and prefix.refusal is None:
             run.open_cache("train", run.workload.num_samples)
     pipe = Pipe.from_plan(

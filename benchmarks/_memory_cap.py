@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -11,6 +13,8 @@ from pipetransformer.planner import (
     Profile,
     search,
 )
+
+MICROBATCHES_PER_STAGE = (1, 2, 4)  # that are tried
 
 
 def memory_cap(
@@ -25,7 +29,8 @@ def memory_cap(
 
     The unfrozen model fits in `slots` stages and in no fewer; once `frozen_boundary`
     layers are frozen, one slot holds what is left. On CPU the cap is the planner's
-    account, not a physical limit.
+    account, not a physical limit. It follows from bytes alone: layers count as equally
+    slow, since a busy machine would cut the stages elsewhere.
 
     Args:
         model: The model, unfrozen.
@@ -40,8 +45,8 @@ def memory_cap(
     """
     if slots < 2:
         raise ValueError(f"slots: expected at least 2 for a memory cap, got {slots}")
-    profile = planner.profile(
-        model, inputs, microbatch_samples=(len(inputs),), repeats=1
+    profile = _even(
+        planner.profile(model, inputs, microbatch_samples=(len(inputs),), repeats=1)
     )
 
     def largest(num_stages: int, boundary: int) -> int:
@@ -57,17 +62,38 @@ def memory_cap(
     return (fits + too_large) // 2
 
 
+def _even(profile: Profile) -> Profile:
+    """Return the profile with layers of equal times; bytes stay as measured."""
+    times = tuple(1000 * rows for rows in profile.microbatch_samples)
+    layers = [
+        replace(
+            layer,
+            forward_ns=times,
+            input_grad_ns=times,
+            weight_grad_ns=times,
+            forward_only_ns=times,
+        )
+        for layer in profile.layers
+    ]
+    return replace(profile, layers=tuple(layers))
+
+
 def _largest_stage(
     profile: Profile, slots: int, batch_size: int, num_stages: int, boundary: int
 ) -> int:
+    """Return the bytes of the largest stage, with the M that needs the fewest."""
     room = 2**50  # no cap: only the bytes are of interest
     cluster = Cluster(devices_per_node=slots, device_memory_bytes=room)
-    plan = search(
-        profile,
-        cluster,
-        global_batch=batch_size,
-        boundary=boundary,
-        num_stages=num_stages,
-        cache_tiers=("host",),
-    )
-    return max(plan.bytes_per_stage)
+    least = []
+    for factor in MICROBATCHES_PER_STAGE:
+        plan = search(
+            profile,
+            cluster,
+            global_batch=batch_size,
+            boundary=boundary,
+            num_stages=num_stages,
+            num_microbatches=factor * num_stages,
+            cache_tiers=("host",),
+        )
+        least.append(max(plan.bytes_per_stage))
+    return min(least)

@@ -376,6 +376,23 @@ def test_under_the_cap_only_all_slots_hold_the_unfrozen_model():
     assert frozen.num_replicas == 2
 
 
+def test_the_cap_follows_from_bytes_whatever_a_busy_machine_measures(monkeypatch):
+    model, rows = toy_model(depth=6), torch.randn(4, 4)
+    sizes = {"slots": 2, "batch_size": 8, "frozen_boundary": 4}
+    measure = planner.profile
+
+    def busy(*args, **options):
+        """Others had the processor while the last layer was measured."""
+        found = measure(*args, **options)
+        late = tuple(10**9 for _ in found.microbatch_samples)
+        last = replace(found.layers[-1], forward_ns=late, input_grad_ns=late)
+        return replace(found, layers=(*found.layers[:-1], last))
+
+    quiet = memory_cap(model, rows, **sizes)
+    monkeypatch.setattr(planner, "profile", busy)
+    assert memory_cap(model, rows, **sizes) == quiet
+
+
 def test_no_cap_is_made_up_where_none_exists():
     with pytest.raises(ValueError, match="memory cap: expected 2 unfrozen stages"):
         memory_cap(

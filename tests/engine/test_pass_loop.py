@@ -2,77 +2,138 @@
 
 import dataclasses
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 
+from pipetransformer.accounting import Pass
+from pipetransformer.ahead import Ahead
+from pipetransformer.autofreeze import LayerFreezer
+from pipetransformer.autosave import AutoSave
+from pipetransformer.changes import Changes
+from pipetransformer.config import Config
+from pipetransformer.open_pass import OpenPass
 from pipetransformer.pass_loop import PassLoop
+from pipetransformer.prices import Prices
+from pipetransformer.proposal import Proposal
+from pipetransformer.recipe import Workload
+from pipetransformer.replica import Replica
 from pipetransformer.report import EpochRecord, PlanShape
+from pipetransformer.report.clock import Clock
+from pipetransformer.report.history import History
+from pipetransformer.role import Role
+from pipetransformer.run import Run
+from pipetransformer.script import ScriptLog
+from pipetransformer.shares import Loading
+from pipetransformer.state import TrainingState
 from pipetransformer.step_boundaries import StepBoundaries
+from pipetransformer.survivors import Survivors
+from tests.engine.stand_ins import stand_in
 
 RECORD = EpochRecord(2, PlanShape(0, 0, 1, 1, 1), 100, 100, 4, 2.0, 0.5, 0, 0)
+LOADING = Loading(range(4), 2, None, 0, False, False)
+
+
+def make_run(epoch=2):
+    return stand_in(
+        Run,
+        state=TrainingState(None, epoch=epoch),
+        clock=Clock(),
+        config=Config(),
+        workload=Workload(4, 2, 2, False, lambda rows: None),
+        freezer=stand_in(LayerFreezer),
+        history=History(world_size=2, seed=0),
+        prices=stand_in(Prices),
+        script=stand_in(ScriptLog),
+        batch_in_hand=None,
+        is_lead=False,
+    )
+
+
+def make_role(run, *, active=True):
+    role = Role(run)
+    role.replica = stand_in(Replica, prefix=None) if active else None
+    return role
 
 
 @pytest.fixture
 def passes():
-    run = mock.MagicMock()
-    run.state = SimpleNamespace(epoch=2, batch=0)
-    made = PassLoop.__new__(PassLoop)
-    made._run, made._survivors = run, mock.MagicMock()
-    made._role, made._boundaries = SimpleNamespace(stands_by=False), mock.Mock()
-    made._left_open = False
-    made._open = mock.Mock(counted=object())
+    """A pass loop with all that it speaks to."""
+    made = SimpleNamespace(run=make_run())
+    made.role = make_role(made.run)
+    made.boundaries = stand_in(StepBoundaries)
+    made.survivors = stand_in(Survivors)
+    made.survivors.call.return_value = dataclasses.asdict(RECORD)
+    made.open = stand_in(OpenPass, counted=Pass())
+    made.open.batches.return_value = (batch for batch in ())
+    autosave = stand_in(AutoSave)
+    made.loop = PassLoop(
+        made.run, made.role, made.boundaries, made.survivors, made.open, autosave
+    )
     return made
+
+
+def recorded(passes):
+    return [record.epoch for record in passes.run.history.epochs]
 
 
 def test_a_pass_that_a_recovery_gave_is_left_open_until_the_script_begins_it(passes):
     # The others are in its first step: closing it would meet them in another call.
-    passes._last_epoch = 1
-    passes.finish()
-    assert not passes._survivors.call.called and not passes._open.drop.called
+    passes.run.state.epoch = 1
+    list(passes.loop.iterate(LOADING))
+    passes.run.state.epoch = 2
+    passes.loop.finish()
+    assert not passes.survivors.call.called and not passes.open.drop.called
+    assert recorded(passes) == []
 
 
 def test_a_pass_that_the_script_has_left_is_closed(passes):
-    passes._last_epoch = 2
-    passes._record = mock.Mock()
-    fields = dataclasses.asdict(RECORD)
-    passes._survivors.call.return_value = fields
-    passes.finish()
-    assert passes._survivors.call.call_args.args == ("close", passes._close)
-    assert passes._record.call_args.args[0].epoch == 2
-    assert passes._open.drop.called and not passes._boundaries.stand_by.called
+    list(passes.loop.iterate(LOADING))
+    passes.loop.finish()
+    (call,) = passes.survivors.call.call_args_list
+    assert call.args[0] == "close"
+    assert recorded(passes) == [2]
+    assert passes.open.drop.called and not passes.boundaries.stand_by.called
+    passes.run.script.tell.assert_called_once_with("pass_end", lead=False)
 
 
 def test_a_rank_that_left_at_the_passes_end_can_be_taken_back(passes):
     # The others lost a rank right then, and change the plan again.
-    passes._last_epoch, passes._role.stands_by = 2, True
-    passes._record = mock.Mock()
+    list(passes.loop.iterate(LOADING))
+    passes.open.open_segment.reset_mock()
+    replica = passes.role.replica
+
+    def leave():
+        passes.role.replica = None
 
     def join(call):
-        passes._role.stands_by = False
+        passes.role.replica = replica
         return 5
 
-    passes._boundaries.stand_by.side_effect = join
-    passes._survivors.call.return_value = dataclasses.asdict(RECORD)
-    passes.finish()
-    assert passes._boundaries.stand_by.call_args.args == ("pass end",)
+    passes.boundaries.at_end.side_effect = leave
+    passes.boundaries.stand_by.side_effect = join
+    passes.loop.finish()
+    assert passes.boundaries.stand_by.call_args.args == ("pass end",)
     # The others count a segment, too; closing one is a collective.
-    assert passes._open.open_segment.called and passes._record.called
+    assert passes.open.open_segment.called and recorded(passes) == [2]
 
 
 def test_a_rank_that_joins_and_must_leave_at_once_waits_on():
-    role, survivors = SimpleNamespace(stands_by=True), mock.Mock(recovered=False)
-    changes = SimpleNamespace(joined=SimpleNamespace(position=3))
+    run = make_run()
+    role = make_role(run, active=False)
+    survivors = stand_in(Survivors, recovered=False)
+    changes = stand_in(Changes, joined=stand_in(Proposal, position=3))
     boundaries = StepBoundaries(
-        mock.MagicMock(), role, changes, mock.Mock(), survivors, mock.Mock()
+        run, role, changes, stand_in(Ahead), survivors, stand_in(OpenPass)
     )
 
     def follow(*kinds, call):
-        role.stands_by = survivors.follow.call_count > 1
-        return {"kind": "pass_end"} if role.stands_by else None
+        if survivors.follow.call_count > 1:
+            return {"kind": "pass_end"}
+        role.replica = stand_in(Replica)
+        return None
 
     def lose_its_place(name, body):
-        role.stands_by = True
+        role.replica = None
 
     survivors.follow.side_effect, survivors.call.side_effect = follow, lose_its_place
     assert boundaries.stand_by() is None

@@ -1,57 +1,81 @@
 """What a recovery must not forget, each rule alone; no processes."""
 
-import contextlib
+import dataclasses
 import types
 
 import pytest
 
 from pipetransformer import changes as changes_module
-from pipetransformer import pass_loop, placing
-from pipetransformer.autodp import PeerFailure
+from pipetransformer import director as director_module
+from pipetransformer import placing
+from pipetransformer.autodp import AutoDPConfig, LaunchInfo, MessagePlane, PeerFailure
+from pipetransformer.autofreeze import LayerFreezer, Never
+from pipetransformer.autosave import AutoSave
 from pipetransformer.changes import Changes
+from pipetransformer.config import Config
 from pipetransformer.director import Director
 from pipetransformer.layout import Layout
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.operations import Operations
 from pipetransformer.pass_loop import PassLoop
+from pipetransformer.planner import Plan
+from pipetransformer.prices import Prices
+from pipetransformer.proposal import Proposal
+from pipetransformer.recipe import Workload
+from pipetransformer.recovery import Recovery
+from pipetransformer.replica import Replica
+from pipetransformer.report import EpochRecord, PlanShape
 from pipetransformer.report.clock import Clock
+from pipetransformer.report.history import History
+from pipetransformer.role import Role
+from pipetransformer.run import Run
 from pipetransformer.script import ScriptLog
+from pipetransformer.shares import Loading
 from pipetransformer.state import TrainingState
+from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.survivors import Survivors
 from pipetransformer.transformation import Outcome
+from tests.engine.stand_ins import stand_in
+
+SHAPE = PlanShape(0, 0, 1, 1, 1)
+FIRST, SECOND = (LaunchInfo(rank, 2, rank, 2, 0, 1, "run", True) for rank in (0, 1))
 
 
-class Anything:
-    """Takes any call, and remembers its name."""
+def make_run(**attributes):
+    given = {
+        "clock": Clock(),
+        "config": Config(),
+        "history": History(world_size=2, seed=0),
+        "info": FIRST,
+        "is_lead": False,
+        "layout": Layout((0,), (0,)),
+        "prices": stand_in(Prices),
+        "script": stand_in(ScriptLog),
+        "state": TrainingState(None),
+    }
+    return stand_in(Run, **{**given, **attributes})
 
-    def __init__(self):
-        self.calls = []
 
-    def __getattr__(self, name):
-        def call(*args, **kwargs):
-            self.calls.append((name, args, kwargs))
-
-        return call
+def make_role(run, *, active=True):
+    role = Role(run)
+    role.replica = stand_in(Replica, prefix=None) if active else None
+    return role
 
 
 def outcome(*, committed, replica=None):
-    proposal = types.SimpleNamespace(layout=Layout((0,), (0,)), position=None)
+    proposal = stand_in(Proposal, layout=Layout((0,), (0,)), position=None)
     return Outcome(committed, proposal, replica, {}, reason="" if committed else "no")
 
 
 def recover(monkeypatch, result):
     """Return the run and the operations after a recovery at operation 7."""
-    counters = types.SimpleNamespace(transformations_aborted=0)
-    run = types.SimpleNamespace(
-        plane=types.SimpleNamespace(members=(0, 1), outlive_store=lambda *_: None),
-        history=types.SimpleNamespace(counters=counters),
-        holds_state=True,
-    )
+    run = make_run(plane=stand_in(MessagePlane, members=(0, 1)), holds_state=True)
     monkeypatch.setattr(changes_module, "prepare", lambda *_: None)
     monkeypatch.setattr(changes_module, "conclude", lambda *_: result)
     monkeypatch.setattr(changes_module.records, "learn", lambda *_: None)
-    operations, role = Operations(), types.SimpleNamespace(replica=None, is_lead=True)
+    operations = Operations()
     operations.done, operations.result = 6, {"of": 6}
+    role = make_role(run, active=False)
     Changes(run, role, operations).recover(3, None, 7, {"of": 7})
     return run, operations
 
@@ -63,22 +87,18 @@ def test_after_an_aborted_recovery_the_state_can_still_be_saved(monkeypatch):
 
 
 def test_a_rank_that_catches_up_knows_the_result_it_may_have_to_pass_on(monkeypatch):
-    _, operations = recover(monkeypatch, outcome(committed=True, replica=object()))
+    _, operations = recover(
+        monkeypatch, outcome(committed=True, replica=stand_in(Replica))
+    )
     assert (operations.done, operations.result) == (7, {"of": 7})
 
 
 def test_a_pass_that_is_still_open_stays_in_its_epoch(monkeypatch):
     layout = Layout((0,), (0,))
-    monkeypatch.setattr(placing, "placed", lambda *_: (object(), layout))
+    monkeypatch.setattr(placing, "placed", lambda *_: (run.plan, layout))
     state = TrainingState(None, step=10, epoch=1, batch=5, num_batches=5)
-    run = types.SimpleNamespace(
-        plan=object(),
-        info=types.SimpleNamespace(world_size=2, rank=0),
-        state=state,
-        policy=types.SimpleNamespace(state_dict=dict),
-        config=types.SimpleNamespace(seed=0),
-        prices=types.SimpleNamespace(state=dict),
-        cache_slots=0,
+    run = make_run(
+        plan=stand_in(Plan), state=state, policy=Never(), prices=Prices(), cache_slots=0
     )
     proposal = placing.propose_again(
         run, 2, able=(0,), whole=(0,), operations=9, position=None
@@ -91,161 +111,113 @@ def test_a_pass_that_is_still_open_stays_in_its_epoch(monkeypatch):
 @pytest.mark.parametrize(("joins", "nodes"), [(False, 1), (True, 2)])
 def test_a_rank_that_joins_the_first_batch_divides_the_pass_as_it_began(joins, nodes):
     state = TrainingState(None, pass_nodes=2)  # the other node was lost meanwhile
-    run = types.SimpleNamespace(
+    run = make_run(
         state=state,
         layout=Layout((0, 1), (0, 0)),
-        info=types.SimpleNamespace(rank=1),
-        config=types.SimpleNamespace(seed=0),
+        info=SECOND,
         current_pass=None,
     )
-    open_pass = OpenPass(run, Anything(), Anything())
-    loading = types.SimpleNamespace(
-        dataset=range(8),
-        batch_size=4,
-        drop_last=False,
-        min_rows=1,
-        batches=lambda sampler: sampler,
-    )
-    open_pass.begin(loading, counts=not joins)
-    sampler = open_pass.batches(0)
+    open_pass = OpenPass(run, make_role(run), stand_in(Changes))
+    samplers = []
+
+    class Noted(Loading):
+        def batches(self, sampler):
+            samplers.append(sampler)
+
+    open_pass.begin(Noted(range(8), 4, None, 0, False, False), counts=not joins)
+    open_pass.batches(0)
+    (sampler,) = samplers
     assert (state.pass_nodes, sampler.num_nodes) == (nodes, nodes)
 
 
-def loop(run, role, boundaries, open_pass):
-    return PassLoop(run, role, boundaries, Anything(), open_pass, Anything())
+def loop(run, role, boundaries, survivors, open_pass):
+    return PassLoop(run, role, boundaries, survivors, open_pass, stand_in(AutoSave))
 
 
-def test_a_pass_that_a_recovery_has_brought_is_recorded_once(monkeypatch):
-    monkeypatch.setattr(pass_loop, "epoch_line", str)
-    run = types.SimpleNamespace(
-        prices=Anything(),
-        history=types.SimpleNamespace(epochs=[]),
-        script=Anything(),
+def test_a_pass_that_a_recovery_has_brought_is_recorded_once():
+    run = make_run(
+        workload=Workload(2, 1, 2, False, lambda rows: None),
+        freezer=stand_in(LayerFreezer),
     )
-    passes = loop(run, types.SimpleNamespace(is_lead=False), None, None)
-    for epoch in (0, 0, 1):
-        record = types.SimpleNamespace(
-            epoch=epoch, pipeline_seconds_per_step=lambda: 1.0, predicted_step_ns=1
-        )
-        passes._record(record)
+    survivors, open_pass = stand_in(Survivors), stand_in(OpenPass)
+    passes = loop(run, make_role(run), stand_in(StepBoundaries), survivors, open_pass)
+    both = [EpochRecord(n, SHAPE, 2, 2, 2, 1.0, 0.5, 0, 0) for n in (0, 1)]
+    run.history.epochs.append(both[0])  # of the rank that had closed the pass
+    for record in both:
+        run.state.epoch, open_pass.counted = record.epoch, object()
+        open_pass.batches.return_value = (batch for batch in ())
+        survivors.call.return_value = dataclasses.asdict(record)
+        list(passes.iterate(Loading(range(2), 1, None, 0, False, False)))
+        passes.finish()
     assert [record.epoch for record in run.history.epochs] == [0, 1]
 
 
-class Batches:
-    """An open pass of three batches that a recovery takes from this rank."""
-
-    def __init__(self):
-        self.counted = None
-
-    def begin(self, loading, *, counts):
-        self.counted = object() if counts else None
-
-    def open_segment(self):
-        pass
-
-    def drop(self):
-        pass
-
-    def batches(self, position):
-        return (types.SimpleNamespace(index=n) for n in range(position, 3))
-
-
 def test_a_rank_that_stands_by_since_its_last_batch_waits_for_the_passes_end():
-    role = types.SimpleNamespace(stands_by=False, is_lead=False)
-    role.replica = types.SimpleNamespace(prefix=None)
-    role.active = lambda: role.replica
-    clock = types.SimpleNamespace(
-        each=lambda _, items: items, phase=lambda _: contextlib.nullcontext()
-    )
-    workload = types.SimpleNamespace(describe=lambda: dict(a=3, b=1, c=False))
-    run = types.SimpleNamespace(
-        state=TrainingState(None),
-        clock=clock,
-        workload=workload,
-        freezer=Anything(),
+    run = make_run(
+        workload=Workload(3, 1, 3, False, lambda rows: None),
+        freezer=stand_in(LayerFreezer),
         batch_in_hand=None,
     )
-    loading = types.SimpleNamespace(dataset=range(3), batch_size=1, drop_last=False)
-    boundaries = Anything()
-    passes = loop(run, role, boundaries, Batches())
-    for _ in passes.iterate(loading):
-        role.stands_by, role.replica, passes._open.counted = True, None, None
+    role, boundaries = make_role(run), stand_in(StepBoundaries)
+    boundaries.stand_by.return_value = None
+    open_pass = stand_in(OpenPass, counted=object())
+    batches = (types.SimpleNamespace(index=n) for n in range(3))
+    open_pass.batches.return_value = batches
+    passes = loop(run, role, boundaries, stand_in(Survivors), open_pass)
+    for _ in passes.iterate(Loading(range(3), 1, None, 0, False, False)):
+        role.replica = open_pass.counted = None  # by a recovery in its step
         break  # the user's own, on every rank at this batch
     for _ in range(2):
         passes.finish()
-    waits = [args for name, args, _ in boundaries.calls if name == "stand_by"]
-    assert waits == [("pass end",)]
-
-
-class Plane:
-    """Every rank lives, and yet each operation fails."""
-
-    members = (0, 1)
-    failure = PeerFailure(None, "all_reduce", reason="sizes differ")
-
-    def survive(self, standing):
-        return dict.fromkeys(self.members, standing)
-
-    def check(self):
-        raise self.failure
+    boundaries.stand_by.assert_called_once_with("pass end")
 
 
 def test_a_failure_that_no_lost_rank_explains_ends_the_run_after_some_attempts(
     monkeypatch,
 ):
-    monkeypatch.setattr("pipetransformer.survivors.records", Anything())
-    autodp = types.SimpleNamespace(on_peer_failure="continue")
-    run = types.SimpleNamespace(
-        config=types.SimpleNamespace(autodp=autodp),
-        clock=Clock(),
-        info=types.SimpleNamespace(world_size=2, rank=0),
-        layout=object(),
-        plane=Plane(),
-        state=TrainingState(None),
+    monkeypatch.setattr(
+        "pipetransformer.survivors.records.record_loss", lambda *_: None
+    )
+    # Every rank lives, and yet each operation fails.
+    failure = PeerFailure(None, "all_reduce", reason="sizes differ")
+    plane = stand_in(MessagePlane, members=(0, 1), failure=failure)
+    plane.survive.side_effect = lambda standing: dict.fromkeys((0, 1), standing)
+    run = make_run(
+        config=Config(autodp=AutoDPConfig(on_peer_failure="continue")),
+        plane=plane,
         holds_state=True,
         consistent=True,
-        script=types.SimpleNamespace(position=0),
         plan_epoch=1,
         plan_hash="",
+        script=stand_in(ScriptLog, position=0),
     )
-    run.guarded = Plane().check
-    role = types.SimpleNamespace(replica=object(), stands_by=False)
-    recoveries = []
-    recovery = types.SimpleNamespace(
-        rest=lambda: None,
-        go_on=lambda *_: recoveries.append(1) or {},
-        open_pass=types.SimpleNamespace(
-            standing=lambda: (0, {}), due_at=None, owed=False
-        ),
-    )
-    survivors = Survivors(run, role, Operations(), Anything(), recovery)
+    run.guarded.side_effect = failure
+    recovery = stand_in(Recovery, open_pass=stand_in(OpenPass, due_at=None, owed=False))
+    recovery.open_pass.standing.return_value = 0, {}
+    recovery.go_on.side_effect = lambda *_: {}
+    changes = stand_in(Changes)
+    survivors = Survivors(run, make_role(run), Operations(), changes, recovery)
     with pytest.raises(PeerFailure, match="sizes differ"):
         survivors.call("step", lambda: None)
-    assert len(recoveries) == 3
+    assert recovery.go_on.call_count == 3
 
 
-def test_a_rank_that_leaves_at_an_epoch_waits_until_the_others_are_through():
+def test_a_rank_that_leaves_at_an_epoch_waits_until_the_others_are_through(monkeypatch):
     # They may lose a rank before they know of the COMMIT, and change the plan again.
-    role = types.SimpleNamespace(stands_by=False, is_lead=False)
+    survivors = stand_in(Survivors)
+    monkeypatch.setattr(director_module, "Survivors", lambda *_: survivors)
+    run = make_run(state=TrainingState(None, epoch=3))
+    director = Director(run)
+    director._role.replica = stand_in(Replica)
 
     def leave(name, body):
-        role.stands_by = True
+        director._role.replica = None
         return True
 
-    survivors = types.SimpleNamespace(
-        call=leave, follow=lambda *_, call: {"kind": "epoch", "epoch": 3}
-    )
-    director = Director.__new__(Director)
-    director.run = types.SimpleNamespace(
-        clock=types.SimpleNamespace(phase=lambda _: contextlib.nullcontext()),
-        state=TrainingState(None, epoch=3),
-        script=Anything(),
-        layout=object(),
-        config=types.SimpleNamespace(prepare_steps=0),
-    )
-    director._role, director._survivors = role, survivors
+    survivors.call.side_effect = leave
+    survivors.follow.return_value = {"kind": "epoch", "epoch": 3}
     assert director.begin_epoch(5) == 3
-    assert director.run.script.calls == []
+    assert not run.script.tell.called
 
 
 class Store:

@@ -109,9 +109,7 @@ class Recovery:
         self._publish(verdict)
         return outcome.phases
 
-    def _begin_again(
-        self, verdict: Verdict, standings: Mapping[int, Standing]
-    ) -> None:
+    def _begin_again(self, verdict: Verdict, standings: Mapping[int, Standing]) -> None:
         """Go back to before the first plan, which the lead then makes anew.
 
         Some ranks may have had it in force already. Their state is that of rank 0 at

@@ -14,7 +14,7 @@ from pipetransformer.explanation.document import (
 from pipetransformer.planner import Plan, Transition
 
 if TYPE_CHECKING:
-    from pipetransformer.explanation.report import Explanation, Measurement
+    from pipetransformer.explanation.report import Measurement
 
 
 def transition(plan: Plan) -> Section:
@@ -54,16 +54,11 @@ def _transition_table(change: Transition) -> Table | None:
     return Table(head, tuple(rows))
 
 
-def measured(explanation: Explanation) -> Section:
-    """Predicted beside measured."""
-    table = measured_table(explanation.measured)
-    return Section("Predicted against measured", (), table)
-
-
-def measured_table(measured: tuple[Measurement, ...]) -> Table | None:
-    """One row per measurement; None without any."""
+def measured_section(measured: tuple[Measurement, ...]) -> Section:
+    """Predicted beside measured, one row per measurement; empty without any."""
+    title = "Predicted against measured"
     if not measured:
-        return None
+        return Section(title)
     rows = tuple(
         (
             entry.what,
@@ -73,4 +68,9 @@ def measured_table(measured: tuple[Measurement, ...]) -> Table | None:
         )
         for entry in measured
     )
-    return Table(columns("what, predicted, measured, error", what="word"), rows)
+    table = Table(columns("what, predicted, measured, error", what="word"), rows)
+    held = (
+        "a measured step also holds the optimizer, loading and the caller's own code, "
+        "which no prediction does",
+    )
+    return Section(title, held, table)

@@ -13,7 +13,7 @@ from pipetransformer.explanation.document import (
     percent,
     seconds,
 )
-from pipetransformer.explanation.outcomes import measured_table, transition_lines
+from pipetransformer.explanation.outcomes import measured_section, transition_lines
 
 if TYPE_CHECKING:
     from pipetransformer.explanation.run import (
@@ -33,7 +33,7 @@ def run_sections(run: RunExplanation) -> list[Section]:
         Section("Refused", tuple(line for r in run.refusals for line in _refused(r))),
         Section("Aborted", tuple(_aborted(abort) for abort in run.aborts)),
         Section("Lost ranks", tuple(x for r in run.recoveries for x in _survived(r))),
-        Section("Predicted against measured", (), measured_table(run.measured)),
+        measured_section(run.measured),
         Section("Where the time went", (), _phase_table(run)),
         Section("Counts", _counts(run)),
     ]

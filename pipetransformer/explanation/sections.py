@@ -39,22 +39,26 @@ def plan_sections(explanation: Explanation) -> list[Section]:
         reasons(plan),
         outcomes.transition(plan),
         idle(plan),
-        outcomes.measured(explanation),
+        outcomes.measured_section(explanation.measured),
     ]
     return [section for section in found if section.lines or section.table]
 
 
+_HELD = "these times hold forward, backward, copies and all-reduce; no optimizer step"
+
+
 def headline(plan: Plan) -> Section:
-    """Three sentences: the shape and its order, its step, what it runs."""
+    """The shape and its order, its step and what that holds, what it runs."""
     name = f"plan {hash_text(plan.plan_hash)}: {plan.describe()}, {plan.schedule}"
-    step = "not simulated: written by hand"
+    step = ["not simulated: written by hand"]
     if plan.simulated_step_ns:
-        step = (
+        step = [
             f"predicted step {milliseconds(plan.predicted_step_ns)}, simulated "
             f"{milliseconds(plan.simulated_step_ns)} (at least "
             f"{milliseconds(plan.lower_bound_ns)}), bubble "
-            f"{percent(plan.bubble_fraction)}"
-        )
+            f"{percent(plan.bubble_fraction)}",
+            _HELD,
+        ]
     frozen = "no frozen layers"
     if plan.boundary:
         frozen = f"{counted(plan.boundary, 'frozen layer')} {plan.prefix}"
@@ -63,7 +67,7 @@ def headline(plan: Plan) -> Section:
         f"{plan.global_batch} rows a step, at most {plan.samples_per_microbatch} a "
         f"micro-batch; checkpoint {plan.checkpoint}; {frozen}"
     )
-    return Section("", (name, step, rows))
+    return Section("", (name, *step, rows))
 
 
 def inputs(explanation: Explanation) -> Section:

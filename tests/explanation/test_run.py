@@ -154,6 +154,13 @@ def test_text_tells_changes_reasons_prices_and_refusals():
         assert part in text
 
 
+def test_text_says_that_predictions_leave_out_the_optimizer():
+    lines = str(explain_run(a_summary())).splitlines()
+    at = lines.index("Predicted against measured")
+    assert "also holds the optimizer" in lines[at + 2]
+    assert lines[at + 3].split() == ["what", "predicted", "measured", "error"]
+
+
 def test_json_is_complete_and_plain():
     values = explain_run(a_summary()).to_dict()
     assert json.loads(json.dumps(values, allow_nan=False)) == values

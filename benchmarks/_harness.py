@@ -207,11 +207,7 @@ class _Runs:
             if i in selection.reasons:
                 dropped.append(DroppedRepeat(turn, repeat, selection.reasons[i]))
             elif turn in clean:
-                dropped.append(
-                    DroppedRepeat(
-                        turn, repeat, "a repeat of this number counts already"
-                    )
-                )
+                dropped.append(DroppedRepeat(turn, repeat, SUPERFLUOUS))
             else:
                 clean[turn] = repeat
         return Series(

@@ -135,9 +135,12 @@ def test_time_of_children_is_none_of_others(tree, monkeypatch):
 def test_time_of_living_children_is_known():
     script = BURN.format(0.3) + "print(flush=True); time.sleep(60)"
     line = [sys.executable, "-c", script]
+    reaped = sum(os.times()[2:4])
     with subprocess.Popen(line, stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout.readline() == b"\n"
-            assert cpu_of_descendants_s(os.getpid()) >= 0.25
+            found = cpu_of_descendants_s(os.getpid())
         finally:
             child.kill()
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    assert 0.25 <= found <= sum(os.times()[2:4]) - reaped + 2 * tick

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pathlib
 
 from pipetransformer import checkpoint, files, persistence
@@ -23,16 +24,22 @@ class AutoSave:
         self._run = run
         self._wanted = run.config.checkpoint
         self._seen_step: int | None = None
+        self._before: dict[str, int] = {}
 
-    def begin(self) -> None:
-        """Make the folder, and delete what writers left unfinished; on the lead.
+    def begin(self, *, lead: bool) -> None:
+        """Note the folder's files; the lead makes it, and deletes unfinished ones.
 
         Raises:
             ValueError: no file can be written there.
         """
-        if self._wanted.directory is not None:
-            files.make_folder(self._wanted.directory, "CheckpointConfig.directory")
-            files.clear_unfinished(self._wanted.directory)
+        folder = self._wanted.directory
+        if folder is None:
+            return
+        if lead:
+            files.make_folder(folder, "CheckpointConfig.directory")
+            files.clear_unfinished(folder)
+        if os.access(folder, os.R_OK | os.X_OK):  # another rank's may be missing here
+            self._before = checkpoint.times(folder)
 
     def between_batches(self, replica: Replica) -> None:
         """Save in the middle of a pass if enough steps have been done; on the lead.
@@ -64,7 +71,7 @@ class AutoSave:
         with run.clock.phase("checkpoint"):
             path = checkpoint.path_of_step(wanted.directory, run.state.step)
             persistence.save(run, replica, path)
-            checkpoint.make_newest(path)
+            checkpoint.put_in_order(path, self._before)
             checkpoint.prune(wanted.directory, wanted.keep)
 
     def in_emergency(self, replica: Replica | None, *, lead: bool) -> None:
@@ -77,8 +84,6 @@ class AutoSave:
         run, directory = self._run, self._wanted.directory
         if not directory or not run.holds_state or not run.consistent:
             return
-        if run.state.optimizer is None:
-            return  # before the first plan: nothing is lost
         path = checkpoint.path_of_step(directory, run.state.step)
         try:
             # Cells of a backward that broke off may still be running.
@@ -90,7 +95,7 @@ class AutoSave:
             if path.exists() and not lead and not foreign:
                 return  # the same state, or the lead's
             persistence.save(run, replica, path, replace=lead or foreign)
-            checkpoint.make_newest(path)
+            checkpoint.put_in_order(path, self._before)
         except Exception as problem:
             _LOG.error("emergency checkpoint %s: %s", path, problem)
         else:

@@ -197,15 +197,33 @@ def _written_ns(path: pathlib.Path) -> int:
         return 0
 
 
-def make_newest(path: pathlib.Path) -> None:
-    """Let a file that was just written be its folder's newest, whatever the clock says.
+def times(directory: str | os.PathLike[str]) -> dict[str, int]:
+    """Return when each automatic checkpoint of a folder was written, by name."""
+    return {path.name: _written_ns(path) for path in _newest_first(directory)}
 
-    A clock that was set back would else put it behind older checkpoints.
+
+def put_in_order(path: pathlib.Path, before: Mapping[str, int]) -> None:
+    """Give a file that was just written its place among the others, by its time.
+
+    That is after all others, whatever the machine's clock says. But if the run has
+    files of later steps, this rank slept while the others went on without it, and its
+    file comes before theirs.
+
+    Args:
+        path: The file.
+        before: `times` of the folder when the run began: files of other runs.
     """
-    others = [p for p in _newest_first(path.parent) if p != path]
-    latest = max(map(_written_ns, others), default=0)
-    if _written_ns(path) <= latest:
-        os.utime(path, ns=(latest + 1, latest + 1))
+    others = times(path.parent)
+    written = others.pop(path.name, 0)
+    later = [
+        time
+        for name, time in others.items()
+        if name > path.name and before.get(name) != time
+    ]
+    latest = max(others.values(), default=0)
+    place = min(later) - 1 if later else max(written, latest + 1)
+    if place != written:
+        os.utime(path, ns=(place, place))
 
 
 def newest_valid(

@@ -63,10 +63,10 @@ class Session:
             warm_up(solo)
             solo.retire()
             self._director = Director(run)
-            if self._director.is_lead:
-                self._director.autosave.begin()
-                if wanted.resume:
-                    self._resume(self._director, str(wanted.directory))
+            lead = self._director.is_lead
+            self._director.autosave.begin(lead=lead)
+            if lead and wanted.resume:
+                self._resume(self._director, str(wanted.directory))
         except BaseException as error:
             self._plane.fail("opening the engine", f"{type(error).__name__}: {error}")
             self._exits.close()

@@ -169,6 +169,27 @@ def test_the_newest_checkpoint_is_the_last_one_written_by_whatever_clock(tmp_pat
     assert found is not None and found[0].name == names[-1]
 
 
+def test_a_rank_that_slept_while_others_went_on_does_not_put_its_file_last(tmp_path):
+    """It writes its epoch's end when it wakes: resuming must not go back to that."""
+
+    def left(step):
+        path = checkpoint.path_of_step(tmp_path, step)
+        path.touch()
+        return path
+
+    def order():
+        return [path.name[-5:-3] for path in checkpoint._newest_first(tmp_path)]
+
+    left(30)  # of an older run, which went further
+    before = checkpoint.times(tmp_path)
+    for step in (10, 20):
+        checkpoint.put_in_order(left(step), before)
+    assert order() == ["20", "10", "30"]
+    checkpoint.put_in_order(left(15), before)  # by the rank that slept
+    checkpoint.prune(tmp_path, keep=2)
+    assert order() == ["20", "15"]
+
+
 def test_older_checkpoint_still_loads(tmp_path):
     path = saved(tmp_path)
     content = torch.load(path, weights_only=True)

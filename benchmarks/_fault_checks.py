@@ -1,23 +1,40 @@
-"""Judges what a case left behind, against an undisturbed run; pure."""
+"""Judges a case by what it left behind, against an undisturbed run; pure."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
+from collections.abc import Iterator
 
-import torch
-from _fault_case import KILLS, Case, Policy
-from _fault_drive import Trace
-from _small_run import SAMPLES, STEPS
+from _fault_case import DOUBLE, Case, Moment, Policy
+from _fault_outcomes import (
+    STARVE_S,
+    Right,
+    is_retried,
+    limit_s,
+    own_ends,
+    own_phases,
+    right_blames,
+    right_outcomes,
+)
+from _fault_states import (
+    wrong_files,
+    wrong_records,
+    wrong_samples,
+    wrong_states,
+    wrong_weights,
+)
+from _fault_trace import Line, Reference, Trace, number_of
+from _small_run import Deadlines
 
-# Another number of replicas adds up in another order: a few bits of 53 in each of at
-# most 20 steps; see METRICS.md.
-TOLERANCE = 1e-9
+SLACK_S = 2.0
+MOST_TOLD = 3  # problems of one kind
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Of one case.
+    """Of one attempt at a case.
 
     Attributes:
         case: The case.
@@ -26,232 +43,295 @@ class Verdict:
         seconds: From the fault to the last survivor's outcome, or to the end of the
             next step on every survivor that makes it; None where there is none.
         checkpoints: Checkpoint files that were found good.
+        unnamed: Survivors whose failure names no rank.
+        why: Why this outcome is right, or why the case was left out.
+        skipped: This machine does not let it happen.
     """
 
     case: Case
     problems: tuple[str, ...]
     outcome: str
     seconds: float | None
-    checkpoints: int
+    checkpoints: int = 0
+    unnamed: int = 0
+    why: str = ""
+    skipped: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference:
-    """The undisturbed run of as many ranks.
+class Attempt:
+    """One run of a case, to be judged.
 
     Attributes:
+        case: The case.
+        policy: Of its engine.
+        moment: When it was to strike.
+        deadlines: Of its engine.
+        slack_s: Seconds beyond what the deadlines promise, for a busy machine.
         trace: What it left behind.
-        hashes: Hash of the state after each optimizer step, from 1.
-        ids: Samples of each step, sorted.
     """
 
+    case: Case
+    policy: Policy
+    moment: Moment
+    deadlines: Deadlines
+    slack_s: float
     trace: Trace
-    hashes: dict[int, str]
-    ids: dict[int, list[int]]
 
-    @classmethod
-    def of(cls, trace: Trace) -> Reference:
-        """Read it off a run's logs.
+    @property
+    def survivors(self) -> list[int]:
+        """Ranks whose end the policy promises."""
+        return [rank for rank in self.trace.ranks if rank not in self.case.gone]
 
-        Raises:
-            ValueError: the run itself was not in order.
-        """
-        hashes: dict[int, str] = {}
-        ids: dict[int, list[int]] = {}
-        for rank in range(len(trace.logs)):
-            ended = trace.outcome(rank)
-            if ended is None or ended["ended"] != "finished":
-                raise ValueError(f"rank {rank}: expected the end, got {ended}")
-            for line in trace.steps(rank):
-                number = number_of(line)
-                if hashes.setdefault(number, line["hash"]) != line["hash"]:
-                    raise ValueError(f"step {number}: replicas differ")
-                ids[number] = sorted([*ids.get(number, []), *line["ids"]])
-        return cls(trace, hashes, ids)
+    @property
+    def others(self) -> list[int]:
+        """Ranks that the fault does not take out of the run by itself."""
+        return [rank for rank in self.trace.ranks if rank not in self.lost]
 
-
-def number_of(line: dict[str, int]) -> int:
-    """Return the optimizer steps done after a logged step."""
-    return line["epoch"] * STEPS + line["batch"] + 1
+    @property
+    def lost(self) -> frozenset[int]:
+        """The victims, and who led after them and found the same disk full."""
+        outcomes = {rank: self.trace.outcome(rank) for rank in self.trace.ranks}
+        fallen = [
+            rank
+            for rank, outcome in outcomes.items()
+            if outcome is not None and outcome["ended"] == "OSError"
+        ]
+        led = [rank for rank in fallen if _led(self.trace, rank)]
+        return self.case.lost | frozenset(led if self.case.fault == "full disk" else ())
 
 
-def judge(case: Case, policy: Policy, trace: Trace, reference: Reference) -> Verdict:
-    """Return what a case showed."""
-    strikes = trace.strikes()
-    problems = [f"hung ranks {sorted(trace.hung)}"] if trace.hung else []
-    if len(strikes) != 1:
-        problems.append(f"expected 1 strike, got {len(strikes)}")
-    survivors = [rank for rank in range(len(trace.logs)) if rank != case.gone]
-    outcomes = {rank: trace.outcome(rank) for rank in survivors}
-    for rank, error in enumerate(trace.errors):
-        if error and rank != case.gone:
-            problems.append(f"rank {rank}: {error.strip().splitlines()[-1]}")
-    expected = case.expected(policy)
-    for rank in survivors:
-        problems += _check_outcome(case, rank, outcomes[rank], expected)
-    problems += _check_hashes(case, policy, trace, reference)
-    if expected == "finishes":
-        problems += _check_steps(case, trace, reference)
-        problems += _check_weights(case, trace, reference)
-    problems += _check_records(trace)
-    ended = {o["ended"] for o in outcomes.values() if o is not None}
-    if expected == "active finish" and "finished" not in ended:
-        problems.append("expected the active ranks to finish, got none")
-    if policy == "raise":
-        problems += _check_checkpoints(case, trace, reference)
-    if trace.woken is False:
-        problems.append("the stopped rank did not end when it was woken")
-    kinds = Counter(o["ended"] for o in outcomes.values() if o is not None)
+def _led(trace: Trace, rank: int) -> bool:
+    """Whether a rank led at the last end of an epoch that it saw."""
+    ends = trace.lines(rank, "epoch end")
+    return bool(ends) and bool(ends[-1]["lead"])
+
+
+def judge(attempt: Attempt, reference: Reference) -> Verdict:
+    """Return what an attempt showed."""
+    case, trace = attempt.case, attempt.trace
+    right, problems = _ending(attempt)
+    problems += [f"hung ranks {sorted(trace.hung)}"] if trace.hung else []
+    problems += list(_own_problems(attempt))
+    for check in (
+        wrong_states,
+        wrong_weights,
+        wrong_samples,
+        wrong_records,
+        wrong_files,
+    ):
+        problems += list(check(case, trace, reference))[:MOST_TOLD]
+    problems += list(_blames(attempt))
+    problems += list(_retries(attempt)) if is_retried(case) else []
+    seconds = _seconds(attempt)
+    problems += list(_lateness(attempt, seconds))
+    outcomes = [trace.outcome(rank) for rank in attempt.survivors]
+    kinds = Counter(o["ended"] for o in outcomes if o is not None)
     text = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     return Verdict(
         case=case,
         problems=tuple(problems),
         outcome=text,
-        seconds=_seconds(case, trace, expected),
+        seconds=seconds,
         checkpoints=sum(found is not None for found in trace.checkpoints.values()),
+        unnamed=sum(failure["rank"] is None for failure in _failures(attempt).values()),
+        why=right.why if right is not None else "",
     )
 
 
-def _check_outcome(
-    case: Case, rank: int, outcome: dict[str, object] | None, expected: str
-) -> list[str]:
-    if outcome is None:
-        return [f"rank {rank}: no outcome"]
-    ended, own = outcome["ended"], rank == case.victim
-    wanted = {"ends": {"PeerFailure"}, "finishes": {"finished"}}.get(
-        expected, {"PeerFailure", "finished"}
-    )
-    if own and case.fault == "user error":
-        wanted = {"Planted"}
-    if own and case.fault == "SIGTERM":
-        wanted = {"PeerFailure"}
-    if ended not in wanted:
-        return [f"rank {rank}: expected {' or '.join(wanted)}, got {outcome}"]
-    if ended == "PeerFailure":
-        guilty = {None, case.victim} if case.victim is not None else {None, 0}
-        if not outcome["phase"] or outcome["rank"] not in guilty:
-            return [f"rank {rank}: expected the victim and a phase, got {outcome}"]
-    return []
+# -- how they end --------------------------------------------------------------
 
 
-def _check_hashes(
-    case: Case, policy: Policy, trace: Trace, reference: Reference
-) -> list[str]:
-    """No two ranks train on with different weights, nor with other ones."""
-    seen: dict[int, str] = {}
-    for rank in range(len(trace.logs)):
-        if policy == "continue" and rank == case.victim:
-            continue  # its last step may be one that nobody else has made
-        for line in trace.steps(rank):
-            number = number_of(line)
-            if rank == case.victim and line["at"] > trace.woken_at:
-                continue  # alone; see METRICS.md
-            if seen.setdefault(number, line["hash"]) != line["hash"]:
-                return [f"step {number}: ranks with different weights"]
-    if policy == "raise" and case.keeps_plans:
-        others = [n for n, found in seen.items() if found != reference.hashes[n]]
-        if others:
-            return [f"steps {others}: other bits than in the undisturbed run"]
-    return []
+def _ending(attempt: Attempt) -> tuple[Right | None, list[str]]:
+    """Return which of the right outcomes this is, or what is wrong with it."""
+    case, trace = attempt.case, attempt.trace
+    held = any(trace.holds(rank) for rank in attempt.others)
+    rights = right_outcomes(case, attempt.policy, attempt.moment)
+    refused = []
+    for right in rights:
+        wrong = _unlike(attempt, right)
+        if right.if_held is not None and right.if_held != held:
+            number = "a" if right.if_held else "no"
+            wrong.append(f"expected {number} survivor that held the state")
+        if not wrong:
+            return right, []
+        refused.append(f"not {right.ending!r} ({right.why}): {'; '.join(wrong)}")
+    return None, refused
 
 
-def _check_steps(case: Case, trace: Trace, reference: Reference) -> list[str]:
-    """Each sample once in every epoch: by the steps' own ids.
-
-    But for the steps about the loss of a rank: what it did last is not logged, and
-    what is done again has other shares than the batches that the script holds.
-    """
-    problems = []
-    last = _last_before(trace)
-    broken = range(last, last + 3) if case.fault in KILLS else ()
-    for number, wanted in reference.ids.items():
-        if number in broken:
-            continue
-        parts = {
-            rank: line["ids"]
-            for rank in range(len(trace.logs))
-            for line in trace.steps(rank)
-            if number_of(line) == number
-        }
-        lost = parts.pop(case.victim, []) if case.victim is not None else []
-        kept = sorted(i for part in parts.values() for i in part)
-        if wanted not in (kept, sorted([*kept, *lost])):
-            problems.append(f"step {number}: expected samples {wanted}, got {kept}")
-    return problems[:3]
-
-
-def _check_records(trace: Trace) -> list[str]:
-    """Each sample once in every epoch: by the records of the run."""
-    problems = []
-    for rank in range(len(trace.logs)):
-        outcome = trace.outcome(rank)
-        records = (
-            outcome["history"]["epochs"] if outcome and "history" in outcome else []
+def _unlike(attempt: Attempt, right: Right) -> list[str]:
+    """Return the ranks that did not end as an outcome says."""
+    case, trace, own = attempt.case, attempt.trace, own_ends(attempt.case)
+    wrong = []
+    for rank in attempt.survivors:
+        drives = trace.drives(rank)
+        goes_on = right.ending == "finish" or (
+            right.ending == "active finish" and drives
         )
-        for record in records:
-            if (record["samples"], record["unique_samples"]) != (SAMPLES, SAMPLES):
-                problems.append(
-                    f"epoch {record['epoch']}: expected each of {SAMPLES} samples "
-                    f"once, got {record['unique_samples']} in {record['samples']}"
-                )
-    return problems[:3]
+        wanted = own.get(rank) or frozenset({"finished" if goes_on else "PeerFailure"})
+        if rank in attempt.lost - case.lost:
+            continue
+        outcome = trace.outcome(rank)
+        if (outcome or {}).get("ended") not in wanted:
+            wrong.append(f"rank {rank}: expected {' or '.join(wanted)}, got {outcome}")
+    return wrong
 
 
-def _check_weights(case: Case, trace: Trace, reference: Reference) -> list[str]:
-    """Finished replicas hold equal weights, and those of the undisturbed run."""
-    found = {}
-    for rank, weights in trace.weights.items():
-        steps = trace.steps(rank)
-        if steps and number_of(steps[-1]) == max(reference.hashes):
-            found[rank] = weights
-    if not found:
-        return ["nobody finished the last step"]
-    first, *others = found.values()
-    for weights in others:
-        if not all(torch.equal(a, b) for a, b in zip(first, weights, strict=True)):
-            return ["replicas finished with different weights"]
-    wanted = reference.trace.weights[0]
-    far = max(float((a - b).abs().max()) for a, b in zip(first, wanted, strict=True))
-    return [] if far <= TOLERANCE else [f"weights: {far:.2g} from the undisturbed run"]
+def _own_problems(attempt: Attempt) -> Iterator[str]:
+    """Yield where the case itself did not happen, or a rank broke."""
+    case, trace = attempt.case, attempt.trace
+    strikes, wanted = trace.strikes(), 2 if case.fault in DOUBLE else 1
+    if len(strikes) != wanted:
+        yield f"expected {wanted} strikes, got {len(strikes)}"
+    for rank, error in enumerate(trace.errors):
+        if error and rank not in case.gone:
+            yield f"rank {rank}: {error.strip().splitlines()[-1]}"
+    if trace.unwoken:
+        yield f"stopped ranks {sorted(trace.unwoken)} did not end when woken"
+    if not struck_in_time(case, trace):
+        yield "the transfer did not go on when it struck"
+    if case.fault == "starved":
+        yield from _starving(case, trace)
+    if case.fault == "woken":
+        yield from _after_removal(case, trace)
+    if case.fault == "no room" and not trace.lines(case.rank, "no cache"):
+        yield "the cache was made all the same"
 
 
-def _check_checkpoints(case: Case, trace: Trace, reference: Reference) -> list[str]:
-    problems = []
-    alone = {
-        number_of(line): line["hash"]
-        for line in (trace.steps(case.rank) if case.fault == "SIGSTOP" else [])
-        if line["at"] > trace.woken_at
+def struck_in_time(case: Case, trace: Trace) -> bool:
+    """Whether the victim was in a transfer when it struck, if it was to be."""
+    if case.point != "in transfer":
+        return True
+    begun = [line["at"] for line in trace.lines(case.rank, "moving")]
+    done = [line["at"] for line in trace.lines(case.rank, "moved")]
+    at = trace.struck_at
+    before = [time for time in begun if time <= at]
+    # A stopped rank may complete it when it is woken.
+    return bool(before) and not any(before[-1] <= time <= at for time in done)
+
+
+def _starving(case: Case, trace: Trace) -> Iterator[str]:
+    outcome = trace.outcome(case.rank)
+    if outcome is not None and outcome["at"] < trace.struck_at + STARVE_S:
+        lasted = outcome["at"] - trace.struck_at
+        yield f"starved for {lasted:.1f} s of {STARVE_S:g}, then the run was over"
+
+
+def _after_removal(case: Case, trace: Trace) -> Iterator[str]:
+    """A rank that wakes after its removal trains no more, and disturbs nobody.
+
+    One step it may still complete, for itself: the others had waited for it there,
+    and what they left behind is still in place.
+    """
+    woken_at = trace.woken_at
+    if math.isinf(woken_at):
+        yield "the stopped rank was not removed while the others went on"
+        return
+    for rank in case.lost:
+        made = [(line["at"], number_of(line)) for line in trace.steps(rank)]
+        before = max((number for at, number in made if at <= woken_at), default=0)
+        late = [number for at, number in made if at > woken_at]
+        if late not in ([], [before + 1]):
+            yield f"rank {rank}: made steps {late} after its removal"
+    others = [rank for rank in trace.ranks if rank not in case.lost]
+    steps = [line["at"] for rank in others for line in trace.steps(rank)]
+    if not any(at > woken_at for at in steps):
+        yield "expected the others to train on when it woke, got no step"
+
+
+# -- whom they blame -----------------------------------------------------------
+
+
+def _failures(attempt: Attempt) -> dict[int, Line]:
+    outcomes = {rank: attempt.trace.outcome(rank) for rank in attempt.survivors}
+    return {
+        rank: outcome
+        for rank, outcome in outcomes.items()
+        if outcome is not None and outcome["ended"] == "PeerFailure"
     }
-    for name, found in trace.checkpoints.items():
-        if found is None:
-            problems.append(f"{name} does not load")
-        elif case.keeps_plans and found[0] > 0:
-            step, bits = found
-            if bits not in (reference.hashes.get(step), alone.get(step)):
-                problems.append(f"{name}: not the state of step {step}")
-    return problems
 
 
-def _seconds(case: Case, trace: Trace, expected: str) -> float | None:
-    strikes = trace.strikes()
-    if not strikes:
+def _blames(attempt: Attempt) -> Iterator[str]:
+    """Yield failures that blame nobody without need, a wrong rank or phase."""
+    case, own = attempt.case, own_ends(attempt.case)
+    blames = right_blames(case, attempt.lost)
+    for rank, failure in _failures(attempt).items():
+        blamed, phase, text = failure["rank"], failure["phase"], failure["text"]
+        if rank in own:
+            fine = blamed == rank and phase in own_phases(case)
+        else:
+            fine = any(blame.covers(blamed, phase, text) for blame in blames)
+        if not fine:
+            who = "nobody" if blamed is None else f"rank {blamed}"
+            yield f"rank {rank}: blames {who}, phase {phase!r}: {text}"
+
+
+def _retries(attempt: Attempt) -> Iterator[str]:
+    """Yield if the change of plan was not tried again without the victim."""
+    case, trace = attempt.case, attempt.trace
+    rank = min(set(trace.ranks) - set(case.victims))
+    changes = trace.lines(rank, "change")
+    aborted = [
+        number
+        for number, line in enumerate(changes)
+        if not line["committed"] and list(case.victims) == line["culprits"]
+    ]
+    if not aborted:
+        yield f"expected a change aborted for rank {case.rank}, got {changes}"
+        return
+    after = changes[aborted[0] + 1 :]
+    if not after or not after[0]["committed"] or case.rank in after[0]["active"]:
+        yield f"expected a retry without rank {case.rank}, got {after[:1]}"
+
+
+# -- how long it takes ---------------------------------------------------------
+
+
+def _seconds(attempt: Attempt) -> float | None:
+    """Return when the last survivor had failed, or gone on to its next step."""
+    trace = attempt.trace
+    began = trace.struck_at
+    if math.isinf(began):
         return None
-    began = strikes[0]["at"]
-    survivors = [rank for rank in range(len(trace.logs)) if rank != case.gone]
-    if expected == "ends":
-        others = [rank for rank in survivors if rank != case.victim]
-        outcomes = [trace.outcome(rank) for rank in others]
-        return max((o["at"] - began for o in outcomes if o is not None), default=None)
-    lines = [line for rank in survivors for line in trace.steps(rank)]
-    next_one = _last_before(trace) + 1
-    if case.point == "in optimizer step":
+    outcomes = [trace.outcome(rank) for rank in attempt.others]
+    ends = [o for o in outcomes if o is not None]
+    failed = [o["at"] - began for o in ends if o["ended"] != "finished"]
+    if len(failed) == len(ends):
+        return max(failed, default=None)
+    lines = [line for rank in attempt.others for line in trace.steps(rank)]
+    later = sorted(number_of(line) for line in lines if line["at"] > began)
+    next_one = _next_step(attempt, later)
+    made = [line["at"] - began for line in lines if number_of(line) == next_one]
+    done = [o["at"] - began for o in ends if o["ended"] == "finished"]
+    return max(made) if made else max(done, default=None)
+
+
+def _next_step(attempt: Attempt, later: list[int]) -> int | None:
+    """Return the first step that all of it came after the fault."""
+    trace = attempt.trace
+    before = [
+        number_of(line)
+        for rank in trace.ranks
+        for line in trace.steps(rank)
+        if line["at"] <= trace.struck_at
+    ]
+    next_one = max(before, default=0) + 1
+    if attempt.case.point == "in optimizer step":
         next_one += 1  # the others complete that step without the lost rank
-    later = [line["at"] - began for line in lines if number_of(line) == next_one]
-    return max(later, default=None)
+    return next((number for number in later if number >= next_one), None)
 
 
-def _last_before(trace: Trace) -> int:
-    """Return the last step that any rank had done when the fault struck."""
-    at = min((line["at"] for line in trace.strikes()), default=0.0)
-    lines = [line for rank in range(len(trace.logs)) for line in trace.steps(rank)]
-    return max((number_of(line) for line in lines if line["at"] <= at), default=0)
+def _lateness(attempt: Attempt, seconds: float | None) -> Iterator[str]:
+    trace, began = attempt.trace, attempt.trace.struck_at
+    case, policy = attempt.case, attempt.policy
+    limit = limit_s(case, policy, attempt.deadlines, attempt.slack_s)
+    if seconds is not None and seconds > limit:
+        yield f"took {seconds:.1f} s, expected at most {limit:.1f} s"
+    if case.fault == "full disk":
+        return  # the next leads find out at the ends of their epochs
+    for rank in attempt.others:
+        outcome = trace.outcome(rank)
+        if outcome is not None and outcome["ended"] != "finished":
+            late = outcome["at"] - began
+            if late > limit:
+                yield f"rank {rank}: failed after {late:.1f} s, not {limit:.1f} s"

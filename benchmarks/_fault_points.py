@@ -13,13 +13,18 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from _fault_case import Case
-from _forked import Log
+from _fault_case import DOUBLE, MAKING_CACHE, Case, Moment
+from _fault_outcomes import FSYNCS, LATE, SLOW_DISK, SLOW_S
+from _fault_places import fill_disk, jump_clock, slow_fsync, without_room
+from _forked import Log, read_log
+from _small_run import Deadlines
 from torch import Tensor, nn
 
-from pipetransformer import planner
+from pipetransformer import persistence, planner
+from pipetransformer.autocache import ActivationCache
 from pipetransformer.autodp import (
     ActiveGroup,
     MessagePlane,
@@ -29,9 +34,24 @@ from pipetransformer.autodp import (
 )
 from pipetransformer.pipe import Pipe
 
-SLOW_S = 1.0
 STANDING_BY_S = 0.03
 OTHERS_WAIT_S = 0.3  # until the other replicas wait in the all-reduce
+BETWEEN_TWO_S = 0.1  # less than the interval of heartbeats
+JUMP_S = 3600.0
+
+OWN_SIGNALS = {
+    "SIGKILL": signal.SIGKILL,
+    "SIGSTOP": signal.SIGSTOP,
+    "woken": signal.SIGSTOP,
+    "paused": signal.SIGSTOP,
+    "SIGTERM": signal.SIGTERM,
+}
+STORE_SIGNALS = {
+    "store killed": signal.SIGKILL,
+    "store stopped": signal.SIGSTOP,
+    "store paused": signal.SIGSTOP,
+}
+SECOND_SIGNALS = {"kill and kill": signal.SIGKILL, "kill and stop": signal.SIGSTOP}
 
 
 class Planted(RuntimeError):
@@ -43,16 +63,28 @@ class Striker:
 
     Args:
         case: The case.
+        moment: When it strikes after its point.
         rank: This process.
+        folder: Of the logs and the checkpoints.
         log: Gets a line "strike" before it happens.
-        late_s: How long a rank sleeps that is to miss the protocol's deadline.
+        deadlines: Of the engine.
     """
 
-    def __init__(self, case: Case | None, rank: int, log: Log, late_s: float) -> None:
+    def __init__(
+        self,
+        case: Case | None,
+        moment: Moment,
+        rank: int,
+        folder: Path,
+        log: Log,
+        deadlines: Deadlines,
+    ) -> None:
         self.case = case if case is not None and case.rank == rank else None
+        self._moment = moment
+        self._folder = folder
         self._log = log
-        self._late_s = late_s
-        self._struck = False
+        self._deadlines = deadlines
+        self._begun = False
         self._change = -1  # plan epoch of the change that goes on
         self._committed = False
         self._epoch: int | None = None
@@ -61,28 +93,47 @@ class Striker:
             self._install(self.case)
 
     def fire(self) -> None:
-        """Strike, unless it was done before."""
-        case = self.case
-        if case is None or self._struck:
+        """Strike, at the attempt's moment, unless it was done before."""
+        if self.case is None or self._begun:
             return
-        self._struck = True
+        self._begun = True
+        delay_s = self._moment.delay_s
+        if self._moment.drifts:
+            timer = threading.Timer(delay_s, self._strike, [self.case])
+            timer.daemon = True
+            timer.start()
+            return
+        time.sleep(delay_s)
+        self._strike(self.case)
+
+    def _strike(self, case: Case) -> None:
+        fault = case.fault
+        if fault in DOUBLE:
+            self._strike_second(case)
+            time.sleep(BETWEEN_TWO_S)
+            fault = "SIGKILL"
         self._log.write("strike", pid=os.getpid())
-        fault, store = case.fault, os.environ.get("PT_STORE_PID", "")
-        signals = {
-            "SIGKILL": (os.getpid(), signal.SIGKILL),
-            "SIGSTOP": (os.getpid(), signal.SIGSTOP),
-            "paused": (os.getpid(), signal.SIGSTOP),
-            "SIGTERM": (os.getpid(), signal.SIGTERM),
-            "store killed": (int(store or -1), signal.SIGKILL),
-            "store stopped": (int(store or -1), signal.SIGSTOP),
-            "store paused": (int(store or -1), signal.SIGSTOP),
-        }
-        if fault in signals:
-            os.kill(*signals[fault])
+        if fault in OWN_SIGNALS:
+            os.kill(os.getpid(), OWN_SIGNALS[fault])
+        elif fault in STORE_SIGNALS:
+            os.kill(int(os.environ["PT_STORE_PID"]), STORE_SIGNALS[fault])
         elif fault in ("slow", "late"):
-            time.sleep(SLOW_S if fault == "slow" else self._late_s)
-        else:
+            late_s = LATE * self._deadlines.protocol
+            time.sleep(SLOW_S if fault == "slow" else late_s)
+        elif fault in ("clock ahead", "clock behind"):
+            jump_clock(JUMP_S if fault == "clock ahead" else -JUMP_S)
+        elif fault == "full disk":
+            fill_disk(self._folder / "checkpoints")
+        elif fault == "slow disk":
+            slow_fsync(SLOW_DISK * self._deadlines.heartbeat, times=FSYNCS)
+        elif fault in ("user error", "refusal"):
             raise Planted(f"planted {fault}")
+
+    def _strike_second(self, case: Case) -> None:
+        rank = case.victims[1]
+        begin = read_log(self._folder / f"rank-{rank}.jsonl")[0]
+        self._log.write("strike", pid=begin["pid"])
+        os.kill(begin["pid"], SECOND_SIGNALS[case.fault])
 
     # -- what the worker tells it ----------------------------------------------
 
@@ -98,7 +149,9 @@ class Striker:
     def standing_by(self, point: str) -> None:
         """Strike a moment later, when this rank waits for the others."""
         if self.case is not None and self.case.point == point and self._due():
-            threading.Timer(STANDING_BY_S, self.fire).start()
+            timer = threading.Timer(STANDING_BY_S, self.fire)
+            timer.daemon = True
+            timer.start()
 
     def watch_backward(self, model: nn.Sequential) -> None:
         """Strike in backward, when the other replicas wait in the all-reduce."""
@@ -106,7 +159,7 @@ class Striker:
 
         def strike(_: Tensor) -> None:
             case = self.case
-            if case is None or case.point != "in backward" or self._struck:
+            if case is None or case.point != "in backward" or self._begun:
                 return
             if self._due():
                 time.sleep(OTHERS_WAIT_S)
@@ -128,6 +181,10 @@ class Striker:
         before(Pipe, "from_plan", lambda *_: self._in_change("in rewire"))
         before(ActiveGroup, "retire", lambda *_: self._in_change("in retire"))
         before(_binding, "broadcast_tensors", self._moves)
+        before(persistence, "save", lambda *_: self.at("at checkpoint"))
+        before(ActivationCache, "create", lambda *_: self.at(MAKING_CACHE))
+        if case.fault == "no room":
+            without_room(ActivationCache, "create", lambda: self._log.write("no cache"))
         before(ActiveGroup, "all_gather_rows", self._gathers)
         before(MessagePlane, "finish", lambda *_: self.at("at finish"))
         before(planner, "profile", lambda *_: self.at("in profile"))
@@ -144,6 +201,7 @@ class Striker:
     def _moves(self, *_: object) -> None:
         if self._committed:
             self._in_change("in move")
+            self._in_change("in transfer")
 
     def _gathers(self, *_: object) -> None:
         if self.closing:

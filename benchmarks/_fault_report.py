@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from _fault_case import Policy
+from _fault_case import Case, Policy
 from _fault_checks import Verdict
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, dict[str, float | int | None]]:
-    """Return per fault: cases, failed ones, median and longest time to the outcome."""
+    """Return per fault: cases, attempts, failed and skipped ones, and times.
+
+    Times are the median and the longest one to the outcome, in seconds; `unnamed`
+    counts the survivors whose failure named nobody.
+    """
     found: dict[str, dict[str, float | int | None]] = {}
     for fault in dict.fromkeys(v.case.fault for v in verdicts):
         mine = [v for v in verdicts if v.case.fault == fault]
         waits = [v for v in mine if not _nobody_waited(v)]
         times = [v.seconds for v in waits if v.seconds is not None]
         found[fault] = {
-            "cases": len(mine),
+            "cases": len({v.case for v in mine}),
+            "attempts": sum(not v.skipped for v in mine),
+            "skipped": sum(v.skipped for v in mine),
             "failed": sum(bool(v.problems) for v in mine),
             "median_s": statistics.median(times) if times else None,
             "max_s": max(times, default=None),
             "checkpoints": sum(v.checkpoints for v in mine),
+            "unnamed": sum(v.unnamed for v in mine),
         }
     return found
 
@@ -33,21 +42,40 @@ def _nobody_waited(verdict: Verdict) -> bool:
 
 
 def case_rows(verdicts: Sequence[Verdict]) -> list[dict[str, object]]:
-    """Return one plain record per case."""
+    """Return one plain record per case, with what each attempt at it gave."""
     return [
         {
-            "point": v.case.point,
-            "fault": v.case.fault,
-            "role": v.case.role,
-            "world_size": v.case.world_size,
-            "between": v.case.between,
-            "outcome": v.outcome,
-            "seconds": v.seconds,
-            "checkpoints": v.checkpoints,
-            "problems": list(v.problems),
+            "point": case.point,
+            "fault": case.fault,
+            "role": case.role,
+            "second": case.second,
+            "world_size": case.world_size,
+            "between": case.between,
+            "outcome": _outcomes(mine),
+            "why": "; ".join(dict.fromkeys(v.why for v in mine)),
+            "attempts": sum(not v.skipped for v in mine),
+            "failed": sum(bool(v.problems) for v in mine),
+            "seconds": [v.seconds for v in mine],
+            "checkpoints": sum(v.checkpoints for v in mine),
+            "problems": [problem for v in mine for problem in v.problems],
         }
-        for v in verdicts
+        for case, mine in _by_case(verdicts)
     ]
+
+
+def _by_case(verdicts: Sequence[Verdict]) -> list[tuple[Case, list[Verdict]]]:
+    found: dict[Case, list[Verdict]] = {}
+    for verdict in verdicts:
+        found.setdefault(verdict.case, []).append(verdict)
+    return list(found.items())
+
+
+def _outcomes(verdicts: Sequence[Verdict]) -> str:
+    """Return how attempts ended; how many of each where they differ."""
+    kinds = Counter(v.outcome for v in verdicts)
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return "; ".join(f"{count} x {text}" for text, count in kinds.most_common())
 
 
 def document(
@@ -59,30 +87,47 @@ def document(
     lines = [
         f'# Injected faults, `on_peer_failure="{policy}"`',
         "",
-        f"{len(verdicts)} cases, {failed} failed. {told}. Columns: METRICS.md.",
+        f"{len(_by_case(verdicts))} cases, {len(verdicts)} attempts, {failed} failed. "
+        f"{told}. Columns: METRICS.md.",
         "",
-        "| fault | cases | failed | median s | max s | checkpoints |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| fault | cases | attempts | skipped | failed | median s | max s "
+        "| checkpoints | named nobody |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for fault, row in summary(verdicts).items():
-        times = " | ".join(_seconds(row[key]) for key in ("median_s", "max_s"))
-        lines.append(
-            f"| {fault} | {row['cases']} | {row['failed']} | {times} "
-            f"| {row['checkpoints']} |"
+        counts = " | ".join(
+            str(row[k]) for k in ("cases", "attempts", "skipped", "failed")
         )
+        times = " | ".join(_seconds(row[key]) for key in ("median_s", "max_s"))
+        rest = f"{row['checkpoints']} | {row['unnamed']}"
+        lines.append(f"| {fault} | {counts} | {times} | {rest} |")
     lines += [
         "",
-        "| point | fault | role | ranks | plans change between | "
-        "outcome of the survivors | s | problems |",
-        "|---|---|---|---:|---|---|---:|---|",
+        "| point | fault | role | ranks | plans change between | attempts | "
+        "outcome of the survivors | right, because | longest s | problems |",
+        "|---|---|---|---:|---|---:|---|---|---:|---|",
     ]
-    for v in verdicts:
-        problems = "; ".join(v.problems).replace("|", "/")
-        lines.append(
-            f"| {v.case.point} | {v.case.fault} | {v.case.role} | {v.case.world_size} "
-            f"| {v.case.between} | {v.outcome} | {_seconds(v.seconds)} | {problems} |"
-        )
+    lines += [_case_line(row) for row in case_rows(verdicts)]
     return "\n".join(lines) + "\n"
+
+
+def _case_line(row: Mapping[str, Any]) -> str:
+    role = row["role"] + (f" and {row['second']}" if row["second"] else "")
+    times = [seconds for seconds in row["seconds"] if seconds is not None]
+    problems = "; ".join(row["problems"]).replace("|", "/").replace("\n", " ")
+    cells = (
+        row["point"],
+        row["fault"],
+        role,
+        row["world_size"],
+        row["between"],
+        row["attempts"],
+        row["outcome"],
+        row["why"],
+        _seconds(max(times, default=None)),
+        problems,
+    )
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def _seconds(value: float | int | None) -> str:

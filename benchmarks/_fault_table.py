@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from _fault_case import AT_ENDS, IN_CHANGE, IN_PASS, POINTS, Case, Policy
+from _fault_case import AT_ENDS, DOUBLE, IN_PASS, MAKING_CACHE, Case, Policy
+from _fault_case import IN_CHANGE as ANYWHERE_IN_CHANGE
 
 WORLDS = (2, 3, 4)
+# A transfer needs a model of its own, a file is the lead's.
+IN_CHANGE = tuple(p for p in ANYWHERE_IN_CHANGE if p != "in transfer")
+TRAINING = tuple(p for p in IN_PASS if p not in ("at checkpoint", "standing by"))
 # Where a rank of each role passes by.
-LEAD = POINTS
-MEMBER = (*IN_CHANGE, *(p for p in IN_PASS if p != "standing by"), "at finish")
+LEAD = (*IN_CHANGE, *TRAINING, *AT_ENDS)
+MEMBER = (*IN_CHANGE, *TRAINING, "at finish")
 JOINER = ("in build", "after COMMIT", "in move", "in rewire")
 STANDBY = (
     "before PREPARE",
@@ -52,7 +56,7 @@ SLOW = (
     "at finish",
 )
 ROLE_POINTS = {
-    "lead": tuple(p for p in LEAD if p != "standing by"),
+    "lead": LEAD,
     "member": MEMBER,
     "joiner": JOINER,
     "standby": STANDBY,
@@ -81,6 +85,11 @@ def cases(policy: Policy) -> list[Case]:
         *_each("store paused", ("store host",), STORE_POINTS[:-1:2]),
         *_between_batches(),
         *_prepared_ahead(),
+        *_in_transfer(),
+        *_two_at_once(),
+        *_woken(),
+        *_starved(),
+        *_surroundings(),
     ]
     possible = _possible if policy == "raise" else _possible_to_survive
     return [case for case in found if possible(case)]
@@ -144,9 +153,79 @@ def _prepared_ahead() -> Iterator[Case]:
             yield dataclasses.replace(case, between="ahead")
 
 
+def _in_transfer() -> Iterator[Case]:
+    """Losses while 107 MB of weights and moments are on their way."""
+    for fault, role, world in (
+        ("SIGKILL", "lead", 3),
+        ("SIGKILL", "joiner", 3),
+        ("SIGKILL", "member", 4),
+        ("SIGKILL", "joiner", 4),
+        ("SIGSTOP", "lead", 4),
+        ("SIGSTOP", "joiner", 3),
+    ):
+        yield Case("in transfer", fault, role, world)
+
+
+def _two_at_once() -> Iterator[Case]:
+    """Two losses within one heartbeat, among them all that hold the state."""
+    for point, role, second in (
+        ("in backward", "member", "standby"),
+        ("in backward", "lead", "member"),
+        ("in evaluation", "lead", "standby"),
+        ("in build", "member", "joiner"),
+        ("in move", "joiner", "standby"),
+    ):
+        for fault in DOUBLE:
+            yield Case(point, fault, role, 4, second=second)
+
+
+def _woken() -> Iterator[Case]:
+    """Ranks that are stopped, removed, and wake while the others train on."""
+    for point, role, world in (
+        ("in backward", "lead", 4),
+        ("in backward", "member", 3),
+        ("in optimizer step", "member", 4),
+        ("in evaluation", "lead", 3),
+        ("at checkpoint", "lead", 4),
+        ("before PREPARE", "member", 4),
+        ("in build", "joiner", 4),
+        ("in move", "member", 4),
+        ("standing by", "standby", 4),
+    ):
+        yield Case(point, "woken", role, world)
+    yield Case("in backward", "woken", "member", 4, between="ahead")
+
+
+def _starved() -> Iterator[Case]:
+    """Ranks that get 5 % of a core for 5 s, and must not be taken for dead."""
+    for point, role, world in (
+        ("in backward", "lead", 4),
+        ("in backward", "member", 3),
+        ("before PREPARE", "member", 2),
+        ("standing by", "standby", 4),
+    ):
+        yield Case(point, "starved", role, world)
+
+
+def _surroundings() -> Iterator[Case]:
+    """Disks, shared memory and clocks that are not as they should be."""
+    for world in (4, 3):
+        yield Case("at checkpoint", "SIGKILL", "lead", world)
+        yield Case("at checkpoint", "full disk", "lead", world)
+        yield Case("at checkpoint", "slow disk", "lead", world)
+        yield Case(MAKING_CACHE, "tiny /dev/shm", "lead", world)
+        yield Case(MAKING_CACHE, "no room", "lead", world)
+        for fault in ("clock ahead", "clock behind"):
+            yield Case("in backward", fault, "lead", world)
+    for fault in ("clock ahead", "clock behind"):
+        yield Case("before PREPARE", fault, "member", 4)
+
+
 def _possible(case: Case) -> bool:
-    """Leave out a joiner that is the member, and a standby where none stands by."""
-    return not (case.role == "joiner" and case.world_size == 2)
+    """Leave out a joiner that is the member, and whom nobody can remove."""
+    return (
+        not (case.role == "joiner" and case.world_size == 2) and case.fault != "woken"
+    )
 
 
 def _possible_to_survive(case: Case) -> bool:

@@ -2,78 +2,156 @@
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from _fault_case import Boundary, Case, Policy
-from _fault_points import Planted, Striker
+from _fault_case import Case, Kind, Moment, Policy
+from _fault_places import tiny_shared_memory
+from _fault_points import Planted, Striker, after, before
 from _forked import Log
 from _small_run import (
     BATCH,
     FREEZE_EVERY,
-    FREEZES,
     PREPARE_STEPS,
     STEPS,
+    WIDTH,
     Deadlines,
     SmallSet,
     engine_hash,
+    engine_state,
     small_engine,
+    state_hash,
 )
 from torch import Tensor
 
 import pipetransformer as pt
+from pipetransformer import training
+from pipetransformer.autodp import _binding
+from pipetransformer.changes import Changes
+from pipetransformer.data import Batch
+from pipetransformer.open_pass import OpenPass
+from pipetransformer.replica import Replica
+from pipetransformer.run import Run
+from pipetransformer.transformation import Outcome
 
 EVALUATION_ROWS = 21
 # Forced under "continue": the others must be able to go on without one.
 STAGES = {2: 1, 3: 2, 4: 2}
 MID_PASS = 2  # batches before the evaluation within a pass
 SLOWED_S = 0.04  # of each batch and metric, so that others have to wait
+STARVING_S = 0.7  # of each batch, so that the run outlasts the fault
+LARGE_WIDTH = 528  # weights and moments: 107 MB
 
 
-def run_rank(
-    rank: int,
-    folder: Path,
-    case: Case | None,
-    between: Boundary,
-    world_size: int,
-    policy: Policy,
-    deadlines: Deadlines,
-    hang_s: float,
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What all ranks of a run are told.
+
+    Attributes:
+        case: The fault; None in an undisturbed run, whose every state is kept.
+        kind: The run.
+        moment: When the fault strikes.
+        policy: What the engine does after a failure.
+        deadlines: Of the engine.
+        hang_s: After so long a rank writes where it is.
+    """
+
+    case: Case | None
+    kind: Kind
+    moment: Moment
+    policy: Policy
+    deadlines: Deadlines
+    hang_s: float
+
+
+def run_rank(rank: int, folder: Path, job: Job) -> None:
     """Run the script of every case; the last line of the log is the outcome."""
-    log = Log(folder / f"rank-{rank}.jsonl")
+    log, case, kind = Log(folder / f"rank-{rank}.jsonl"), job.case, job.kind
+    log.write("begin", pid=os.getpid())
+    if case is not None and case.fault == "tiny /dev/shm":
+        tiny_shared_memory()
     with open(folder / f"rank-{rank}.stacks", "w") as stacks:
-        faulthandler.dump_traceback_later(hang_s, file=stacks)
-        striker = Striker(case, rank, log, late_s=1.5 * deadlines.protocol)
+        faulthandler.dump_traceback_later(job.hang_s, file=stacks)
+        _watch(log, rank)
+        striker = Striker(case, job.moment, rank, folder, log, job.deadlines)
         point = case.point if case is not None else ""
         engine = small_engine(
-            world_size,
-            autodp=deadlines.config(
-                on_peer_failure=policy, cached_groups=0 if point == "in retire" else 4
+            kind.world_size,
+            autodp=job.deadlines.config(
+                on_peer_failure=job.policy,
+                cached_groups=0 if point == "in retire" else 4,
             ),
-            num_stages=STAGES[world_size] if policy == "continue" else None,
-            freezes=FREEZES[world_size],
+            num_stages=STAGES[kind.world_size] if job.policy == "continue" else None,
+            freezes=kind.freezes,
             folder=str(folder / "checkpoints"),
-            freeze_every=FREEZE_EVERY if between == "batches" else None,
-            prepare_steps=PREPARE_STEPS if between == "ahead" else 0,
+            freeze_every=FREEZE_EVERY if kind.between == "batches" else None,
+            prepare_steps=PREPARE_STEPS if kind.between == "ahead" else 0,
             halfway=lambda: striker.at("in optimizer step"),
+            width=LARGE_WIDTH if kind.large else WIDTH,
         )
         striker.watch_backward(engine._recipe.model)
-        log.write(
-            "outcome", **_outcome(engine, striker, log, folder / f"rank-{rank}.pt")
-        )
+        starves = case is not None and case.fault == "starved"
+        slowed_s = STARVING_S if starves else SLOWED_S
+        states = folder if case is None else None
+        script = Script(engine, striker, log, states, kind, slowed_s)
+        if rank == 0:
+            script.keep(0, list(engine._recipe.model.parameters()))
+        log.write("outcome", **_outcome(script, folder / f"rank-{rank}.pt"))
         faulthandler.cancel_dump_traceback_later()
 
 
-def _outcome(
-    engine: pt.PipeTransformer, striker: Striker, log: Log, weights: Path
-) -> dict[str, Any]:
+def _watch(log: Log, rank: int) -> None:
+    """Log what this rank brings into a step, its changes of plan, and transfers."""
+    begun = [0.0]
+
+    def shares(run: Run, _: Replica, batch: Any, *__: Any) -> None:
+        if isinstance(batch, Batch):
+            place = {"epoch": run.state.epoch, "batch": batch.index}
+            log.write("share", **place, plan=run.plan_epoch, ids=batch.ids.tolist())
+
+    def changed(outcome: Outcome) -> None:
+        log.write(
+            "change",
+            plan=outcome.proposal.plan_epoch,
+            committed=outcome.committed,
+            active=list(outcome.proposal.layout.active),
+            culprits=list(outcome.culprits),
+            # Within a pass they must also be told what was counted of it.
+            owed=list(
+                outcome.proposal.receivers
+                if outcome.proposal.position is not None
+                else ()
+            ),
+        )
+
+    def moving(*_: Any) -> None:
+        begun[0] = time.monotonic()
+        log.write("moving")
+
+    before(training, "step", shares)
+    after(Changes, "_conclude", changed)
+    for name in ("hand_over", "take_over"):
+        after(OpenPass, name, lambda _: log.write("told"))
+    before(_binding, "broadcast_tensors", moving)
+    after(
+        _binding,
+        "broadcast_tensors",
+        lambda _: log.write("moved", seconds=time.monotonic() - begun[0]),
+    )
+
+
+def _outcome(script: Script, weights: Path) -> dict[str, Any]:
+    engine = script.engine
+    model = engine._recipe.model
+    first = state_hash(model.parameters(), [])
     try:
         with engine:
-            _train(engine, striker, log)
+            script.train()
     except pt.PeerFailure as failure:
         return {
             "ended": "PeerFailure",
@@ -81,55 +159,94 @@ def _outcome(
             "phase": failure.phase,
             "text": str(failure),
         }
+    except OSError as error:
+        return {"ended": "OSError", "text": str(error)}
     except RuntimeError as error:
         # The engine says what it was doing; the user's error is the cause.
         if not isinstance(error, Planted) and not isinstance(error.__cause__, Planted):
             raise
         return {"ended": "Planted", "text": str(error)}
-    if engine.history.epochs:
-        torch.save([p.detach() for p in engine._recipe.model.parameters()], weights)
-    return {"ended": "finished", "history": engine.history.to_json()}
+    torch.save([p.detach() for p in model.parameters()], weights)
+    return {
+        "ended": "finished",
+        "history": engine.history.to_json(),
+        "lead": script.leads,
+        "first_hash": first,
+    }
 
 
-def _train(engine: pt.PipeTransformer, striker: Striker, log: Log) -> None:
-    train_set, test_set = SmallSet(), SmallSet(EVALUATION_ROWS, seed=2)
-    epochs = len(FREEZES[engine.history.world_size])
-    if not engine.is_main:
-        striker.standing_by("in profile")
-    engine.prepare(train_set, BATCH)
-    for epoch in engine.epochs(epochs):
-        striker.in_epoch(epoch)
-        active = engine.plan is not None
-        log.write("epoch", epoch=epoch, active=active)
-        if not active:
-            striker.standing_by("standing by")
-        striker.closing = False
-        for batch in engine.batches(train_set, BATCH):
+class Script:
+    """The user's script: epochs, each with a pass and two evaluations.
+
+    Args:
+        engine: Of this rank.
+        striker: Told where the script is.
+        log: Told what was done.
+        states: The folder for the state after each step; None: it is not kept.
+        kind: The run.
+        slowed_s: How long to sleep before each batch.
+    """
+
+    def __init__(
+        self,
+        engine: pt.PipeTransformer,
+        striker: Striker,
+        log: Log,
+        states: Path | None,
+        kind: Kind,
+        slowed_s: float,
+    ) -> None:
+        self.engine = engine
+        self._striker = striker
+        self._log = log
+        self._states = states
+        self._kind = kind
+        self._slowed_s = slowed_s
+        self.leads = False
+
+    def train(self) -> None:
+        """Run it."""
+        engine, striker, log = self.engine, self._striker, self._log
+        train_set, test_set = SmallSet(), SmallSet(EVALUATION_ROWS, seed=2)
+        if not engine.is_main:
+            striker.standing_by("in profile")
+        engine.prepare(train_set, BATCH)
+        for epoch in engine.epochs(len(self._kind.freezes)):
+            striker.in_epoch(epoch)
+            active = engine.plan is not None
+            log.write("epoch", epoch=epoch, active=active)
+            if not active:
+                striker.standing_by("standing by")
+            striker.closing = False
+            for batch in engine.batches(train_set, BATCH):
+                time.sleep(self._slowed_s)
+                engine.step(batch)
+                place = {"epoch": epoch, "batch": batch.index}
+                log.write("step", **place, hash=engine_hash(engine))
+                if engine.is_main:
+                    self.keep(epoch * STEPS + batch.index + 1, engine_state(engine))
+                if batch.index == MID_PASS:
+                    self._evaluate(test_set, "in evaluation within a pass")
+                striker.closing = batch.index == STEPS - 1
+            self._evaluate(test_set, "in evaluation")
+            self.leads = engine.is_main
+            log.write("epoch end", epoch=epoch, lead=self.leads)
+
+    def keep(self, number: int, tensors: list[Tensor]) -> None:
+        """Keep the state after a step, in an undisturbed run."""
+        if self._states is not None:
+            path = self._states / f"state-{number}.pt"
+            torch.save([tensor.detach() for tensor in tensors], path)
+
+    def _evaluate(self, test_set: SmallSet, point: str) -> None:
+        """Evaluate with a metric that may strike; a standby strikes while it waits."""
+        striker = self._striker
+
+        def metric(outputs: Tensor, targets: Tensor) -> Tensor:
+            striker.at(point)
             time.sleep(SLOWED_S)
-            engine.step(batch)
-            log.write(
-                "step",
-                epoch=epoch,
-                batch=batch.index,
-                ids=batch.ids.tolist(),
-                hash=engine_hash(engine),
-            )
-            if batch.index == MID_PASS:
-                evaluate(engine, test_set, striker, "in evaluation within a pass")
-            striker.closing = batch.index == STEPS - 1
-        evaluate(engine, test_set, striker, "in evaluation")
+            return (outputs.argmax(1) == targets).double()
 
-
-def evaluate(
-    engine: pt.PipeTransformer, test_set: SmallSet, striker: Striker, point: str
-) -> None:
-    """Evaluate with a metric that may strike; a standby strikes while it waits."""
-
-    def metric(outputs: Tensor, targets: Tensor) -> Tensor:
-        striker.at(point)
-        time.sleep(SLOWED_S)
-        return (outputs.argmax(1) == targets).double()
-
-    if engine.plan is None:
-        striker.standing_by(point)
-    engine.evaluate(test_set, {"accuracy": metric})
+        if self.engine.plan is None:
+            striker.standing_by(point)
+        self.engine.evaluate(test_set, {"accuracy": metric})

@@ -138,6 +138,7 @@ def small_engine(
     prepare_steps: int = 0,
     num_stages: int | None = None,
     halfway: Callable[[], None] = lambda: None,
+    width: int = WIDTH,
 ) -> pt.PipeTransformer:
     """Return an engine over the small model; K is forced, by default to all ranks."""
     config = pt.Config(
@@ -152,7 +153,7 @@ def small_engine(
         autodp=autodp,
     )
     return pt.PipeTransformer(
-        small_model(),
+        small_model(width=width),
         optimizer=lambda params: Momentum(params, halfway),
         lr_scheduler=lambda opt: torch.optim.lr_scheduler.StepLR(opt, 5, 0.9),
         loss=nn.CrossEntropyLoss(),
@@ -170,9 +171,13 @@ def state_hash(weights: Iterable[Tensor], moments: Iterable[Tensor]) -> str:
     return total.hexdigest()[:16]
 
 
-def engine_hash(engine: pt.PipeTransformer) -> str:
-    """Return `state_hash` of an active rank."""
+def engine_state(engine: pt.PipeTransformer) -> list[Tensor]:
+    """Return weights and moments of an active rank, in the order of parameters."""
     state = engine.optimizer.state
     parameters = list(engine._recipe.parameters)
-    moments = [state[p]["momentum"] for p in parameters if p in state]
-    return state_hash(parameters, moments)
+    return [*parameters, *(state[p]["momentum"] for p in parameters if p in state)]
+
+
+def engine_hash(engine: pt.PipeTransformer) -> str:
+    """Return `state_hash` of an active rank."""
+    return state_hash(engine_state(engine), [])

@@ -11,31 +11,34 @@ ABSENT = "-"
 
 def faults(content: Content) -> list[str]:
     """Cases by fault: how many runs survivors brought to their end, and how long."""
-    headers = ["fault", "cases", "failed", "went on", "median s", "longest s"]
+    counts = ("cases", "attempts", "failed")
+    headers = ["fault", *counts, "went on", "median s", "longest s"]
     went_on = Counter(
         case["fault"] for case in content["cases"] if "finished" in case["outcome"]
     )
+    rest = ("checkpoints", "unnamed")
     lines = [
         [
             fault,
-            str(row["cases"]),
-            str(row["failed"]),
+            *(str(row[key]) for key in counts),
             str(went_on[fault]),
             *(_seconds(row[key]) for key in ("median_s", "max_s")),
-            str(row["checkpoints"]),
+            *(str(row[key]) for key in rest),
         ]
         for fault, row in content["summary"].items()
     ]
     rows = content["summary"].values()
-    cases, failed, files = (
-        str(sum(row[key] for row in rows)) for key in ("cases", "failed", "checkpoints")
+    first, last = (
+        [str(sum(row[key] for row in rows)) for key in keys] for keys in (counts, rest)
     )
-    total = ["all", cases, failed, str(went_on.total()), ABSENT, ABSENT, files]
-    every = f"benchmarks/results/{content['name']}.md"
+    total = ["all", *first, str(went_on.total()), ABSENT, ABSENT, *last]
+    told = f"[All cases](benchmarks/results/{content['name']}.md)."
+    if skipped := sum(row["skipped"] for row in rows):
+        told = f"{skipped} attempts were left out on this machine. {told}"
     return [
-        *markdown([*headers, "checkpoints"], [*lines, total]),
+        *markdown([*headers, "checkpoints", "named nobody"], [*lines, total]),
         "",
-        f"Each case ran once: [all cases]({every}).",
+        told,
     ]
 
 

@@ -11,7 +11,7 @@ from pipetransformer import planner
 ROW_NS = 100_000  # of a layer, forward or either half of its backward
 TIMES = ("forward_ns", "input_grad_ns", "weight_grad_ns", "forward_only_ns")
 
-_measure = planner.profile
+measured_profile = planner.profile
 
 
 def even(profile):
@@ -25,4 +25,4 @@ def even(profile):
 
 def even_profile(*args, **options):
     """Stands for `planner.profile`: bytes are measured, times are not."""
-    return even(_measure(*args, **options))
+    return even(measured_profile(*args, **options))

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
+from pipetransformer import planner
+from tests.engine.even_profile import measured_profile
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, accuracy, toy_model
@@ -48,6 +50,15 @@ def engine_training(rank, slots, stages, micro_batches, replicas):
 @pytest.mark.parametrize(("slots", "stages", "micro"), [(1, 1, 1), (3, 3, 4)])
 def test_training_alone_equals_a_plain_loop(slots, stages, micro):
     order, weights = engine_training(0, slots, stages, micro, None)
+    reference = plain_training(torch.float64, 2, order)
+    for a, b in zip(weights, reference, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_a_plan_of_measured_times_trains_what_a_plain_loop_trains(monkeypatch):
+    # Which K and M it has depends on the machine, as everywhere but in these tests.
+    monkeypatch.setattr(planner, "profile", measured_profile)
+    order, weights = engine_training(0, 3, None, None, None)
     reference = plain_training(torch.float64, 2, order)
     for a, b in zip(weights, reference, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pipetransformer.data import Batch
@@ -121,6 +122,8 @@ def update(run: Run, replica: Replica) -> None:
             active = [p for p in replica.active_model.parameters() if p.requires_grad]
             nn.utils.clip_grad_norm_(active, run.config.clip_grad_norm)
         state.optimizer.step()
+        # In a region around several steps they would outlive their weights.
+        torch.clear_autocast_cache()
         if state.scheduler is not None:
             run.consistent = False
             state.scheduler.step()

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -69,6 +70,8 @@ struct MapRun {
   std::vector<py::object> items;
   std::vector<py::object> results;
   at::ThreadLocalState context;
+  // The former leaves it out.
+  bool autocast_cache = at::autocast::is_autocast_cache_enabled();
   std::mutex mutex;
   std::condition_variable changed;
   int num_running = 0;
@@ -76,6 +79,7 @@ struct MapRun {
   std::exception_ptr error;
 
   void run(std::size_t first, std::size_t stride) noexcept {
+    const bool previous_cache = at::autocast::is_autocast_cache_enabled();
     for (std::size_t k = first; k < items.size(); k += stride) {
       {
         const std::lock_guard lock(mutex);
@@ -84,6 +88,7 @@ struct MapRun {
         }
       }
       const at::ThreadLocalStateGuard guard(context);
+      at::autocast::set_autocast_cache_enabled(autocast_cache);
       const py::gil_scoped_acquire gil;
       try {
         results[k] = function(items[k]);
@@ -95,6 +100,7 @@ struct MapRun {
         }
       }
     }
+    at::autocast::set_autocast_cache_enabled(previous_cache);
     const std::lock_guard lock(mutex);
     --num_running;
     changed.notify_all();

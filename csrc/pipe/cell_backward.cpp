@@ -146,8 +146,7 @@ void CellBackward::backward_cell(CellId id) {
   const CellScope scope(
       context_,
       call_->settings().devices[id.stage],
-      call_->streams().own_stream(id.stage),
-      /*shared_casts=*/true);
+      call_->streams().own_stream(id.stage));
   keep_backward_on_this_thread();
   const Open cell = open(id, /*takes_grads=*/true);
   const torch::autograd::edge_list& parameters = plan_->parameters[id.stage];
@@ -176,8 +175,7 @@ bool CellBackward::linked() const {
 // forward, and sums over micro-batches are taken in the order of the lists, so
 // the results are those of cell by cell.
 void CellBackward::run_column(const std::vector<CellId>& ids) {
-  const CellScope scope(
-      context_, c10::kCPU, std::nullopt, /*shared_casts=*/true);
+  const CellScope scope(context_, c10::kCPU, std::nullopt);
   keep_backward_on_this_thread();
   std::deque<CellRange> ranges;  // one within the other
   for (const CellId id : ids) {
@@ -249,8 +247,7 @@ void CellBackward::input_grads(CellId id) {
   const CellScope scope(
       context_,
       call_->settings().devices[id.stage],
-      call_->streams().own_stream(id.stage),
-      /*shared_casts=*/true);
+      call_->streams().own_stream(id.stage));
   keep_backward_on_this_thread();
   Open cell = open(id, /*takes_grads=*/true);
   cell.ends.parameters = plan_->parameters[id.stage];
@@ -287,8 +284,7 @@ void CellBackward::weight_grads(CellId id) {
   const CellScope scope(
       context_,
       call_->settings().devices[id.stage],
-      call_->streams().own_stream(id.stage),
-      /*shared_casts=*/true);
+      call_->streams().own_stream(id.stage));
   keep_backward_on_this_thread();
   const WeightPass pass = std::move(weight_passes_[call_->index_of(id)]);
   add_parameter_grads(

@@ -10,8 +10,7 @@
 namespace pipetransformer::pipe {
 
 CallerContext::CallerContext(const std::vector<c10::Device>& devices)
-    : autograd_(c10::AutogradState::get_tls_state()),
-      autocast_cache_(at::autocast::is_autocast_cache_enabled()) {
+    : autograd_(c10::AutogradState::get_tls_state()) {
   for (const c10::Device& device : devices) {
     if (device.is_cpu() || device.is_meta()) {
       continue;
@@ -44,8 +43,7 @@ CallerScope::CallerScope(const CallerContext& context)
 CellScope::CellScope(
     const CallerContext& context,
     c10::Device device,
-    const std::optional<c10::Stream>& own_stream,
-    bool shared_casts)
+    const std::optional<c10::Stream>& own_stream)
     : own_stream_(own_stream),
       previous_cache_(at::autocast::is_autocast_cache_enabled()),
       previous_keys_(c10::impl::tls_local_dispatch_key_set()) {
@@ -53,8 +51,7 @@ CellScope::CellScope(
   if (!device.is_cpu() && !device.is_meta()) {
     device_.reset_device(device);
   }
-  at::autocast::set_autocast_cache_enabled(
-      shared_casts && context.autocast_cache_);
+  at::autocast::set_autocast_cache_enabled(false);
 }
 
 CellScope::~CellScope() {

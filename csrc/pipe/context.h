@@ -1,6 +1,5 @@
-// The caller's context on a worker: grad mode, autocast (its cache flag
-// included), inference mode, saved-tensor hooks, and the current stream of
-// every device of the pipeline.
+// The caller's context on a worker: grad mode, autocast, inference mode,
+// saved-tensor hooks, and the current stream of every device of the pipeline.
 //
 // A captured context is immutable and may be entered by several threads.
 #pragma once
@@ -35,7 +34,6 @@ class CallerContext {
   friend class CellScope;
   at::ThreadLocalState state_;
   c10::AutogradState autograd_;
-  bool autocast_cache_;
   std::vector<c10::Stream> streams_;
 };
 
@@ -52,19 +50,27 @@ class CallerScope {
   c10::MultiStreamGuard streams_;
 };
 
+// Note [Casts of a cell]
+// torch.autocast keeps its casts of weights in one table of the process, until
+// some thread leaves its outermost region. Two uses of a weight that share a
+// cast have their gradients summed in the low precision, two that do not in the
+// weight's own. Which of them share would be a matter of time: of how many
+// cells one call of autograd takes, and of what other threads leave meanwhile.
+// A cast from before a weight was changed, or from where no gradients are
+// recorded, would serve as well. So cells keep out of that table: each use of a
+// weight has a cast of its own, as under autocast(cache_enabled=False), and
+// what is summed is summed in the weight's precision.
+
 // What differs between cells inside a CallerScope of the same context: device
-// and stream. Also undoes what a layer has done to the grad mode and to
-// autocast.
+// and stream. Also keeps autocast's table of casts out of the cell, and undoes
+// what a layer has done to the grad mode and to autocast.
 class CellScope {
  public:
-  // `shared_casts` false: autocast keeps no cast of a weight, so a cast made
-  // where gradients are not recorded never serves where they are. `own_stream`:
-  // of `device`, current instead of the caller's.
+  // `own_stream`: of `device`, current instead of the caller's.
   CellScope(
       const CallerContext& context,
       c10::Device device,
-      const std::optional<c10::Stream>& own_stream,
-      bool shared_casts);
+      const std::optional<c10::Stream>& own_stream);
   ~CellScope();
   CellScope(const CellScope&) = delete;
   CellScope& operator=(const CellScope&) = delete;

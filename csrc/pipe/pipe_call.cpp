@@ -194,13 +194,8 @@ PipeCall::producers(CellId id, const std::vector<Cell>& cells) const {
 
 void PipeCall::forward_cell(CellId id) {
   const bool checkpoint = checkpointed(id);
-  // A cast of a weight made while checkpointing has no graph to keep: do not
-  // let autocast hand it to cells that need one.
   const CellScope scope(
-      context_,
-      settings_.devices[id.stage],
-      streams().own_stream(id.stage),
-      /*shared_casts=*/settings_.num_checkpointed == 0);
+      context_, settings_.devices[id.stage], streams().own_stream(id.stage));
   const CellRange range(id, "");
   Cell cell;
   Activations received = bring_inputs(id, cell);
@@ -297,10 +292,7 @@ void PipeCall::recompute_cell(CellId id, std::vector<Cell>& cells) {
     return;
   }
   const CellScope scope(
-      context_,
-      settings_.devices[id.stage],
-      streams().own_stream(id.stage),
-      /*shared_casts=*/false);
+      context_, settings_.devices[id.stage], streams().own_stream(id.stage));
   into.input_devices = kept.input_devices;
   for (std::size_t p = 0; p < kept.inputs.size(); ++p) {
     if (version_of(kept.inputs[p].value) != kept.input_versions[p]) {

@@ -158,8 +158,7 @@ void StepRun::run_op(int32_t stage, const Op& op) {
     const CellScope scope(
         cells_.context(),
         settings.devices[stage],
-        settings.streams->own_stream(stage),
-        /*shared_casts=*/true);
+        settings.streams->own_stream(stage));
     const c10::NoGradGuard no_grad;
     const at::Tensor& loss = call_->output(id.microbatch).front().value;
     cells_.set_output_grads(

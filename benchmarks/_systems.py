@@ -109,8 +109,8 @@ SYSTEMS = {
         System("freeze+pipe+cache", True, True, False, True),
         System(UNCACHED, True, True, True, False),
         System(FULL, True, True, True, True),
-        # The same system once more, at the other end of a round: their ratio is the
-        # size below which no other ratio means anything.
+        # The same system once more, last in a round where the first one is first:
+        # their ratio is the size below which no other ratio means anything.
         System(AGAIN, False, False, False, False),
     )
 }

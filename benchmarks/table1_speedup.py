@@ -216,8 +216,11 @@ class Runner:
 
     @property
     def titles(self) -> list[str]:
-        """The names of all runs."""
-        return list(self._runs)
+        """The names of all runs, in the order of a round.
+
+        The same system once more comes last, after the systems of all settings.
+        """
+        return sorted(self._runs, key=lambda title: self._runs[title][1] == AGAIN)
 
     def __call__(self, title: str, turn: int) -> Result:
         """Run one system once.

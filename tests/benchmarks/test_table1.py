@@ -88,8 +88,18 @@ def test_a_system_says_what_is_switched_off():
 def test_the_same_system_runs_under_two_names():
     first, again = SYSTEMS[STATIC_PIPE], SYSTEMS[AGAIN]
     assert replace(again, name=first.name) == first
-    # At both ends of a round, so that a drift of the machine shows as well.
-    assert (list(SYSTEMS)[0], list(SYSTEMS)[-1]) == (STATIC_PIPE, AGAIN)
+
+
+def test_the_same_system_runs_at_both_ends_of_a_round():
+    """So a machine that drifts shows as well."""
+    names = tuple(SYSTEMS)
+    settings = [Setting("no-cap", None, names), capped(1000, names, 2)]
+    titles = Runner(argparse.Namespace(), settings, None).titles
+    assert (titles[0], titles[-1]) == (f"no-cap {STATIC_PIPE}", f"no-cap {AGAIN}")
+    # What is forced to K = slots runs once for both settings.
+    shared = [STATIC_PIPE, "freeze-only", AGAIN]
+    assert not {f"cap {name}" for name in shared} & {*titles}
+    assert {f"cap {FULL}", f"no-cap {FULL}"} <= {*titles}
 
 
 def test_the_plain_rival_is_one_process_with_a_thread_per_slot(tmp_path):

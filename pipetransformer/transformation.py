@@ -16,7 +16,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipetransformer.autodp import ActiveGroup, PeerFailure, Transition
@@ -27,6 +28,10 @@ from pipetransformer.rewire import move, rewire
 from pipetransformer.run import Run
 
 _LOG = logging.getLogger(__name__)
+
+_CONNECTING = 0.8
+"""Of the protocol's deadline: who waits for a member in vain must still say so by it,
+or would be taken for missing, too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +133,15 @@ def prepare(
                 transition.announce(proposal.to_bytes())
             else:
                 proposal = Proposal.from_bytes(transition.receive())
+            patience = run.config.autodp.protocol_timeout * _CONNECTING
+            until = time.monotonic() + patience.total_seconds()
             met = transition.meet()
         if met:
-            group, refusal = _build(run, live, proposal, transition, phases)
+
+            def given_up() -> bool:
+                return transition.is_decided() or time.monotonic() > until
+
+            group, refusal = _build(run, live, proposal, given_up, phases)
         is_new = group is not None and group is not live
         try:
             if group is not None and proposal.plan.boundary > 0:
@@ -237,7 +248,7 @@ def _build(
     run: Run,
     live: ActiveGroup | None,
     proposal: Proposal,
-    transition: Transition,
+    given_up: Callable[[], bool],
     phases: Phases,
 ) -> tuple[ActiveGroup | None, str | None]:
     """Build what may fail beside what is in use; an error becomes a refusal."""
@@ -252,9 +263,7 @@ def _build(
                     proposal.group,
                     proposal.layout.active,
                     fresh=proposal.fresh_group,
-                    build=functools.partial(
-                        run.build_group, given_up=transition.is_decided
-                    ),
+                    build=functools.partial(run.build_group, given_up=given_up),
                 )
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
             run.plane.check()

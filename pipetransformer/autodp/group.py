@@ -27,6 +27,10 @@ _FIRST_BYTES = 32 << 10
 """Size of the first message of `broadcast_bytes`; what is longer needs a second."""
 
 
+class _GivenUp(RuntimeError):
+    """The group was not wanted any more before it was connected."""
+
+
 class ActiveGroup:
     """The processes that drive a pipeline each; made by `build_group`.
 
@@ -223,9 +227,18 @@ def build_group(
         )
         try:
             backend = _connect(plane, build, what, given_up or (lambda: False))
-        except RuntimeError:
-            plane.delete_later(*_address_keys(plane, name, rank))
-            raise
+        except RuntimeError as error:
+            own = _address_keys(plane, name, rank)
+            # Other backends leave no addresses there.
+            late = isinstance(error, _GivenUp) and device_type == "cpu"
+            late = late and any(plane.read(key) is None for key in own)
+            plane.delete_later(*own)
+            if not late:
+                raise
+            raise RuntimeError(
+                f"active group '{name}': expected to connect here, got: this rank came "
+                "too late for it"
+            ) from error
     with plane.guard():
         core = _binding.ActiveGroup(
             plane.core,
@@ -278,7 +291,7 @@ def _connect(
     while not done.wait(SLICE.total_seconds()):
         plane.check()
         if given_up():
-            raise RuntimeError(f"{what}, got: it was given up")
+            raise _GivenUp(f"{what}, got: it was given up")
     plane.check()
     result = results.pop()
     if isinstance(result, Exception):

@@ -120,14 +120,12 @@ def out_of_memory(plane, build=run_module.build_group, **arguments):
     return build(plane, **arguments)
 
 
-def train(rank, culprit, module, name, replacement):
+def train(rank, culprit, module, name, replacement, autodp=PATIENT):
     original = getattr(module, name)
     if rank == culprit:
         setattr(module, name, replacement)
     plan = pt.PlanConfig(slot_memory_bytes=13_500, reshape="always")
-    engine = make_engine(
-        freeze=schedule(0, 6), config=config(plan=plan, autodp=PATIENT)
-    )
+    engine = make_engine(freeze=schedule(0, 6), config=config(plan=plan, autodp=autodp))
     try:
         with engine:
             for _ in engine.epochs(3):
@@ -189,3 +187,34 @@ def test_aborted_attempts_are_records_with_their_reason_and_price(runs):
         counters = history["counters"]
         assert counters["transformations_aborted"] == len(aborted)
         assert counters["transformations_committed"] == 2 + len(later)
+
+
+def connect_never(plane, build=run_module.build_group, **arguments):
+    decision = f"decision/{SECOND_PLAN}"
+    while arguments["name"].startswith(f"g/{SECOND_PLAN}"):
+        if plane.read(decision) not in (None, b"OPEN"):
+            raise RuntimeError("came when it was decided")
+        time.sleep(0.05)
+    return build(plane, **arguments)
+
+
+def connect_later(plane, build=run_module.build_group, **arguments):
+    if arguments["name"].startswith(f"g/{SECOND_PLAN}"):
+        time.sleep(1.0)
+    return build(plane, **arguments)
+
+
+def wait_for_one(rank):
+    """Rank 3 does not connect; rank 2 begins to, a second after the others."""
+    hurried = dataclasses.replace(QUICK, protocol_timeout=timedelta(seconds=8))
+    own = {3: connect_never, 2: connect_later}
+    replacement = own.get(rank, run_module.build_group)
+    return train(rank, rank, run_module, "build_group", replacement, hurried)
+
+
+@pytest.mark.distributed
+def test_who_waited_for_another_in_vain_is_not_left_out_with_it():
+    """Members give up early enough to say so, however late each began."""
+    history, _ = run_ranks(wait_for_one, 4, timeout_s=110)[0]
+    assert [a["culprits"] for a in history["aborted"]] == [[3]]
+    assert [e["num_replicas"] for e in history["epochs"][:2]] == [1, 3]

@@ -70,6 +70,7 @@ _ALL = (
         ("benchmarks/fault_injection.py", "--policy", "continue"),
         (*PRODUCT, "benchmarks/fault_injection.py"),
     ),
+    _script("random_losses", PRODUCT),
     _script("failure_time", ("csrc/autodp", "pipetransformer/autodp")),
     _script("endurance", PRODUCT),
     _script("transition_time", PRODUCT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import median
 
 from _markdown import Content, markdown, median_and_range, number
 
@@ -44,6 +45,35 @@ def faults(content: Content) -> list[str]:
 
 def _seconds(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.2f}"
+
+
+def losses(content: Content) -> list[str]:
+    """Ranks that were lost at random times: what came of it, and how long it took."""
+    told = content["summary"]
+    outcomes = [
+        o for o in next(iter(told.values())) if any(s[o] for s in told.values())
+    ]
+    took: dict[str, list[float]] = {name: [] for name in told}
+    for loss in content["losses"]:
+        if loss["outcome"] == outcomes[0]:
+            took[loss["signal"]].append(loss["seconds"])
+    lines = [
+        [
+            name,
+            str(sum(counts.values())),
+            *(str(counts[outcome]) for outcome in outcomes),
+            *(_seconds(f(took[name]) if took[name] else None) for f in (median, max)),
+        ]
+        for name, counts in told.items()
+    ]
+    settings = ", ".join(f"{key} {value}" for key, value in content["settings"].items())
+    runs, failed = content["runs"], content["failed"]
+    return [
+        *markdown(["signal", "ranks", *outcomes, "median s", "longest s"], lines),
+        "",
+        f"{runs} runs, {failed} not as promised; {settings}.",
+        *(f"* {text}" for text in content["problems"]),
+    ]
 
 
 def endurance(content: Content) -> list[str]:

@@ -60,6 +60,7 @@ TABLES: dict[str, Callable[[Content], list[str]]] = {
     "endurance": _transformation_tables.endurance,
     "faults": _transformation_tables.faults,
     "ladder": _ladder_tables.ladder,
+    "losses": _transformation_tables.losses,
     "microbatches": _simulated_tables.microbatches,
     "models": _pipe_tables.models,
     "overhead": _pipe_tables.overhead,

@@ -167,16 +167,29 @@ def run_job(job: Job, deadlines: Deadlines, hang_s: float) -> Trace:
                 driver.strike(blow)
             hung = driver.wait_for_end()
             sleepers = driver.wake_all()
-        return Trace(
-            job=job,
-            strikes=driver.strikes,
-            logs=ranks.logs(),
-            errors=ranks.errors(),
-            hung=hung,
-            sleepers=sleepers,
-            checkpoints=_checkpoints(folder / "checkpoints"),
-            weights=_weights(folder),
-        )
+        return collect(folder, job, driver.strikes, ranks.errors(), hung, sleepers)
+
+
+def collect(
+    folder: Path,
+    job: Job,
+    strikes: list[Strike],
+    errors: list[str],
+    hung: dict[int, str],
+    sleepers: list[int],
+) -> Trace:
+    """Read what the ranks of a run have left in its folder."""
+    ranks = range(WORLD_SIZE)
+    return Trace(
+        job=job,
+        strikes=strikes,
+        logs=[read_log(folder / f"rank-{rank}.jsonl") for rank in ranks],
+        errors=errors,
+        hung=hung,
+        sleepers=sleepers,
+        checkpoints=_checkpoints(folder / "checkpoints"),
+        weights=_weights(folder),
+    )
 
 
 class _Driver:

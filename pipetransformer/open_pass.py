@@ -155,9 +155,12 @@ class OpenPass:
         self.hand_records(proposal)
 
     def hand_records(self, proposal: Proposal) -> None:
-        """Give a rank that joins and leads from here on the records; collective."""
+        """Give ranks that join the records so far; collective.
+
+        Each of them may lead later, when those that have the records are lost.
+        """
         replica = self._role.replica
-        if replica is not None and replica.group.members[0] in proposal.receivers:
+        if replica is not None and proposal.receivers:
             members = replica.group.members
             self._give_records(replica.group, members.index(proposal.source))
 

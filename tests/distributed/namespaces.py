@@ -98,12 +98,22 @@ class TwoHosts:
         """Bring the link up again."""
         _ip("-n", self.names[1], "link", "set", "cable1", "up")
 
-    def swallow(self):
-        """Let every packet vanish while both ends see a good link."""
-        for node, name in enumerate(self.names):
-            other = self.address(1 - node)
+    def swallow(self, nodes=NODES):
+        """Let every packet of `nodes` vanish while both ends see a good link."""
+        for node in nodes:
             entry = ("lladdr", _NOBODY, "nud", "permanent")
-            _ip("-n", name, "neigh", "replace", other, *entry, *_of(node))
+            self._neighbour("replace", node, *entry)
+
+    def heal(self):
+        """Let packets through again."""
+        for node in NODES:
+            self._neighbour("replace", node, "nud", "delay")
+            self._neighbour("del", node)
+
+    def _neighbour(self, what, node, *entry):
+        """Change what host `node` knows of where the other one is."""
+        other = self.address(1 - node)
+        _ip("-n", self.names[node], "neigh", what, other, *entry, *_of(node))
 
 
 def _of(node):

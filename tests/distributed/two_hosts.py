@@ -1,8 +1,10 @@
-"""Two hosts with two processes each: a whole run, an outage, and two lost links.
+"""Two hosts with two processes each: a whole run, an outage, and lost links.
 
     python -m tests.distributed.two_hosts --json benchmarks/results/two_hosts.json
 
-Runs as root on Linux. What each process says when the link goes, and how long after.
+Runs as root on Linux. What each process says when the link goes, one way or both, and
+how long after; and under "continue" which half goes on. The status is 1 if that is not
+as promised.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from _provenance import begin
 from _results import Row, write_json
 
 from pipetransformer import checkpoint
-from tests.distributed import host_run
+from tests.distributed import host_run, partitions
 from tests.distributed.namespaces import TwoHosts, missing
 from tests.support.ranks import Ranks
 
@@ -53,6 +55,11 @@ def swallowed(hosts, more_steps):
     hosts.swallow()
 
 
+def swallowed_one_way(hosts, more_steps):
+    """What host 0 sends does not arrive any more; it hears the other."""
+    hosts.swallow((0,))
+
+
 def outage_then_swallowed(hosts, more_steps):
     """After an outage and some more steps packets vanish."""
     outage(hosts, more_steps)
@@ -66,7 +73,9 @@ CASES = {
     "outage of 4 s": (outage, True),
     "link cut": (unplugged, False),
     "packets swallowed": (swallowed, False),
+    "packets swallowed one way": (swallowed_one_way, False),
 }
+CONTINUED = {partition.name: partition for partition in partitions.PARTITIONS}
 
 
 def _steps(folder):
@@ -145,12 +154,44 @@ def table(cases):
             )
             if each["text"]:
                 lines.append(f"    {each['text']}")
+        lines += [f"  PROBLEM {problem}" for problem in case.get("problems", ())]
     return "\n".join(lines)
 
 
+def as_case(partition, trace, reference):
+    """Judge a case under "continue", and return it as plain values."""
+    at = trace.strikes[0].at
+    ranks = []
+    for rank in range(WORLD_SIZE):
+        outcome = trace.outcome(rank)
+        on = trace.lines(rank, "went on")
+        ranks.append(
+            {
+                "rank": rank,
+                "host": rank // LOCAL_WORLD_SIZE,
+                "role": "active" if trace.lines(rank, "step") else "standby",
+                "outcome": outcome["ended"],
+                "text": outcome.get("text", ""),
+                "ended_after_s": outcome["at"] - at,
+                "went_on_after_s": on[0]["at"] - at if on else None,
+                "steps": len(trace.lines(rank, "step")),
+                "longest_gap_s": None,
+            }
+        )
+    return {
+        "case": partition.name,
+        "policy": "continue",
+        "event": f"what hosts {partition.mute} send does not arrive; healed later",
+        "heartbeat_timeout_s": partitions.HEARTBEAT_TIMEOUT_S,
+        "ranks": ranks,
+        "checkpoints": len(trace.checkpoints),
+        "problems": partitions.problems_of(trace, reference),
+    }
+
+
 def rows(cases):
-    """Return the seconds from the loss of the link to each rank's end."""
-    return [
+    """Return the seconds from the loss of the link to each rank's end or going on."""
+    return [_row_of_half(case) for case in cases if "policy" in case] + [
         Row(
             case["case"],
             "event to PeerFailure",
@@ -159,23 +200,40 @@ def rows(cases):
             values_of="ranks of one run",
         )
         for case in cases
-        if not CASES[case["case"]][1]
+        if "policy" not in case and not CASES[case["case"]][1]
     ]
+
+
+def _row_of_half(case):
+    """Return when the half with the store had gone on; the link is whole then."""
+    on = [each["went_on_after_s"] for each in case["ranks"]]
+    return Row(
+        f"{case['case']}, continue",
+        "event to going on",
+        "s",
+        tuple(seconds for seconds in on if seconds is not None),
+        values_of="ranks of one run",
+    )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=pathlib.Path, help="write the results there")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    known = [*CASES, *CONTINUED]
+    parser.add_argument("--cases", nargs="+", choices=known, default=known)
     arguments = parser.parse_args()
     if (reason := missing()) is not None:
         sys.exit(f"two hosts: {reason}")
     start = begin()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that hosts are removed
     cases = []
-    for name in arguments.cases:
+    for name in (name for name in arguments.cases if name in CASES):
         disturb, survives = CASES[name]
         cases.append(run_case(name, disturb, survives=survives))
+        print(table(cases[-1:]), flush=True)
+    wanted = [CONTINUED[name] for name in arguments.cases if name in CONTINUED]
+    for found in partitions.run_all(wanted):
+        cases.append(as_case(*found))
         print(table(cases[-1:]), flush=True)
     if arguments.json is not None:
         write_json(
@@ -187,8 +245,9 @@ def main():
             quick=False,
             cases=cases,
         )
+    return any(case.get("problems") for case in cases)
 
 
 if __name__ == "__main__":
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
-    main()
+    sys.exit(main())

@@ -58,6 +58,11 @@ CASES = {
         (0, 6),
         {2: ("move", "open")},
     ),
+    "lead, when others have joined at an epoch's start": (
+        SHRINKING,
+        (0, 6),
+        {0: ("step", 1, 2)},
+    ),
     "lead while a plan is prepared": (
         {**ONE_STAGE, "prepare_steps": 2},
         (0, 3),

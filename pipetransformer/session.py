@@ -53,15 +53,16 @@ class Session:
             self._exits.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(run.threads_per_stage)
             self._announce()
-            self._compare()
-            solo = build_group(
-                self._plane,
-                name="warm-up",
-                members=[run.info.rank],
-                config=run.config.autodp,
-            )
-            warm_up(solo)
-            solo.retire()
+            with self._plane.guard():
+                self._compare()
+                solo = build_group(
+                    self._plane,
+                    name="warm-up",
+                    members=[run.info.rank],
+                    config=run.config.autodp,
+                )
+                warm_up(solo)
+                solo.retire()
             self._director = Director(run)
             lead = self._director.is_lead
             self._director.autosave.begin(lead=lead)

@@ -15,6 +15,7 @@ import torch
 import pipetransformer as pt
 from pipetransformer import director, planner, rewire, session, transformation
 from pipetransformer.autodp import launch, meeting
+from pipetransformer.replica import warm_up
 from tests.engine.scenario import QUICK, config, make_engine, schedule
 from tests.support.ranks import Ranks
 from tests.support.store_host import StoreHost
@@ -39,6 +40,7 @@ STEPS = {
     "connected": (1, session, "Run"),
     "comparing models": (1, session, "signature_lines"),
     "warming up": (1, session, "warm_up"),
+    "warming up, while the others still do": (1, session, "build_group"),
     "profile, the lead": (0, planner, "profile"),
     "profile, another": (1, director, "agree_on_profile"),
     "planning": (0, director, "propose"),
@@ -66,12 +68,22 @@ def _stop_at(owner, name, number):
     setattr(owner, name, doomed)
 
 
+def _warm_up_late(group):
+    """Warm up when another rank is known to be lost."""
+    end = time.monotonic() + DEADLINE_S
+    while group._plane.failure is None and time.monotonic() < end:
+        time.sleep(0.01)
+    warm_up(group)
+
+
 def _train(rank, step, number, environment):
     """Come to the first plan; the victim dies at the step, or stops there."""
     os.environ.update(environment)
     victim, owner, name = ALL_STEPS[step]
     if rank == victim:
         _stop_at(owner, name, number)
+    if "still" in step and rank != victim:
+        session.warm_up = _warm_up_late
     if "late" in step and rank == RANKS - 1:
         time.sleep(LATE_S)
     settings = config(plan=pt.PlanConfig(num_stages=1, reshape="never"), autodp=PATIENT)

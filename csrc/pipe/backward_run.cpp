@@ -12,7 +12,8 @@ BackwardRun::BackwardRun(
           call_,
           plan,
           CallerContext::with_streams_of(call_->context()),
-          keep_graph),
+          keep_graph,
+          call_->new_casts()),
       held_hooks_(plan->parameters) {
   const device::Mark written =
       call_->streams().mark(call_->settings().devices.back());

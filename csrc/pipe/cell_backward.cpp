@@ -42,11 +42,13 @@ CellBackward::CellBackward(
     std::shared_ptr<PipeCall> call,
     std::shared_ptr<const BackwardPlan> plan,
     CallerContext context,
-    bool keep_graph)
+    bool keep_graph,
+    std::shared_ptr<StageCasts> casts)
     : call_(std::move(call)),
       plan_(std::move(plan)),
       keep_graph_(keep_graph),
       context_(std::move(context)),
+      casts_(std::move(casts)),
       borders_(call_->settings()),
       recomputed_(call_->num_cells()),
       weight_passes_(call_->num_cells()),
@@ -131,13 +133,13 @@ void CellBackward::recompute(const std::vector<CellId>& ids) {
     for (const CellId id : ids) {
       const CellRange range(id, suffix_of(planner::OpKind::kRecompute));
       const CallerScope caller(call_->context());
-      call_->recompute_cell(id, recomputed_);
+      call_->recompute_cell(id, recomputed_, *casts_);
     }
     return;
   }
   const CallerScope caller(call_->context());
   for (const CellId id : ids) {
-    call_->recompute_cell(id, recomputed_);
+    call_->recompute_cell(id, recomputed_, *casts_);
   }
 }
 

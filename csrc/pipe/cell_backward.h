@@ -24,12 +24,14 @@ class CellBackward {
  public:
   // `context`: that of the backward, with the streams of the forward.
   // `keep_graph` as in loss.backward(retain_graph=...); without it a cell is
-  // freed by its backward. Not to be combined with split backward.
+  // freed by its backward. Not to be combined with split backward. `casts`: of
+  // the run that this is part of.
   CellBackward(
       std::shared_ptr<PipeCall> call,
       std::shared_ptr<const BackwardPlan> plan,
       CallerContext context,
-      bool keep_graph);
+      bool keep_graph,
+      std::shared_ptr<StageCasts> casts);
 
   // See BorderGrads.
   void set_output_grads(
@@ -90,6 +92,7 @@ class CellBackward {
   const std::shared_ptr<const BackwardPlan> plan_;
   const bool keep_graph_;
   const CallerContext context_;
+  const std::shared_ptr<StageCasts> casts_;
   BorderGrads borders_;
   std::vector<Cell> recomputed_;           // by stage, then micro-batch
   std::vector<WeightPass> weight_passes_;  // by stage, then micro-batch

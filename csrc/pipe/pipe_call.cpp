@@ -25,6 +25,13 @@ Activation cut(const at::Tensor& tensor) {
   return {requires_grad ? cut_off(tensor) : tensor, requires_grad, 0};
 }
 
+// The stages that share casts of weights: all or none.
+std::size_t num_casting(const CallSettings& settings) {
+  const bool wanted =
+      WeightCastScope::wanted(settings.devices) && WeightCastScope::available();
+  return wanted ? settings.num_stages : 0;
+}
+
 }  // namespace
 
 PipeCall::PipeCall(
@@ -36,6 +43,7 @@ PipeCall::PipeCall(
       plan_(std::move(plan)),
       stages_(std::move(stages)),
       context_(settings_.devices),
+      casts_(std::make_shared<StageCasts>(num_casting(settings_))),
       cells_(
           static_cast<std::size_t>(settings_.num_stages) *
           settings_.num_microbatches),
@@ -52,8 +60,16 @@ PipeCall::PipeCall(
   streams().begin();
 }
 
-// Enters the draws and the phase of this cell around the call.
-Tensors PipeCall::draw_and_call(CellId id, Phase phase, const Tensors& inputs) {
+// Enters the casts, the draws and the phase of this cell around the call.
+Tensors PipeCall::draw_and_call(
+    CellId id,
+    Phase phase,
+    const Tensors& inputs,
+    StageCasts& casts) {
+  std::optional<WeightCastScope> shared_casts;
+  if (!casts.empty()) {
+    shared_casts.emplace(casts[id.stage]);
+  }
   std::optional<DrawScope> draws;
   if (settings_.draw_mode != DrawMode::kGlobal) {
     DrawPosition position = settings_.draws;
@@ -67,13 +83,17 @@ Tensors PipeCall::draw_and_call(CellId id, Phase phase, const Tensors& inputs) {
   return stages_->call(id, phase, inputs);
 }
 
-Tensors PipeCall::call_stage(CellId id, Phase phase, const Tensors& inputs) {
+Tensors PipeCall::call_stage(
+    CellId id,
+    Phase phase,
+    const Tensors& inputs,
+    StageCasts& casts) {
   if (!settings_.timed || phase == Phase::kRecomputing) {
-    return draw_and_call(id, phase, inputs);
+    return draw_and_call(id, phase, inputs, casts);
   }
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
-  Tensors outputs = draw_and_call(id, phase, inputs);
+  Tensors outputs = draw_and_call(id, phase, inputs, casts);
   const int64_t spent_ns =
       std::chrono::nanoseconds(Clock::now() - start).count();
   int64_t& shortest_ns = shortest_calls_ns_[id.stage];
@@ -215,7 +235,10 @@ void PipeCall::forward_cell(CellId id) {
   const std::vector<int64_t> before =
       several ? versions_of(attached) : std::vector<int64_t>();
   const Tensors outputs = call_stage(
-      id, checkpoint ? Phase::kCheckpointing : Phase::kPlain, attached);
+      id,
+      checkpoint ? Phase::kCheckpointing : Phase::kPlain,
+      attached,
+      *casts_);
   if (several) {
     check_no_shared_change(describe(id), attached, before);
   }
@@ -258,6 +281,9 @@ void PipeCall::finish() {
     settings_.draws.seed->settle();
   }
   streams().join();
+  for (WeightCasts& casts : *casts_) {
+    casts.clear();
+  }
   for (std::size_t i = 0; i < in_flight_.size(); ++i) {
     for (Activation& output : in_flight_[i]) {
       if (output.value.defined()) {
@@ -284,7 +310,10 @@ bool PipeCall::output_requires_grad() {
   return false;
 }
 
-void PipeCall::recompute_cell(CellId id, std::vector<Cell>& cells) {
+void PipeCall::recompute_cell(
+    CellId id,
+    std::vector<Cell>& cells,
+    StageCasts& casts) {
   const Cell& kept = cell(id);
   Cell& into = cells[index_of(id)];
   into = Cell();
@@ -311,7 +340,8 @@ void PipeCall::recompute_cell(CellId id, std::vector<Cell>& cells) {
   const Tensors outputs = call_stage(
       id,
       Phase::kRecomputing,
-      attach_inputs(id, kept.inputs, into, cells, /*shared=*/true));
+      attach_inputs(id, kept.inputs, into, cells, /*shared=*/true),
+      casts);
   if (outputs.size() != kept.output_requires_grad.size()) {
     throw std::runtime_error(
         "recomputation of " + describe(id) + ": expected " +

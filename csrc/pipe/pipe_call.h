@@ -21,6 +21,7 @@
 #include "pipe/lanes.h"
 #include "pipe/random.h"
 #include "pipe/stage_calls.h"
+#include "pipe/weight_casts.h"
 
 namespace pipetransformer::pipe {
 
@@ -138,13 +139,28 @@ class PipeCall {
   // context(), this time keeping its graph; fills its place in `cells` (by
   // index_of) like an uncheckpointed cell. Throws std::runtime_error when the
   // stage changed its inputs in place, or gives another number of outputs.
-  void recompute_cell(CellId id, std::vector<Cell>& cells);
+  // `casts`: of the run that this is part of.
+  void recompute_cell(CellId id, std::vector<Cell>& cells, StageCasts& casts);
+
+  // Those of the forward, until finish().
+  const std::shared_ptr<StageCasts>& casts() const noexcept {
+    return casts_;
+  }
+  // For a run of its own, between which and the forward weights may change.
+  std::shared_ptr<StageCasts> new_casts() const {
+    return std::make_shared<StageCasts>(casts_->size());
+  }
 
  private:
   Activations bring_inputs(CellId id, Cell& cell);
   void send_outputs(CellId id, Activations outputs);
-  Tensors call_stage(CellId id, Phase phase, const Tensors& inputs);
-  Tensors draw_and_call(CellId id, Phase phase, const Tensors& inputs);
+  Tensors
+  call_stage(CellId id, Phase phase, const Tensors& inputs, StageCasts& casts);
+  Tensors draw_and_call(
+      CellId id,
+      Phase phase,
+      const Tensors& inputs,
+      StageCasts& casts);
   Tensors attach_inputs(
       CellId id,
       const Activations& inputs,
@@ -158,6 +174,7 @@ class PipeCall {
   const std::shared_ptr<const BackwardPlan> plan_;
   const std::shared_ptr<StageCalls> stages_;
   const CallerContext context_;
+  const std::shared_ptr<StageCasts> casts_;
   std::vector<Cell> cells_;  // by stage, then micro-batch
   // Handed from stage to stage, by micro-batch.
   std::vector<Activations> in_flight_;

@@ -124,7 +124,8 @@ StepRun::StepRun(
           call_,
           plan_,
           CallerContext::for_backward_of(call_->context()),
-          /*keep_graph=*/false) {}
+          /*keep_graph=*/false,
+          call_->casts()) {}
 
 void StepRun::run(WorkerPool& pool, std::shared_ptr<const Schedule> schedule) {
   // Put back at the end: a parameter of two stages may be in use until then.

@@ -153,6 +153,19 @@ class Penalty(nn.Module):
         return self.linear(x).float() + slope.pow(2).mean(0)
 
 
+class Looks(nn.Module):
+    """Calls its layer in inference mode first."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        with torch.inference_mode():
+            scale = float(self.linear(x).float().abs().mean())
+        return self.linear(x) * scale
+
+
 class PerSample(nn.Module):
     """Calls its linear layer through torch.func."""
 
@@ -183,6 +196,7 @@ ODD = {
     "own cast inside a region": around(lambda: OwnCast(True)),
     "own cast outside of autocast": around(lambda: OwnCast(False)),
     "differentiated within": around(Penalty),
+    "inference mode within": around(Looks),
     "torch.func": around(PerSample),
     "tied over stages": tied,
     "frozen": around(lambda: nn.Linear(WIDTH, WIDTH).requires_grad_(False)),

@@ -32,7 +32,7 @@ from pipetransformer.validation import make_recipe
 class PipeTransformer(Saving):
     """Elastic fine-tuning of an ``nn.Sequential``; every rank runs the same script.
 
-    Front layers that have converged are frozen; the rest is packed into fewer
+    Front layers that the freeze policy names are frozen; the rest is packed into fewer
     devices; freed devices become replicas; frozen activations come from a cache.
     Source: PipeTransformer (ICML 2021).
 

@@ -43,9 +43,10 @@ def checked_loss(loss: Loss, outputs: Any, targets: Any) -> Tensor:
     except Exception as error:  # whatever user's attributes do when copied
         _not_checked(f"it cannot be copied: {_named(error)}")
         return loss(outputs, targets)
-    before = _Generators.now()
+    devices = {t.device for t in tensors_of((outputs, targets))}
+    before = _Generators.now(devices)
     value = loss(outputs, targets)
-    rows, after = rows_of(outputs), _Generators.now()
+    rows, after = rows_of(outputs), _Generators.now(devices)
     if not (
         isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()
     ):
@@ -108,27 +109,43 @@ def _twice(value: Any, rows: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Generators:
-    """States of the global generators that a loss on the host may draw from."""
+    """States of the global generators that a loss may draw from."""
 
-    torch: Tensor
+    host: Tensor
+    accelerators: dict[torch.device, Tensor]
     python: tuple[Any, ...]
     numpy: Any  # None as long as nobody has imported it
 
     @classmethod
-    def now(cls) -> _Generators:
+    def now(cls, devices: set[torch.device]) -> _Generators:
+        """Read the host's, and those of the accelerators among `devices`."""
         numpy = sys.modules.get("numpy.random")
-        state = numpy.get_state(legacy=False) if numpy is not None else None
-        return cls(torch.get_rng_state(), random.getstate(), state)
+        return cls(
+            torch.get_rng_state(),
+            {
+                device: torch.get_device_module(device).get_rng_state(device)
+                for device in devices
+                if device.type not in ("cpu", "meta")
+            },
+            random.getstate(),
+            numpy.get_state(legacy=False) if numpy is not None else None,
+        )
 
     def equals(self, other: _Generators) -> bool:
         return (
-            torch.equal(self.torch, other.torch)
+            torch.equal(self.host, other.host)
+            and all(
+                torch.equal(state, other.accelerators[device])
+                for device, state in self.accelerators.items()
+            )
             and self.python == other.python
             and str(self.numpy) == str(other.numpy)
         )
 
     def restore(self) -> None:
-        torch.set_rng_state(self.torch)
+        torch.set_rng_state(self.host)
+        for device, state in self.accelerators.items():
+            torch.get_device_module(device).set_rng_state(state, device)
         random.setstate(self.python)
         numpy = sys.modules.get("numpy.random")
         if numpy is not None and self.numpy is not None:

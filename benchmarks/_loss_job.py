@@ -36,8 +36,9 @@ class Blow:
     """One signal to one rank.
 
     Attributes:
-        after: What is waited for first: the processes' "start", the first "plan",
-            the survivors' going on after the blow before ("loss"), or "nothing".
+        after: What is waited for first: the first "plan", the survivors' going on
+            after the blow before ("loss"), or nothing after the "start" of the
+            processes or the blow before ("nothing").
         delay_s: Then this long.
         choice: Which of the ranks that are left, as a share of them.
         signal: "SIGKILL" or "SIGSTOP".
@@ -212,12 +213,11 @@ class _Driver:
     def strike(self, blow: Blow) -> None:
         """Strike as drawn; not if the run is over by then."""
         ready = {
-            "start": lambda: all(place_of(self._folder, r) for r in self._left),
             "plan": lambda: all(self._lines(r, "plan") for r in self._left),
-            "loss": lambda: self._gone_on(len(self.strikes) - 1),
-            "nothing": lambda: True,
+            "loss": lambda: not self.strikes or self._gone_on(len(self.strikes) - 1),
         }
-        self._wait(ready[blow.after])
+        if blow.after in ready:
+            self._wait(ready[blow.after])
         resume = time.monotonic() + blow.delay_s
         self._wait(lambda: time.monotonic() >= resume)
         if not self._runs():

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from _fault_outcomes import STUCK_CLOSE_S, Blame
 from _loss_job import Strike, Trace
-from _loss_worker import EPOCHS
-from _small_run import SAMPLES, STEPS
+from _loss_worker import EPOCHS, WORLD_SIZE
+from _small_run import SAMPLES, STEPS, Deadlines
 
 # Another number of replicas adds up in another order: a few bits of 53 in each of 40
 # steps, in sums of a thousand weights; see METRICS.md.
 TOLERANCE = 1e-9
+SLACK_S = 2.0  # beyond what the deadlines promise, for a busy machine
 WENT_ON = "the others went on"
 STATE_LOST = "the state was lost with it"
 NOT_OPEN = "all ended: the run had not begun"
@@ -27,12 +32,14 @@ class Loss:
     Attributes:
         strike: The strike.
         outcome: `WENT_ON`, `STATE_LOST`, `NOT_OPEN`, `OVER` or `ENDED`.
-        seconds: Until the last survivor had gone on, or ended; None where it was over.
+        seconds: Until the last survivor had gone on, or ended.
+        limit_s: What the deadlines promise for that, and slack.
     """
 
     strike: Strike
     outcome: str
-    seconds: float | None
+    seconds: float
+    limit_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +50,7 @@ class Verdict:
         trace: The run.
         losses: One per strike.
         problems: What is not as promised; empty when all is.
-        fenced: Ranks that were not struck but too slow, and rightly ended.
+        fenced: Ranks that were not struck, but that the others went on without.
     """
 
     trace: Trace
@@ -92,8 +99,17 @@ class Reference:
         return cls(marks, ids, trace.weights[_drivers(trace)[0]])
 
 
-def judge(trace: Trace, reference: Reference) -> Verdict:
-    """Return what a run showed."""
+def judge(
+    trace: Trace, reference: Reference, deadlines: Deadlines, slack_s: float = SLACK_S
+) -> Verdict:
+    """Return what a run showed.
+
+    Args:
+        trace: What it left behind.
+        reference: The undisturbed run of its kind.
+        deadlines: Of its engines.
+        slack_s: What a loss may take beyond them.
+    """
     problems = [f"hung ranks {sorted(trace.hung)}"] if trace.hung else []
     problems += [f"rank {r} slept on after it was woken" for r in trace.sleepers]
     for rank, error in enumerate(trace.errors):
@@ -117,7 +133,11 @@ def judge(trace: Trace, reference: Reference) -> Verdict:
     for check in (_weights, _states, _samples, _records, _files):
         problems += list(check(trace, reference))[:3]
     end = _end(trace, finishes, bool(held))
-    losses = tuple(_loss(trace, strike, end) for strike in trace.strikes)
+    losses = tuple(
+        _loss(trace, strike, end, deadlines, slack_s) for strike in trace.strikes
+    )
+    problems += [*_blames(trace, fenced, end), *_lateness(losses)]
+    problems += _wakings(trace, losses)
     return Verdict(trace, losses, tuple(problems), fenced)
 
 
@@ -157,7 +177,7 @@ def _far(mark: list[float], other: list[float]) -> bool:
 
 def _weights(trace: Trace, reference: Reference) -> Iterator[str]:
     """Replicas finish with equal weights, and with those of the undisturbed run."""
-    drivers = [rank for rank in _drivers(trace) if rank in trace.survivors]
+    drivers = _drivers(trace)
     if not drivers:
         finished = [r for r in trace.survivors if r in trace.weights]
         if finished:
@@ -222,11 +242,21 @@ def _steps_about(trace: Trace, strike: Strike) -> range:
 
 
 def _records(trace: Trace, _: Reference) -> Iterator[str]:
-    """Every record of every finished rank counts each sample once; the lead has all."""
-    for rank in trace.survivors:
-        outcome = trace.outcome(rank)
-        if outcome is None or outcome["ended"] != "finished":
-            continue
+    """Every record of every finished rank counts each sample once; the lead has all.
+
+    Somebody leads at the end, unless who led was lost so late that nobody missed it.
+    """
+    outcomes = {rank: trace.outcome(rank) for rank in trace.survivors}
+    finished = {
+        rank: outcome
+        for rank, outcome in outcomes.items()
+        if outcome is not None and outcome["ended"] == "finished"
+    }
+    lost = [s for s in trace.strikes if not _went_on(trace, s)]
+    led = any(_leads(trace, s.rank, s.at) for s in lost)
+    if finished and not led and not any(o["lead"] for o in finished.values()):
+        yield f"ranks {sorted(finished)} finished, and none of them led"
+    for rank, outcome in finished.items():
         records = outcome["history"]["epochs"]
         for record in records:
             if (record["samples"], record["unique_samples"]) != (SAMPLES, SAMPLES):
@@ -235,15 +265,14 @@ def _records(trace: Trace, _: Reference) -> Iterator[str]:
                     f"once, got {record['unique_samples']} in {record['samples']}"
                 )
         epochs = [record["epoch"] for record in records]
-        leads = any(line["lead"] for line in trace.lines(rank, "end"))
-        if leads and epochs != list(range(EPOCHS)):
+        if outcome["lead"] and epochs != list(range(EPOCHS)):
             yield f"rank {rank}: expected records of {EPOCHS} epochs, got {epochs}"
 
 
 def _files(trace: Trace, reference: Reference) -> Iterator[str]:
     """Every checkpoint is a state of the undisturbed run, and none is missing.
 
-    But one for each rank that was lost: it may have led, and died before it wrote.
+    But that of an epoch's end at which the lead was lost: maybe before it wrote.
     """
     steps = set()
     for name, found in trace.checkpoints.items():
@@ -255,9 +284,29 @@ def _files(trace: Trace, reference: Reference) -> Iterator[str]:
         if step > 0 and _far(mark, reference.marks[step]):
             yield f"{name}: not the state of step {step}"
     if any(rank in trace.weights for rank in trace.survivors):
-        missing = [s for s in range(STEPS, EPOCHS * STEPS + 1, STEPS) if s not in steps]
-        if len(missing) > len(trace.strikes):
+        ends = range(STEPS, EPOCHS * STEPS + 1, STEPS)
+        missing = [s for s in ends if s not in steps and not _lost_lead(trace, s)]
+        if missing:
             yield f"checkpoints: expected one per epoch, got none of steps {missing}"
+
+
+def _lost_lead(trace: Trace, step: int) -> bool:
+    """Tell whether the lead was lost between a step and the next one of the others."""
+    made = [s for r in range(len(trace.logs)) for s in trace.lines(r, "step")]
+    after = [s for r in trace.survivors for s in trace.lines(r, "step")]
+    first = min((s["at"] for s in made if s["step"] == step), default=math.inf)
+    last = min((s["at"] for s in after if s["step"] > step), default=math.inf)
+    return any(
+        first < strike.at < last and _leads(trace, strike.rank, strike.at)
+        for strike in trace.strikes
+    )
+
+
+def _leads(trace: Trace, rank: int, at: float) -> bool:
+    """Tell whether a rank led at a time, as the last plan before it said."""
+    lines = [*trace.lines(rank, "first plan"), *trace.lines(rank, "plan")]
+    before = [line["lead"] for line in lines if line["at"] <= at]
+    return bool(before and before[-1])
 
 
 def _end(trace: Trace, finishes: bool, held: bool) -> str:
@@ -279,10 +328,131 @@ def _went_on(trace: Trace, strike: Strike) -> list[float]:
     return found
 
 
-def _loss(trace: Trace, strike: Strike, end: str) -> Loss:
+def _loss(
+    trace: Trace, strike: Strike, end: str, deadlines: Deadlines, slack_s: float
+) -> Loss:
     on = _went_on(trace, strike)
-    if on:
-        return Loss(strike, WENT_ON, max(on) - strike.at)
     ends = [o["at"] for r in trace.survivors if (o := trace.outcome(r)) is not None]
-    seconds = None if end == OVER or not ends else max(ends) - strike.at
-    return Loss(strike, end, seconds)
+    outcome, until = (WENT_ON, max(on)) if on else (end, max(ends, default=math.inf))
+    promised = _promised_s(trace, strike, outcome, until, deadlines)
+    seconds = max(0.0, until - strike.at)  # the end itself takes a moment
+    return Loss(strike, outcome, seconds, promised + slack_s)
+
+
+# -- how long it takes ---------------------------------------------------------
+
+
+def _promised_s(
+    trace: Trace, strike: Strike, outcome: str, until: float, deadlines: Deadlines
+) -> float:
+    """Return how long after a strike the last survivor may go on, or end.
+
+    A silent rank is found after the heartbeat timeout and one interval, and the roll
+    waits as long again for who neither answers nor beats. Each further rank that is
+    lost before they have gone on may cost them both again.
+    """
+    silence, roll = 1.1 * deadlines.heartbeat, deadlines.heartbeat
+    if outcome == NOT_OPEN:
+        return _promised_opening_s(trace, strike, deadlines) + STUCK_CLOSE_S
+    others = sum(
+        other.at <= until and max(_went_on(trace, other), default=until) > strike.at
+        for other in trace.strikes
+        if other is not strike
+    )
+    own = {WENT_ON: silence + roll, OVER: silence}
+    return own.get(outcome, silence + roll + STUCK_CLOSE_S) + others * (silence + roll)
+
+
+def _promised_opening_s(trace: Trace, strike: Strike, deadlines: Deadlines) -> float:
+    """Return the same for ranks that still wait for each other.
+
+    Each is watched by the one before it, as soon as it has joined; of who is lost
+    before that nobody knows, and they wait as long as for one that never starts.
+    """
+    struck = {each.rank for each in trace.strikes}
+    watched = [
+        each.at
+        for each in trace.strikes
+        if _had_joined(trace, each) and (each.rank - 1) % WORLD_SIZE not in struck
+    ]
+    if not watched:
+        return deadlines.store
+    return min(watched) - strike.at + 1.1 * deadlines.heartbeat
+
+
+def _had_joined(trace: Trace, strike: Strike) -> bool:
+    return any(line["at"] <= strike.at for line in trace.lines(strike.rank, "joined"))
+
+
+def _lateness(losses: tuple[Loss, ...]) -> Iterator[str]:
+    for loss in losses:
+        if loss.seconds > loss.limit_s:
+            yield (
+                f"loss of rank {loss.strike.rank}: {loss.outcome} after "
+                f"{loss.seconds:.1f} s, expected at most {loss.limit_s:.1f} s"
+            )
+
+
+# -- whom they blame -----------------------------------------------------------
+
+
+def _blames(trace: Trace, fenced: tuple[int, ...], end: str) -> Iterator[str]:
+    """Survivors that end blame a rank that was lost by then, and say how they know."""
+    for rank in trace.survivors:
+        outcome = trace.outcome(rank)
+        if outcome is None or outcome["ended"] != "PeerFailure":
+            continue
+        own = (Blame(frozenset({rank}), frozenset({"fenced"})),)
+        others = _right_blames(trace, outcome["at"], fenced, end)
+        yield from _wrong_blame(rank, outcome, own if rank in fenced else others)
+
+
+def _right_blames(
+    trace: Trace, at: float, fenced: tuple[int, ...], end: str
+) -> tuple[Blame, ...]:
+    """Return them; nobody is named where several were lost at once, or never joined."""
+    strikes = [strike for strike in trace.strikes if strike.at <= at]
+    lost = frozenset[int]([*(strike.rank for strike in strikes), *fenced])
+    if end != NOT_OPEN:  # told in the roll call after the last loss
+        text = "ranks {} lost; training state: expected a survivor that holds it"
+        return tuple(
+            Blame(
+                frozenset({gone[0] if count == 1 else None}),
+                frozenset({"recovery"}),
+                text.format(list(gone)),
+            )
+            for count in range(1, len(lost) + 1)
+            for gone in itertools.combinations(sorted(lost), count)
+        )
+    named, connect = frozenset[int | None](lost), frozenset({"connect"})
+    absent = sorted(s.rank for s in strikes if not _had_joined(trace, s))
+    unknown = Blame(frozenset({None}), connect, f"ranks {absent} did not join")
+    return (
+        Blame(named, connect, "no heartbeat after it had joined"),
+        Blame(named, frozenset({"heartbeat"}), "no heartbeat"),
+        *((unknown,) if absent else ()),
+    )
+
+
+def _wrong_blame(
+    rank: int, outcome: dict[str, Any], right: tuple[Blame, ...]
+) -> Iterator[str]:
+    blamed, phase, text = outcome["rank"], outcome["phase"], outcome["text"]
+    if not any(blame.covers(blamed, phase, text) for blame in right):
+        who = "nobody" if blamed is None else f"rank {blamed}"
+        yield f"rank {rank}: blames {who}, phase {phase!r}: {text}"
+
+
+def _wakings(trace: Trace, losses: tuple[Loss, ...]) -> Iterator[str]:
+    """A stopped rank that is missed fails when it is woken: it was taken for dead."""
+    own = frozenset({"fenced", "heartbeat"})
+    for loss in losses:
+        rank = loss.strike.rank
+        if loss.strike.signal != "SIGSTOP" or loss.outcome == OVER:
+            continue
+        outcome = trace.outcome(rank)
+        if outcome is None or outcome["ended"] != "PeerFailure":
+            got = None if outcome is None else outcome["ended"]
+            yield f"rank {rank}: expected PeerFailure when woken, got {got}"
+        elif loss.outcome == WENT_ON:
+            yield from _wrong_blame(rank, outcome, (Blame(frozenset({rank}), own),))

@@ -31,6 +31,7 @@ from torch import Tensor
 
 import pipetransformer as pt
 from pipetransformer import rewire, transformation
+from pipetransformer.autodp.meeting import Meeting
 from pipetransformer.changes import Changes
 from pipetransformer.director import Director
 from pipetransformer.report import Phases
@@ -153,9 +154,14 @@ def run_rank(
 
 
 def _watch(log: Log) -> None:
-    """Log what tells whether this rank holds the state, and each loss it survives."""
+    """Log when this rank joins, leads and holds the state, and what it survives."""
     begin, conclude, go_on = Director.first_plan, Changes._conclude, Survivors._go_on
-    move = rewire.move
+    move, check = rewire.move, Meeting._check
+
+    def checked(self: Meeting) -> None:
+        if self.looks == 0:  # its first look at the others, whom it has just joined
+            log.write("joined")
+        check(self)
 
     def began(self: Director, *args: Any) -> None:
         log.write("first plan", lead=self.is_lead)
@@ -163,8 +169,8 @@ def _watch(log: Log) -> None:
 
     def concluded(self: Changes, *args: Any, **options: Any) -> Any:
         outcome = conclude(self, *args, **options)
-        run = self._run
-        log.write("plan", number=run.plan_epoch, drives=outcome.replica is not None)
+        run, drives = self._run, outcome.replica is not None
+        log.write("plan", number=run.plan_epoch, drives=drives, lead=run.is_lead)
         return outcome
 
     def moved(run: Any, group: Any, source: int, receivers: Any, *rest: Any) -> int:
@@ -180,6 +186,7 @@ def _watch(log: Log) -> None:
         return result
 
     replacements: list[tuple[Any, str, Any]] = [
+        (Meeting, "_check", checked),
         (Director, "first_plan", began),
         (Changes, "_conclude", concluded),
         (transformation, "move", moved),
@@ -201,7 +208,8 @@ def _outcome(engine: pt.PipeTransformer, log: Log, weights: Path) -> dict[str, A
             "text": str(failure),
         }
     torch.save([p.detach() for p in engine._recipe.model.parameters()], weights)
-    return {"ended": "finished", "history": engine.history.to_json()}
+    history = engine.history.to_json()
+    return {"ended": "finished", "lead": engine.is_main, "history": history}
 
 
 def _train(engine: pt.PipeTransformer, log: Log) -> None:
@@ -224,4 +232,3 @@ def _train(engine: pt.PipeTransformer, log: Log) -> None:
                 mark=mark_of(engine._recipe.model.parameters()),
             )
         engine.evaluate(test_set, {"accuracy": metric})
-    log.write("end", lead=engine.is_main)

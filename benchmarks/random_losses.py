@@ -39,6 +39,7 @@ from _loss_judge import (
     ENDED,
     NOT_OPEN,
     OVER,
+    SLACK_S,
     STATE_LOST,
     WENT_ON,
     Loss,
@@ -67,6 +68,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--first", type=int, default=0, help="number of the first run, to repeat it")
     add("--jobs", type=int, default=2, help="runs side by side")
     add("--heartbeat", type=float, default=3.0, help="timeout in seconds")
+    add("--slack", type=float, default=SLACK_S, help="seconds beyond the deadlines")
     add("--hang", type=float, default=HANG_S, help="seconds until a rank hangs")
     add("--verbose", action="store_true", help="show the logs of failed runs")
     args = parser.parse_args(arguments)
@@ -114,7 +116,8 @@ class Campaign:
     def _one(self, number: int) -> Verdict:
         job = draw_job(self._args.seed, number, self._args.heartbeat)
         reference = self._reference(job.kind)
-        return judge(run_job(job, self._deadlines, self._args.hang), reference)
+        trace = run_job(job, self._deadlines, self._args.hang)
+        return judge(trace, reference, self._deadlines, self._args.slack)
 
     def _reference(self, kind: Kind) -> Reference:
         """Return the undisturbed run of a kind, made when it is first asked for."""
@@ -146,11 +149,10 @@ def report(verdict: Verdict) -> str:
     first = min((loss.strike.at for loss in verdict.losses), default=0.0)
     lines = [f"run {job.number}, {job.kind.name}:"]
     for loss in verdict.losses:
-        strike, took = loss.strike, loss.seconds
-        after = "" if took is None else f" after {took:.1f} s"
+        strike = loss.strike
         lines.append(
             f"  +{strike.at - first:.1f} s rank {strike.rank} {strike.signal} in "
-            f"{strike.place!r}: {loss.outcome}{after}"
+            f"{strike.place!r}: {loss.outcome} after {loss.seconds:.1f} s"
         )
     if verdict.fenced:
         lines.append(f"  too slow, and fenced: ranks {list(verdict.fenced)}")
@@ -168,7 +170,7 @@ def record_of(verdict: Verdict, loss: Loss) -> dict[str, Any]:
         "phase": strike.place,
         "woken": strike.woken_at < math.inf,
         "outcome": loss.outcome,
-        "seconds": loss.seconds,
+        "seconds": loss.seconds if loss.seconds < math.inf else None,
     }
 
 
@@ -180,7 +182,8 @@ def rows(verdicts: Sequence[Verdict]) -> list[Row]:
             name,
             "strike to all survivors in the next generation",
             "s",
-            tuple(x.seconds for x in losses if x.strike.signal == name and x.seconds),
+            tuple(x.seconds for x in losses if x.strike.signal == name),
+            values_of="lost ranks",
         )
         for name in SIGNALS
     ]
@@ -215,6 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.json is not None and not failures:
         settings = {
             "heartbeat timeout": f"{args.heartbeat:g} s",
+            "store timeout": f"{10 * args.heartbeat:g} s",
+            "slack": f"{args.slack:g} s",
             "seed": args.seed,
             "runs side by side": args.jobs,
         }

@@ -49,29 +49,25 @@ def _seconds(value: float | None) -> str:
 
 def losses(content: Content) -> list[str]:
     """Ranks that were lost at random times: what came of it, and how long it took."""
-    told = content["summary"]
-    outcomes = [
-        o for o in next(iter(told.values())) if any(s[o] for s in told.values())
-    ]
-    took: dict[str, list[float]] = {name: [] for name in told}
-    for loss in content["losses"]:
-        if loss["outcome"] == outcomes[0]:
-            took[loss["signal"]].append(loss["seconds"])
-    lines = [
-        [
-            name,
-            str(sum(counts.values())),
-            *(str(counts[outcome]) for outcome in outcomes),
-            *(_seconds(f(took[name]) if took[name] else None) for f in (median, max)),
-        ]
-        for name, counts in told.items()
-    ]
+    lines = []
+    for signal, counts in content["summary"].items():
+        for outcome, count in counts.items():
+            took = [
+                loss["seconds"]
+                for loss in content["losses"]
+                if (loss["signal"], loss["outcome"]) == (signal, outcome)
+                and loss["seconds"] is not None
+            ]
+            times = [_seconds(f(took) if took else None) for f in (median, max)]
+            if count:
+                lines.append([signal, outcome, str(count), *times])
     settings = ", ".join(f"{key} {value}" for key, value in content["settings"].items())
-    runs, failed = content["runs"], content["failed"]
+    runs, failed, fenced = (content[key] for key in ("runs", "failed", "fenced"))
     return [
-        *markdown(["signal", "ranks", *outcomes, "median s", "longest s"], lines),
+        *markdown(["signal", "outcome", "ranks", "median s", "longest s"], lines),
         "",
-        f"{runs} runs, {failed} not as promised; {settings}.",
+        f"{runs} runs, {failed} not as promised; {settings}. Ranks that were not "
+        f"struck, but that the others went on without: {fenced}.",
         *(f"* {text}" for text in content["problems"]),
     ]
 

@@ -139,7 +139,7 @@ def run_partition(partition):
 
 def problems_of(trace, reference):
     """Return what is not as promised: by the judge, and of the half that has to end."""
-    problems = list(judge(trace, reference).problems)
+    problems = list(judge(trace, reference, DEADLINES).problems)
     for strike in trace.strikes:
         outcome = trace.outcome(strike.rank)
         if outcome is None or outcome["ended"] != "PeerFailure":

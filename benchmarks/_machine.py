@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -24,8 +23,8 @@ def machine() -> dict[str, str | int | None]:
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "gpu": _gpu_names(),
-        "torch": importlib.metadata.version("torch"),
-        "cuda": _cuda_version(),
+        "torch": _of_torch("__version__"),
+        "cuda": _of_torch("cuda"),
         "python": platform.python_version(),
         "os": _os_name(),
         **_build(),
@@ -80,11 +79,14 @@ def _gpu_names() -> str | None:
     return ", ".join(answer.stdout.splitlines()) or None
 
 
-def _cuda_version() -> str | None:
-    """The CUDA version torch was built for, read without importing torch."""
+def _of_torch(name: str) -> str | None:
+    """What torch says of its build, read without importing it.
+
+    Not the package's metadata: a wheel's version there may lack the CUDA version.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
     text = (Path(spec.origin).parent / "version.py").read_text()
-    found = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)
+    found = re.search(rf"^{name}\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)
     return found.group(1) if found else None

@@ -80,8 +80,10 @@ class Recovery:
         epoch: the training epoch that it fell into.
         step: optimizer steps done then.
         lost: their numbers.
-        before: the plan in force, as in `Change`; empty on a standby.
-        after: the survivors' plan; empty on a standby.
+        before: the plan in force, as in `Change`; empty on a standby, and before the
+            first plan.
+        after: the survivors' plan; empty on a standby, and where the first plan is
+            still to be made.
         pause_ns: measured, from the failure to the rewired pipeline.
         phases_ns: the measured parts of the pause, largest first.
     """

@@ -71,7 +71,7 @@ def _measured(phases_ns: Mapping[str, int]) -> list[str]:
 
 def _survived(recovery: Recovery) -> list[str]:
     ranks = ", ".join(map(str, recovery.lost)) or "none"
-    shapes = f"{recovery.before or 'standing by'} -> {recovery.after or 'standing by'}"
+    shapes = f"{recovery.before or 'no plan'} -> {recovery.after or 'no plan'}"
     where = f"epoch {recovery.epoch}, step {recovery.step}: ranks {ranks}; {shapes}"
     pause = f"pause {milliseconds(recovery.pause_ns)}"
     return [f"{where}; {pause}", *_measured(recovery.phases_ns)]

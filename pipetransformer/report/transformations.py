@@ -135,8 +135,10 @@ class RecoveryRecord:
         epoch: The training epoch that it fell into.
         step: Optimizer steps done then.
         lost: World ranks.
-        before: The plan that this rank drove under; None on a standby.
-        after: The plan that it drives under now; None on a standby.
+        before: The plan that this rank drove under; None on a standby, and before the
+            first plan.
+        after: The plan that it drives under now; None on a standby, and where the first
+            plan is still to be made.
         pause_seconds: From the failure to the rewired pipeline, on this rank. The
             time until the failure is found comes before it.
         phases: Seconds per phase of the change of plan, and of the ``"roll_call"``

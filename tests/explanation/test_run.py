@@ -15,6 +15,7 @@ from pipetransformer.report import (
     RecoveryRecord,
     RefusalRecord,
     TransformationRecord,
+    recovery_line,
     write_summary,
 )
 
@@ -143,15 +144,24 @@ def test_text_tells_changes_reasons_prices_and_refusals():
         "29881 bytes moved, cached group",
         f"before epoch 1: {SECOND}; rank 3: no room; 12000.000 ms lost",
         "Lost ranks",
-        "epoch 1, step 17: ranks 1, 3; frozen 2, K=2, R=2, M=4 -> standing by; pause",
+        "epoch 1, step 17: ranks 1, 3; frozen 2, K=2, R=2, M=4 -> no plan; pause",
         "measured: roll_call 10000.000 ms, prepare 250.000 ms (group 125.000 ms)",
-        "epoch 2, step 19: ranks 2; standing by -> standing by; pause 500.000 ms",
+        "epoch 2, step 19: ranks 2; no plan -> no plan; pause 500.000 ms",
         "groups reused 1",
         "before epoch 2:",
         "refused: too dear",
         "forward   6.00 s  75.0 %",
     ):
         assert part in text
+
+
+def test_a_loss_without_a_plan_is_told_in_the_words_of_the_log():
+    history = a_history()
+    told = str(explain_run(a_summary()))
+    for record in history.recoveries:
+        shapes = f"{record.before or 'no plan'} -> {record.after or 'no plan'}"
+        assert f"; {shapes}; pause" in told
+        assert f": {shapes}; pause" in recovery_line(record)
 
 
 def test_text_says_that_predictions_leave_out_the_optimizer():

@@ -70,8 +70,7 @@ class AutoSave:
             return
         with run.clock.phase("checkpoint"):
             path = checkpoint.path_of_step(wanted.directory, run.state.step)
-            persistence.save(run, replica, path)
-            checkpoint.put_in_order(path, self._before)
+            persistence.save(run, replica, path, before=self._before)
             checkpoint.prune(wanted.directory, wanted.keep)
 
     def in_emergency(self, replica: Replica | None, *, lead: bool) -> None:
@@ -84,6 +83,8 @@ class AutoSave:
         run, directory = self._run, self._wanted.directory
         if not directory or not run.holds_state or not run.consistent:
             return
+        if run.state.optimizer is None:
+            return  # before the first plan there is nothing to lose
         path = checkpoint.path_of_step(directory, run.state.step)
         try:
             # Cells of a backward that broke off may still be running.
@@ -94,8 +95,9 @@ class AutoSave:
             foreign = path.exists() and not self._is_of_this_run(path)
             if path.exists() and not lead and not foreign:
                 return  # the same state, or the lead's
-            persistence.save(run, replica, path, replace=lead or foreign)
-            checkpoint.put_in_order(path, self._before)
+            persistence.save(
+                run, replica, path, replace=lead or foreign, before=self._before
+            )
         except Exception as problem:
             _LOG.error("emergency checkpoint %s: %s", path, problem)
         else:

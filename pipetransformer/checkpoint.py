@@ -5,6 +5,7 @@ Nothing in the file depends on K, M, R or a rank, so it loads under any plan.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pathlib
@@ -45,6 +46,7 @@ def save(
     *,
     weights: Mapping[str, Tensor] | None = None,
     replace: bool = True,
+    before: Mapping[str, int] | None = None,
 ) -> None:
     """Write a checkpoint: temporary file, fsync, rename; mode 0600.
 
@@ -55,6 +57,8 @@ def save(
             state, plan, profile.
         weights: In place of the model's present ``state_dict``.
         replace: False: an older file of that name is kept.
+        before: For an automatic checkpoint, `times` of the folder when the run began;
+            see `time_in_order`.
 
     Raises:
         OSError: the file could not be written; an older file of that name is intact.
@@ -69,7 +73,10 @@ def save(
         "progress": state.progress(),
         "extra": extra,
     }
-    files.write(path, content, replace=replace)
+    stamp = None
+    if before is not None:
+        stamp = functools.partial(time_in_order, pathlib.Path(path), before)
+    files.write(path, content, replace=replace, stamp=stamp)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -202,8 +209,8 @@ def times(directory: str | os.PathLike[str]) -> dict[str, int]:
     return {path.name: _written_ns(path) for path in _newest_first(directory)}
 
 
-def put_in_order(path: pathlib.Path, before: Mapping[str, int]) -> None:
-    """Give a file that was just written its place among the others, by its time.
+def time_in_order(path: pathlib.Path, before: Mapping[str, int], written: int) -> int:
+    """Return the time that gives a file which is written its place among the others.
 
     That is after all others, whatever the machine's clock says. But if the run has
     files of later steps, this rank slept while the others went on without it, and its
@@ -212,18 +219,17 @@ def put_in_order(path: pathlib.Path, before: Mapping[str, int]) -> None:
     Args:
         path: The file.
         before: `times` of the folder when the run began: files of other runs.
+        written: Its time by the clock; all times are in nanoseconds.
     """
     others = times(path.parent)
-    written = others.pop(path.name, 0)
+    others.pop(path.name, None)  # an older file, whose place it takes
     later = [
         time
         for name, time in others.items()
         if name > path.name and before.get(name) != time
     ]
     latest = max(others.values(), default=0)
-    place = min(later) - 1 if later else max(written, latest + 1)
-    if place != written:
-        os.utime(path, ns=(place, place))
+    return min(later) - 1 if later else max(written, latest + 1)
 
 
 def newest_valid(

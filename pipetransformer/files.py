@@ -11,7 +11,7 @@ import pathlib
 import re
 import secrets
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import torch
@@ -21,7 +21,13 @@ _LOG = logging.getLogger(__name__)
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
-def write(path: str | os.PathLike[str], content: Any, *, replace: bool = True) -> None:
+def write(
+    path: str | os.PathLike[str],
+    content: Any,
+    *,
+    replace: bool = True,
+    stamp: Callable[[int], int] | None = None,
+) -> None:
     """Write a file: temporary file, fsync, rename; mode 0600.
 
     The temporary file is locked while its writer lives, so that `clear_unfinished`
@@ -31,6 +37,8 @@ def write(path: str | os.PathLike[str], content: Any, *, replace: bool = True) -
         path: The file; its folder is made when missing.
         content: Tensors, numbers, strings, lists and dicts.
         replace: False: an older file of that name is kept, and this one dropped.
+        stamp: Returns the file's modification time, given that of its last write, both
+            in nanoseconds; it has it from the moment on in which it has its name.
 
     Raises:
         ValueError: the path has no file's name.
@@ -54,6 +62,9 @@ def write(path: str | os.PathLike[str], content: Any, *, replace: bool = True) -
                 raise _os_error(error, target) from error
             file.flush()
             os.fsync(file.fileno())
+            if stamp is not None:
+                time_ns = stamp(os.fstat(file.fileno()).st_mtime_ns)
+                os.utime(file.fileno(), ns=(time_ns, time_ns))
             _publish(temporary, target, replace=replace)
     finally:
         temporary.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +19,7 @@ def save(
     path: str | os.PathLike[str],
     *,
     replace: bool = True,
+    before: Mapping[str, int] | None = None,
 ) -> None:
     """Write a checkpoint of this rank's state.
 
@@ -26,6 +28,7 @@ def save(
         replica: What this rank drives, or None.
         path: The file.
         replace: False: an older file of that name is kept.
+        before: See `checkpoint.save`.
 
     Raises:
         ValueError: no plan has been in force yet.
@@ -45,7 +48,9 @@ def save(
         "pauses": run.prices.state(),
         "reshaped_ns_ago": run.prices.elapsed_ns(),
     }
-    checkpoint.save(path, run.state, extra, weights=weights(run), replace=replace)
+    checkpoint.save(
+        path, run.state, extra, weights=weights(run), replace=replace, before=before
+    )
     run.history.counters.checkpoints_written += 1
 
 

@@ -1,4 +1,6 @@
+import functools
 import io
+import logging
 import os
 import stat
 
@@ -7,7 +9,7 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer import checkpoint
+from pipetransformer import checkpoint, director, files
 from pipetransformer.pipe import DeferredBatchNorm
 from pipetransformer.signature import model_signature
 from tests.engine.scenario import config, make_engine, moments, schedule
@@ -172,10 +174,10 @@ def test_the_newest_checkpoint_is_the_last_one_written_by_whatever_clock(tmp_pat
 def test_a_rank_that_slept_while_others_went_on_does_not_put_its_file_last(tmp_path):
     """It writes its epoch's end when it wakes: resuming must not go back to that."""
 
-    def left(step):
+    def left(step, before=None):
         path = checkpoint.path_of_step(tmp_path, step)
-        path.touch()
-        return path
+        time_of = functools.partial(checkpoint.time_in_order, path, before or {})
+        files.write(path, {}, stamp=None if before is None else time_of)
 
     def order():
         return [path.name[-5:-3] for path in checkpoint._newest_first(tmp_path)]
@@ -183,11 +185,46 @@ def test_a_rank_that_slept_while_others_went_on_does_not_put_its_file_last(tmp_p
     left(30)  # of an older run, which went further
     before = checkpoint.times(tmp_path)
     for step in (10, 20):
-        checkpoint.put_in_order(left(step), before)
+        left(step, before)
     assert order() == ["20", "10", "30"]
-    checkpoint.put_in_order(left(15), before)  # by the rank that slept
+    left(15, before)  # by the rank that slept
     checkpoint.prune(tmp_path, keep=2)
     assert order() == ["20", "15"]
+
+
+def test_the_file_of_a_rank_that_slept_is_at_no_time_the_newest(tmp_path, monkeypatch):
+    """Who kills it, or deletes old files, while the folder is synced, finds order."""
+    newest = []
+
+    def look(descriptor, fsync=os.fsync):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            newest.append(checkpoint._newest_first(tmp_path)[0])
+            checkpoint.prune(tmp_path, keep=1)  # by the others' lead
+        fsync(descriptor)
+
+    with engine_in(tmp_path) as engine:
+        engine.prepare(ToySet(12, dtype=torch.float64), 4)
+        others = checkpoint.path_of_step(tmp_path, 3)
+        others.touch()
+        monkeypatch.setattr(os, "fsync", look)
+        mine = engine._open()
+        mine.autosave.after_epoch(mine.replica)
+    assert newest == [others]
+    assert [*tmp_path.iterdir()] == [others]
+
+
+def test_a_start_that_fails_before_the_first_plan_has_nothing_to_save(
+    tmp_path, monkeypatch, caplog
+):
+    def no_plan(*_, **__):
+        raise RuntimeError("no plan")
+
+    monkeypatch.setattr(director, "propose", no_plan)
+    with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError, match="no plan"):
+        with engine_in(tmp_path) as engine:
+            engine.prepare(ToySet(12, dtype=torch.float64), 4)
+    assert "emergency" not in caplog.text
+    assert not [*tmp_path.iterdir()]
 
 
 def test_older_checkpoint_still_loads(tmp_path):

@@ -30,8 +30,9 @@ from pipetransformer.run import Run
 _LOG = logging.getLogger(__name__)
 
 _CONNECTING = 0.8
-"""Of the protocol's deadline: who waits for a member in vain must still say so by it,
-or would be taken for missing, too."""
+"""Of the protocol's deadline, from the receipt of the plan: who waits for a member in
+vain must still say so by the writer's deadline, or would be taken for missing, too.
+The rest is for those that receive the plan late; nobody knows by how much it is."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -133,18 +133,22 @@ class _Joining:
         self._timeout_s = config.store_timeout.total_seconds()
         self._deadline = time.monotonic() + self._timeout_s
         self._meeting: Meeting | None = None
+        self._given_up = threading.Event()
         self._joined: tuple[LaunchInfo, Store] | None = None
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="pt-join", daemon=True)
 
     def result(self) -> tuple[LaunchInfo, Store]:
         """Wait for the thread; see `connect`."""
-        timeout_s = self._config.heartbeat_timeout.total_seconds()
+        # Until all are connected a store may stall: Note [Slow starts] in watcher.cpp.
+        timeout_s = max(
+            self._config.heartbeat_timeout.total_seconds(), self._timeout_s / 2
+        )
         answers = _binding.LivenessTracker(
             timeout_s, self._timeout_s + timeout_s, time.monotonic()
         )
-        self._thread.start()
         try:
+            self._thread.start()
             while self._thread.is_alive():
                 self._thread.join(_LOOK_S)
                 meeting = self._meeting
@@ -152,8 +156,7 @@ class _Joining:
                 if not answers.observe(looks, time.monotonic()):
                     raise self._store_failure(timeout_s, "the store does not answer")
         finally:
-            if self._meeting is not None:
-                self._meeting.given_up = True  # unless it is over
+            self._given_up.set()  # unless it is over
         if self._error is not None:
             raise self._error
         if self._joined is None:
@@ -179,6 +182,8 @@ class _Joining:
                 raise
             except (RuntimeError, TimeoutError) as error:
                 problem = error
+            if self._given_up.is_set():
+                raise problem
             text = str(problem).split("\n", 1)[0]
             lost = not isinstance(problem, TimeoutError)
             if lost and self._meeting is not None and self._meeting.opened:
@@ -199,6 +204,8 @@ class _Joining:
         """Meet the others; agree on a run id that no earlier run had, and on links."""
         config, deadline = self._config, self._deadline
         self._place, store = _open_store(self._place, deadline)
+        if self._given_up.is_set():
+            raise RuntimeError("connect: expected somebody to wait for it")
         place, shared = self._place, _cloned(store)
         address = self._choice.towards(host_of(store))
         root = f"pt/name/{config.run_name}" if config.run_name else "pt"
@@ -206,7 +213,9 @@ class _Joining:
         # The n-th run of a rank meets the n-th run of all others.
         ticket = store.add(f"{root}/join/{restart}/{place.rank}", 1)
         key = f"{root}/meet/{restart}/{ticket}"
-        meeting = Meeting(store, key, place.rank, place.world_size, config)
+        meeting = Meeting(
+            store, key, place.rank, place.world_size, config, self._given_up
+        )
         self._meeting = meeting
         run_id, addresses = meeting.attend(uuid.uuid4().hex, address, deadline)
         links = self._choice.settle(addresses)

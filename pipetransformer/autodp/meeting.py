@@ -1,12 +1,13 @@
 """The meeting at which all ranks of a run find each other.
 
 Each rank says once that it has joined, and beats from then on. So a rank that dies
-while the others still wait for a late one is missed like any other: by the rank before
-it in the ring, which tells everybody who is there or comes later.
+while the others still wait for a late one is missed like any other: by the rank that
+has joined before it in the ring, which tells everybody who is there or comes later.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 
 from torch._C._distributed_c10d import Store
@@ -27,28 +28,35 @@ class Meeting:
         rank: This rank.
         world_size: How many are to come.
         config: Heartbeats.
+        given_up: Set once nobody waits for this rank's part any more.
 
     Attributes:
         looks: How often the store has answered, for whoever watches this thread.
         opened: The rank that opens the meeting has joined: from then on the store
             serves this run, and its loss is that of a rank.
-        given_up: Nobody waits for this rank's part any more.
     """
 
     def __init__(
-        self, store: Store, key: str, rank: int, world_size: int, config: AutoDPConfig
+        self,
+        store: Store,
+        key: str,
+        rank: int,
+        world_size: int,
+        config: AutoDPConfig,
+        given_up: threading.Event,
     ) -> None:
         self._store = store
         self._key = key
         self._rank = rank
         self._ranks = range(world_size)
+        self._followers = [*range(rank + 1, world_size), *range(rank)]
         self._interval_s = config.heartbeat_interval.total_seconds()
         self._timeout_s = config.heartbeat_timeout.total_seconds()
-        self._next = (rank + 1) % world_size
+        self._given_up = given_up
+        self._successor: tuple[int, _binding.LivenessTracker] | None = None
         self._beats = 0
         self.looks = 0
         self.opened = False
-        self.given_up = False
 
     def attend(self, name: str, value: str, deadline: float) -> tuple[str, list[str]]:
         """Join, and wait until everybody has.
@@ -70,7 +78,6 @@ class Meeting:
             self._store.set(f"{self._key}/id", name)
         self._store.set(f"{self._key}/{self._rank}", value)
         keys = [f"{self._key}/{rank}" for rank in self._ranks]
-        successor: _binding.LivenessTracker | None = None
         next_beat = time.monotonic() + self._interval_s
         while True:
             self._check()  # also for who comes last, and would find all keys there
@@ -78,7 +85,7 @@ class Meeting:
                 break  # they go, and beat elsewhere: nobody is missed here any more
             self.opened = self.opened or self._holds(f"{self._key}/id")
             now = time.monotonic()
-            if self.given_up:
+            if self._given_up.is_set():
                 raise RuntimeError("meeting: expected somebody to wait for it")
             if now >= deadline:
                 absent = [rank for rank in self._ranks if not self._holds(keys[rank])]
@@ -86,12 +93,10 @@ class Meeting:
             if now >= next_beat:
                 next_beat = now + self._interval_s
                 self._beat()
-                if successor is None and self._holds(keys[self._next]):
-                    successor = _binding.LivenessTracker(
-                        self._timeout_s, self._timeout_s, now
-                    )
-                if successor is not None:
-                    self._miss(successor)
+                for follower in self._followers:
+                    if self._holds(keys[follower]):
+                        self._miss(follower)
+                        break
             time.sleep(_POLL_S)
         self.opened = True
         values = [self._read(key) for key in keys]
@@ -110,11 +115,15 @@ class Meeting:
         self._store.set(f"{self._key}/hb/{self._rank}", str(self._beats))
         self._beats += 1
 
-    def _miss(self, successor: _binding.LivenessTracker) -> None:
-        """Tell everybody if the next rank has joined and beats no more."""
-        counter = int(self._read(f"{self._key}/hb/{self._next}"))
-        if not successor.observe(counter, time.monotonic()):
-            self._store.compare_set(f"{self._key}/gone", "", str(self._next))
+    def _miss(self, follower: int) -> None:
+        """Tell everybody if the next rank that has joined beats no more."""
+        now = time.monotonic()
+        if self._successor is None or self._successor[0] != follower:
+            tracker = _binding.LivenessTracker(self._timeout_s, self._timeout_s, now)
+            self._successor = follower, tracker
+        counter = int(self._read(f"{self._key}/hb/{follower}"))
+        if not self._successor[1].observe(counter, now):
+            self._store.compare_set(f"{self._key}/gone", "", str(follower))
 
     def _check(self) -> None:
         if self._holds(f"{self._key}/gone"):

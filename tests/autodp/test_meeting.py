@@ -21,7 +21,7 @@ LONG_S = 60.0
 
 
 def attend(store, rank, world_size, results):
-    meeting = Meeting(store, "meet/1", rank, world_size, CONFIG)
+    meeting = Meeting(store, "meet/1", rank, world_size, CONFIG, threading.Event())
     deadline = time.monotonic() + LONG_S
     try:
         results[rank] = meeting.attend(f"run of {rank}", f"value {rank}", deadline)
@@ -55,18 +55,43 @@ def test_all_ranks_hear_the_name_of_rank_0_and_all_values():
     assert results == {rank: expected for rank in range(3)}
 
 
-def test_a_rank_that_has_joined_and_died_is_told_to_all_and_to_who_comes_later():
+# Also where the late one is the rank before the dead one, or all between it and others.
+@pytest.mark.parametrize(
+    ("dead", "late"), [(1, [3]), (2, [1]), (1, [0]), (0, [3]), (3, [1, 2]), (1, [0, 3])]
+)
+def test_a_rank_that_has_joined_and_died_is_told_to_all_and_to_who_comes_later(
+    dead, late
+):
     store = HashStore()
-    join_and_die(store, 1)
-    early = attended(4, [0, 2], store)
-    late = attended(4, [3], store)  # with it everybody would have joined
-    assert sorted({**early, **late}) == [0, 2, 3]
-    for failure in (*early.values(), *late.values()):
-        assert (failure.rank, failure.phase) == (1, "connect")
+    join_and_die(store, dead)
+    if dead == 0:
+        store.set("meet/1/id", "run of 0")
+    there = [rank for rank in range(4) if rank != dead and rank not in late]
+    early = attended(4, there, store)
+    later = attended(4, late, store)  # with them everybody would have joined
+    assert sorted({**early, **later}) == sorted([*there, *late])
+    for failure in (*early.values(), *later.values()):
+        assert isinstance(failure, PeerFailure), failure
+        assert (failure.rank, failure.phase) == (dead, "connect")
         assert failure.deadline_s == 1.0
 
 
+def test_a_rank_that_joins_between_two_that_watch_each_other_is_watched():
+    store = HashStore()
+
+    def join_late():
+        for rank in (0, 3):
+            while int(store.get(f"meet/1/hb/{rank}")) < 3:
+                time.sleep(0.01)
+        join_and_die(store, 2)
+
+    late = threading.Thread(target=join_late, daemon=True)
+    late.start()
+    results = attended(4, [0, 3], store)
+    assert [results[rank].rank for rank in (0, 3)] == [2, 2]
+
+
 def test_ranks_that_do_not_come_are_named():
-    meeting = Meeting(HashStore(), "meet/1", 0, 3, CONFIG)
+    meeting = Meeting(HashStore(), "meet/1", 0, 3, CONFIG, threading.Event())
     with pytest.raises(TimeoutError, match=r"ranks \[1, 2\] did not join"):
         meeting.attend("run", "value", time.monotonic())

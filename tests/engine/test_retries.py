@@ -214,7 +214,7 @@ def wait_for_one(rank):
 
 @pytest.mark.distributed
 def test_who_waited_for_another_in_vain_is_not_left_out_with_it():
-    """Members give up early enough to say so, however late each began."""
+    """Members give up early enough to say so, however late each began to connect."""
     history, _ = run_ranks(wait_for_one, 4, timeout_s=110)[0]
     assert [a["culprits"] for a in history["aborted"]] == [[3]]
     assert [e["num_replicas"] for e in history["epochs"][:2]] == [1, 3]

@@ -35,7 +35,8 @@ LATE_S = 8.0  # what one rank comes late in the meeting
 
 # step: who dies, and before which call; in the order of the steps.
 STEPS = {
-    "joined, while another rank is late": (1, meeting.Meeting, "_beat"),
+    "joined, while rank 2 is late": (1, meeting.Meeting, "_beat"),
+    "joined, while rank 1 is late": (2, meeting.Meeting, "_beat"),
     "all have joined": (1, launch, "RunStore"),
     "connected": (1, session, "Run"),
     "comparing models": (1, session, "signature_lines"),
@@ -51,7 +52,13 @@ STEPS = {
     "rewire": (1, transformation, "rewire"),
 }
 IN_COLLECTIVES = [STEPS[step] for step in ("move", "comparing the replicas", "rewire")]
-SERVER = "joined and serves the store, while another rank is late"
+# Here the others are opening their engines, too: all end under either policy.
+OPENING = [
+    step
+    for step in [*STEPS][: [*STEPS].index("profile, the lead")]
+    if step != "warming up"  # they have done so before they can know
+]
+SERVER = "joined and serves the store, while rank 2 is late"
 ALL_STEPS = {**STEPS, SERVER: (0, meeting.Meeting, "_beat")}
 
 
@@ -76,7 +83,7 @@ def _warm_up_late(group):
     warm_up(group)
 
 
-def _train(rank, step, number, environment):
+def _train(rank, step, number, environment, settings):
     """Come to the first plan; the victim dies at the step, or stops there."""
     os.environ.update(environment)
     victim, owner, name = ALL_STEPS[step]
@@ -84,9 +91,10 @@ def _train(rank, step, number, environment):
         _stop_at(owner, name, number)
     if "still" in step and rank != victim:
         session.warm_up = _warm_up_late
-    if "late" in step and rank == RANKS - 1:
+    if f"while rank {rank} is late" in step:
         time.sleep(LATE_S)
-    settings = config(plan=pt.PlanConfig(num_stages=1, reshape="never"), autodp=PATIENT)
+    autodp = dataclasses.replace(PATIENT, **settings)
+    settings = config(plan=pt.PlanConfig(num_stages=1, reshape="never"), autodp=autodp)
     engine = make_engine(freeze=schedule(0), dtype=torch.float64, config=settings)
     try:
         with engine:
@@ -99,8 +107,9 @@ def _train(rank, step, number, environment):
     return None
 
 
-def _heard(step, number, environment, ranks_that_hear):
-    with Ranks(_train, RANKS, step, number, environment, timeout_s=DEADLINE_S) as ranks:
+def _heard(step, number, environment, ranks_that_hear, **settings):
+    arguments = step, number, environment, settings
+    with Ranks(_train, RANKS, *arguments, timeout_s=DEADLINE_S) as ranks:
         outcomes = ranks.outcomes(ranks_that_hear)
     for rank, (ok, value) in outcomes.items():
         assert ok, f"rank {rank} failed:\n{value}"
@@ -108,12 +117,19 @@ def _heard(step, number, environment, ranks_that_hear):
     return [value for _, value in outcomes.values()]
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_rank_that_dies_before_the_first_plan_is_missed_within_its_heartbeat(step):
+@pytest.mark.parametrize(
+    ("step", "policy"),
+    [(step, "raise") for step in STEPS] + [(s, "continue") for s in OPENING],
+)
+def test_a_rank_that_dies_before_the_first_plan_is_missed_within_its_heartbeat(
+    step, policy
+):
     victim = STEPS[step][0]
     others = [rank for rank in range(RANKS) if rank != victim]
     with StoreHost() as host:
-        heard = _heard(step, signal.SIGKILL, host.environment, others)
+        heard = _heard(
+            step, signal.SIGKILL, host.environment, others, on_peer_failure=policy
+        )
     for rank, phase, text in heard:
         if phase in ("connect", "heartbeat"):
             assert rank == victim, text
@@ -124,5 +140,6 @@ def test_a_rank_that_dies_before_the_first_plan_is_missed_within_its_heartbeat(s
 # Who comes after that finds no store, as where rank 0 has never started.
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_loss_of_the_server_is_heard_by_ranks_that_have_joined(number):
-    (heard,) = _heard(SERVER, number, {}, [1])
+    patience = timedelta(seconds=2 * LATE_S + 8)  # half of it for a store that stalls
+    (heard,) = _heard(SERVER, number, {}, [1], store_timeout=patience)
     assert heard[:2] == (0, "connect"), heard

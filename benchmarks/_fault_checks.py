@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from _fault_case import DOUBLE, Case, Moment, Policy
+from _fault_case import DOUBLE, STORE_LOST, Case, Moment, Policy
 from _fault_outcomes import (
     STARVE_S,
     Right,
@@ -254,7 +254,7 @@ def _failures(attempt: Attempt) -> dict[int, Line]:
 def _blames(attempt: Attempt) -> Iterator[str]:
     """Yield failures that blame nobody without need, a wrong rank or phase."""
     case, own = attempt.case, own_ends(attempt.case)
-    blames = right_blames(case, attempt.lost)
+    blames = right_blames(case, attempt.lost, attempt.moment)
     for rank, failure in _failures(attempt).items():
         blamed, phase, text = failure["rank"], failure["phase"], failure["text"]
         if rank in own:
@@ -264,6 +264,9 @@ def _blames(attempt: Attempt) -> Iterator[str]:
         if not fine:
             who = "nobody" if blamed is None else f"rank {blamed}"
             yield f"rank {rank}: blames {who}, phase {phase!r}: {text}"
+    phases = {failure["phase"] for failure in _failures(attempt).values()}
+    if case.fault in STORE_LOST and phases and "store" not in phases:
+        yield "nobody says that the store is lost"
 
 
 def _retries(attempt: Attempt) -> Iterator[str]:

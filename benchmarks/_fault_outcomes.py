@@ -7,6 +7,7 @@ from typing import Literal
 
 from _fault_case import (
     DOUBLE,
+    IN_PASS,
     LOSSES,
     RETRIED,
     STORE_LOST,
@@ -20,7 +21,9 @@ from _small_run import Deadlines
 Ending = Literal["finish", "active finish", "end"]
 
 ALL_ACTIVE = 2  # the plan under which every rank drives a pipeline, counted from 0
-COLLECTIVES = frozenset({"broadcast", "all_reduce", "all_gather", "barrier"})
+COLLECTIVES = frozenset({"broadcast", "all_reduce", "all_gather"})
+# Where the active group waits in a collective, or comes to one without a message.
+JOINED = ("after COMMIT", "in move", "in transfer", "in rewire")
 SLOW_S = 1.0
 PAUSE_S = 0.7
 STARVE_S = 5.0
@@ -122,11 +125,12 @@ class Blame:
         return rank in self.ranks and phase in self.phases and self.text in text
 
 
-def right_blames(case: Case, lost: frozenset[int]) -> tuple[Blame, ...]:
+def right_blames(case: Case, lost: frozenset[int], moment: Moment) -> tuple[Blame, ...]:
     """Return what a failure of a survivor may say; `lost`: who was, by and by."""
     if case.fault in STORE_LOST:
         why = "the store is lost, and no rank served it"
-        return (Blame(frozenset({None}), frozenset({"store"}), why=why),)
+        found = Blame(frozenset({None}), frozenset({"store"}), why=why)
+        return found, _broken("who ended for the lost store could not leave word there")
     named = frozenset[int | None](case.victims)
     silent = Blame(named, frozenset({"heartbeat"}), "no heartbeat")
     if case.role == "lead and store host":
@@ -135,12 +139,34 @@ def right_blames(case: Case, lost: frozenset[int]) -> tuple[Blame, ...]:
         return (Blame(named, frozenset({"SIGTERM"})), *_lost_state(lost))
     if case.fault in ("user error", "full disk"):
         return (Blame(named, frozenset({"user code"})), *_lost_state(lost))
-    found = [silent, *_lost_state(lost)]
-    if case.fault in ("SIGKILL", *DOUBLE):
-        why = "a broken connection does not say who broke it"
-        broken = Blame(frozenset({None}), COLLECTIVES, "a peer is gone", why)
-        found.append(broken)
-    return tuple(found)
+    if case.fault in ("SIGKILL", *DOUBLE) and _breaks_a_collective(case, moment):
+        broken = _broken("a broken connection does not say who broke it")
+        return (silent, *_lost_state(lost), broken)
+    return (silent, *_lost_state(lost))
+
+
+def _broken(why: str) -> Blame:
+    return Blame(frozenset({None}), COLLECTIVES, "a peer is gone", why)
+
+
+def _breaks_a_collective(case: Case, moment: Moment) -> bool:
+    """Whether others wait, or soon will, in a collective with the rank that is killed.
+
+    All survivors may then say that a peer is gone: what the first one finds ends all.
+    A rank that stands by is in no group, one that still builds the new group in none
+    that works, and before the first plan and at the end ranks meet by messages: there
+    the heartbeat alone is missed, and it has a rank.
+    """
+    if case.role == "standby":
+        return False
+    if moment.drifts or case.point in JOINED:
+        return True
+    if case.role == "joiner":
+        return False
+    if case.point in IN_PASS or (case.point, case.role) == ("after ack", "member"):
+        return True
+    announced = ("before PREPARE", "in build", "after ack")
+    return case.between == "ahead" and case.point in announced  # training goes on
 
 
 def _lost_state(lost: frozenset[int]) -> tuple[Blame, ...]:

@@ -8,7 +8,6 @@ how. Nothing outside the run notices.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import resource
@@ -20,27 +19,8 @@ from typing import Any
 
 from pipetransformer import files
 
-CLONE_NEWNS = 0x00020000  # of <linux/sched.h>
-MS_REC, MS_PRIVATE = 0x4000, 1 << 18  # of <linux/mount.h>
-TINY = b"size=64k"
 DISK = "size=4m"
 SLAB_BYTES = 4096  # less than any cache of the small run
-
-
-def tiny_shared_memory() -> None:
-    """Give this process a ``/dev/shm`` of 64 KiB, in a mount namespace of its own.
-
-    Raises:
-        OSError: the machine does not permit it.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    for name, done in (
-        ("unshare", libc.unshare(CLONE_NEWNS)),
-        ("make / private", libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)),
-        ("mount /dev/shm", libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, TINY)),
-    ):
-        if done != 0:
-            raise OSError(ctypes.get_errno(), name)
 
 
 @contextlib.contextmanager

@@ -9,14 +9,15 @@ import math
 from collections.abc import Iterator, Sequence
 
 import torch
-from _fault_case import Case
-from _fault_trace import Line, Reference, Trace, last_attempts, number_of
+from _fault_case import STORE_LOST, Case
+from _fault_trace import Line, Reference, Saved, Trace, last_attempts, number_of
 from _small_run import SAMPLES, STEPS
 from torch import Tensor
 
 # Another number of replicas adds up in another order: a few bits of 53 in each of at
 # most 20 steps; see METRICS.md.
 TOLERANCE = 1e-9
+BY_CHANGES = ("pass_nodes", "decided_epoch", "wanted_units", "frozen_units")
 
 
 def wrong_states(case: Case, trace: Trace, reference: Reference) -> Iterator[str]:
@@ -71,7 +72,7 @@ def wrong_weights(case: Case, trace: Trace, reference: Reference) -> Iterator[st
         )
         if not far <= TOLERANCE:
             yield f"rank {rank}: weights {far:.2g} from those of the undisturbed run"
-    if finished and not at_end:
+    if not at_end and not case.stopped.issuperset(finished):
         yield "nobody made the last step"
     first = next(iter(at_end.values()), [])
     for rank, weights in at_end.items():
@@ -104,7 +105,7 @@ def wrong_samples(case: Case, trace: Trace, reference: Reference) -> Iterator[st
         for line in trace.steps(rank)
         if not _is_alone(case, trace, rank, line)
     }
-    if _anybody_finished(trace):
+    if _anybody_finished(case, trace):
         done |= set(range(1, reference.last + 1))
     for number in sorted(done & set(reference.ids)):
         parts, wanted = attempts.get(number, {}), reference.ids[number]
@@ -121,11 +122,10 @@ def wrong_records(case: Case, trace: Trace, reference: Reference) -> Iterator[st
         epochs = [record["epoch"] for record in records]
         if epochs != sorted(set(epochs)):
             yield f"rank {rank}: expected each epoch's record once, got {epochs}"
-        finished = outcome.get("ended") == "finished"
-        if finished and trace.last_step(rank) == reference.last:
-            last = (reference.last - 1) // STEPS
-            if epochs[-1:] != [last]:
-                yield f"rank {rank}: expected the record of {last}, got {epochs}"
+        known = list(range(trace.last_step(rank) // STEPS))
+        least = known[_first_told(case, trace, rank) :]
+        if outcome.get("ended") == "finished" and epochs not in (known, least):
+            yield f"rank {rank}: expected the records of {known}, got {epochs}"
         for record in records:
             told = f"rank {rank}, epoch {record['epoch']}"
             if (record["samples"], record["unique_samples"]) != (SAMPLES, SAMPLES):
@@ -133,10 +133,23 @@ def wrong_records(case: Case, trace: Trace, reference: Reference) -> Iterator[st
                     f"{told}: expected each of {SAMPLES} samples once, got "
                     f"{record['unique_samples']} in {record['samples']}"
                 )
-            wanted = reference.metrics.get(record["epoch"], {})
-            for name, value in record["metrics"].items():
-                if not abs(value - wanted.get(name, math.inf)) <= TOLERANCE:
-                    yield f"{told}: {name} {value}, expected {wanted.get(name)}"
+            found, wanted = record["metrics"], reference.metrics.get(record["epoch"])
+            for name, value in (wanted or {}).items():
+                if not abs(found.get(name, math.inf) - value) <= TOLERANCE:
+                    yield f"{told}: {name} {found.get(name)}, expected {value}"
+
+
+def _first_told(case: Case, trace: Trace, rank: int) -> int:
+    """Return the first epoch that a rank must have the record of.
+
+    One that becomes active is told of all before, but not if the lead, who was to
+    tell, was lost in that very change of plan.
+    """
+    made = trace.steps(rank)
+    untold = 0 in case.victims and case.change is not None
+    if untold and made and made[0]["at"] > trace.struck_at:
+        return int(made[0]["epoch"])
+    return 0
 
 
 # -- files ---------------------------------------------------------------------
@@ -163,29 +176,98 @@ def wrong_files(case: Case, trace: Trace, reference: Reference) -> Iterator[str]
                 far = distance(saved.tensors, reference.states[saved.step])
                 if not far <= TOLERANCE:
                     yield f"{name}: {far:.2g} from the state of step {saved.step}"
+            yield from (
+                f"{name}: {text}" for text in _wrong_counts(case, saved, reference)
+            )
     steps = {saved.step for saved in trace.checkpoints.values() if saved is not None}
-    for step in sorted(_due_epochs(trace) - steps):
+    yield from _wrong_leads(case, trace)
+    for step in sorted(_due_epochs(case, trace, reference) - steps):
         yield f"expected a checkpoint of step {step}, got those of {sorted(steps)}"
     due = _due_at_end(case, trace)
     if due is not None and max(steps, default=-1) < due:
         yield f"expected a checkpoint of step {due} or later, got {sorted(steps)}"
     newest = trace.checkpoints.get(trace.newest or "")
-    if newest is not None and newest.step != max(steps):
-        yield f"resuming takes step {newest.step}, expected step {max(steps)}"
+    taken = None if newest is None else newest.step
+    if taken != max(steps, default=None):
+        yield f"resuming takes step {taken}, expected step {max(steps, default=None)}"
 
 
-def _due_epochs(trace: Trace) -> set[int]:
-    """Return the steps at epochs' ends that a lead has lived to have saved."""
-    due = set()
+def _wrong_counts(case: Case, saved: Saved, reference: Reference) -> Iterator[str]:
+    """Yield what a file counts in another way than the undisturbed run.
+
+    What a change of plan sets is that of before or after the change at this step.
+    Without a store the policy goes on to want what no change carries out any more.
+    """
+    at = reference.counters.get(saved.step, [])
+    then = [*at, *reference.counters.get(saved.step + 1, [])]
+    for name in reference.counters[reference.last][0]:
+        if name == "wanted_units" and case.fault in STORE_LOST:
+            continue
+        wanted = [counted[name] for counted in (then if name in BY_CHANGES else at)]
+        if saved.counters.get(name) not in wanted:
+            yield f"{name} {saved.counters.get(name)}, expected one of {wanted}"
+
+
+def _leads(trace: Trace) -> dict[int, set[int]]:
+    """Return who led at each end of an epoch that a rank saw, as the ranks say."""
+    found: dict[int, set[int]] = {}
     for rank in trace.ranks:
-        began = {line["epoch"] for line in trace.lines(rank, "epoch")}
-        finished = (trace.outcome(rank) or {}).get("ended") == "finished"
-        ends = trace.lines(rank, "epoch end")
-        for line in ends:
-            last = line is ends[-1]
-            if line["lead"] and (line["epoch"] + 1 in began or (finished and last)):
-                due.add((line["epoch"] + 1) * STEPS)
-    return due
+        for line in trace.lines(rank, "epoch end"):
+            leads = found.setdefault(line["epoch"], set())
+            leads |= {rank} if line["lead"] else set()
+    return found
+
+
+def _wrong_leads(case: Case, trace: Trace) -> Iterator[str]:
+    """Yield ends of epochs with two leads, or, of a run that finished, with none."""
+    unled = []
+    for epoch, leads in sorted(_leads(trace).items()):
+        left = sorted(leads - _fallen(case, trace))
+        if len(left) > 1:
+            yield f"epoch {epoch}: expected one lead, got {left}"
+        if not leads:
+            unled.append(epoch)
+    if _anybody_finished(case, trace) and len(unled) > len(_lost_leads(case, trace)):
+        yield f"epochs {unled}: expected a lead, got none"
+
+
+def _due_epochs(case: Case, trace: Trace, reference: Reference) -> set[int]:
+    """Return the steps at epochs' ends that must have been saved.
+
+    Of a run that somebody finished, all of them but those that a lost lead was to
+    save; else those that a lead has lived to have saved.
+    """
+    leads, fallen = _leads(trace), _fallen(case, trace)
+    due = {e for e in leads if any(_went_on(trace, rank, e) for rank in leads[e])}
+    if _anybody_finished(case, trace):
+        excused = {e for e in leads if leads[e] and leads[e] <= fallen} - due
+        if _lost_leads(case, trace):
+            excused |= {e for e in leads if not leads[e]}
+        due = set(range(reference.last // STEPS)) - excused
+    return {(epoch + 1) * STEPS for epoch in due}
+
+
+def _went_on(trace: Trace, rank: int, epoch: int) -> bool:
+    """Whether a rank that saw an epoch's end came to what follows it."""
+    began = {line["epoch"] for line in trace.lines(rank, "epoch")}
+    finished = (trace.outcome(rank) or {}).get("ended") == "finished"
+    return epoch + 1 in began or finished
+
+
+def _fallen(case: Case, trace: Trace) -> frozenset[int]:
+    """Return who was lost: the victims, and who found the same disk full."""
+    ends = {rank: (trace.outcome(rank) or {}).get("ended") for rank in trace.ranks}
+    full = case.fault == "full disk"
+    return case.lost | {r for r, ended in ends.items() if full and ended == "OSError"}
+
+
+def _lost_leads(case: Case, trace: Trace) -> set[int]:
+    """Return the lost ranks that led last: one may have led without a word."""
+    last = {
+        r: [c for c in trace.lines(r, "change") if c["committed"]][-1:]
+        for r in trace.ranks
+    }
+    return {r for r in _fallen(case, trace) if last[r] and last[r][0]["active"][0] == r}
 
 
 def _due_at_end(case: Case, trace: Trace) -> int | None:
@@ -212,8 +294,10 @@ def _due_at_end(case: Case, trace: Trace) -> int | None:
 # -- what counts ---------------------------------------------------------------
 
 
-def _anybody_finished(trace: Trace) -> bool:
-    outcomes = [trace.outcome(rank) or {} for rank in trace.ranks]
+def _anybody_finished(case: Case, trace: Trace) -> bool:
+    """Whether a rank finished that was not woken when all was over."""
+    others = set(trace.ranks) - case.stopped
+    outcomes = [trace.outcome(rank) or {} for rank in others]
     return any(outcome.get("ended") == "finished" for outcome in outcomes)
 
 

@@ -208,12 +208,11 @@ def _starved() -> Iterator[Case]:
 
 
 def _surroundings() -> Iterator[Case]:
-    """Disks, shared memory and clocks that are not as they should be."""
+    """Disks, memory and clocks that are not as they should be."""
     for world in (4, 3):
         yield Case("at checkpoint", "SIGKILL", "lead", world)
         yield Case("at checkpoint", "full disk", "lead", world)
         yield Case("at checkpoint", "slow disk", "lead", world)
-        yield Case(MAKING_CACHE, "tiny /dev/shm", "lead", world)
         yield Case(MAKING_CACHE, "no room", "lead", world)
         for fault in ("clock ahead", "clock behind"):
             yield Case("in backward", fault, "lead", world)

@@ -23,11 +23,13 @@ class Saved:
         step: Optimizer steps done.
         hash: Of its bits, as the ranks log it.
         tensors: Weights and moments, in their order.
+        counters: What is counted beside them, as the ranks log it with a step.
     """
 
     step: int
     hash: str
     tensors: list[Tensor]
+    counters: dict[str, Any]
 
 
 @dataclasses.dataclass
@@ -116,6 +118,8 @@ class Reference:
         ids: Samples of each step, sorted.
         metrics: What each epoch's evaluation gave.
         states: Weights and moments after each step, from 0.
+        counters: What was counted after each step, from 1: as the ranks logged it,
+            and as its checkpoint has it.
         move_s: The longest time that each rank took to give or get the state.
     """
 
@@ -123,6 +127,7 @@ class Reference:
     ids: dict[int, list[int]]
     metrics: dict[int, dict[str, float]]
     states: Mapping[int, list[Tensor]]
+    counters: dict[int, list[dict[str, Any]]]
     move_s: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
     @property
@@ -145,6 +150,7 @@ class Reference:
             ValueError: the run itself was not in order.
         """
         hashes: dict[int, str] = {}
+        counters: dict[int, list[dict[str, Any]]] = {}
         metrics: dict[int, dict[str, float]] = {}
         moved = 0
         for rank in trace.ranks:
@@ -157,6 +163,9 @@ class Reference:
                 number = number_of(line)
                 if hashes.setdefault(number, line["hash"]) != line["hash"]:
                     raise ValueError(f"step {number}: replicas differ")
+                found = counters.setdefault(number, [line["counters"]])
+                if found != [line["counters"]]:
+                    raise ValueError(f"step {number}: replicas count differently")
             changes = ended["history"]["transformations"]
             moved = max([moved, *(change["moved_bytes"] for change in changes)])
             if ended["lead"]:
@@ -164,6 +173,10 @@ class Reference:
                 metrics = {record["epoch"]: record["metrics"] for record in epochs}
         if large and moved < LARGE_BYTES:
             raise ValueError(f"moved: expected {LARGE_BYTES} bytes, got {moved}")
+        for saved in trace.checkpoints.values():
+            if saved is None or saved.step not in counters:
+                raise ValueError(f"checkpoint: expected one of a step, got {saved}")
+            counters[saved.step].append(saved.counters)
         ids = {
             n: sorted(i for part in p.values() for i in part)
             for n, p in last_attempts(trace).items()
@@ -174,7 +187,7 @@ class Reference:
             )
             for rank in trace.ranks
         }
-        return cls(hashes, ids, metrics, states, moves)
+        return cls(hashes, ids, metrics, states, counters, moves)
 
 
 def number_of(line: Line) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from _fault_case import Case, Kind, Moment, Policy
-from _fault_places import tiny_shared_memory
 from _fault_points import Planted, Striker, after, before
 from _forked import Log
 from _small_run import (
@@ -73,8 +72,6 @@ def run_rank(rank: int, folder: Path, job: Job) -> None:
     """Run the script of every case; the last line of the log is the outcome."""
     log, case, kind = Log(folder / f"rank-{rank}.jsonl"), job.case, job.kind
     log.write("begin", pid=os.getpid())
-    if case is not None and case.fault == "tiny /dev/shm":
-        tiny_shared_memory()
     with open(folder / f"rank-{rank}.stacks", "w") as stacks:
         faulthandler.dump_traceback_later(job.hang_s, file=stacks)
         _watch(log, rank)
@@ -175,6 +172,13 @@ def _outcome(script: Script, weights: Path) -> dict[str, Any]:
     }
 
 
+def _counters(engine: pt.PipeTransformer) -> dict[str, Any]:
+    """Return what a checkpoint of this moment counts, its scheduler included."""
+    state = engine._open().run.state
+    scheduler = state.scheduler.state_dict() if state.scheduler is not None else None
+    return {**state.progress(), "scheduler": scheduler}
+
+
 class Script:
     """The user's script: epochs, each with a pass and two evaluations.
 
@@ -222,7 +226,8 @@ class Script:
                 time.sleep(self._slowed_s)
                 engine.step(batch)
                 place = {"epoch": epoch, "batch": batch.index}
-                log.write("step", **place, hash=engine_hash(engine))
+                made = {"hash": engine_hash(engine), "counters": _counters(engine)}
+                log.write("step", **place, **made)
                 if engine.is_main:
                     self.keep(epoch * STEPS + batch.index + 1, engine_state(engine))
                 if batch.index == MID_PASS:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from _fault_case import KILLS, RETRIED, Case, Kind, Moment
 from _fault_checks import Attempt, judge
-from _fault_outcomes import right_outcomes
+from _fault_outcomes import right_blames, right_outcomes
 from _fault_table import cases
 from _fault_trace import Reference, Saved, Trace
 from _small_run import Deadlines
@@ -28,12 +28,19 @@ def state(value):
     return torch.tensor([value], dtype=torch.float64)
 
 
+def counted(number, change=0):
+    """Return what is counted after a step; `change`: changes of plan at this step."""
+    place = {"step": number, "epoch": number // 5, "batch": number % 5}
+    return {**place, "frozen_units": number // 5 + change, "scheduler": {"n": number}}
+
+
 def reference(move_s=0.5):
     return Reference(
         hashes={number: f"h{number}" for number in range(LAST + 1)},
         ids={number: IDS for number in range(1, LAST + 1)},
         metrics=METRICS,
         states={n: [state(n)] for n in range(LAST + 1)},
+        counters={n: [counted(n)] for n in range(1, LAST + 1)},
         move_s=dict.fromkeys(range(4), move_s),
     )
 
@@ -58,7 +65,13 @@ def step_lines(number, rank, drivers, *, at, plan, name):
     ids = IDS[drivers.index(rank) :: len(drivers)]
     return [
         {"kind": "share", "at": at - 0.1, **place, "plan": plan, "ids": ids},
-        {"kind": "step", "at": at, **place, "hash": f"{name}{number}"},
+        {
+            "kind": "step",
+            "at": at,
+            **place,
+            "hash": f"{name}{number}",
+            "counters": counted(number),
+        },
     ]
 
 
@@ -69,7 +82,7 @@ def change(plan, active, *, at, committed=True, culprits=()):
 
 
 def saved(number, name="h"):
-    return Saved(number, f"{name}{number}", [state(number)])
+    return Saved(number, f"{name}{number}", [state(number)], counted(number))
 
 
 def files(*steps):
@@ -170,7 +183,8 @@ class Sample:
         if rank not in self.goes_on:
             if rank in self.finishes:
                 # A rank that drove until now has its first epoch's record.
-                return [*self._retry(rank), outcome("finished", at=25.0)]
+                epochs = (0,) if rank in self.drivers else ()
+                return [*self._retry(rank), outcome("finished", at=25.0, epochs=epochs)]
             blamed, phase, text = self.failure
             return [outcome("PeerFailure", rank=blamed, phase=phase, text=text)]
         lead = rank == min(self.goes_on)
@@ -439,13 +453,57 @@ def damaged_checkpoint(sample, trace):
 
 
 def other_checkpoint(sample, trace):
-    trace.checkpoints["step-0000000005.pt"] = Saved(5, "x", [state(9.0)])
+    trace.checkpoints["step-0000000005.pt"] = Saved(5, "x", [state(9.0)], counted(5))
 
 
 def far_checkpoint(sample, trace):
     name = max(trace.checkpoints)
     step = trace.checkpoints[name].step
-    trace.checkpoints[name] = Saved(step, "x", [state(step + 1e-6)])
+    trace.checkpoints[name] = Saved(step, "x", [state(step + 1e-6)], counted(step))
+
+
+def other_counts(name):
+    def plant(sample, trace):
+        saved = trace.checkpoints["step-0000000005.pt"]
+        saved.counters.update({name: {"n": 4} if name == "scheduler" else 77})
+
+    return plant
+
+
+def no_count(sample, trace):
+    del trace.checkpoints["step-0000000005.pt"].counters["batch"]
+
+
+def without_a_lead(sample, trace):
+    """As a run whose ranks never say that one of them leads, and save nothing."""
+    for log in trace.logs:
+        for line in log:
+            if line["kind"] == "epoch end":
+                line["lead"] = False
+    trace.checkpoints.clear()
+    trace.newest = None
+
+
+def epoch_without_a_lead(sample, trace):
+    for log in trace.logs:
+        for line in log:
+            if line["kind"] == "epoch end" and line["epoch"] == 1:
+                line["lead"] = False
+    del trace.checkpoints["step-0000000010.pt"]
+
+
+def two_leads(sample, trace):
+    for rank in sample.goes_on:
+        for line in trace.lines(rank, "epoch end"):
+            line["lead"] = True
+
+
+def nothing_to_resume(sample, trace):
+    trace.newest = None
+
+
+def unknown_to_resume(sample, trace):
+    trace.newest = "step-0000000099.pt"
 
 
 def older_is_newest(sample, trace):
@@ -532,6 +590,16 @@ def record_of_another_epoch(sample, trace):
     records(trace)[0]["metrics"]["loss"] = 0.25
 
 
+def records_without_metrics(sample, trace):
+    for record in records(trace):
+        record["metrics"] = {}
+
+
+def last_record_alone(sample, trace):
+    for line in finished(trace):
+        line["history"]["epochs"] = line["history"]["epochs"][-1:]
+
+
 def record_missing(sample, trace):
     records_of = [o["history"]["epochs"] for o in finished(trace)]
     next(found for found in records_of if found).pop()
@@ -561,6 +629,10 @@ def ends(sample):
     return not sample.goes_on
 
 
+def lead_lives(sample):
+    return goes_on(sample) and 0 not in sample.case.lost
+
+
 def leaves_its_last(sample):
     return ends(sample) and len(sample.trace().checkpoints) > 1 and drives(sample)
 
@@ -581,6 +653,19 @@ WRONG = [
     (other_checkpoint, always, "not the state of step 5"),
     (far_checkpoint, drives, "from the state of|not the state of"),
     (older_is_newest, goes_on, "resuming takes step 5, expected step 15"),
+    (nothing_to_resume, always, "resuming takes step None, expected step"),
+    (unknown_to_resume, always, "resuming takes step None, expected step"),
+    (without_a_lead, lead_lives, "expected a checkpoint of step 10"),
+    (without_a_lead, goes_on, "epochs .0, 1, 2.: expected a lead, got none"),
+    (epoch_without_a_lead, lead_lives, "epochs .1.: expected a lead, got none"),
+    (epoch_without_a_lead, lead_lives, "expected a checkpoint of step 10"),
+    (two_leads, replicas, "epoch 1: expected one lead, got"),
+    *(
+        (other_counts(name), always, f"step-0000000005.pt: {name} .*, expected one of")
+        for name in counted(5)
+        if name != "step"
+    ),
+    (no_count, always, "batch None, expected one of"),
     (nobody_blamed, fails, "blames nobody"),
     (wrong_rank_blamed, fails, "blames rank"),
     (wrong_phase, fails, "phase 'profile'"),
@@ -595,7 +680,9 @@ WRONG = [
     (never_ends_when_woken, always, "did not end when woken"),
     (record_of_too_few, goes_on, "expected each of 50 samples"),
     (record_of_another_epoch, goes_on, "loss 0.25, expected 1.0"),
-    (record_missing, goes_on, "expected the record of 2"),
+    (record_missing, goes_on, r"expected the records of \[0"),
+    (last_record_alone, goes_on, r"expected the records of \[0, 1, 2\], got \[2\]"),
+    (records_without_metrics, goes_on, "loss None, expected 1.0"),
 ]
 
 
@@ -699,6 +786,79 @@ def test_a_fault_that_did_not_happen_as_it_should_is_no_success():
     assert any("was made" in problem for problem in problems(the("no room"), trace))
 
 
+@pytest.mark.parametrize(
+    ("case", "right"),
+    [
+        (Case("in backward", "SIGKILL", "member", 4), True),
+        (Case("after COMMIT", "SIGKILL", "joiner", 4), True),
+        (Case("after ack", "SIGKILL", "member", 4), True),
+        (Case("in build", "SIGKILL", "member", 4, between="ahead"), True),
+        (Case("in build", "SIGKILL", "member", 4), False),
+        (Case("in build", "SIGKILL", "joiner", 4, between="ahead"), False),
+        (Case("before PREPARE", "SIGKILL", "standby", 4, between="ahead"), False),
+        (Case("in retire", "SIGKILL", "lead", 4), False),
+        (Case("in profile", "SIGKILL", "lead", 4), False),
+        (Case("at finish", "SIGKILL", "member", 4), False),
+        (Case("in build", "kill and kill", "member", 4, second="joiner"), False),
+        (Case("in move", "kill and kill", "joiner", 4, second="standby"), True),
+        (Case("in backward", "SIGSTOP", "member", 4), False),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_nobody_may_be_blamed_only_where_a_collective_is_broken(case, right):
+    blames = right_blames(case, case.lost, Moment())
+    said = (None, "all_reduce", "a peer is gone: Read error")
+    assert any(blame.covers(*said) for blame in blames) == right
+    assert any(blame.covers(*silent(case.rank)) for blame in blames)
+
+
+def test_of_a_lost_store_one_survivor_at_least_must_say_so():
+    sample = the("store killed", "raise")
+    trace = sample.trace()
+    trace.logs[0][-1].update(phase="all_gather", text="a peer is gone: Read error")
+    assert problems(sample, trace) == ()
+    for log in trace.logs:
+        log[-1].update(phase="all_gather", text="a peer is gone: Read error")
+    assert problems(sample, trace) == ("nobody says that the store is lost",)
+
+
+def test_a_stopped_rank_that_ends_well_when_all_is_over_finishes_for_itself_alone():
+    sample = Sample("raise", Case("at finish", "SIGSTOP", "member", 3), ALL3, silent(1))
+    trace = sample.trace()
+    trace.woken_at = 20.0
+    trace.logs[1].append(outcome("finished", at=21.0, epochs=(0,)))
+    trace.weights[1] = [state(STRUCK)]
+    assert problems(sample, trace) == ()
+
+
+def test_who_joined_where_the_lead_was_lost_may_lack_the_records_before():
+    sample = Sample(
+        "continue",
+        Case("in rewire", "SIGKILL", "lead", 4),
+        ALL4,
+        goes_on=(2,),
+        finishes=(1, 3),
+    )
+    trace = sample.trace()
+    trace.logs[2] = [x for x in trace.logs[2] if x["kind"] != "step" or x["at"] > 7.5]
+    trace.logs[2][-1]["history"]["epochs"].pop(0)
+    assert not any("records" in problem for problem in problems(sample, trace))
+    trace.logs[2][-1]["history"]["epochs"].pop(0)
+    assert any("expected the records" in problem for problem in problems(sample, trace))
+
+
+def test_what_a_change_of_plan_sets_may_be_that_of_before_or_after_it():
+    sample = the("slow")
+    for units, right in ((1, True), (2, True), (0, False), (3, False)):
+        trace = sample.trace()
+        trace.checkpoints["step-0000000010.pt"].counters["frozen_units"] = units
+        told = dataclasses.replace(reference())
+        told.counters[10] = [{**counted(10), "frozen_units": 1}]
+        attempt = Attempt(sample.case, "continue", Moment(), DEADLINES, 2.0, trace)
+        found = judge(attempt, told).problems
+        assert any("frozen_units" in problem for problem in found) != right
+
+
 def test_an_undisturbed_run_that_is_not_in_order_is_no_reference():
     good = the("slow").trace()
     for log in good.logs:
@@ -707,6 +867,8 @@ def test_an_undisturbed_run_that_is_not_in_order_is_no_reference():
     good.logs[0][-1]["lead"] = True
     found = Reference.of(good, {})
     assert (found.last, found.ids[LAST], found.metrics) == (LAST, IDS, METRICS)
+    assert found.counters[5] == [counted(5), counted(5)], "as logged, and as saved"
+    assert found.counters[6] == [counted(6)]
     with pytest.raises(ValueError, match="expected 100000000 bytes, got 9"):
         Reference.of(good, {}, large=True)
     good.logs[1][-2]["hash"] = "x"

@@ -127,10 +127,21 @@ def run_case(
             "event": disturb.__doc__,
             "heartbeat_timeout_s": heartbeat_timeout_s,
             "ranks": results,
+            "problems": problems_of(results, survives=survives),
             "checkpoints": [
                 _step_of_newest(folder / f"host-{n}" / "checkpoints") for n in range(2)
             ],
         }
+
+
+def problems_of(results, *, survives):
+    """Return which ranks did not end as promised under the default policy."""
+    wanted = "finished" if survives else "PeerFailure"
+    return [
+        f"rank {each['rank']}: expected {wanted}, got {each['outcome']}"
+        for each in results
+        if each["outcome"] != wanted
+    ]
 
 
 def _step_of_newest(folder):

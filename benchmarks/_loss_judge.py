@@ -366,14 +366,15 @@ def _promised_s(
 def _promised_opening_s(trace: Trace, strike: Strike, deadlines: Deadlines) -> float:
     """Return the same for ranks that still wait for each other.
 
-    Each is watched by the one before it, as soon as it has joined; of who is lost
+    Each that has joined is watched by the one before it that has; of who is lost
     before that nobody knows, and they wait as long as for one that never starts.
     """
-    struck = {each.rank for each in trace.strikes}
+    joined = {each.rank: _had_joined(trace, each) for each in trace.strikes}
+    ring = [rank for rank in range(WORLD_SIZE) if joined.get(rank, True)]
     watched = [
         each.at
         for each in trace.strikes
-        if _had_joined(trace, each) and (each.rank - 1) % WORLD_SIZE not in struck
+        if joined[each.rank] and ring[ring.index(each.rank) - 1] not in joined
     ]
     if not watched:
         return deadlines.store

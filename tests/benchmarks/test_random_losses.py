@@ -455,6 +455,13 @@ def test_an_end_that_comes_late_or_blames_another_is_told(trace, problem):
     assert any(problem in text for text in problems), problems
 
 
+def test_who_has_joined_is_watched_past_ranks_that_have_not():
+    trace = not_open(ended("connect", STRUCK_AT + 30.1, MISSED), joined=True)
+    trace.strikes.append(dataclasses.replace(STRIKE, rank=2))
+    trace.logs[2] = [ended("connect", LAST + 20.5)]
+    assert any(NO_WAITING in text for text in judged(trace).problems)
+
+
 def test_each_rank_that_is_lost_meanwhile_gives_the_others_more_time():
     trace = copy.deepcopy(trace_of(STRIKE))
     second = dataclasses.replace(STRIKE, rank=2, at=STRUCK_AT + 1)

@@ -6,14 +6,17 @@ refuses a result of any other command. Needs nothing but the standard library.
 
 from __future__ import annotations
 
+import ast
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
+_ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "benchmarks/results"
 PRODUCT = ("csrc", "pipetransformer")
-PIPE = ("csrc/pipe", "pipetransformer/pipe")
-PLANNER = ("csrc/planner", "pipetransformer/planner")
-SIMULATOR = ("csrc/simulator", "pipetransformer/simulator")
+PIPE = ("csrc/pipe", "csrc/bindings", "pipetransformer/pipe", "pipetransformer/skip")
+PLANNER = ("csrc/planner", "csrc/bindings", "pipetransformer/planner")
+SIMULATOR = ("csrc/simulator", "csrc/bindings", "pipetransformer/simulator")
 # Parts: which target of the Makefile runs a command.
 BENCH, SEEDS, HOSTS = "bench", "seeds", "hosts"
 
@@ -26,7 +29,7 @@ class Command:
         name: Of its result file, without ``.json``.
         program: What the interpreter is given before ``--json``.
         measures: Paths of what is measured: a later commit to them makes the result
-            older than the code. The script's own path is one of them.
+            older than the code. The script's own files are among them.
         part: The Makefile's target that runs it.
     """
 
@@ -46,14 +49,41 @@ class Command:
         return shlex.join(["python", *self.arguments])
 
 
-def _script(name: str, measures: tuple[str, ...], part: str = BENCH) -> Command:
-    path = f"benchmarks/{name}.py"
-    return Command(name, (path,), (*measures, path), part)
+def _script(
+    name: str,
+    measures: tuple[str, ...],
+    part: str = BENCH,
+    *,
+    file: str = "",
+    options: tuple[str, ...] = (),
+) -> Command:
+    path = f"benchmarks/{file or name}.py"
+    return Command(name, (path, *options), (*measures, *_files_of(path)), part)
 
+
+def _files_of(path: str, known: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Return a script and the files beside it that it imports, directly or not."""
+    tree = ast.parse((_ROOT / path).read_text())
+    found = {path}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            file = f"benchmarks/{name}.py"
+            if file not in known | found and (_ROOT / file).is_file():
+                found |= set(_files_of(file, known | found))
+    return tuple(sorted(found))
+
+
+_TABLE1 = (*PRODUCT, *_files_of("benchmarks/_table1_worker.py"))  # started by name
 
 _ALL = (
-    _script("table1_speedup", PRODUCT),
-    _script("fig10_alpha", PRODUCT),
+    _script("table1_speedup", _TABLE1),
+    _script("fig10_alpha", _TABLE1),
     _script("pipe_overhead", PIPE),
     _script("pipe_throughput", PIPE),
     _script("pipe_overlap", PIPE),
@@ -65,10 +95,11 @@ _ALL = (
     _script("fig11_microbatches", (*PIPE, *PLANNER, *SIMULATOR)),
     _script("paper_ladder", (*PLANNER, *SIMULATOR)),
     _script("fault_injection", PRODUCT),
-    Command(
+    _script(
         "fault_injection_continue",
-        ("benchmarks/fault_injection.py", "--policy", "continue"),
-        (*PRODUCT, "benchmarks/fault_injection.py"),
+        PRODUCT,
+        file="fault_injection",
+        options=("--policy", "continue"),
     ),
     _script("random_losses", PRODUCT),
     _script("failure_time", ("csrc/autodp", "pipetransformer/autodp")),
@@ -76,7 +107,7 @@ _ALL = (
     _script("transition_time", PRODUCT),
     _script("transformation_curve", PRODUCT),
     _script("kills_and_resumes", PRODUCT),
-    _script("demo_seeds", PRODUCT, SEEDS),
+    _script("demo_seeds", (*PRODUCT, "examples"), SEEDS),
     Command(
         "two_hosts",
         ("-m", "tests.distributed.two_hosts"),

@@ -289,6 +289,12 @@ def measure(
     return rounds, tables
 
 
+def at_fault(table: Table) -> bool:
+    """Tell whether a run failed, or a ratio is one that cannot be."""
+    failed = any(series.failures for series in table.series.values())
+    return failed or any(ratio.above_bound for ratio in table.ratios)
+
+
 def main() -> int:
     args = parse_args()
     start = begin()
@@ -320,7 +326,7 @@ def main() -> int:
             slot_memory={s.name: s.slot_memory for s in settings},
             settings={table.setting: table.sections() for table in tables},
         )
-    return int(any(series.failures for t in tables for series in t.series.values()))
+    return int(any(at_fault(table) for table in tables))
 
 
 if __name__ == "__main__":

@@ -51,6 +51,8 @@ def checked_loss(loss: Loss, outputs: Any, targets: Any) -> Tensor:
         isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()
     ):
         return value  # nothing to train with, which the caller says
+    if not math.isfinite(value.detach()):
+        return value  # as above
     if not after.equals(before):
         _not_checked("it draws random numbers")
         return value

@@ -15,9 +15,11 @@ namespace {
 // Note [Calls at once]
 // Calls of several threads that begin before one of them has taken its draw
 // look at the same state of the default generator, and would draw the same. So
-// the first that draws gets what it saw, and a later one that mixed with its
-// number among those. A call alone, and one beside calls that do not draw, is
-// always the first.
+// the first that asks for a seed gets what it saw, and a later one that mixed
+// with its number among all claims of the process, which is unique. A call
+// alone, and one beside calls that ask for none, is always the first. What asks
+// is what may draw: a cell whose generator is seeded, and one that calls another
+// pipe.
 struct Claims {
   std::mutex mutex;
   uint64_t made = 0;
@@ -72,8 +74,8 @@ uint64_t CallSeed::claim() {
   const std::lock_guard lock(claims().mutex);
   const uint8_t state = state_.load(std::memory_order_relaxed);
   if ((state & kClaimed) == 0) {
-    const uint64_t number = claims().made++ - claims_before_;
-    if (number > 0) {
+    const uint64_t number = claims().made++;
+    if (number != claims_before_) {
       const std::array<uint64_t, 2> words{value_, number};
       value_ = core::hash_bytes(words.data(), sizeof(words));
     }

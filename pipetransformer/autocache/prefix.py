@@ -27,9 +27,9 @@ def fingerprint_chain(
     """Fingerprint every prefix of up to `count` layers.
 
     Element ``b`` stands for the first ``b`` layers: their classes, settings, parameter
-    and buffer names, dtypes, shapes and bytes, and whose skips they pop. A change in
-    layer ``j`` changes all elements after ``j`` and none before. Train and eval mode
-    do not count, because a cached prefix runs in eval mode.
+    and buffer names, dtypes, shapes and bytes, and of which layers they pop skips. A
+    change in layer ``j`` changes all elements after ``j`` and none before. Train and
+    eval mode do not count, because a cached prefix runs in eval mode.
 
     Args:
         layers: the model's layers in order.

@@ -36,9 +36,10 @@ class DeferredBatchNorm(_BatchNorm):
 
     The buffers ``sum`` and ``sum_squares`` are in the ``state_dict``, as they were in
     torch's and torchgpipe's: per channel, over the micro-batches of a mini-batch that
-    is under way. They are zero between mini-batches, and in a `Pipe` at any time. How
-    many values they are of (``counter``, ``tracked``) is in no ``state_dict``, so
-    loading one begins a new mini-batch. One without the two loads as well.
+    is under way. They are zero between mini-batches, and in a `Pipe` after every
+    training call. How many values they are of (``counter``, ``tracked``) is in no
+    ``state_dict``, so loading one begins a new mini-batch. One without the two loads
+    as well.
 
     Args:
         num_features: Channels, C of an input ``(rows, C, ...)``.

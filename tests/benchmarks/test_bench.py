@@ -47,6 +47,19 @@ def test_each_command_runs_a_script_and_measures_what_there_is():
         assert command.line.endswith(f" --json benchmarks/results/{name}.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("table1_speedup", ["_systems", "_plain_loops", "_frozen_prefix"]),
+        ("fault_injection_continue", ["_fault_states", "_fault_worker"]),
+        ("random_losses", ["_loss_judge", "_loss_worker"]),
+    ],
+)
+def test_a_script_measures_by_files_of_its_own(name, files):
+    for file in files:
+        assert f"benchmarks/{file}.py" in COMMANDS[name].measures
+
+
 def test_script_that_writes_results_has_a_command():
     published = {Path(c.program[0]).name for c in COMMANDS.values()}
     for path in sorted((ROOT / "benchmarks").glob("[a-z]*.py")):

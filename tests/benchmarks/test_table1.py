@@ -27,7 +27,7 @@ from _systems import (
 from _table1_report import Table, throughput
 from _table1_text import AT_FAULT, _bounds_text, _systems_text, told_ratio
 from _work import TRAINING, LayerCounter, work_of
-from table1_speedup import Calibration, Runner, Setting, capped
+from table1_speedup import Calibration, Runner, Setting, at_fault, capped
 from torch import nn
 
 import pipetransformer as pt
@@ -249,6 +249,15 @@ def test_bounds_come_from_counted_work_and_the_pipelines_fill():
     assert made.ratio(REFERENCE, STATIC_PIPE).target is None
     assert made.accuracy_test().differences == (0.0, 0.0, 0.0)
     assert throughput(made.results(FULL))[0]["samples_per_s"] == 25.0
+
+
+def test_a_ratio_above_its_bound_is_a_fault_of_the_measurement():
+    walls = {"best_static": (20.0, 90, {}), "full": (10.0, 30, {})}
+    assert not at_fault(table(**walls))
+    assert at_fault(table(**(walls | {"full": (3.0, 30, {})})))
+    failing = table(**walls)
+    series = replace(failing.series[FULL], failures=("it died",))
+    assert at_fault(replace(failing, series={**failing.series, FULL: series}))
 
 
 def test_a_second_set_of_ratios_leaves_the_evaluations_out():

@@ -27,6 +27,13 @@ def outputs_and_targets(dtype=torch.float32):
     return outputs.requires_grad_(), targets
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_left_to_its_own_error(value):
+    outputs, targets = outputs_and_targets()
+    found = checked_loss(lambda y, t: cross_entropy(y * value, t), outputs, targets)
+    assert not torch.isfinite(found)
+
+
 def contrastive(outputs, targets):
     """InfoNCE of each row against all others: more rows, more negatives."""
     unit = functional.normalize(outputs, dim=1)

@@ -565,6 +565,38 @@ def test_call_that_begins_while_another_has_drawn_draws_differently():
     pipe.close()
 
 
+def test_seeds_differ_whoever_claimed_one_without_drawing_in_between():
+    begun, go, drawn, over = (threading.Event() for _ in range(4))
+
+    def first():
+        with draw_scope(None, 0, microbatch=0):
+            begun.set()
+            assert go.wait(TIMEOUT_S)
+            found = torch.rand(3)
+            drawn.set()
+            assert over.wait(TIMEOUT_S)
+            return found
+
+    def meanwhile():
+        assert begun.wait(TIMEOUT_S)
+        try:
+            with draw_scope(None, 0, microbatch=0):
+                torch.rand(0)  # asks for a seed, and takes nothing
+            go.set()
+            assert drawn.wait(TIMEOUT_S)
+            with draw_scope(None, 0, microbatch=0):
+                return torch.rand(3)
+        finally:
+            go.set()
+            over.set()
+
+    torch.manual_seed(5)
+    taken = Taken()
+    found = in_threads(first, meanwhile)
+    assert taken.is_(2)
+    assert not torch.equal(*found)
+
+
 def test_call_in_another_thread_that_does_not_draw_changes_no_draw():
     begun, drawn = threading.Event(), threading.Event()
 

@@ -122,6 +122,10 @@ def in_place(weight):
     weight.mul_(0.9)
 
 
+def unseen(weight):
+    weight.data.mul_(0.9)
+
+
 class OwnCast(nn.Module):
     """Casts its weight itself, and changes what it gets."""
 
@@ -220,6 +224,19 @@ def test_results_have_the_bits_that_they_have_without_sharing(make, dispatch, mo
         torch.manual_seed(0)
         results.append(train(make(), cache, dispatch=dispatch, mode=mode))
     assert_same_bits(*([r for r in run if r is not None] for run in results))
+
+
+@every_mode
+@every_dispatch
+def test_a_change_that_leaves_no_trace_is_seen_without_sharing_alone(dispatch, mode):
+    results = []
+    for change, cache in [(unseen, True), (unseen, False), (in_place, True)]:
+        torch.manual_seed(0)
+        layers = around(lambda change=change: Changes(change))()
+        results.append(train(layers, cache, dispatch=dispatch, mode=mode))
+    shared, own, seen = ([r for r in run if r is not None] for run in results)
+    assert not torch.equal(shared[0], own[0])
+    assert torch.equal(own[0], seen[0])
 
 
 @every_dispatch

@@ -18,8 +18,7 @@ namespace {
 // the first that asks for a seed gets what it saw, and a later one that mixed
 // with its number among all claims of the process, which is unique. A call
 // alone, and one beside calls that ask for none, is always the first. What asks
-// is what may draw: a cell whose generator is seeded, and one that calls another
-// pipe.
+// is what may draw: a cell that seeds a generator, or calls another pipe.
 struct Claims {
   std::mutex mutex;
   uint64_t made = 0;

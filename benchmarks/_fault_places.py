@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipetransformer import files
-
 DISK = "size=4m"
 SLAB_BYTES = 4096  # less than any cache of the small run
 
@@ -83,16 +81,16 @@ def jump_clock(seconds: float) -> None:
     is the whole machine's. C++ has no part in this; a test of the sources says that
     it reads monotonic clocks alone.
     """
-    real, real_ns, publish = time.time, time.time_ns, files._publish
+    real, real_ns, fsync = time.time, time.time_ns, os.fsync
 
-    def stamped(temporary: Path, target: Path, *, replace: bool) -> None:
-        now = real() + seconds
-        os.utime(temporary, (now, now))
-        publish(temporary, target, replace=replace)
+    def stamped(fd: Any) -> None:
+        fsync(fd)
+        now = real() + seconds  # of the last write, as the writer then finds it
+        os.utime(fd, (now, now))
 
     time.time = lambda: real() + seconds
     time.time_ns = lambda: real_ns() + int(seconds * 1e9)
-    files._publish = stamped
+    os.fsync = stamped
 
 
 def without_room(owner: Any, name: str, refused: Callable[[], None]) -> None:

@@ -12,7 +12,16 @@ from _harness import Ratio, Row, Series, Target, compared
 from _losses import breakdown, losses, seconds_per_work
 from _paired import NonInferiority, non_inferiority
 from _runs import ACCURACY, TRAINING_TIME, WALL_TIME, Result
-from _systems import AGAIN, DDP, FULL, REFERENCE, RIVALS, STATIC_PIPE, UNCACHED
+from _systems import (
+    AGAIN,
+    DDP,
+    FULL,
+    PLAIN,
+    REFERENCE,
+    RIVALS,
+    STATIC_PIPE,
+    UNCACHED,
+)
 
 SHARE = 0.9  # of its bounds that full is to reach, evaluations and pauses included
 # Each speed-up is given for both: metric -> what a ratio's name ends with.
@@ -107,10 +116,12 @@ class Table:
         It is the ratio of their work; where that is equal nothing is bounded, unless
         the rival is static-pipe: its bubble and its small micro-batches are losses
         of its own, which no run of the benchmark is needed to know. The same system
-        twice has no bound: its ratio is the error of the others.
+        twice has no bound: its ratio is the error of the others. Nor has plain as the
+        rival: what its operators lose by being split over threads is its own, too, and
+        is not known.
         """
         over, under = self.results(rival), self.results(system)
-        if not over or not under or system == AGAIN:
+        if not over or not under or system == AGAIN or rival == PLAIN:
             return None
         training = metric == TRAINING_TIME
         own = median_work(under, training=training)

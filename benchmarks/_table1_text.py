@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from _harness import Ratio
 from _runs import ACCURACY, WALL_TIME, Result
-from _systems import AGAIN, FULL, RIVALS, STATIC_PIPE
+from _systems import AGAIN, FULL, PLAIN, RIVALS, STATIC_PIPE
 from _table1_report import TIMES, Table, median_work, shares, throughput
 from _text import bar_chart, text_table
 
@@ -50,7 +50,9 @@ def _bounds_text(table: Table) -> str:
         for rival in RIVALS:
             told = table.ratio(FULL, rival, metric)
             if told is not None:
-                lines.append(f"full / {rival}{suffix}: {_against_bound(told)}")
+                unbounded = "other threads" if rival == PLAIN else "equal work"
+                told_bound = _against_bound(told, unbounded)
+                lines.append(f"full / {rival}{suffix}: {told_bound}")
     if table.ratio(FULL, STATIC_PIPE) is not None:
         lines.append(f"paper: full / {STATIC_PIPE} {PAPER}, no other rival")
     again = table.ratio(AGAIN, STATIC_PIPE)
@@ -62,10 +64,10 @@ def _bounds_text(table: Table) -> str:
     return "\n".join(lines)
 
 
-def _against_bound(ratio: Ratio) -> str:
+def _against_bound(ratio: Ratio, unbounded: str) -> str:
     told = f"{ratio.value:.2f} ({ratio.min:.2f} to {ratio.max:.2f})"
     if ratio.bound is None:
-        return f"{told}, equal work"
+        return f"{told}, {unbounded}"
     share = AT_FAULT if ratio.above_bound else f"share {ratio.value / ratio.bound:.0%}"
     return f"{told}, bound {ratio.bound:.2f}, {share}"
 

@@ -76,21 +76,23 @@ def bounds(content: Content) -> list[str]:
         for name, ratio in ratios.items():
             if not name.startswith(first) or name.endswith(TRAINING):
                 continue
-            line = [f"{FULL} over {name.removeprefix(first)}, {setting}"]
+            rival = name.removeprefix(first)
+            line = [f"{FULL} over {rival}, {setting}"]
+            unbounded = "other threads" if rival == "plain" else "equal work"
             for each in (ratio, ratios.get(f"{name}{TRAINING}")):
-                line += _against_bound(each)
+                line += _against_bound(each, unbounded)
             lines.append(line)
     headers = ["ratio", "measured", "bound", "share"]
     headers += ["without evaluation", "bound", "share"]
     return [*markdown(headers, lines), "", *_plans(content), *_uncached(ratios)]
 
 
-def _against_bound(ratio: Content | None) -> list[str]:
+def _against_bound(ratio: Content | None, unbounded: str) -> list[str]:
     if ratio is None:
         return ["-", "-", "-"]
     value, bound = ratio["value"], ratio["bound"]
     if bound is None:
-        return [with_range(ratio), "equal work", "-"]
+        return [with_range(ratio), unbounded, "-"]
     share = "-" if value > bound else f"{value / bound:.0%}"
     if ratio["met"] is False:
         share += f", **missed** ({ratio['target']['at_least'] / bound:.0%})"

@@ -251,6 +251,13 @@ def test_bounds_come_from_counted_work_and_the_pipelines_fill():
     assert throughput(made.results(FULL))[0]["samples_per_s"] == 25.0
 
 
+def test_one_process_of_many_threads_bounds_nothing():
+    made = table(plain=(40.0, 90, {}), full=(10.0, 30, {}))
+    assert made.ratio(FULL, "plain").bound is None
+    assert not at_fault(made)
+    assert "full / plain: 3.73 (3.50 to 4.00), other threads" in _bounds_text(made)
+
+
 def test_a_ratio_above_its_bound_is_a_fault_of_the_measurement():
     walls = {"best_static": (20.0, 90, {}), "full": (10.0, 30, {})}
     assert not at_fault(table(**walls))

@@ -9,6 +9,7 @@ the rounds' figures alone; `run_rounds` runs them and makes up for what was drop
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -24,7 +25,8 @@ class Limits:
     Attributes:
         foreign_share: Share of the machine's processor time that went to others
             during the run of a system.
-        slow: Pace of a steady system over its fastest one.
+        slow: A steady system's slowdown, its pace over the median of its paces, over
+            the least slowdown of a steady system in the same round.
     """
 
     foreign_share: float = 0.03
@@ -64,39 +66,45 @@ def no_pace(system: str, repeat: Repeat) -> float | None:
 
 
 def judge(
-    rounds: Sequence[Round],
-    limits: Limits,
-    *,
-    pace: Pace = no_pace,
-    references: Mapping[str, float] | None = None,
+    rounds: Sequence[Round], limits: Limits, *, pace: Pace = no_pace
 ) -> list[Judged]:
     """Tell what disturbed each round.
+
+    Ratios are taken within a round. So a machine that is slower in one round than in
+    another, as a virtual one at times is for minutes, disturbs none; one that slows
+    some systems of a round and not the others does.
 
     Args:
         rounds: All rounds so far.
         limits: Same for all systems.
         pace: Seconds per unit of the same work in a system's run; None for a system
             that chooses what it does: a choice that was slow is its result, and must
-            not be dropped as a disturbance.
-        references: Paces measured before, by system.
+            not be dropped as a disturbance. If only one system of a round has one, its
+            median is what it is held against.
     """
-    fastest = dict(references or {})
+    paces: dict[str, list[float]] = {}
     for each in rounds:
         for system, repeat in each.repeats.items():
             seconds = pace(system, repeat)
             if seconds is not None:
-                fastest[system] = min(seconds, fastest.get(system, seconds))
+                paces.setdefault(system, []).append(seconds)
+    usual = {system: statistics.median(found) for system, found in paces.items()}
     judged = []
     for each in rounds:
         reasons = []
+        slowdowns = {}
         for system, repeat in each.repeats.items():
             share, seconds = repeat.sample.foreign_share, pace(system, repeat)
             if share is not None and share > limits.foreign_share:
                 reasons.append(f"{system}: others used {share:.1%} of the machine")
-            if seconds is not None and seconds > limits.slow * fastest[system]:
-                reasons.append(
-                    f"{system}: {seconds:.3g} s where {fastest[system]:.3g} s were seen"
-                )
+            if seconds is not None:
+                slowdowns[system] = seconds / usual[system]
+        least = min(slowdowns.values()) if len(slowdowns) > 1 else 1.0
+        reasons += [
+            f"{system}: {slowdown:.2f} times its usual time, others {least:.2f} times"
+            for system, slowdown in slowdowns.items()
+            if slowdown > limits.slow * least
+        ]
         judged.append(Judged(each, tuple(reasons)))
     return judged
 
@@ -183,7 +191,6 @@ def run_rounds(
     extra: int = 3,
     limits: Limits | None = None,
     pace: Pace = no_pace,
-    references: Mapping[str, float] | None = None,
 ) -> Rounds:
     """Run all systems in turn, round after round (A B C, A B C, ...).
 
@@ -198,7 +205,6 @@ def run_rounds(
         extra: Most rounds to make up for disturbed ones.
         limits: See `Limits`; None: its defaults.
         pace: See `judge`.
-        references: See `judge`.
     """
     if repeats < 1 or len(set(systems)) != len(systems):
         raise ValueError(
@@ -209,7 +215,7 @@ def run_rounds(
     done: list[Round] = []
 
     def judged() -> list[Judged]:
-        return judge(done, limits, pace=pace, references=references)
+        return judge(done, limits, pace=pace)
 
     def missing() -> list[int]:
         settled = {

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -144,13 +143,6 @@ class Calibration:
         return min(self.epochs_s, key=lambda m: min(self.epochs_s[m]))
 
     @property
-    def epoch_s(self) -> float | None:
-        """Median seconds of an epoch at that M."""
-        if self.microbatches is None:
-            return None
-        return statistics.median(self.epochs_s[self.microbatches])
-
-    @property
     def row_factor(self) -> float:
         """Cost of a row in that M's micro-batches over that at the best size."""
         if self.microbatches is None:
@@ -257,11 +249,6 @@ def measure(
 ) -> tuple[Rounds, list[Table]]:
     """Run the systems of all settings, round after round."""
     runner = Runner(args, settings, calibration.microbatches)
-    seen = {
-        runner.title(setting, name): calibration.epoch_s
-        for setting in settings
-        for name in (STATIC_PIPE, AGAIN)
-    }
     # Each run warms itself up: its first steps are part of it.
     rounds = run_rounds(
         runner.titles,
@@ -269,7 +256,6 @@ def measure(
         repeats=len(args.seeds),
         limits=NO_LIMITS if args.quick else None,
         pace=runner.pace,
-        references={title: s for title, s in seen.items() if s is not None},
     )
     series = rounds.series()
     tables = []

@@ -68,8 +68,13 @@ class Interrupted:
     def join(self):
         """Join until Ctrl-C; return when the thread has ended."""
         before = {*threading.enumerate()}
-        with pytest.raises(KeyboardInterrupt):
-            connect(FAST)
+        # A shell starts what runs in the background with this signal ignored.
+        inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                connect(FAST)
+        finally:
+            signal.signal(signal.SIGINT, inherited)
         threads = {*threading.enumerate()} - before
         self.gone.set()
         for thread in threads:

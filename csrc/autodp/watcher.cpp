@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
-#include <csignal>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -63,6 +62,7 @@ struct Watcher::State {
   std::mutex signal_mutex;
   int read_fd = -1;
   int forward_fd = -1;
+  std::map<int, std::string> ends;  // phases by signal
 
   // Returns false when it is time to end.
   bool pause() {
@@ -285,10 +285,11 @@ void Watcher::State::drain_signals() {
       return;  // empty: the pipe does not block
     }
     for (ssize_t i = 0; i < count; ++i) {
-      if (bytes[static_cast<size_t>(i)] == SIGTERM) {
+      const auto found = ends.find(bytes[static_cast<size_t>(i)]);
+      if (found != ends.end()) {
         run->fail(Failure{
             options.rank,
-            "SIGTERM",
+            found->second,
             -1,
             -1,
             "the process was told to terminate"});
@@ -319,15 +320,19 @@ Watcher::~Watcher() {
   stop(std::chrono::milliseconds(0));
 }
 
-void Watcher::watch_signals(int read_fd, int forward_fd) {
+void Watcher::watch_signals(
+    int read_fd,
+    int forward_fd,
+    std::map<int, std::string> ends) {
   const std::lock_guard lock(state_->signal_mutex);
   state_->read_fd = read_fd;
   state_->forward_fd = forward_fd;
+  state_->ends = std::move(ends);
 }
 
 void Watcher::unwatch_signals() {
   state_->drain_signals();
-  watch_signals(-1, -1);
+  watch_signals(-1, -1, {});
 }
 
 void Watcher::stop(std::chrono::milliseconds deadline) noexcept {

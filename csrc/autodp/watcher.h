@@ -16,7 +16,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "autodp/run_state.h"
@@ -43,10 +45,12 @@ class Watcher {
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
 
-  // Bytes readable at `read_fd` are signal numbers (Python's wakeup fd).
-  // SIGTERM ends this rank; all bytes are passed on to `forward_fd` unless
-  // it is -1. The caller keeps both open until unwatch_signals() has returned.
-  void watch_signals(int read_fd, int forward_fd);
+  // Bytes readable at `read_fd` are signal numbers (Python's wakeup fd). Those
+  // of `ends` end this rank, in the phase that is given there by number; all
+  // bytes are passed on to `forward_fd` unless it is -1. The caller keeps both
+  // open until unwatch_signals() has returned.
+  void
+  watch_signals(int read_fd, int forward_fd, std::map<int, std::string> ends);
   void unwatch_signals();
 
   // Ends both threads. A failure that this rank latched is still written to the

@@ -1,5 +1,6 @@
 #include "bindings/bind_autodp_common.h"
 
+#include <map>
 #include <tuple>
 #include <vector>
 
@@ -133,8 +134,11 @@ void bind_autodp_plane(py::module_& m) {
           })
       .def(
           "watch_signals",
-          [](MessagePlane& self, int read_fd, int forward_fd) {
-            self.watcher().watch_signals(read_fd, forward_fd);
+          [](MessagePlane& self,
+             int read_fd,
+             int forward_fd,
+             std::map<int, std::string> ends) {
+            self.watcher().watch_signals(read_fd, forward_fd, std::move(ends));
           },
           NoGil())
       .def(

@@ -172,7 +172,7 @@ class MessagePlane(PlaneLife):
 
         Raises:
             PeerFailure: this rank cannot go on: the policy is ``"raise"``, it failed
-                itself (own error, SIGTERM), the store is lost, or the others went on
+                itself (own error, a signal), the store is lost, or the others went on
                 without it (phase ``"fenced"``).
             RuntimeError: this generation has not failed.
         """
@@ -228,5 +228,5 @@ class MessagePlane(PlaneLife):
             self.core.close()
 
     def termination(self) -> contextlib.AbstractContextManager[None]:
-        """Turn SIGTERM into `PeerFailure` while the body runs; see `termination`."""
+        """Turn SIGTERM and SIGHUP into `PeerFailure` while the body runs."""
         return termination(self.core)

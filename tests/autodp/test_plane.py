@@ -104,20 +104,44 @@ def test_failure_crosses_process_boundaries_whole():
     )
 
 
-def test_sigterm_wakes_a_blocked_wait():
+@pytest.fixture
+def hangup():
+    """Takes the action of SIGHUP to begin with; what the tests run under may be any."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda action: signal.signal(signal.SIGHUP, action)
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_wakes_a_blocked_wait(number, hangup):
+    hangup(signal.SIG_DFL)
     info, store = connect(FAST)
     plane = MessagePlane(store, info, FAST)
-    before = signal.getsignal(signal.SIGTERM)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(number)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), number))
     with plane.termination():
         timer.start()
-        with pytest.raises(PeerFailure, match="phase 'SIGTERM'"):
-            plane.wait("never", phase="test")
-    assert signal.getsignal(signal.SIGTERM) is before
+        with pytest.raises(PeerFailure, match=f"phase '{number.name}'"):
+            plane.wait("never", phase="test", timeout=timedelta(seconds=30))
+    assert signal.getsignal(number) is before
     plane.close()
 
 
-def test_sigterm_of_a_forked_worker_is_not_the_parents():
+def test_a_sighup_that_is_ignored_or_handled_ends_no_run(hangup):
+    seen = []
+    for action in (signal.SIG_IGN, lambda number, frame: seen.append(number)):
+        hangup(action)
+        with joined() as plane, plane.termination():
+            assert signal.getsignal(signal.SIGHUP) is action
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.2)
+            assert plane.failure is None
+    assert seen == [signal.SIGHUP]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_of_a_forked_worker_is_not_the_parents(number, hangup):
+    hangup(signal.SIG_DFL)
     with joined() as plane, plane.termination():
         ready, set_ready = os.pipe()
         child = os.fork()
@@ -126,9 +150,9 @@ def test_sigterm_of_a_forked_worker_is_not_the_parents():
             time.sleep(30)
             os._exit(0)
         os.read(ready, 1)
-        os.kill(child, signal.SIGTERM)
+        os.kill(child, number)
         _, status = os.waitpid(child, 0)
-        assert os.WTERMSIG(status) == signal.SIGTERM
+        assert os.WTERMSIG(status) == number
         time.sleep(0.2)
         assert plane.failure is None
 

@@ -1,6 +1,10 @@
 """A dead peer ends all others with one clear error, standby ranks too."""
 
+import fcntl
+import os
+import pty
 import signal
+import termios
 import time
 
 import pytest
@@ -81,6 +85,36 @@ def test_sigterm_saves_a_checkpoint_and_ends_with_peer_failure(tmp_path):
     finally:
         ranks.close()
     assert all(ok and "peer failure" in value for ok, value in outcomes.values())
+    assert list(tmp_path.glob("step-*.pt"))
+
+
+def train_in_a_terminal(rank, folder):
+    """Train as the first process of a terminal, which is closed in a step."""
+    assert os.getsid(0) == os.getpid()  # so that it can have a terminal
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    window, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    for stream in range(3):
+        os.dup2(terminal, stream)
+    settings = config(checkpoint=pt.CheckpointConfig(directory=str(folder)))
+    steps = 0
+    try:
+        with make_engine(freeze=pt.freeze.Never(), config=settings) as engine:
+            for _ in engine.epochs(1000):
+                for batch in engine.batches(ToySet(48), 12):
+                    engine.step(batch)
+                    steps += 1
+                    if (rank, steps) == (1, 3):
+                        os.close(window)
+                    time.sleep(0.02)
+    except pt.PeerFailure as failure:
+        return failure.rank, failure.phase
+    return "finished"
+
+
+def test_a_closed_terminal_leaves_a_checkpoint_and_an_account(tmp_path):
+    outcomes = Ranks(train_in_a_terminal, 2, tmp_path).join()
+    assert outcomes == [(1, "SIGHUP")] * 2
     assert list(tmp_path.glob("step-*.pt"))
 
 

@@ -79,7 +79,8 @@ class Rank {
             options.heartbeat_timeout_s)) {
     check(::pipe2(signals_, O_NONBLOCK) == 0, "a pipe");
     check(::pipe2(forward_, O_NONBLOCK) == 0, "a pipe to forward to");
-    plane_->watcher().watch_signals(signals_[0], forward_[1]);
+    plane_->watcher().watch_signals(
+        signals_[0], forward_[1], {{SIGTERM, "SIGTERM"}});
     users_.emplace_back([this, seed] { look(Random(seed + 1)); });
     users_.emplace_back([this, seed] { write(Random(seed + 2)); });
   }

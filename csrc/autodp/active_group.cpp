@@ -76,9 +76,8 @@ void ActiveGroup::retire() noexcept {
     plane_->retire(std::move(task));
     return;
   }
-  TaskThread apart("pt-retire");
-  apart.post(std::move(task));
-  apart.stop(std::chrono::milliseconds(0));  // goes on by itself
+  // Without a deadline: it goes on by itself.
+  run_apart("pt-retire", std::move(task), std::chrono::milliseconds(0));
 }
 
 bool wait_done(c10d::Work& work, std::chrono::milliseconds slice) {

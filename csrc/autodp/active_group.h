@@ -40,7 +40,8 @@ class ActiveGroup {
   // Hands the real backend to the plane's background thread, which drops it; of
   // a group of an earlier generation to a thread of its own, for that may wait
   // for a stopped peer, and must not keep those of this generation waiting.
-  // Never blocks; idempotent. Collectives throw afterwards.
+  // Where there is no such thread, the backend and its connections live as long
+  // as the process. Never blocks; idempotent. Collectives throw afterwards.
   void retire() noexcept;
 
  private:

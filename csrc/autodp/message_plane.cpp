@@ -83,8 +83,8 @@ std::unique_ptr<RollBoard> MessagePlane::begin_roll(std::string standing) {
 }
 
 void MessagePlane::advance(const std::vector<int>& members) {
-  parts_->run->advance(members);
   auto next = std::make_unique<TaskThread>("pt-retire");
+  parts_->run->advance(members);
   {
     const std::lock_guard lock(parts_->retire_mutex);
     parts_->retire_thread.swap(next);
@@ -99,9 +99,8 @@ void MessagePlane::retire(std::function<void()>&& task) {
       return;
     }
   }
-  TaskThread late("pt-retire");
-  late.post(std::move(task));  // still whole: see TaskThread::post
-  late.stop(kRetireDeadline);
+  // Still whole: see TaskThread::post.
+  run_apart("pt-retire", std::move(task), kRetireDeadline);
 }
 
 bool MessagePlane::owned_by_this_process() const noexcept {

@@ -68,12 +68,13 @@ class MessagePlane {
   std::unique_ptr<RollBoard> begin_roll(std::string standing);
 
   // Goes on in the next generation. Old groups that are still being taken apart
-  // do not delay those of the new one.
+  // do not delay those of the new one, which have a thread of their own: throws
+  // as start_thread() does, and then nothing has changed.
   void advance(const std::vector<int>& members);
 
   // Runs `task` on the background thread that takes old groups apart; in a
-  // closed plane on a thread of its own, which gets a second. `task` and what
-  // it owns never die in the calling thread.
+  // closed plane on a thread of its own, which gets a second, see run_apart().
+  // `task` and what it owns never die in the calling thread.
   void retire(std::function<void()>&& task);
 
   // False in a forked child, which must leave everything of the plane alone.

@@ -5,9 +5,24 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <system_error>
 #include <utility>
 
 namespace pipetransformer::autodp {
+
+std::thread start_thread(const std::string& name, std::function<void()> body) {
+  try {
+    std::thread thread(std::move(body));
+    pthread_setname_np(thread.native_handle(), name.substr(0, 15).c_str());
+    return thread;
+  } catch (const std::system_error& error) {
+    throw std::runtime_error(
+        "thread " + name + ": expected the system to give one more, got '" +
+        error.code().message() + "' (limits: ulimit -u, pids.max)");
+  }
+}
 
 // Note [Abandoned threads]
 // A store client blocked in recv() on a stopped server, and a gloo group whose
@@ -60,11 +75,9 @@ struct TaskThread::State {
   }
 };
 
-TaskThread::TaskThread(std::string name)
+TaskThread::TaskThread(const std::string& name)
     : state_(std::make_shared<State>()),
-      thread_([state = state_] { state->run(); }) {
-  pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
-}
+      thread_(start_thread(name, [state = state_] { state->run(); })) {}
 
 TaskThread::~TaskThread() {
   stop(std::chrono::milliseconds(0));
@@ -93,6 +106,22 @@ bool TaskThread::stop(std::chrono::milliseconds deadline) noexcept {
     return state_->finished;
   };
   return join_or_abandon(thread_, finished, deadline);
+}
+
+void run_apart(
+    const std::string& name,
+    std::function<void()>&& task,
+    std::chrono::milliseconds deadline) noexcept {
+  std::optional<TaskThread> thread;
+  try {
+    thread.emplace(name);
+  } catch (const std::runtime_error&) {
+    auto kept = std::make_unique<std::function<void()>>(std::move(task));
+    static_cast<void>(kept.release());
+    return;
+  }
+  thread->post(std::move(task));
+  thread->stop(deadline);
 }
 
 }  // namespace pipetransformer::autodp

@@ -11,10 +11,15 @@
 
 namespace pipetransformer::autodp {
 
+// Starts a thread that the system's tools show as `name`, at most 15
+// characters. Throws std::runtime_error where the system gives no more threads
+// (limits of a user's or a job's processes).
+std::thread start_thread(const std::string& name, std::function<void()> body);
+
 class TaskThread {
  public:
-  // `name` (at most 15 characters) is what the system's tools show.
-  explicit TaskThread(std::string name);
+  // Throws as start_thread() does.
+  explicit TaskThread(const std::string& name);
   // Stops with a deadline of zero: see stop().
   ~TaskThread();
   TaskThread(const TaskThread&) = delete;
@@ -34,6 +39,15 @@ class TaskThread {
   std::shared_ptr<State> state_;
   std::thread thread_;
 };
+
+// Runs `task` on a thread of its own and waits for its end, but no longer than
+// until the deadline. Where the system gives no thread, `task` is not run, and
+// what it owns lives as long as the process: it may be nothing to destroy in
+// the calling thread.
+void run_apart(
+    const std::string& name,
+    std::function<void()>&& task,
+    std::chrono::milliseconds deadline) noexcept;
 
 // Joins `thread` if `finished()` becomes true by the deadline, else leaves it
 // to itself. Polls every millisecond.

@@ -1,6 +1,5 @@
 #include "autodp/watcher.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +25,8 @@ constexpr std::chrono::milliseconds kPoll{50};
 constexpr double kLingerS = 1.0;
 // How long a broken connection waits for an account if the store is slow.
 constexpr double kGraceS = 0.25;
+// How long the store thread gets to end where the other one did not start.
+constexpr std::chrono::milliseconds kStartedDeadline{1000};
 
 // Written by a rank that outlives the store, if the store does answer after
 // all: the generation must then do without it.
@@ -310,10 +311,16 @@ Watcher::Watcher(
     const WatcherOptions& options)
     : state_(
           std::make_shared<State>(std::move(store), std::move(run), options)),
-      store_thread_([state = state_] { state->run_store_thread(); }),
-      monitor_thread_([state = state_] { state->run_monitor_thread(); }) {
-  pthread_setname_np(store_thread_.native_handle(), "pt-heartbeat");
-  pthread_setname_np(monitor_thread_.native_handle(), "pt-monitor");
+      store_thread_(start_thread("pt-heartbeat", [state = state_] {
+        state->run_store_thread();
+      })) {
+  try {
+    monitor_thread_ = start_thread(
+        "pt-monitor", [state = state_] { state->run_monitor_thread(); });
+  } catch (...) {
+    stop(kStartedDeadline);  // no destructor will
+    throw;
+  }
 }
 
 Watcher::~Watcher() {

@@ -144,9 +144,13 @@ WorkerPool::WorkerPool(int num_workers, ThreadHooks hooks) {
     for (int w = 0; w < num_workers; ++w) {
       state_->workers.push_back(std::make_unique<Worker>(hooks));
     }
-  } catch (...) {  // no more threads: end those that run, then report
-    shutdown();
-    throw;
+  } catch (const std::system_error& error) {
+    const auto num_started = state_->workers.size();
+    shutdown();  // ends those that run
+    throw std::runtime_error(
+        "workers: expected the system to give " + std::to_string(num_workers) +
+        " threads, got " + std::to_string(num_started) + " and '" +
+        error.code().message() + "' (limits: ulimit -u, pids.max)");
   }
   for (const auto& worker : state_->workers) {
     worker->wait_started();

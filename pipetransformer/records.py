@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from pipetransformer.planner import Plan, Transition
+from pipetransformer.planner._fields import printable
 from pipetransformer.prices import kind_of
 from pipetransformer.report import (
     AbortRecord,
@@ -107,7 +108,7 @@ def record_abort(
         wanted=_shape(proposal.plan, proposal.frozen_units),
         seconds=seconds,
         phases=outcome.phases,
-        reason=outcome.reason,
+        reason=printable(outcome.reason),  # may be errors of other ranks
         plan_epoch=proposal.plan_epoch,
         attempt=attempt,
         without=proposal.absent,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -46,6 +47,8 @@ def _wrapped(line: str, width: int) -> str:
     """Return a sentence on several lines, all as far in as its first word."""
     words = line.lstrip(" -")
     indent = " " * min(len(line) - len(words), width // 2)
+    # Of a long word textwrap would copy the rest for each of its lines.
+    line = re.sub(rf"(\S{{{width - len(indent)}}})(?=\S)", r"\1 ", line)
     return textwrap.fill(line, width, subsequent_indent=indent)
 
 

@@ -80,7 +80,12 @@ def print_json(value: Mapping[str, object]) -> None:
 def print_error(error: BaseException) -> None:
     """Print one ``error:`` line to standard error."""
     text = " ".join(str(error).split()) or type(error).__name__
-    # What the terminal cannot show is escaped: a message quotes what was read.
+    # What the terminal cannot show, or would obey, is escaped: a message quotes what
+    # was read, and names of files.
     encoding = sys.stderr.encoding or "utf-8"
-    shown = text.encode(encoding, "backslashreplace").decode(encoding)
-    sys.stderr.write(f"error: {shown}\n")
+    text = text.encode(encoding, "backslashreplace").decode(encoding)
+    shown = (
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+    sys.stderr.write(f"error: {''.join(shown)}\n")

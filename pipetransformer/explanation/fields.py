@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pipetransformer.planner._fields import LONGEST_NAME, check_str
+
 _LARGEST_INT = 2**62
 _MOST_SECONDS = 4e9
 
 
 def read_mapping(value: object, what: str) -> Mapping[str, object]:
-    """Return ``value`` if it is an object."""
+    """Return ``value`` if it is an object whose names can be printed."""
     if not isinstance(value, dict):
         raise ValueError(f"{what}: expected an object, got {_shown(value)}")
+    for name in value:
+        check_str(name, f"{what}, name of a field", longest=LONGEST_NAME)
     return value
 
 
@@ -19,13 +23,6 @@ def read_list(value: object, what: str) -> list[object]:
     """Return ``value`` if it is a list."""
     if not isinstance(value, list):
         raise ValueError(f"{what}: expected a list, got {_shown(value)}")
-    return value
-
-
-def read_text(value: object, what: str) -> str:
-    """Return ``value`` if it is a string."""
-    if not isinstance(value, str):
-        raise ValueError(f"{what}: expected a string, got {_shown(value)}")
     return value
 
 

@@ -12,6 +12,7 @@ from pipetransformer.explanation.run import (
     RunExplanation,
 )
 from pipetransformer.planner import Transition
+from pipetransformer.planner._fields import LONGEST_NAME, check_str
 
 _SHAPE = ("num_frozen_layers", "num_stages", "num_replicas", "num_microbatches")
 _AFTERWARDS = "first_step"  # the only phase that is no part of the measured pause
@@ -73,14 +74,14 @@ def _change(record: object, what: str) -> Change:
         epoch=fields.read_count(values.get("epoch"), f"{what} epoch"),
         before="" if before is None else _shape(before, f"{what} from"),
         after=_shape(values.get("to"), f"{what} to"),
-        reason=fields.read_text(values.get("reason"), f"{what} reason"),
+        reason=check_str(values.get("reason"), f"{what} reason"),
         pause_ns=fields.read_seconds(
             values.get("pause_seconds"), f"{what} pause_seconds"
         ),
         moved_bytes=fields.read_count(
             values.get("moved_bytes", 0), f"{what} moved_bytes"
         ),
-        group=fields.read_text(values.get("group", ""), f"{what} group"),
+        group=check_str(values.get("group", ""), f"{what} group", longest=LONGEST_NAME),
         phases_ns=_phases(values.get("phases", {}), f"{what} phases"),
         transition=(
             None if moved is None else _transition(moved, f"{what} transition")
@@ -101,7 +102,7 @@ def _abort(record: object, what: str) -> Abort:
     return Abort(
         epoch=fields.read_count(values.get("epoch"), f"{what} epoch"),
         wanted=_shape(values.get("to"), f"{what} to"),
-        reason=fields.read_text(values.get("reason"), f"{what} reason"),
+        reason=check_str(values.get("reason"), f"{what} reason"),
         lost_ns=fields.read_seconds(values.get("seconds"), f"{what} seconds"),
     )
 

@@ -61,12 +61,18 @@ def _lines(change: Change) -> list[str]:
 
 def _measured(phases_ns: Mapping[str, int]) -> list[str]:
     """Return a line of phases, each with its parts; none if there are none."""
-    parts = [
-        f"{name} {milliseconds(ns)}{_within(phases_ns, name)}"
+    within: dict[str, list[str]] = {}
+    for name, ns in phases_ns.items():
+        outer, slash, part = name.partition("/")
+        if slash:
+            within.setdefault(outer, []).append(f"{part} {milliseconds(ns)}")
+    shown = [
+        f"{name} {milliseconds(ns)}"
+        + (f" ({', '.join(within[name])})" if name in within else "")
         for name, ns in phases_ns.items()
         if "/" not in name
     ]
-    return [f"  measured: {', '.join(parts)}"] if parts else []
+    return [f"  measured: {', '.join(shown)}"] if shown else []
 
 
 def _survived(recovery: Recovery) -> list[str]:
@@ -75,16 +81,6 @@ def _survived(recovery: Recovery) -> list[str]:
     where = f"epoch {recovery.epoch}, step {recovery.step}: ranks {ranks}; {shapes}"
     pause = f"pause {milliseconds(recovery.pause_ns)}"
     return [f"{where}; {pause}", *_measured(recovery.phases_ns)]
-
-
-def _within(phases_ns: Mapping[str, int], outer: str) -> str:
-    """Return the parts of a phase in brackets; empty if it has none."""
-    parts = [
-        f"{name.removeprefix(f'{outer}/')} {milliseconds(ns)}"
-        for name, ns in phases_ns.items()
-        if name.startswith(f"{outer}/")
-    ]
-    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _aborted(abort: Abort) -> str:

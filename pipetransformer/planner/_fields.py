@@ -12,6 +12,9 @@ from pipetransformer.planner._binding import hash_bytes
 
 _T = TypeVar("_T")
 _LARGEST_INT = 2**62
+LONGEST_TEXT = 4096
+"""Letters of a sentence, which may quote a few names."""
+LONGEST_NAME = 256
 
 # What was read may be huge or deeply nested; an error shows its beginning.
 _SHORT = reprlib.Repr()
@@ -45,10 +48,20 @@ def check_int(value: object, what: str, *, low: int = 0) -> int:
     return value
 
 
-def check_str(value: object, what: str) -> str:
-    """Return ``value`` if it is a string that can be printed as one line."""
+def check_str(value: object, what: str, *, longest: int = LONGEST_TEXT) -> str:
+    """Return ``value`` if it is a string that can be printed as one line.
+
+    Args:
+        value: parsed JSON.
+        what: its name in errors.
+        longest: letters that it may have.
+    """
     if not isinstance(value, str):
         raise ValueError(f"{what}: expected a string, got {shown(value)}")
+    if len(value) > longest:
+        raise ValueError(
+            f"{what}: expected at most {longest} letters, got {len(value)}"
+        )
     # Escape sequences would reach the terminal, lone surrogates have no UTF-8.
     if not value.isprintable() and any(
         unicodedata.category(letter) in ("Cc", "Cs") for letter in value
@@ -57,6 +70,17 @@ def check_str(value: object, what: str) -> str:
             f"{what}: expected text without control characters, got {shown(value)}"
         )
     return value
+
+
+def printable(text: str) -> str:
+    """Return a text from elsewhere as `check_str` takes it: one line, cut, escaped."""
+    line = " ".join(text.split())
+    if not line.isprintable():
+        line = "".join(
+            letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+            for letter in line
+        )
+    return line if len(line) <= LONGEST_TEXT else f"{line[: LONGEST_TEXT - 3]}..."
 
 
 def check_choice(value: object, what: str, choices: tuple[str, ...]) -> str:

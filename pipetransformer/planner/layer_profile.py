@@ -52,7 +52,8 @@ class LayerProfile:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        name = _fields.check_str(self.name, "profile layer name")
+        longest = _fields.LONGEST_NAME
+        name = _fields.check_str(self.name, "profile layer name", longest=longest)
         where = f"profile layer {_fields.shown(name)}"
         optional = () if self.forward_only_ns is None else ("forward_only_ns",)
         for field in (*_TIMES, *optional):
@@ -108,7 +109,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        _fields.check_str(self.name, "profile name")
+        _fields.check_str(self.name, "profile name", longest=_fields.LONGEST_NAME)
         sizes = _fields.check_ints(
             self.microbatch_samples, "profile microbatch_samples"
         )

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from pipetransformer.cli.drawing import _wrapped
 from pipetransformer.cli.files import read_text
 from pipetransformer.planner import Plan
 from tests.cli.model_files import files
@@ -92,6 +93,28 @@ def test_a_run_is_explained(files):
     code, out, err = files.run("explain", path)
     assert (code, err) == (0, "")
     assert "Predicted against measured" in out and "too dear" in out
+
+
+def test_no_escape_of_a_summary_reaches_the_console(files):
+    for path in (["reason"], ["phases"], ["transition", "rule"]):
+        summary = a_summary()
+        inner = summary["transformations"][0]
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = {"\x1b[2J": -1} if path == ["phases"] else "\x1b[2J"
+        name = files.write("summary.json", json.dumps(summary))
+        code, out, err = files.run("explain", name)
+        assert (code, out) == (2, "") and "\x1b" not in err
+        assert f"{name}: summary transformations[0]" in err and err.count("\n") == 1
+
+
+def test_a_word_of_many_lines_is_wrapped_in_one_pass():
+    """As the stages of a plan are; copied for each line, it would not end in time."""
+    word = "1|" * 10_000_000
+    lines = _wrapped(f"- layers {word}", 80).splitlines()
+    assert lines[0] == "- layers" and lines[1].startswith("  1|1|")
+    assert max(map(len, lines)) == 80
+    assert "".join(line[2:] for line in lines[1:]) == word
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from pipetransformer.cli import main as cli
 from pipetransformer.cli import output
 from pipetransformer.cli.arguments import add_command
 
+ESCAPED = "error: a\\x1b[2J\\x9bK\\u202eb: \u00e9\n"
+
 
 def a_command(run):
     """A module with one command, ``act``, that calls ``run``."""
@@ -52,6 +54,7 @@ def python(*arguments, **options):
         (OSError(2, "No such file", "x"), 2, "error: [Errno 2] No such file: 'x'\n"),
         (ImportError("no torch"), 2, "error: no torch\n"),
         (ValueError(), 2, "error: ValueError\n"),
+        (ValueError("a\x1b[2J\x9bK\u202eb: \u00e9"), 2, ESCAPED),
         (KeyboardInterrupt(), 130, ""),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 
 from pipetransformer.explanation import explain_run
 from pipetransformer.planner import Transition
+from pipetransformer.planner._fields import printable
 from pipetransformer.report import (
     AbortRecord,
     EpochRecord,
@@ -193,6 +194,24 @@ def test_what_write_summary_writes_is_read(tmp_path):
     assert explain_run(summary) == explain_run(a_summary())
 
 
+def test_the_error_of_another_rank_is_recorded_as_it_can_be_explained():
+    reason = "RuntimeError: \x1b[31mno\n\troom\x1b[0m \ud800" + "x" * 10_000
+    shown = printable(reason)
+    assert shown.startswith("RuntimeError: \\x1b[31mno room\\x1b[0m \\ud800xxx")
+    summary = a_summary()
+    summary["aborted"][0]["reason"] = shown
+    assert shown in str(explain_run(summary)) and len(shown) == 4096
+
+
+def test_a_record_of_many_phases_is_one_pass_over_them():
+    """One pass for each of them would not end in time."""
+    summary = a_summary()
+    names = [f"{outer}{part}" for outer in range(80_000) for part in ("", "/part")]
+    summary["transformations"][0]["phases"] = dict.fromkeys(names, 0.001)
+    text = str(explain_run(summary))
+    assert "79999 1.000 ms (part 1.000 ms)" in text
+
+
 def test_a_summary_without_prices_is_read():
     summary = a_summary()
     del summary["refusals"], summary["transformations"][0]["transition"]
@@ -226,6 +245,17 @@ def test_a_summary_without_prices_is_read():
         (("aborted", 0, "reason"), 1, r"aborted\[0\] reason: expected a string"),
         (("counters", "groups_built"), -1, "counters groups_built: expected 0 to"),
         (("first_plan",), 7, "summary first_plan: expected an object, got 7"),
+        (("first_plan", "reason"), "\x1b[2J", r"reason: expected text without control"),
+        (("aborted", 0, "reason"), "a\tb", r"aborted\[0\] reason: expected text with"),
+        (("aborted", 0, "reason"), "x" * 4097, "expected at most 4096 letters, got 40"),
+        (("transformations", 0, "group"), "x" * 257, "group: expected at most 256 let"),
+        (("counters",), {"\x9b2J": 1}, r"counters, name of a field: expected text wit"),
+        (
+            ("phase_seconds",),
+            {"x" * 257: 1},
+            "phase_seconds, name of a field: expected",
+        ),
+        (("refusals", 0, "transition", "rule"), "\x07", "rule: expected text without"),
     ],
 )
 def test_malformed_summaries_are_refused_naming_the_field(path, value, message):

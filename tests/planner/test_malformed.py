@@ -33,6 +33,14 @@ FIELDS = [
     ("profile", ["name"], None, "profile name: expected a string, got None"),
     ("profile", ["name"], "\x1b[2J", "profile name: expected text without control ch"),
     ("profile", ["name"], "\ud800", "profile name: expected text without control cha"),
+    ("profile", ["name"], "x" * 257, "profile name: expected at most 256 letters, got"),
+    (
+        "profile",
+        [*L0, "name"],
+        "x" * 257,
+        "name: expected at most 256 letters, got 257",
+    ),
+    ("plan", ["reasons"], ["x" * 4097], "reasons[0]: expected at most 4096 letters"),
     ("profile", ["colour"], 1, "profile: expected known fields only, got 'colour'"),
     ("profile", ["x" * 10**4], 1, "profile: expected known fields only, got 'xxx"),
     ("profile", ["layers"], DROP, "profile layers: expected a value, got none"),
@@ -319,9 +327,12 @@ def test_a_valid_document_is_read_by_a_command(read):
 
 
 def test_errors_of_objects_built_in_code_are_short_too():
-    layer = dict(PROFILE["layers"][0], name="x" * 10**6, parameter_bytes=-1)
+    layer = dict(PROFILE["layers"][0], name="x" * 256, parameter_bytes=-1)
     with pytest.raises(ValueError, match="parameter_bytes: expected 0 to") as caught:
         LayerProfile(**layer)
+    assert len(str(caught.value)) < 400
+    with pytest.raises(ValueError, match="at most 256 letters, got 1000000") as caught:
+        LayerProfile(**dict(layer, name="x" * 10**6))
     assert len(str(caught.value)) < 400
 
 

@@ -107,9 +107,9 @@ def _load(name: str, show_traceback: bool, plain: tuple[type, ...]) -> object:
     module_name, _, path = name.partition(":")
     if not module_name or not path or not path.replace(".", "").isidentifier():
         raise ValueError(f"{name}: expected MODULE:ATTR, such as models:build_model")
-    # As `python -m` does, and as the installed command would not.
+    # Last, so that no file there takes an installed module's place.
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     with users_code(name, show_traceback):
         value: object = importlib.import_module(module_name)
         for attribute in path.split("."):

@@ -115,6 +115,19 @@ def test_models_and_samples_are_found_by_name(capsys, target):
     assert "imported" in captured.err and "3 layers measured in" in captured.err
 
 
+def test_files_of_the_folder_take_the_place_of_no_installed_module(
+    capsys, models, monkeypatch
+):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    (models / "colorsys.py").write_text("1 / 0\n")
+    (models / "importing_models.py").write_text(
+        "import colorsys\nfrom some_models import pair\n"
+    )
+    assert main(["profile", "importing_models:pair", *FAST, "--json"]) == 0
+    assert Profile.from_json(capsys.readouterr().out).layers
+    sys.modules.pop("importing_models")
+
+
 def test_model_with_skips_is_profiled_and_planned(capsys, models):
     path, machines = models / "unet.json", models / "cluster.json"
     machines.write_text(cluster(4).to_json())

@@ -2,13 +2,14 @@
 # Stresses the C++ that is full of threads under gcc's sanitizers: the torch-free
 # engine (worker pool, execution, schedules: tests/cpp/stress_execution.cpp), and
 # the message plane and guarded groups over stand-ins of what they use of torch
-# (tests/autodp/cpp/stress_plane.cpp).
+# (tests/autodp/cpp/stress_plane.cpp). And what reads bytes and numbers of others
+# (messages, profiles, plans: tests/cpp/feed_readers.cpp), which has no threads.
 #
-#   tools/sanitize.sh [thread|address|all] [ROUNDS] [SEED] [execution|plane|all]
+#   tools/sanitize.sh [thread|address|all] [ROUNDS] [SEED] [PROGRAM]
 #
-# A round of the plane takes as long as 25 of the engine, and there are so much
-# fewer of them. CXX chooses the compiler. Ends with status 1 when a sanitizer or a
-# program finds something.
+# PROGRAM: execution, plane, readers (address alone) or all. A round of the plane
+# takes as long as 25 of the engine, and there are so much fewer of them. CXX chooses
+# the compiler. Ends with status 1 when a sanitizer or a program finds something.
 set -eu
 cd "$(dirname "$0")/.."
 which=${1:-all}
@@ -18,10 +19,11 @@ program=${4:-all}
 case $which/$program in
   thread/execution | address/execution | all/execution) ;;
   thread/plane | address/plane | all/plane) ;;
+  address/readers | all/readers) ;;
   thread/all | address/all | all/all) ;;
   *)
     echo "usage: tools/sanitize.sh [thread|address|all] [ROUNDS] [SEED]" \
-      "[execution|plane|all]" >&2
+      "[execution|plane|readers|all]; readers: address or all" >&2
     exit 2
     ;;
 esac
@@ -37,6 +39,9 @@ for name in active_group decision failure guarded_backend guarded_work membershi
   store_board store_client task_thread transition transition_announce watcher; do
   plane="$plane csrc/autodp/$name.cpp"
 done
+readers="tests/cpp/feed_readers.cpp csrc/core/hash.cpp csrc/autodp/decision.cpp
+  csrc/autodp/failure.cpp csrc/autodp/plan_message.cpp csrc/planner/*.cpp
+  csrc/simulator/*.cpp"
 
 # stress NAME FLAGS SOURCES ROUNDS
 stress() {
@@ -48,17 +53,20 @@ stress() {
 }
 
 sanitize() {
-  if [ "$program" != plane ]; then
-    stress "execution, $1" "$2" "$execution" "$rounds"
-  fi
-  if [ "$program" != execution ]; then
-    stress "plane, $1" "$2" "$plane" $(((rounds + 24) / 25))
-  fi
+  case $program in
+    execution | all) stress "execution, $1" "$2" "$execution" "$rounds" ;;
+  esac
+  case $program in
+    plane | all) stress "plane, $1" "$2" "$plane" $(((rounds + 24) / 25)) ;;
+  esac
+  case $1/$program in
+    address/readers | address/all) stress "readers, $1" "$2" "$readers" "$rounds" ;;
+  esac
 }
 
 export TSAN_OPTIONS="halt_on_error=1:${TSAN_OPTIONS:-}"
 export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1:${UBSAN_OPTIONS:-}"
-if [ "$which" != address ]; then
+if [ "$which" != address ] && [ "$program" != readers ]; then
   sanitize thread -fsanitize=thread
 fi
 if [ "$which" != thread ]; then

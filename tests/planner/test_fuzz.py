@@ -5,7 +5,8 @@ mutated as bytes, the rest as JSON tokens: most stay JSON and meet the fields' r
 """
 
 import random
-import re
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,65 +14,10 @@ from pipetransformer.cli import files
 from pipetransformer.planner import search
 from tests.planner.documents import FORMATS, text
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from _damage import TOKEN, damaged_bytes, damaged_tokens
+
 NUM_INPUTS = {"profile": 40_000, "cluster": 40_000, "plan": 20_000}
-TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
-MEANING = b'{}[],:"0123456789-.eE\\ntf\xff\xc3'  # bytes that JSON or UTF-8 act on
-VALUES = [
-    *("null", "true", "false", "[]", "{}", '""', "0", "1", "-1", "1.0", "1.5", "1e5"),
-    *("1e999", "-0.0", str(2**62), str(2**62 + 1), str(2**64), "9" * 400, "2.0"),
-    *('"\\ud800"', '"\\u0000"', '"\u00e9"', '"gpipe"', '"none"', '{"a": 1}'),
-    *("[1, 2, 3]", "[[0, 1]]", "[" * 200 + "]" * 200, '{"a":' * 99 + "1" + "}" * 99),
-]
-BROKEN = [
-    *("NaN", "Infinity", "-Infinity", "01", "0x1", "+1", "1_0", "9" * 5000, '"x'),
-    *("[" * 200, "]" * 5, "\u0661", "\ufeff", "'a'", "// x", "undefined", "\t", '"\t"'),
-]
-
-
-def mutated_bytes(rng, data):
-    """Change, remove, insert, repeat or move some bytes."""
-    data = bytearray(data)
-    for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
-        at, length = rng.randrange(len(data) + 1), rng.choice((1, 1, 2, 8, 64))
-        kind = rng.randrange(6)
-        if kind == 0:
-            data[at : at + 1] = bytes([rng.randrange(256)])
-        elif kind == 1:
-            del data[at : at + length]
-        elif kind == 2:
-            data[at:at] = rng.randbytes(length)
-        elif kind == 3:
-            data[at:at] = data[at : at + length]
-        elif kind == 4:
-            data[at : at + 1] = bytes([rng.choice(MEANING)])
-        else:
-            del data[at:]
-    return bytes(data)
-
-
-def mutated_tokens(rng, tokens, scalars):
-    """Replace values and names, mostly; remove, repeat or break, sometimes."""
-    tokens = list(tokens)
-    scalar = [i for i, token in enumerate(tokens) if token not in "[]{},:"]
-    values = [i for i in scalar if tokens[i + 1] != ":"]
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        at, kind = rng.choice(values) % len(tokens), rng.randrange(12)
-        if kind < 4:
-            tokens[at] = rng.choice(VALUES)
-        elif kind < 6:
-            tokens[at] = rng.choice(scalars)
-        elif kind < 8:
-            tokens[at] = str(rng.randrange(2 ** rng.choice((1, 3, 8, 64))))
-        elif kind == 8:
-            tokens[rng.choice(scalar) % len(tokens)] = rng.choice(scalars)
-        elif kind == 9:
-            at = rng.choice(scalar) % len(tokens)
-            tokens[at:at] = tokens[at : at + rng.choice((2, 4, 8))]  # "a": 1, twice
-        elif kind == 10:
-            del tokens[at - 1 : at + rng.choice((1, 2, 4))]  # with its comma, at times
-        else:
-            tokens[at] = rng.choice(BROKEN)
-    return " ".join(tokens).encode()
 
 
 def inputs(name):
@@ -81,9 +27,9 @@ def inputs(name):
     scalars = [t for each in tokens.values() for t in each if t not in "[]{},:"]
     whole = text(FORMATS[name][1]).encode()
     for _ in range(NUM_INPUTS[name] // 4):
-        yield mutated_bytes(rng, whole)
+        yield damaged_bytes(rng, whole)
         for _ in range(3):
-            yield mutated_tokens(rng, tokens[name], scalars)
+            yield damaged_tokens(rng, tokens[name], scalars)
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

@@ -151,6 +151,9 @@ WorkerPool::WorkerPool(int num_workers, ThreadHooks hooks) {
         "workers: expected the system to give " + std::to_string(num_workers) +
         " threads, got " + std::to_string(num_started) + " and '" +
         error.code().message() + "' (limits: ulimit -u, pids.max)");
+  } catch (...) {
+    shutdown();
+    throw;
   }
   for (const auto& worker : state_->workers) {
     worker->wait_started();

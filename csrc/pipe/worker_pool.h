@@ -27,7 +27,8 @@ class WorkerPool {
   };
 
   // Returns once every thread has run its start hook. Throws
-  // std::invalid_argument unless num_workers is positive.
+  // std::invalid_argument unless num_workers is positive, std::runtime_error
+  // where the system gives fewer threads; none is left then.
   WorkerPool(int num_workers, ThreadHooks hooks);
   // Runs what is queued, then joins. Bounded by the queued tasks.
   ~WorkerPool();

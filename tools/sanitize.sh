@@ -3,7 +3,8 @@
 # engine (worker pool, execution, schedules: tests/cpp/stress_execution.cpp), and
 # the message plane and guarded groups over stand-ins of what they use of torch
 # (tests/autodp/cpp/stress_plane.cpp). And what reads bytes and numbers of others
-# (messages, profiles, plans: tests/cpp/feed_readers.cpp), which has no threads.
+# (messages, changes of plan, profiles: tests/cpp/feed_readers.cpp), which has no
+# threads.
 #
 #   tools/sanitize.sh [thread|address|all] [ROUNDS] [SEED] [PROGRAM]
 #
@@ -39,9 +40,12 @@ for name in active_group decision failure guarded_backend guarded_work membershi
   store_board store_client task_thread transition transition_announce watcher; do
   plane="$plane csrc/autodp/$name.cpp"
 done
-readers="tests/cpp/feed_readers.cpp csrc/core/hash.cpp csrc/autodp/decision.cpp
-  csrc/autodp/failure.cpp csrc/autodp/plan_message.cpp csrc/planner/*.cpp
+readers="tests/cpp/feed_readers.cpp csrc/core/hash.cpp csrc/planner/*.cpp
   csrc/simulator/*.cpp"
+for name in decision failure membership plan_message transition transition_announce
+do
+  readers="$readers csrc/autodp/$name.cpp"
+done
 
 # stress NAME FLAGS SOURCES ROUNDS
 stress() {

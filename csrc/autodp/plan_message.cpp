@@ -3,6 +3,7 @@
 #include <array>
 #include <cinttypes>
 #include <cstdio>
+#include <set>
 #include <stdexcept>
 
 #include "autodp/text_lines.h"
@@ -20,6 +21,12 @@ std::string mismatch(
     const std::string& got) {
   return "plan message: expected " + what + " '" + expected + "', got '" + got +
          "'";
+}
+
+bool are_distinct_ranks(const std::vector<int>& ranks) {
+  const std::set<int> distinct(ranks.begin(), ranks.end());
+  return !ranks.empty() && distinct.size() == ranks.size() &&
+         *distinct.begin() >= 0;
 }
 
 }  // namespace
@@ -53,7 +60,8 @@ std::optional<PlanMessage> decode_plan(std::string_view bytes) {
   message.run = take_line(rest);
   message.parent = take_line(rest);
   if (!parse(take_line(rest), message.writer) ||
-      !parse_numbers(take_line(rest), message.participants)) {
+      !parse_numbers(take_line(rest), message.participants) ||
+      !are_distinct_ranks(message.participants)) {
     return std::nullopt;
   }
   message.plan = rest;
@@ -72,9 +80,11 @@ PlanHead decode_head(const std::optional<std::string>& bytes) {
   }
   std::string_view rest = *bytes;
   if (!parse(take_line(rest), head.epoch) ||
-      !parse(take_line(rest), head.floor) || !parse(rest, head.writer)) {
+      !parse(take_line(rest), head.floor) || !parse(rest, head.writer) ||
+      head.floor < 0 || head.floor > head.epoch || head.writer < 0) {
     throw std::runtime_error(
-        "head: expected three numbers, got '" + *bytes + "'");
+        "head: expected an epoch, one from 0 to it and a rank, got '" + *bytes +
+        "'");
   }
   return head;
 }

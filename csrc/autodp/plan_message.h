@@ -22,7 +22,8 @@ struct PlanMessage {
 // Ends with a hash of everything before it.
 std::string encode(const PlanMessage& message);
 
-// nullopt for bytes that encode() did not write: torn, or of another version.
+// nullopt for bytes that encode() did not write: torn, of another version, or
+// without participants that are distinct ranks.
 std::optional<PlanMessage> decode_plan(std::string_view bytes);
 
 // The value of `head`: the latest announced epoch.

@@ -1,23 +1,31 @@
 // Feeds what others may have written to the torch-free C++ that reads it, under
-// sanitizers: damaged messages of the store, and the numbers of profiles,
-// clusters and plans at their limits.
+// sanitizers: damaged messages of the store, changes of plan and roll calls
+// that meet them, and the numbers of profiles, clusters and plans at their
+// limits.
 //
 //   feed_readers [SEED] [ROUNDS]
 //
 // Each ends in a value, or in the error that the reader's header names.
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "autodp/board.h"
 #include "autodp/decision.h"
 #include "autodp/failure.h"
+#include "autodp/membership.h"
 #include "autodp/plan_message.h"
+#include "autodp/text_lines.h"
+#include "autodp/transition.h"
 #include "planner/search.h"
 #include "planner/step_model.h"
 #include "simulator/step.h"
@@ -48,11 +56,12 @@ Value one_of(const std::array<Value, size>& values) {
 // ---- messages
 
 std::string damaged(std::string bytes) {
-  constexpr std::array<std::string_view, 10> kParts{
+  constexpr std::array<std::string_view, 11> kParts{
       "\n",
       "\n\n\n",
       ",",
       "-1",
+      "-9223372036854775808",
       "99999999999999999999",
       "1e999",
       "nan",
@@ -114,6 +123,173 @@ void feed_messages() {
     static_cast<void>(decode_head(damaged(encode(head))));
   } catch (const std::runtime_error&) {
     return;  // as its header says
+  }
+}
+
+void feed_list() {
+  using namespace pipetransformer::autodp;
+  std::vector<int> ranks;
+  check(parse_numbers("0,1,3", ranks) && ranks.size() == 3, "a whole list");
+  if (!parse_numbers(damaged("0,1,3"), ranks)) {
+    return;
+  }
+  RollCall roll(1, {0, 1, 2, 3});
+  roll.on_answer(ranks.empty() ? -1 : ranks.front(), below(2) == 0);
+  roll.on_closed(ranks);
+  const bool named = std::find(ranks.begin(), ranks.end(), 1) != ranks.end();
+  check(named || roll.fenced(), "a rank that is not listed is fenced");
+}
+
+// ---- changes of plan
+
+// A store to which somebody else writes, too.
+class FoulBoard : public autodp::Board {
+ public:
+  explicit FoulBoard(autodp::PlanMessage plan) : plan_(std::move(plan)) {
+    for (int left = 0; left < 8; ++left) {
+      foul();
+    }
+  }
+
+  std::optional<std::string> read(const std::string& key) override {
+    foul_at_times();
+    const auto found = keys_.find(key);
+    return found == keys_.end() ? std::nullopt : std::optional(found->second);
+  }
+  bool exist(const std::vector<std::string>& keys) override {
+    foul_at_times();
+    return std::all_of(keys.begin(), keys.end(), [this](const auto& key) {
+      return keys_.contains(key);
+    });
+  }
+  void set(const std::string& key, const std::string& value) override {
+    foul_at_times();
+    keys_[key] = value;
+  }
+  std::string compare_set(
+      const std::string& key,
+      const std::string& expected,
+      const std::string& desired) override {
+    const auto held = read(key);
+    if (held.value_or("") == expected && (held || expected.empty())) {
+      keys_[key] = desired;
+      return desired;
+    }
+    return held.value_or(expected);
+  }
+  void remove(const std::vector<std::string>& keys) override {
+    check(keys.size() < 100, "few keys are removed at once");
+    for (const auto& key : keys) {
+      keys_.erase(key);
+    }
+  }
+
+ private:
+  void foul_at_times() {
+    if (below(8) == 0) {
+      foul();
+    }
+  }
+
+  // Writes or removes a key, with a value that is whole, or damaged, or damaged
+  // with the right hash.
+  void foul() {
+    using namespace pipetransformer::autodp;
+    const auto epoch =
+        "/" + std::to_string(plan_.epoch - static_cast<int64_t>(below(4)));
+    const auto of_rank = epoch + "/" + std::to_string(below(3));
+    const std::array<std::pair<std::string, std::string>, 5> choices{{
+        {"head",
+         encode(PlanHead{plan_.epoch - static_cast<int64_t>(below(3)), 1, 0})},
+        {"plan" + epoch, encode(plan_)},
+        {"decision" + epoch,
+         below(2) == 0 ? kOpen
+                       : encode(Verdict{Outcome::kAbort, {1}, {}, "no"})},
+        {"ack" + of_rank,
+         encode(Answer{below(2) == 0 ? "" : "no room", false})},
+        {"here" + of_rank, "1"},
+    }};
+    auto [key, value] = one_of(choices);
+    switch (below(5)) {
+      case 0:
+        keys_.erase(key);
+        return;
+      case 1:
+        value = damaged(value);
+        break;
+      case 2:
+        if (key.starts_with("plan")) {
+          value = damaged(value.substr(0, value.rfind('\n')));
+          value += "\n" + plan_hash(value);
+        }
+        break;
+      default:
+        break;
+    }
+    keys_[key] = value;
+  }
+
+  autodp::PlanMessage plan_;
+  std::map<std::string, std::string> keys_;
+};
+
+// Steps until done, or for so long that every deadline has passed; false then.
+bool finish(autodp::Transition& change, FoulBoard& board, double& now_s) {
+  for (int steps = 0; steps < 2000; ++steps) {
+    if (change.step(board, now_s) == autodp::Progress::kDone) {
+      return true;
+    }
+    now_s += 0.01;
+  }
+  return false;
+}
+
+void feed_change() {
+  using namespace pipetransformer::autodp;
+  TransitionOptions options;
+  options.rank = static_cast<int>(below(3));
+  options.world_size = 3;
+  options.epoch = 4;
+  options.writer = options.rank == 0;
+  options.participants = {0, 1, 2};
+  options.run = "run";
+  options.parent = "0123";
+  options.timeout_s = 2;
+  FoulBoard board(PlanMessage{4, "run", "0123", 0, {0, 1, 2}, "{}"});
+  Transition change(options);
+  double now_s = 0;
+  const auto over = [&change] {
+    return change.fenced() || change.verdict().has_value() ||
+           !change.announce_error().empty();
+  };
+  try {
+    if (options.writer) {
+      change.announce("{}");
+      check(finish(change, board, now_s), "an announcement ends");
+    } else {
+      change.receive();
+      if (!finish(change, board, now_s)) {
+        return;  // there was no plan; nobody has promised one
+      }
+    }
+    if (!over()) {
+      change.meet();
+      check(finish(change, board, now_s), "a meeting ends");
+    }
+    if (!over()) {
+      change.acknowledge(Answer{below(4) == 0 ? "no room" : "", false});
+      check(finish(change, board, now_s), "an answer ends");
+      change.decide();
+      check(finish(change, board, now_s), "a decision comes");
+    }
+    check(over(), "a change of plan is over");
+    const auto& verdict = change.verdict();
+    check(
+        !verdict || verdict->outcome == Outcome::kAbort || options.writer,
+        "nobody commits but the writer");
+  } catch (const std::runtime_error& error) {
+    const std::string said = error.what();
+    check(said.starts_with("head: expected"), "the head alone is an error");
   }
 }
 
@@ -270,6 +446,8 @@ int main(int argc, char** argv) {
   for (uint64_t round = 0; round < rounds; ++round) {
     for (int message = 0; message < 20; ++message) {
       feed_messages();
+      feed_list();
+      feed_change();
     }
     planned += feed_planner() ? 1 : 0;
   }

@@ -85,7 +85,7 @@ def record_change(
         after=shape_of(run, plan),
         pause_seconds=seconds,
         phases=outcome.phases,
-        reason=outcome.proposal.reason,
+        reason=printable(outcome.proposal.reason),  # may quote names of layers
         transition=plan.transition.to_dict() if plan.transition is not None else None,
         plan_epoch=outcome.proposal.plan_epoch,
         moved_bytes=outcome.moved_bytes,

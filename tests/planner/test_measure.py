@@ -42,6 +42,13 @@ def measure(model, inputs, **options):
     )
 
 
+def test_the_name_of_a_long_class_is_cut_to_what_a_profile_takes():
+    layer = type("L" * 1000, (nn.Identity,), {})()
+    measured = measure(nn.Sequential(layer, nn.Linear(3, 1)), torch.randn(8, 3))
+    assert measured.layers[0].name == f"0.{'L' * 254}"
+    assert Profile.from_json(measured.to_json()) == measured
+
+
 def test_bytes_and_shapes_of_a_plain_model_are_exact():
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     measured = measure(model, torch.randn(8, 3))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 import types
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from pipetransformer._C import HostMemory
 
 _REBUILD = (
     "rebuild it in this environment: pip install --no-build-isolation "
@@ -53,3 +57,19 @@ def hash_bytes(data: bytes) -> int:
     from pipetransformer import _C
 
     return _C.hash_bytes(data)
+
+
+def host_memory(root: str = "") -> HostMemory:
+    """Return how much of its host's memory this process's job has, in bytes.
+
+    The limits of its memory cgroups count (``csrc/core/host_memory.h``).
+
+    Args:
+        root: Holds another machine's ``proc`` and mounts; for tests.
+
+    Raises:
+        RuntimeError: the machine does not tell its memory.
+    """
+    from pipetransformer import _C
+
+    return _C.host_memory(root)

@@ -32,8 +32,9 @@ class PlanConfig:
 
     Attributes:
         slot_memory_bytes: Memory of one device in bytes. On CPU it is an accounting
-            limit of the planner, not a physical one. None: the host's memory divided
-            by the slots, or the CUDA device's memory.
+            limit of the planner, not a physical one. None: what the job
+            may use of the host's memory (limits of its cgroups count), divided by the
+            slots, or the CUDA device's memory.
         num_stages: Forces the pipeline length K; None lets the planner choose.
         num_microbatches: Forces M; None lets the planner choose.
         max_replicas: Upper bound of R, per run; 1 switches AutoDP off.
@@ -135,7 +136,7 @@ class CacheConfig:
     Attributes:
         enabled: Off: the frozen prefix is recomputed for every batch.
         budget_bytes: Bytes of the host slab per node and id space. None: a quarter of
-            the memory that the container may still use.
+            the memory that the job may still take.
     """
 
     enabled: bool = True

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 from pipetransformer import planner
-from pipetransformer._extension import hash_bytes
+from pipetransformer._extension import hash_bytes, host_memory
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.autofreeze import (
     FreezeStatistics,
@@ -14,7 +14,6 @@ from pipetransformer.autofreeze import (
     movable_boundary,
 )
 from pipetransformer.layout import joiners
-from pipetransformer.memory import host_bytes
 from pipetransformer.placing import placed
 from pipetransformer.planner import CacheTiers, Cluster, Plan, Profile
 from pipetransformer.plans import (
@@ -132,7 +131,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
 def _cluster(run: Run) -> Cluster:
     slots = run.num_slots
     caches = run.config.cache.enabled
-    memory = run.config.plan.slot_memory_bytes or host_bytes() // slots
+    memory = run.config.plan.slot_memory_bytes or host_memory().limit_bytes // slots
     return Cluster(
         num_nodes=run.info.num_nodes,
         devices_per_node=slots,

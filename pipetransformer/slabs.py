@@ -6,9 +6,9 @@ import logging
 
 import torch
 
+from pipetransformer._extension import host_memory
 from pipetransformer.autocache import (
     ActivationCache,
-    available_memory,
     cacheable,
     record_bytes,
     slots_within,
@@ -78,7 +78,7 @@ class Slabs:
 
     def cache_bytes(self) -> int:
         """Return what a slab of this node may take."""
-        return self.config.cache.budget_bytes or available_memory() // 4
+        return self.config.cache.budget_bytes or host_memory().available_bytes // 4
 
     def training_slots(self) -> int:
         """Return how many samples the training set's slab on this node holds.

@@ -2,15 +2,16 @@
 # Stresses the C++ that is full of threads under gcc's sanitizers: the torch-free
 # engine (worker pool, execution, schedules: tests/cpp/stress_execution.cpp), and
 # the message plane and guarded groups over stand-ins of what they use of torch
-# (tests/autodp/cpp/stress_plane.cpp). And what reads bytes and numbers of others
-# (messages, changes of plan, profiles: tests/cpp/feed_readers.cpp), which has no
-# threads.
+# (tests/autodp/cpp/stress_plane.cpp). And what reads bytes and numbers of others,
+# without threads: messages, changes of plan, profiles (tests/cpp/feed_readers.cpp)
+# and shared memory (tests/autocache/cpp/fuzz_slab.cpp).
 #
 #   tools/sanitize.sh [thread|address|all] [ROUNDS] [SEED] [PROGRAM]
 #
-# PROGRAM: execution, plane, readers (address alone) or all. A round of the plane
-# takes as long as 25 of the engine, and there are so much fewer of them. CXX chooses
-# the compiler. Ends with status 1 when a sanitizer or a program finds something.
+# PROGRAM: execution, plane, readers, slab (the last two: address alone) or all. A
+# round of the plane takes as long as 25 of the engine, and one of the engine as long
+# as 100 of the slab: there are so many fewer or more of them. CXX chooses the
+# compiler. Ends with status 1 when a sanitizer or a program finds something.
 set -eu
 cd "$(dirname "$0")/.."
 which=${1:-all}
@@ -20,11 +21,11 @@ program=${4:-all}
 case $which/$program in
   thread/execution | address/execution | all/execution) ;;
   thread/plane | address/plane | all/plane) ;;
-  address/readers | all/readers) ;;
+  address/readers | all/readers | address/slab | all/slab) ;;
   thread/all | address/all | all/all) ;;
   *)
     echo "usage: tools/sanitize.sh [thread|address|all] [ROUNDS] [SEED]" \
-      "[execution|plane|readers|all]; readers: address or all" >&2
+      "[execution|plane|readers|slab|all]; readers, slab: address or all" >&2
     exit 2
     ;;
 esac
@@ -46,6 +47,10 @@ for name in decision failure membership plan_message transition transition_annou
 do
   readers="$readers csrc/autodp/$name.cpp"
 done
+slab="tests/autocache/cpp/fuzz_slab.cpp csrc/core/hash.cpp csrc/core/host_memory.cpp"
+for name in process shared_memory slab slot; do
+  slab="$slab csrc/autocache/$name.cpp"
+done
 
 # stress NAME FLAGS SOURCES ROUNDS
 stress() {
@@ -66,11 +71,16 @@ sanitize() {
   case $1/$program in
     address/readers | address/all) stress "readers, $1" "$2" "$readers" "$rounds" ;;
   esac
+  case $1/$program in
+    address/slab | address/all)
+      stress "slab, $1" "$2 -Wl,--wrap=mmap,--wrap=munmap" "$slab" $((rounds * 100))
+      ;;
+  esac
 }
 
 export TSAN_OPTIONS="halt_on_error=1:${TSAN_OPTIONS:-}"
 export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1:${UBSAN_OPTIONS:-}"
-if [ "$which" != address ] && [ "$program" != readers ]; then
+if [ "$which" != address ]; then
   sanitize thread -fsanitize=thread
 fi
 if [ "$which" != thread ]; then

@@ -106,7 +106,10 @@ std::vector<RecordGroup> ActivationStore::fetch(
         break;
       case FindResult::kFound: {
         const RecordHeader& header = found[row].header;
-        if (valid(header.key, chain, hash, row)) {
+        if (payload_bytes(header.layout) != header.payload_bytes) {
+          found[row].slot.discard(found[row].version);
+          ++counters_.corrupt;
+        } else if (valid(header.key, chain, hash, row)) {
           groups[{header.key.boundary, header.layout}].push_back(row);
         } else {
           ++counters_.stale;

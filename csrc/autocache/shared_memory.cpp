@@ -1,8 +1,10 @@
 #include "autocache/shared_memory.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,7 +13,7 @@
 #include <system_error>
 #include <utility>
 
-#include "autocache/memory_limit.h"
+#include "core/host_memory.h"
 
 namespace pipetransformer::autocache {
 
@@ -42,6 +44,12 @@ class Descriptor {
   int value_;
 };
 
+[[noreturn]] void refuse(const std::string& actual, const std::string& path) {
+  throw std::invalid_argument(
+      "address: expected sealed shared memory of this user, got " + actual +
+      " at " + path);
+}
+
 [[noreturn]] void fail(int error, const std::string& what) {
   throw std::system_error(error, std::generic_category(), what);
 }
@@ -50,7 +58,8 @@ class Descriptor {
 
 SharedMemory SharedMemory::create(std::size_t size) {
   // The kernel would go on reserving until it kills somebody for memory.
-  if (const uint64_t available = available_memory(); size > available) {
+  const uint64_t available = core::host_memory().available_bytes;
+  if (size > available) {
     fail(
         ENOMEM,
         "reserve " + std::to_string(size) + " bytes of shared memory with " +
@@ -78,16 +87,38 @@ SharedMemory SharedMemory::create(std::size_t size) {
 }
 
 SharedMemory SharedMemory::open(const std::string& path) {
-  Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  // Looks first: to open a device or a FIFO may already do something.
+  const Descriptor place(::open(path.c_str(), O_PATH | O_CLOEXEC));
+  struct stat info {};
+  struct statfs system {};
+  if (place.get() < 0 || ::fstat(place.get(), &info) != 0 ||
+      ::fstatfs(place.get(), &system) != 0) {
+    fail(errno, "open " + path);
+  }
+  if (!S_ISREG(info.st_mode)) {
+    refuse("no file", path);
+  }
+  if (info.st_uid != ::geteuid()) {
+    refuse("a file of user " + std::to_string(info.st_uid), path);
+  }
+  if ((info.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    refuse("a file that other users may open", path);
+  }
+  // Huge pages have seals as well, but touching one may be a SIGBUS.
+  if (system.f_type != TMPFS_MAGIC) {
+    refuse("a file that is not in ordinary memory", path);
+  }
+  const std::string same = "/proc/self/fd/" + std::to_string(place.get());
+  Descriptor file(::open(same.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) {
     fail(errno, "open " + path);
   }
-  struct stat info {};
   const int seals = ::fcntl(file.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals ||
-      ::fstat(file.get(), &info) != 0 || info.st_size <= 0) {
-    throw std::invalid_argument(
-        "address: expected sealed shared memory, got another file at " + path);
+  if (seals < 0 || (seals & kSeals) != kSeals) {
+    refuse("a file without the seals", path);
+  }
+  if (::fstat(file.get(), &info) != 0 || info.st_size <= 0) {
+    refuse("an empty file", path);
   }
   return SharedMemory(file.release(), static_cast<std::size_t>(info.st_size));
 }

@@ -20,8 +20,11 @@ class SharedMemory {
   // an error here (std::system_error), not a SIGBUS at first touch.
   static SharedMemory create(std::size_t size);
 
-  // Maps the file behind `path`. Throws std::system_error when it cannot be
-  // opened, std::invalid_argument when it is not sealed memory as above.
+  // Maps the file behind `path`, which is untouched unless it is a regular one
+  // in memory that this user alone may read and write. Throws std::system_error
+  // when it cannot be opened, std::invalid_argument when it is not sealed
+  // memory as above. Its size is fixed from then on; its bytes its other users
+  // may change at any time.
   static SharedMemory open(const std::string& path);
 
   SharedMemory(SharedMemory&& other) noexcept;

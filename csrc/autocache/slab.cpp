@@ -1,9 +1,11 @@
 #include "autocache/slab.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "autocache/process.h"
@@ -19,7 +21,8 @@ constexpr uint64_t kMagic = 0x62616c7365686361;  // "acheslab"
 constexpr uint32_t kFormat = 1;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kSuperblockBytes = 4096;
-constexpr std::size_t kMaxRunIdBytes = 256;  // with the closing zero
+constexpr std::size_t kMaxRunIdBytes = 256;        // with the closing zero
+constexpr uint64_t kMaxBytes = uint64_t{1} << 56;  // sums below stay in range
 
 // Index word: 0 none yet; slot + 1; or claimed by a process that assigns one.
 constexpr uint64_t kClaimed = uint64_t{1} << 63;
@@ -56,28 +59,56 @@ uint64_t payload_bytes(std::span<const Segment> segments) noexcept {
   return bytes;
 }
 
+bool within_format(const RecordLayout& layout) noexcept {
+  if (layout.num_tensors > kMaxTensors) {
+    return false;
+  }
+  return std::all_of(
+      layout.tensors.begin(),
+      layout.tensors.end(),
+      [](const TensorLayout& tensor) { return tensor.num_dims <= kMaxDims; });
+}
+
+// `text` as far as it may stand in a message: memory of others may hold
+// escapes.
+std::string printable(std::string_view text) {
+  const bool plain = std::all_of(text.begin(), text.end(), [](char letter) {
+    return letter >= ' ' && letter <= '~';
+  });
+  return plain ? "'" + std::string(text) + "'" : "one that is not plain text";
+}
+
 }  // namespace
 
-// Written before anybody else can know the slab, constant from then on, but for
-// `next_slot`.
+uint64_t Slab::Sizes::slots_offset() const noexcept {
+  return kSuperblockBytes + aligned(num_samples * sizeof(uint64_t));
+}
+
+// Whether create() makes such sizes, and `bytes` is what they need.
+bool Slab::Sizes::fit(uint64_t bytes) const noexcept {
+  if (num_samples == 0 || num_samples > kMaxBytes / sizeof(uint64_t) ||
+      num_slots == 0 || num_slots > num_samples ||
+      slot_bytes <= Slot::kOverheadBytes || slot_bytes > kMaxBytes ||
+      slot_bytes % kAlignment != 0 || bytes < slots_offset()) {
+    return false;
+  }
+  const uint64_t slots = bytes - slots_offset();
+  return slots / slot_bytes == num_slots && slots % slot_bytes == 0;
+}
+
+// Written before anybody else can know the slab, and read when one attaches;
+// `next_slot` is in use from then on.
 struct Slab::Superblock {
   uint64_t magic;
   uint32_t format;
   uint32_t header_bytes;
-  uint64_t num_samples;
-  uint64_t num_slots;
-  uint64_t slot_bytes;  // aligned
+  Sizes sizes;
   char run_id[kMaxRunIdBytes];
   alignas(kAlignment) uint64_t next_slot;
-
-  uint64_t slots_offset() const noexcept {
-    return kSuperblockBytes + aligned(num_samples * sizeof(uint64_t));
-  }
 };
 
 Slab Slab::create(const SlabConfig& config) {
   static_assert(sizeof(Superblock) <= kSuperblockBytes);
-  constexpr uint64_t kMaxBytes = uint64_t{1} << 56;  // sums below stay in range
   if (config.run_id.empty() || config.run_id.size() >= kMaxRunIdBytes) {
     refuse(
         "run_id",
@@ -99,36 +130,44 @@ Slab Slab::create(const SlabConfig& config) {
   head.magic = kMagic;
   head.format = kFormat;
   head.header_bytes = Slot::kOverheadBytes;
-  head.num_samples = config.num_samples;
-  head.slot_bytes = aligned(config.slot_bytes);
-  const uint64_t fixed = head.slots_offset();
+  Sizes& sizes = head.sizes;
+  sizes.num_samples = config.num_samples;
+  sizes.slot_bytes = aligned(config.slot_bytes);
+  const uint64_t fixed = sizes.slots_offset();
   const uint64_t budget = std::min(config.budget_bytes, kMaxBytes);
-  if (budget < fixed + head.slot_bytes) {
+  if (budget < fixed + sizes.slot_bytes) {
     refuse(
         "budget_bytes",
-        "at least " + std::to_string(fixed + head.slot_bytes) +
+        "at least " + std::to_string(fixed + sizes.slot_bytes) +
             " for one record",
         std::to_string(config.budget_bytes));
   }
-  head.num_slots =
-      std::min(config.num_samples, (budget - fixed) / head.slot_bytes);
+  sizes.num_slots =
+      std::min(config.num_samples, (budget - fixed) / sizes.slot_bytes);
   config.run_id.copy(head.run_id, kMaxRunIdBytes - 1);
   SharedMemory memory =
-      SharedMemory::create(fixed + head.num_slots * head.slot_bytes);
+      SharedMemory::create(fixed + sizes.num_slots * sizes.slot_bytes);
   std::memcpy(memory.data(), &head, sizeof(head));
-  return Slab(std::move(memory));
+  return Slab(std::move(memory), sizes);
 }
 
 Slab Slab::attach(const std::string& path, const std::string& run_id) {
   SharedMemory memory = SharedMemory::open(path);
   Superblock head{};
   if (memory.size() >= kSuperblockBytes) {
-    // Not next_slot: other processes take slots meanwhile.
-    std::memcpy(&head, memory.data(), offsetof(Superblock, next_slot));
+    // Each word once: what is checked below is what is used. Not next_slot:
+    // other processes take slots meanwhile.
+    std::array<uint64_t, offsetof(Superblock, next_slot) / sizeof(uint64_t)>
+        words;
+    auto* from = reinterpret_cast<uint64_t*>(memory.data());
+    for (uint64_t& word : words) {
+      word = Word(*from++).load(std::memory_order_relaxed);
+    }
+    std::memcpy(&head, words.data(), sizeof(words));
   }
   if (head.magic != kMagic || head.format != kFormat ||
       head.header_bytes != Slot::kOverheadBytes ||
-      memory.size() != head.slots_offset() + head.num_slots * head.slot_bytes) {
+      !head.sizes.fit(memory.size())) {
     refuse(
         "address",
         "a cache of format " + std::to_string(kFormat),
@@ -136,15 +175,17 @@ Slab Slab::attach(const std::string& path, const std::string& run_id) {
   }
   head.run_id[kMaxRunIdBytes - 1] = '\0';
   if (run_id != head.run_id) {
-    refuse("run_id", "'" + run_id + "'", std::string("'") + head.run_id + "'");
+    refuse("run_id", printable(run_id), printable(head.run_id));
   }
-  return Slab(std::move(memory));
+  return Slab(std::move(memory), head.sizes);
 }
 
-Slab::Slab(SharedMemory memory)
+Slab::Slab(SharedMemory memory, const Sizes& sizes)
     : memory_(std::move(memory)),
+      sizes_(sizes),
+      next_slot_(&reinterpret_cast<Superblock*>(memory_.data())->next_slot),
       index_(reinterpret_cast<uint64_t*>(memory_.data() + kSuperblockBytes)),
-      slots_(memory_.data() + superblock().slots_offset()) {}
+      slots_(memory_.data() + sizes_.slots_offset()) {}
 
 FindResult Slab::find(uint64_t sample, Found& found) noexcept {
   const uint64_t entry = Word(index_[sample]).load(std::memory_order_acquire);
@@ -161,7 +202,9 @@ FindResult Slab::find(uint64_t sample, Found& found) noexcept {
     return FindResult::kAbsent;
   }
   const RecordHeader& header = found.header;
-  if (header.checksum != header_checksum(header) || header.sample != sample) {
+  if (header.checksum != header_checksum(header) || header.sample != sample ||
+      header.payload_bytes > slot_bytes() - Slot::kOverheadBytes ||
+      !within_format(header.layout)) {
     found.slot.discard(found.version);
     return FindResult::kCorrupt;
   }
@@ -224,7 +267,7 @@ WriteResult Slab::write(
 // that come at once do not take two. One that dies in between loses one slot.
 Slab::Assignment Slab::assign(uint64_t sample) noexcept {
   Word entry(index_[sample]);
-  Word next_slot(superblock().next_slot);
+  Word next_slot(*next_slot_);
   uint64_t seen = entry.load(std::memory_order_acquire);
   if (seen != 0 && (seen & kClaimed) == 0) {
     const bool valid = seen <= num_slots();
@@ -247,22 +290,6 @@ Slab::Assignment Slab::assign(uint64_t sample) noexcept {
   }
   entry.store(slot + 1, std::memory_order_release);
   return {slot_words(slot), WriteResult::kWritten};
-}
-
-uint64_t Slab::num_samples() const noexcept {
-  return superblock().num_samples;
-}
-
-uint64_t Slab::num_slots() const noexcept {
-  return superblock().num_slots;
-}
-
-uint64_t Slab::slot_bytes() const noexcept {
-  return superblock().slot_bytes;
-}
-
-Slab::Superblock& Slab::superblock() const noexcept {
-  return *reinterpret_cast<Superblock*>(memory_.data());
 }
 
 uint64_t* Slab::slot_words(uint64_t slot) const noexcept {

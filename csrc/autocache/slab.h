@@ -9,6 +9,10 @@
 // nothing, and under such a load any replacement does worse than keeping what
 // is there.
 //
+// Other processes may write anything anywhere, at any time: what is read from
+// the memory is checked in a copy before it is used, so nothing outside of the
+// memory is touched and what does not fit together is a miss.
+//
 // Thread-safe and process-safe without locks, but for moving and destroying.
 // Reads and writes never throw: what is doubtful is reported as an outcome.
 // Torch-free.
@@ -39,7 +43,9 @@ enum class WriteResult { kWritten, kSame, kBusy, kFull };
 
 class Slab {
  public:
-  // A record that was there when find() looked; valid as long as its slab.
+  // A record that was there when find() looked; valid as long as its slab. Its
+  // payload fits a slot, its layout fits the format; sizes and types in there
+  // are only what its writer says.
   struct Found {
     Slot slot{nullptr};
     SlotVersion version{0};
@@ -51,7 +57,8 @@ class Slab {
   static Slab create(const SlabConfig& config);
 
   // Attaches to the slab behind `path`. Throws std::invalid_argument when it is
-  // not of this run and format, std::system_error when it cannot be opened.
+  // not of this user, run and format, std::system_error when it cannot be
+  // opened.
   static Slab attach(const std::string& path, const std::string& run_id);
 
   // Looks up the record of `sample` < num_samples.
@@ -71,29 +78,44 @@ class Slab {
       const RecordLayout& layout,
       std::span<const Segment> segments) noexcept;
 
-  uint64_t num_samples() const noexcept;
-  uint64_t num_slots() const noexcept;
-  uint64_t slot_bytes() const noexcept;
+  uint64_t num_samples() const noexcept {
+    return sizes_.num_samples;
+  }
+  uint64_t num_slots() const noexcept {
+    return sizes_.num_slots;
+  }
+  uint64_t slot_bytes() const noexcept {
+    return sizes_.slot_bytes;
+  }
   int descriptor() const noexcept {
     return memory_.descriptor();
   }
 
  private:
+  struct Sizes {
+    uint64_t num_samples;
+    uint64_t num_slots;
+    uint64_t slot_bytes;  // aligned
+
+    uint64_t slots_offset() const noexcept;
+    bool fit(uint64_t bytes) const noexcept;
+  };
   struct Superblock;
   struct Assignment {
     uint64_t* words;      // of the slot; null: none
     WriteResult refusal;  // why there is none
   };
 
-  explicit Slab(SharedMemory memory);
+  Slab(SharedMemory memory, const Sizes& sizes);
 
-  Superblock& superblock() const noexcept;
   uint64_t* slot_words(uint64_t slot) const noexcept;
   Assignment assign(uint64_t sample) noexcept;
 
   SharedMemory memory_;
-  uint64_t* index_;   // in memory_
-  std::byte* slots_;  // in memory_
+  Sizes sizes_;          // checked; never read from memory_ again
+  uint64_t* next_slot_;  // in memory_
+  uint64_t* index_;      // in memory_
+  std::byte* slots_;     // in memory_
 };
 
 }  // namespace pipetransformer::autocache

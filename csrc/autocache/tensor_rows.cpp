@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
+#include <c10/util/typeid.h>
 
 #include <algorithm>
 #include <limits>
@@ -12,6 +13,19 @@ namespace pipetransformer::autocache {
 namespace {
 
 constexpr int64_t kBytesPerTask = int64_t{1} << 20;
+constexpr uint64_t kMaxRowBytes = uint64_t{1}
+                                  << 40;  // times rows stays in range
+
+// Of one element; 0 for what is no type of a plain tensor.
+std::size_t element_bytes(uint16_t dtype) {
+  if (dtype >= static_cast<uint16_t>(at::ScalarType::NumOptions)) {
+    return 0;
+  }
+  const auto type = static_cast<at::ScalarType>(dtype);
+  return at::isQIntType(type)
+             ? 0
+             : caffe2::TypeMeta::fromScalarType(type).itemsize();
+}
 
 }  // namespace
 
@@ -56,6 +70,28 @@ std::optional<RecordLayout> layout_of(const std::vector<at::Tensor>& tensors) {
     }
   }
   return layout;
+}
+
+std::optional<uint64_t> payload_bytes(const RecordLayout& layout) {
+  uint64_t total = 0;
+  for (uint32_t k = 0; k < layout.num_tensors; ++k) {
+    const TensorLayout& row = layout.tensors[k];
+    uint64_t extent = element_bytes(row.dtype);  // a size of 0 counting as 1
+    bool empty = false;
+    if (extent == 0) {
+      return std::nullopt;
+    }
+    for (uint16_t dim = 0; dim < row.num_dims; ++dim) {
+      const uint64_t size = std::max<uint64_t>(row.sizes[dim], 1);
+      if (size > kMaxRowBytes / extent) {
+        return std::nullopt;
+      }
+      extent *= size;
+      empty = empty || row.sizes[dim] == 0;
+    }
+    total += empty ? 0 : padded(extent);
+  }
+  return total;
 }
 
 std::vector<at::Tensor>

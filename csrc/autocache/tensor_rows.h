@@ -24,6 +24,11 @@ int64_t num_rows_of(const std::vector<at::Tensor>& tensors);
 // Layout of one row of each. Nothing: more than a record can describe.
 std::optional<RecordLayout> layout_of(const std::vector<at::Tensor>& tensors);
 
+// Bytes of one record's payload. Nothing: no tensors have this layout, or ones
+// that nobody could hold; a layout of another process may say anything. Its
+// counts are those of the format.
+std::optional<uint64_t> payload_bytes(const RecordLayout& layout);
+
 // Uninitialized tensors for `num_rows` records of a layout.
 std::vector<at::Tensor>
 empty_tensors(const RecordLayout& layout, int64_t num_rows);

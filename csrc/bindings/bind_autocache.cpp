@@ -8,7 +8,6 @@
 
 #include "autocache/activation_store.h"
 #include "autocache/content_hash.h"
-#include "autocache/memory_limit.h"
 #include "autocache/slab.h"
 #include "bindings/bindings.h"
 
@@ -120,8 +119,6 @@ void bind_autocache(py::module_& m) {
       .def_property_readonly("num_slots", &ActivationStore::num_slots)
       .def_property_readonly("slot_bytes", &ActivationStore::slot_bytes)
       .def_property_readonly("descriptor", &ActivationStore::descriptor);
-  m.def(
-      "available_memory", &autocache::available_memory, py::arg("root") = "/");
   m.def("record_bytes", &autocache::record_bytes, py::arg("tensors"));
   m.def(
       "hash_tensor",

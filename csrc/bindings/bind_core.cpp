@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "core/hash.h"
+#include "core/host_memory.h"
 
 namespace pipetransformer::bindings {
 
@@ -15,6 +16,13 @@ void bind_core(pybind11::module_& m) {
       },
       pybind11::arg("data"),
       pybind11::arg("seed") = core::kHashSeed);
+  using core::HostMemory;
+  pybind11::class_<HostMemory>(m, "HostMemory")
+      .def_readonly("total_bytes", &HostMemory::total_bytes)
+      .def_readonly("limit_bytes", &HostMemory::limit_bytes)
+      .def_readonly("available_bytes", &HostMemory::available_bytes)
+      .def_readonly("limited_by", &HostMemory::limited_by);
+  m.def("host_memory", &core::host_memory, pybind11::arg("root") = "");
 }
 
 }  // namespace pipetransformer::bindings

@@ -12,7 +12,6 @@ from pipetransformer.autocache.prefix import (
     values_context,
 )
 from pipetransformer.autocache.sizes import (
-    available_memory,
     record_bytes,
     slots_within,
 )
@@ -21,7 +20,6 @@ __all__ = [
     "ActivationCache",
     "CacheCounters",
     "Records",
-    "available_memory",
     "cacheable",
     "fingerprint_chain",
     "hash_rows",

@@ -3,7 +3,6 @@
 from pipetransformer import _C
 
 ActivationStore = _C.ActivationStore
-available_memory = _C.available_memory
 hash_bytes = _C.hash_bytes
 hash_rows = _C.hash_rows
 hash_tensor = _C.hash_tensor
@@ -11,7 +10,6 @@ record_bytes = _C.record_bytes
 
 __all__ = [
     "ActivationStore",
-    "available_memory",
     "hash_bytes",
     "hash_rows",
     "hash_tensor",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +16,9 @@ from pipetransformer.autocache import _binding
 _logger = logging.getLogger(__name__)
 
 Verify = Literal["sampled", "all"]
+
+# It comes from the store, so it may be anything.
+_ADDRESS = re.compile(rb'\{"pid": (?P<pid>[0-9]{1,10}), "fd": (?P<fd>[0-9]{1,10})\}')
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +123,8 @@ class ActivationCache:
         """Open the cache of another process of this node and user.
 
         Args:
-            address: `address` of that process's cache, which it holds open.
+            address: `address` of that process's cache, which it holds open. May come
+                from anywhere: sealed memory of this user alone is opened.
             run_id: as given to `create`.
             verify: compare checksums on 1/64 of this process's reads or on all.
 
@@ -129,13 +133,13 @@ class ActivationCache:
                 The caller then makes its own.
         """
         verifies_all = _verifies_all(verify)
-        try:
-            place = json.loads(address)
-            path = f"/proc/{int(place['pid'])}/fd/{int(place['fd'])}"
-        except (ValueError, TypeError, KeyError):
+        place = _ADDRESS.fullmatch(address)
+        if place is None:
             raise ValueError(
-                f"address: expected one made by ActivationCache, got {address!r}"
-            ) from None
+                "address: expected one made by ActivationCache, got "
+                f"{address[:64]!r} ({len(address)} bytes)"
+            )
+        path = f"/proc/{int(place['pid'])}/fd/{int(place['fd'])}"
         try:
             return cls(_binding.ActivationStore.attach(path, run_id, verifies_all))
         except OSError as error:
@@ -147,8 +151,7 @@ class ActivationCache:
     @property
     def address(self) -> bytes:
         """Where other processes of the node can attach while this one lives."""
-        place = {"pid": os.getpid(), "fd": self._store.descriptor}
-        return json.dumps(place).encode()
+        return b'{"pid": %d, "fd": %d}' % (os.getpid(), self._store.descriptor)
 
     @property
     def num_samples(self) -> int:

@@ -1,4 +1,4 @@
-"""How many bytes a record takes, how many records a budget holds, what is there."""
+"""How many bytes a record takes, how many records a budget holds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,6 @@ from pipetransformer.autocache import _binding
 _SUPERBLOCK_BYTES = 4096
 _INDEX_WORD_BYTES = 8
 _ALIGNMENT = 64
-
-
-def available_memory() -> int:
-    """Return the bytes that machine and container (cgroup v1 or v2) can still give.
-
-    File caches count as free.
-    """
-    return _binding.available_memory()
 
 
 def slots_within(budget_bytes: int, *, num_samples: int, slot_bytes: int) -> int:

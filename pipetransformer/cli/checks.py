@@ -217,14 +217,17 @@ def route(facts: Facts) -> Iterator[Finding]:
 
 
 def memory(facts: Facts) -> Iterator[Finding]:
-    """Judge the memory; a CPU slot's share is counted from the machine's."""
-    name, value = "memory", f"{_gib(facts.memory)}"
-    if facts.memory_limit is None or facts.memory_limit >= facts.memory:
-        yield Finding(name, OK, f"{value}, no lower limit of a container")
+    """Tell the memory; what the job may use is what slots and cache share."""
+    name = "memory"
+    if facts.memory is None or facts.memory_limit is None:
+        yield Finding(name, NOTE, "not read", "mend the extension, which reads it")
         return
-    value += f", the container may use {_gib(facts.memory_limit)}"
-    advice = "set PlanConfig.slot_memory_bytes: its default shares out the machine's"
-    yield Finding(name, NOTE, value, advice)
+    value = _gib(facts.memory)
+    if facts.memory_limit >= facts.memory:
+        yield Finding(name, OK, f"{value}, no lower limit of a job or container")
+        return
+    value += f", this job may use {_gib(facts.memory_limit)}"
+    yield Finding(name, OK, f"{value} (limit of {facts.memory_limited_by})")
 
 
 def shared_memory(facts: Facts) -> Iterator[Finding]:

@@ -44,8 +44,9 @@ class Facts:
         network: what decides the interface.
         shared_memory: size and free bytes of /dev/shm; None if it is not there.
         locked_memory: limit on locked memory; None: no limit.
-        memory: of the machine.
-        memory_limit: of the container; None: no limit.
+        memory: of the machine; None: not read, because the extension does not load.
+        memory_limit: what this process's job may use of it; None likewise.
+        memory_limited_by: the cgroup that sets a lower limit; empty if none does.
         io_uring: why it cannot be used; empty if it can.
         extras: missing modules of each optional extra.
     """
@@ -66,8 +67,9 @@ class Facts:
     network: Network
     shared_memory: tuple[int, int] | None
     locked_memory: int | None
-    memory: int
+    memory: int | None
     memory_limit: int | None
+    memory_limited_by: str
     io_uring: str
     extras: Mapping[str, tuple[str, ...]]
 
@@ -77,12 +79,18 @@ def read_facts(environ: Mapping[str, str]) -> Facts:
     version, torch_error = _import_torch()
     built_for, kernels = _build_info()
     gloo, nccl, devices = _torch_parts() if version else (False, False, ())
+    extension_error = _extension_error() if version else "it needs torch"
+    memory = None
+    if not extension_error:
+        from pipetransformer._extension import host_memory
+
+        memory = host_memory()
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return Facts(
         python=sys.version_info[:3],
         torch=version,
         torch_error=torch_error,
-        extension_error=_extension_error() if version else "it needs torch",
+        extension_error=extension_error,
         built_for=built_for,
         kernels=kernels,
         nvcc=_nvcc(environ),
@@ -95,8 +103,9 @@ def read_facts(environ: Mapping[str, str]) -> Facts:
         network=look_up_network(environ),
         shared_memory=_shared_memory(),
         locked_memory=None if locked == resource.RLIM_INFINITY else locked,
-        memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        memory_limit=container_memory_limit(Path("/")),
+        memory=memory.total_bytes if memory else None,
+        memory_limit=memory.limit_bytes if memory else None,
+        memory_limited_by=memory.limited_by if memory else "",
         io_uring=_io_uring(),
         extras={
             extra: tuple(m for m in modules if importlib.util.find_spec(m) is None)
@@ -177,20 +186,6 @@ def container_cores(root: Path) -> float:
     if not quota.isdigit() or not period.isdigit():
         return float("inf")
     return int(quota) / max(1, int(period))
-
-
-def container_memory_limit(root: Path) -> int | None:
-    """Return the container's memory limit in bytes; None without one.
-
-    Args:
-        root: where ``sys/fs/cgroup`` is.
-    """
-    group = root / "sys/fs/cgroup"
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        text = _text(group / name)
-        if text.isdigit() and int(text) < 2**62:  # version 1 writes "no limit" so
-            return int(text)
-    return None
 
 
 def _text(path: Path) -> str:

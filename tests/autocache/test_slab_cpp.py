@@ -1,6 +1,7 @@
 """Builds and runs the torch-free tests of the slab under sanitizers."""
 
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -9,10 +10,10 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = [
     ROOT / "tests/autocache/cpp/slab_test.cpp",
-    ROOT / "csrc/core/hash.cpp",
+    *(ROOT / f"csrc/core/{name}.cpp" for name in ("hash", "host_memory")),
     *(
         ROOT / f"csrc/autocache/{name}.cpp"
-        for name in ("memory_limit", "process", "shared_memory", "slab", "slot")
+        for name in ("process", "shared_memory", "slab", "slot")
     ),
 ]
 COMPILER = shutil.which("g++")
@@ -43,3 +44,18 @@ def test_slab_tears_nothing_and_survives_its_writers(tmp_path, flags, rounds):
         text=True,
     )
     assert run.returncode == 0, run.stdout[-4000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+def test_slab_stays_within_memory_that_others_write():
+    run = subprocess.run(
+        [str(ROOT / "tools/sanitize.sh"), "address", "200", "0", "slab"],
+        timeout=290,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout[-4000:]
+    assert re.search(r"^20000 rounds, .* 0 failures$", run.stdout, re.M)

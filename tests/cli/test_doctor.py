@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from pipetransformer._extension import host_memory
 from pipetransformer.cli import checks, doctor, main
 from pipetransformer.cli.machine import (
     Facts,
     container_cores,
-    container_memory_limit,
     read_facts,
 )
 from pipetransformer.cli.network import Network, look_up_network
@@ -50,7 +50,8 @@ FACTS = Facts(
     shared_memory=(8 * GIB, 8 * GIB),
     locked_memory=None,
     memory=64 * GIB,
-    memory_limit=None,
+    memory_limit=64 * GIB,
+    memory_limited_by="",
     io_uring="",
     extras={"cli": (), "examples": ()},
 )
@@ -207,10 +208,17 @@ def test_a_sound_machine_has_nothing_to_do():
         ),
         (
             "memory",
+            "ok",
+            "64.0 GiB, this job may use 2.0 GiB (limit of /sys/fs/cgroup/job)",
+            "",
+            {"memory_limit": 2 * GIB, "memory_limited_by": "/sys/fs/cgroup/job"},
+        ),
+        (
+            "memory",
             "note",
-            "64.0 GiB, the container may use 2.0 GiB",
-            "slot_memory_bytes",
-            {"memory_limit": 2 * GIB},
+            "not read",
+            "mend the extension",
+            {"memory": None, "memory_limit": None},
         ),
         ("shared memory", "note", "no /dev/shm", "mount", {"shared_memory": None}),
         (
@@ -295,6 +303,12 @@ def test_this_machine_can_be_looked_at():
     assert facts.extension_error == "" and facts.built_for == facts.torch
     assert facts.python == sys.version_info[:3]
     assert 0 < facts.usable_cores <= facts.cores
+    memory = host_memory()
+    assert (facts.memory, facts.memory_limit, facts.memory_limited_by) == (
+        memory.total_bytes,
+        memory.limit_bytes,
+        memory.limited_by,
+    )
     assert facts.memory > 2**28
     assert all(i.addresses for i in facts.network.interfaces.values())
 
@@ -335,33 +349,28 @@ def write(root, name, text):
 
 
 @pytest.mark.parametrize(
-    ("files", "cores", "memory"),
+    ("files", "cores"),
     [
-        ({}, float("inf"), None),
-        ({"cpu.max": "max 100000\n", "memory.max": "max\n"}, float("inf"), None),
-        ({"cpu.max": "150000 100000\n", "memory.max": "1024\n"}, 1.5, 1024),
+        ({}, float("inf")),
+        ({"cpu.max": "max 100000\n"}, float("inf")),
+        ({"cpu.max": "150000 100000\n"}, 1.5),
         (
             {
                 "cpu/cpu.cfs_quota_us": "200000",
                 "cpu/cpu.cfs_period_us": "100000",
-                "memory/memory.limit_in_bytes": "2048",
             },
             2.0,
-            2048,
         ),
         (
             {
                 "cpu/cpu.cfs_quota_us": "-1",
                 "cpu/cpu.cfs_period_us": "100000",
-                "memory/memory.limit_in_bytes": "9223372036854771712",
             },
             float("inf"),
-            None,
         ),
     ],
 )
-def test_container_limits_of_both_versions_are_read(tmp_path, files, cores, memory):
+def test_cores_of_the_container_are_read_of_both_versions(tmp_path, files, cores):
     for name, text in files.items():
         write(tmp_path, name, text)
     assert container_cores(tmp_path) == cores
-    assert container_memory_limit(tmp_path) == memory

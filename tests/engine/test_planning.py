@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,6 +150,15 @@ def prepared_with(memory):
         engine.prepare(ToySet(24), 12)
         run = engine._open().run
         return engine.plan, run.profile, run.cluster
+
+
+def test_slots_share_by_default_what_the_job_may_use_of_the_memory(monkeypatch):
+    job = SimpleNamespace(total_bytes=10**12, limit_bytes=10**9 + 1)
+    monkeypatch.setattr(planning, "host_memory", lambda: job)
+    _, _, cluster = prepared_with(None)
+    assert cluster.device_memory_bytes == 5 * 10**8
+    _, _, cluster = prepared_with(2 * 10**9)
+    assert cluster.device_memory_bytes == 2 * 10**9
 
 
 def test_a_prefix_that_fits_only_in_pieces_is_refused():

@@ -1,6 +1,7 @@
 """Plans count on the cache for what its slab holds, and for no more."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,7 +109,8 @@ def test_plan_counts_on_no_cache_that_could_not_be_made(monkeypatch):
 
 def explained(rank, available):
     """Train on ranks that see different memory; return what they planned by."""
-    slabs.available_memory = lambda: available[rank]
+    seen = SimpleNamespace(available_bytes=available[rank])
+    slabs.host_memory = lambda: seen
     engine = make_engine(freeze=schedule(*FREEZE), config=config())
     with engine:
         for _ in engine.epochs(3):

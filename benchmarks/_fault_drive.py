@@ -23,7 +23,6 @@ from _small_run import Deadlines, state_hash
 from torch import Tensor
 
 from pipetransformer import checkpoint
-from pipetransformer.state import fill
 
 POLL_S = 0.02
 HANG_S = 45.0
@@ -221,8 +220,8 @@ def _checkpoints(folder: Path) -> dict[str, Saved | None]:
             found[path.name] = None
             continue
         tensors = [*content["model"].values(), *content["optimizer_tensors"]]
-        packed = fill(content["optimizer_message"], content["optimizer_tensors"])
-        counters = {**content["progress"], "scheduler": packed["scheduler"]}
+        scheduler = content["joined"]["scheduler"]
+        counters = {**content["progress"], "scheduler": scheduler}
         step, bits = counters["step"], state_hash(tensors, [])
         found[path.name] = Saved(step, bits, tensors, counters)
     return found

@@ -177,11 +177,17 @@ def random_parts(
 
 
 def tear_newest(draw: random.Random, number: int, checkpoints: Path) -> str:
-    """Damage the newest checkpoint after about every third kill."""
+    """Damage the newest checkpoint after about every third kill.
+
+    Not the only whole one: where all are damaged, a run refuses to begin anew.
+    """
     found = checkpoint.newest_valid(checkpoints)
     if found is None or draw.random() > 1 / 3:
         return ""
     path, _ = found
+    others = (other for other in checkpoints.glob("step-*.pt") if other != path)
+    if not any(map(_is_whole, others)):
+        return ""
     data = bytearray(path.read_bytes())
     if draw.random() < 0.5:
         keep = draw.randrange(len(data))
@@ -191,3 +197,11 @@ def tear_newest(draw: random.Random, number: int, checkpoints: Path) -> str:
     data[at] ^= 0xFF
     path.write_bytes(data)
     return f"byte {at} of {len(data)} changed"
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        checkpoint.read(path)
+    except ValueError:
+        return False
+    return True

@@ -149,7 +149,8 @@ def small_engine(
         plan=pt.PlanConfig(
             num_stages=num_stages or world_size, num_microbatches=2, reshape="always"
         ),
-        checkpoint=pt.CheckpointConfig(directory=folder, keep=100),
+        # A full disk is to take its lead out of the run.
+        checkpoint=pt.CheckpointConfig(directory=folder, keep=100, max_failures=1),
         autodp=autodp,
     )
     return pt.PipeTransformer(

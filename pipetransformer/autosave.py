@@ -7,6 +7,7 @@ import os
 import pathlib
 
 from pipetransformer import checkpoint, files, persistence
+from pipetransformer.core import disk
 from pipetransformer.replica import Replica
 from pipetransformer.run import Run
 
@@ -25,19 +26,22 @@ class AutoSave:
         self._wanted = run.config.checkpoint
         self._seen_step: int | None = None
         self._before: dict[str, int] = {}
+        self._whole: set[checkpoint.Fingerprint] = set()  # files that need no reading
+        self._failures = 0  # in a row
 
     def begin(self, *, lead: bool) -> None:
         """Note the folder's files; the lead makes it, and deletes unfinished ones.
 
         Raises:
             ValueError: no file can be written there.
+            OSError: the folder cannot be read.
         """
         folder = self._wanted.directory
         if folder is None:
             return
         if lead:
             files.make_folder(folder, "CheckpointConfig.directory")
-            files.clear_unfinished(folder)
+            disk.clear_unfinished(folder)
         if os.access(folder, os.R_OK | os.X_OK):  # another rank's may be missing here
             self._before = checkpoint.times(folder)
 
@@ -70,8 +74,25 @@ class AutoSave:
             return
         with run.clock.phase("checkpoint"):
             path = checkpoint.path_of_step(wanted.directory, run.state.step)
-            persistence.save(run, replica, path, before=self._before)
-            checkpoint.prune(wanted.directory, wanted.keep)
+            try:
+                persistence.save(run, replica, path, before=self._before)
+            except (OSError, MemoryError) as error:
+                self._failures += 1
+                if self._failures >= wanted.max_failures:
+                    raise
+                _LOG.warning(
+                    "checkpoint of step %d failed, %d in a row; the next is written "
+                    "when it is due, and %d in a row end the run: %s",
+                    run.state.step,
+                    self._failures,
+                    wanted.max_failures,
+                    error,
+                )
+                return
+            self._failures = 0
+            checkpoint.prune(
+                wanted.directory, wanted.keep, saved=path, whole=self._whole
+            )
 
     def in_emergency(self, replica: Replica | None, *, lead: bool) -> None:
         """Save what an active rank still has when the run ends in an error.
@@ -106,7 +127,7 @@ class AutoSave:
     def _is_of_this_run(self, path: pathlib.Path) -> bool:
         try:
             content = checkpoint.read(path)
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError, MemoryError):  # nobody can go on from it now
             return False
         found: bool = content["extra"].get("run_id") == self._run.info.run_id
         return found

@@ -5,25 +5,30 @@ Nothing in the file depends on K, M, R or a rank, so it loads under any plan.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import logging
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from pipetransformer import files
+from pipetransformer.core import disk
 from pipetransformer.pipe import accumulator_names
 from pipetransformer.signature import model_signature
 from pipetransformer.state import (
     TrainingState,
-    fill,
     load_observed,
     load_optimizer,
     pack_optimizer,
+    plain,
+    unpack_optimizer,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -37,6 +42,18 @@ _PARTS = {
     "progress": dict,
     "extra": dict,
 }
+_COUNTERS = {  # the least of each
+    "step": 0,
+    "epoch": 0,
+    "batch": 0,
+    "pass_nodes": 0,
+    "decided_epoch": -1,
+    "wanted_units": 0,
+    "frozen_units": 0,
+}
+_MOST = 10**10 - 1  # the last step that the name of a file has room for
+Fingerprint = tuple[str, int, int, int]
+"""Name, inode, bytes and time of a file: another one when its content is."""
 
 
 def save(
@@ -61,7 +78,7 @@ def save(
             see `time_in_order`.
 
     Raises:
-        OSError: the file could not be written; an older file of that name is intact.
+        OSError: the file could not be written; what is there of that name is whole.
     """
     message, tensors = pack_optimizer(state)
     content = {
@@ -82,9 +99,16 @@ def save(
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a checkpoint file without running any code from it.
 
+    Returns:
+        Its parts as they were written; "joined": the state of the optimizer, which
+        `load_model` and `load_optimizer_state` load; "name": what to call it.
+
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is torn, or is not a checkpoint of this library.
+        ValueError: the file is torn, is not a checkpoint of this library, or holds
+            values that no run can have written.
+        OSError: it could not be read; names it.
+        MemoryError: it did not fit into memory; names it.
     """
     what = f"checkpoint {os.fspath(path)}"
     content = files.read(path, what)
@@ -95,8 +119,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
             "model.load_state_dict(torch.load(path, weights_only=True))"
         )
     found = content.get("format") if isinstance(content, dict) else None
-    if found != _FORMAT:
-        got = f"a {type(content).__name__} without" if found is None else repr(found)
+    if type(found) is not int or found != _FORMAT:
+        got = f"a {type(content).__name__} without" if found is None else plain(found)
         raise ValueError(
             f"{what}: expected a checkpoint of this library, format {_FORMAT}, "
             f"got {got}"
@@ -105,7 +129,64 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         if not isinstance(content.get(name), kind):
             got = type(content[name]).__name__ if name in content else "none"
             raise ValueError(f"{what}: expected a part {name!r}, got {got}")
-    return dict(content)
+    return {**content, "joined": _checked(content, what), "name": what}
+
+
+def _checked(content: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Check what a file with right checksums holds; return its optimizer's state."""
+
+    def require(fits: bool, part: str, expected: str, got: object) -> None:
+        if not fits:
+            raise ValueError(
+                f"{what}: expected {part} to be {expected}, got {plain(got)}"
+            )
+
+    progress, extra = content["progress"], content["extra"]
+    for name, least in _COUNTERS.items():
+        if name == "pass_nodes" and name not in progress:
+            continue  # older checkpoints do not tell
+        count = progress.get(name)
+        part, expected = f"{name} of its progress", f"a count from {least}"
+        require(_is_count(count, least), part, expected, count)
+    batches = extra.get("pass", {})
+    require(isinstance(batches, dict), "the pass", "a dict", batches)
+    of = [batches.get(name) for name in ("num_samples", "batch_size")]
+    if all(_is_count(number, 1) for number in of):
+        most, batch = -(-of[0] // of[1]), progress["batch"]
+        require(batch < most, "batch", f"one of {most} of its pass", batch)
+    policy = extra.get("policy", {})
+    require(isinstance(policy, dict), "policy", "a dict", policy)
+    tensors = content["optimizer_tensors"]
+    for value in tensors:
+        require(isinstance(value, Tensor), "optimizer_tensors", "tensors", value)
+    for name in content["model"]:
+        require(isinstance(name, str), "each name of its model", "a text", name)
+
+    found = unpack_optimizer(content["optimizer_message"], tensors, what)
+    joined: dict[str, Any] = found if isinstance(found, dict) else {}
+    optimizer, scheduler = joined.get("optimizer"), joined.get("scheduler", ())
+    require(isinstance(optimizer, dict), "optimizer", "a dict", optimizer)
+    fits = scheduler is None or isinstance(scheduler, dict)
+    require(fits, "scheduler", "a dict", scheduler)
+    metrics = joined.get("metrics", {})  # older checkpoints have none
+    fits = _is_dict(metrics, str, float | int)
+    require(fits, "metrics", "numbers by name", metrics)
+    freezes = joined.get("freezes", [])
+    fits = isinstance(freezes, list) and all(_is_dict(f, str, int) for f in freezes)
+    require(fits, "freezes", "counts by name", freezes)
+    sums = joined.get("gradients", {})
+    require(_is_dict(sums, int, Tensor), "gradients", "tensors by number", sums)
+    return joined
+
+
+def _is_count(value: object, least: int) -> bool:
+    return type(value) is int and least <= value <= _MOST
+
+
+def _is_dict(value: object, key: Any, item: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(name, key) and isinstance(held, item) for name, held in value.items()
+    )
 
 
 def _is_state_dict(content: object) -> bool:
@@ -145,41 +226,76 @@ def check_model(
     """Refuse a checkpoint of another model, naming the first difference.
 
     Raises:
-        ValueError: names, shapes or dtypes differ.
+        ValueError: names, shapes, dtypes or numbers of units differ.
     """
     # The first checkpoints of deferred batch norm have no accumulators.
     spare = accumulator_names(state.model)
     signatures = [model_signature(state.model, without=w) for w in ((), spare)]
-    if content["signature"] in signatures:
-        return
     what = f"checkpoint {os.fspath(path)}"
     mine, theirs = state.model.state_dict(), content["model"]
     for name in [*mine, *theirs]:
-        left, right = (
-            f"{tuple(d[name].shape)} {d[name].dtype}" if name in d else "no such tensor"
-            for d in (mine, theirs)
-        )
+        left, right = _described(mine, name), _described(theirs, name)
         if left != right and (name in theirs or name not in spare):
+            printed = name if name.isprintable() else ascii(name)
             raise ValueError(
-                f"{what}: expected {name} with {left}, as in this model, got {right}"
+                f"{what}: expected {printed[:200]} with {left}, as in this model, "
+                f"got {right}"
             )
-    raise ValueError(f"{what}: expected the same buffers, got a different set")
+    if content["signature"] not in signatures:
+        raise ValueError(f"{what}: expected the same buffers, got a different set")
+
+
+def _described(named: Mapping[str, Any], name: str) -> str:
+    if name not in named:
+        return "no such tensor"
+    value = named[name]
+    if not isinstance(value, Tensor):  # what a module adds to its state_dict
+        return f"a {type(value).__name__}"
+    return f"{tuple(value.shape)} {value.dtype}"
 
 
 def load_model(content: dict[str, Any], state: TrainingState) -> None:
-    """Copy weights, buffers, counters, gradient sums and metrics into `state`."""
-    state.model.load_state_dict(content["model"])
-    state.load_progress(content["progress"])
-    load_observed(state, _packed(content))
+    """Copy weights, buffers, counters, gradient sums and metrics into `state`.
+
+    Raises:
+        ValueError: what the file holds does not load.
+    """
+    with naming(content, "the model's state"):
+        load_observed(state, content["joined"])
+        state.load_progress(content["progress"])
+        state.model.load_state_dict(content["model"])
 
 
 def load_optimizer_state(content: dict[str, Any], state: TrainingState) -> None:
-    """Copy optimizer and scheduler state into `state`, whose optimizer is built."""
-    load_optimizer(state, _packed(content), observed=False)
+    """Copy optimizer and scheduler state into `state`, whose optimizer is built.
+
+    Raises:
+        ValueError: what the file holds does not load.
+    """
+    with naming(content, f"the state of {type(state.optimizer).__name__}"):
+        load_optimizer(state, content["joined"], observed=False)
 
 
-def _packed(content: dict[str, Any]) -> dict[str, Any]:
-    return fill(content["optimizer_message"], content["optimizer_tensors"])
+@contextlib.contextmanager
+def naming(content: Mapping[str, Any], part: str) -> Iterator[None]:
+    """Turn what wrong values of a checkpoint raise into one error that names it.
+
+    Args:
+        content: From `read`.
+        part: What is loaded.
+
+    Raises:
+        ValueError: the body raised any other error than for want of memory.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # values of any kind raise errors of any kind
+        raise ValueError(
+            f"{content['name']}: expected {part}, got what does not load: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def path_of_step(directory: str | os.PathLike[str], step: int) -> pathlib.Path:
@@ -187,26 +303,57 @@ def path_of_step(directory: str | os.PathLike[str], step: int) -> pathlib.Path:
     return pathlib.Path(directory) / f"step-{step:010d}.pt"
 
 
-def _newest_first(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
-    folder = pathlib.Path(directory)
-    if not folder.is_dir():
-        return []
-    named = (p for p in folder.iterdir() if _NAME.fullmatch(p.name))
-    # By time, not by step: an older run in the same folder may have gone further.
-    return sorted(named, key=lambda p: (_written_ns(p), p.name), reverse=True)
+def _listed(
+    directory: str | os.PathLike[str],
+) -> tuple[dict[pathlib.Path, int], list[pathlib.Path]]:
+    """Return when each checkpoint of a folder was written, newest first.
 
+    The second part is what has the name of one and is no file.
 
-def _written_ns(path: pathlib.Path) -> int:
-    """Return when a file was written; 0 where another rank has just removed it."""
+    Raises:
+        OSError: the folder, or what it tells of a file, could not be read.
+    """
     try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
+    found: list[tuple[int, pathlib.Path]] = []
+    others: list[pathlib.Path] = []
+    for name in filter(_NAME.fullmatch, names):
+        path = pathlib.Path(directory, name)
+        try:
+            info = path.stat()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):
+                raise
+            with contextlib.suppress(FileNotFoundError):  # another rank has removed it
+                path.lstat()
+                others.append(path)  # a link to nothing
+            continue
+        if stat.S_ISREG(info.st_mode):
+            found.append((info.st_mtime_ns, path))
+        else:
+            others.append(path)
+    # By time, not by step: an older run in the same folder may have gone further.
+    found.sort(reverse=True)
+    return {path: time for time, path in found}, others
 
 
 def times(directory: str | os.PathLike[str]) -> dict[str, int]:
-    """Return when each automatic checkpoint of a folder was written, by name."""
-    return {path.name: _written_ns(path) for path in _newest_first(directory)}
+    """Return when each automatic checkpoint of a folder was written, by name.
+
+    They are in order, the newest first.
+
+    Raises:
+        OSError: the folder could not be read.
+    """
+    written, _ = _listed(directory)
+    return {path.name: time for path, time in written.items()}
+
+
+def _fingerprint(path: pathlib.Path) -> Fingerprint:
+    info = path.stat()
+    return path.name, info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def time_in_order(path: pathlib.Path, before: Mapping[str, int], written: int) -> int:
@@ -220,6 +367,9 @@ def time_in_order(path: pathlib.Path, before: Mapping[str, int], written: int) -
         path: The file.
         before: `times` of the folder when the run began: files of other runs.
         written: Its time by the clock; all times are in nanoseconds.
+
+    Raises:
+        OSError: the folder could not be read.
     """
     others = times(path.parent)
     others.pop(path.name, None)  # an older file, whose place it takes
@@ -235,19 +385,88 @@ def time_in_order(path: pathlib.Path, before: Mapping[str, int], written: int) -
 def newest_valid(
     directory: str | os.PathLike[str],
 ) -> tuple[pathlib.Path, dict[str, Any]] | None:
-    """Return the newest readable checkpoint of a folder, or None.
+    """Return the newest valid checkpoint of a folder; None if it has no file of one.
 
-    A torn file is skipped with a warning.
+    A file that was read and is wrong is skipped with a warning. One that could not be
+    read may be whole: nothing older is taken in its place. What is no file (a FIFO, a
+    folder, a device, a link to nothing) is no checkpoint.
+
+    Raises:
+        ValueError: there are files, and none of them is valid.
+        OSError: one could not be read; names it.
+        MemoryError: one did not fit into memory; names it.
     """
-    for path in _newest_first(directory):
+    written, others = _listed(directory)
+    skipped = 0
+    for path in written:
         try:
-            return path, read(path)
-        except ValueError as error:
+            content = read(path)
+        except (ValueError, FileNotFoundError) as error:
             _LOG.warning("skipped: %s", error)
+            skipped += 1
+        except OSError as error:
+            text = "a checkpoint that cannot be read may be whole, and is not skipped"
+            found = OSError(error.errno, f"{error.strerror}: {text}")
+            raise disk.about(found, path) from error
+        else:
+            _warn_of_stranger(path)
+            return path, content
+    for path in others:
+        _LOG.warning("skipped: checkpoint %s: expected a file, got none", path)
+    if skipped:
+        raise ValueError(
+            f"checkpoints in {os.fspath(directory)}: expected a valid one among "
+            f"{skipped}, got none; move them away to begin anew"
+        )
     return None
 
 
-def prune(directory: str | os.PathLike[str], keep: int) -> None:
-    """Delete all but the newest `keep` automatic checkpoints."""
-    for path in _newest_first(directory)[keep:]:
-        path.unlink(missing_ok=True)
+def _warn_of_stranger(path: pathlib.Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        owner = path.stat().st_uid
+        if owner not in (0, os.geteuid()):
+            _LOG.warning("checkpoint %s is the file of another user, %d", path, owner)
+
+
+def prune(
+    directory: str | os.PathLike[str],
+    keep: int,
+    *,
+    saved: pathlib.Path | None = None,
+    whole: set[Fingerprint] | None = None,
+) -> None:
+    """Delete checkpoints that are older than `keep` others, all of them whole.
+
+    To be counted, those others are read to their ends. A problem is logged and not
+    raised: nothing is lost by a file too many.
+
+    Args:
+        directory: The folder.
+        keep: So many whole ones stay.
+        saved: A file that `save` has just written, and read back.
+        whole: Files that need not be read once more; becomes those that were counted.
+    """
+    known: set[Fingerprint] = set() if whole is None else whole
+    counted: set[Fingerprint] = set()
+    try:
+        written, _ = _listed(directory)
+    except OSError as error:
+        _LOG.warning("no older checkpoint is deleted: %s", error)
+        return
+    for path in written:
+        try:
+            if len(counted) >= keep:
+                path.unlink(missing_ok=True)
+                continue
+            found = _fingerprint(path)
+            if path != saved and found not in known:
+                if len(written) <= keep:
+                    continue  # none can go, so that nobody needs to know
+                files.require_whole(path, f"checkpoint {path}")
+            counted.add(found)
+        except FileNotFoundError:
+            continue  # another rank has removed it
+        except (OSError, ValueError, MemoryError) as error:
+            _LOG.warning("a checkpoint is neither counted nor deleted: %s", error)
+    known.clear()
+    known.update(counted)

@@ -158,8 +158,11 @@ class CheckpointConfig:
         every_epochs: A checkpoint after every that many epochs.
         every_steps: Also one after every that many optimizer steps; None: none. One
             that falls on the last batch of a pass is written when the epoch ends.
-        keep: The newest that many are kept.
+        keep: The newest that many are kept. One is deleted only when so many newer
+            ones have been read and found whole.
         resume: Load the newest valid checkpoint of `directory` at the start.
+        max_failures: An automatic checkpoint that cannot be written is a warning, and
+            the next one is tried when it is due; that many in a row end the run.
     """
 
     directory: str | os.PathLike[str] | None = None
@@ -167,6 +170,7 @@ class CheckpointConfig:
     every_steps: int | None = None
     keep: int = 2
     resume: bool = False
+    max_failures: int = 3
 
     def __post_init__(self) -> None:
         """Validate each field."""
@@ -179,6 +183,8 @@ class CheckpointConfig:
         )
         _positive_or_none(f"{what}.every_steps", self.every_steps)
         _require(self.keep >= 1, f"{what}.keep", ">= 1", self.keep)
+        most = self.max_failures
+        _require(most >= 1, f"{what}.max_failures", ">= 1", most)
         _require(
             folder is not None or not (self.resume or self.every_steps),
             f"{what}.directory",

@@ -39,7 +39,8 @@ class PipeTransformer(Saving):
     Args:
         model: The same Sequential on every rank, on the host. Values are rank 0's.
         optimizer: Factory; gets the trainable parameters in model order. It is also
-            called here, on trial; the optimizer must step from gradients alone.
+            called here and before a checkpoint is loaded, on trial; the optimizer must
+            step from gradients alone.
         loss: ``loss(outputs, targets)`` -> scalar mean over rows; see
             `Config.check_loss`.
         freeze: The freeze policy, for example ``pt.freeze.AlphaCap(alpha=1 / 3)``.

@@ -1,15 +1,18 @@
-"""Files of tensors: written whole or not at all, read without running any code."""
+"""Files of tensors: written whole or not at all, read without running any code.
+
+What was read and is wrong is a ValueError. What could not be read is another error,
+an OSError or a MemoryError, and says nothing about the file.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
+import io
 import logging
 import os
 import pathlib
-import re
-import secrets
+import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from typing import IO, Any
@@ -17,8 +20,15 @@ from typing import IO, Any
 import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
+from pipetransformer.core import disk
+from pipetransformer.planner._fields import printable
+
 _LOG = logging.getLogger(__name__)
-_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_ENCRYPTED = 0x1  # of a zip entry's flags
+_LONGEST = 200  # letters of what another library says
+_OF_CONTENT = (None, errno.EINVAL)  # errors of zip, and of seeking to before the file
+# Torch's CPU allocator has no exception of its own for this.
+_NO_MEMORY = ("can't allocate memory", "not enough memory")
 
 
 def write(
@@ -28,10 +38,7 @@ def write(
     replace: bool = True,
     stamp: Callable[[int], int] | None = None,
 ) -> None:
-    """Write a file: temporary file, fsync, rename; mode 0600.
-
-    The temporary file is locked while its writer lives, so that `clear_unfinished`
-    can tell what a dead writer left behind.
+    """Write a file: temporary file, fsync, checksums compared, rename; mode 0600.
 
     Args:
         path: The file; its folder is made when missing.
@@ -42,60 +49,34 @@ def write(
 
     Raises:
         ValueError: the path has no file's name.
-        OSError: the file could not be written; an older file of that name is intact.
+        OSError: the file could not be written, or does not read back as it was written;
+            an older file of that name is intact, or this one is there and whole.
+        MemoryError: names the file; an older one is intact.
     """
     target = pathlib.Path(os.fsdecode(path))
     if not target.name:
         raise ValueError(f"path: expected the name of a file to write, got {path!r}")
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    disk.make_folder(target.parent)
+    with (
+        disk.replacing(
+            target, replace=replace, check=_require_written, stamp=stamp
+        ) as file,
+        _naming_want_of_memory(f"file {target}"),
+        _checksums(),
+    ):
+        torch.save(content, file)
+
+
+def _require_written(file: IO[bytes]) -> None:
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            _lock(file)
-            try:
-                with _checksums():
-                    torch.save(content, file)
-            except RuntimeError as error:  # torch's writer hides the OSError
-                raise _os_error(error, target) from error
-            file.flush()
-            os.fsync(file.fileno())
-            if stamp is not None:
-                time_ns = stamp(os.fstat(file.fileno()).st_mtime_ns)
-                os.utime(file.fileno(), ns=(time_ns, time_ns))
-            _publish(temporary, target, replace=replace)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _os_error(error: BaseException, target: pathlib.Path) -> OSError:
-    """Return the OSError behind what torch's writer raised, about `target`."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, OSError) and found.errno is not None:
-            return OSError(found.errno, os.strerror(found.errno), str(target))
-        found = found.__cause__ or found.__context__
-    return OSError(f"{target}: {error}")
-
-
-def _publish(temporary: pathlib.Path, target: pathlib.Path, *, replace: bool) -> None:
-    if not replace:
-        try:
-            os.link(temporary, target)
-            return
-        except FileExistsError:
-            return
-        except OSError:  # a file system without hard links
-            if target.exists():
-                return
-    os.replace(temporary, target)
+        _require_whole(file)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # damage of any kind raises errors of any kind
+        text = f"{os.strerror(errno.EIO)}: reads back otherwise than written, {error}"
+        raise OSError(errno.EIO, text) from error
 
 
 def read(path: str | os.PathLike[str], what: str) -> Any:
@@ -109,22 +90,115 @@ def read(path: str | os.PathLike[str], what: str) -> Any:
         FileNotFoundError: there is no such file.
         ValueError: the file is torn, changed, of another kind, or holds more than
             tensors and plain values.
+        OSError: it could not be read; names it.
+        MemoryError: it did not fit into memory; names it.
     """
     try:
-        with open(path, "rb") as file:
-            with zipfile.ZipFile(file) as archive:
-                damaged = archive.testzip()
-            if damaged is not None:
-                raise zipfile.BadZipFile(f"bad checksum of {damaged}")
-            file.seek(0)
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
+        return _read(path, what)
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+    return _read(path, what)  # a server has another file by that name now
+
+
+def _read(path: str | os.PathLike[str], what: str) -> Any:
+    with (
+        disk.reading(path, what) as file,
+        _wrong_content(what),
+        _naming_want_of_memory(what),
+    ):
+        _require_whole(file)
+        file.seek(0)
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def require_whole(path: str | os.PathLike[str], what: str) -> None:
+    """Read a file of `write` to its end and compare all its checksums.
+
+    Takes no memory to speak of, whatever the file's size.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is torn, changed, or of another kind.
+        OSError: it could not be read; names it.
+    """
+    with disk.reading(path, what) as file, _wrong_content(what):
+        _require_whole(file)
+
+
+def unpack(message: bytes, what: str) -> Any:
+    """Read a small file of tensors that was part of another one.
+
+    Raises:
+        ValueError: it is torn, or holds more than tensors and plain values.
+    """
+    buffer = io.BytesIO(message)
+    with _wrong_content(what), _naming_want_of_memory(what):
+        with zipfile.ZipFile(buffer) as archive:
+            _require_stored(archive, len(message))
+        buffer.seek(0)
+        return torch.load(buffer, map_location="cpu", weights_only=True)
+
+
+@contextlib.contextmanager
+def _wrong_content(what: str) -> Iterator[None]:
+    """Call wrong whatever content could not be read.
+
+    If it was the disk that failed, `disk.reading` says so instead.
+    """
+    try:
+        yield
+    except MemoryError:
         raise
     except Exception as error:  # bytes of any kind raise errors of any kind
+        if isinstance(error, OSError) and error.errno not in _OF_CONTENT:
+            raise  # as when modules that are imported to read it cannot be opened
         first = str(error).partition(". ")[0].partition("\n")[0] or type(error).__name__
         raise ValueError(
-            f"{what}: expected a complete file of tensors, got: {first}"
+            f"{what}: expected a complete file of tensors, got: "
+            f"{printable(first[:_LONGEST])}"  # may quote what it has read
         ) from error
+
+
+@contextlib.contextmanager
+def _naming_want_of_memory(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(
+            text in str(error) for text in _NO_MEMORY
+        ):
+            raise
+        raise MemoryError(
+            f"{what}: expected to fit into memory, got: {error}"
+        ) from error
+
+
+def _require_whole(file: IO[bytes]) -> None:
+    """Compare all checksums.
+
+    Raises:
+        zipfile.BadZipFile: one differs, or it is no archive as torch writes them.
+    """
+    size = file.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(file) as archive:
+        _require_stored(archive, size)
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise zipfile.BadZipFile(f"bad checksum of {damaged}")
+
+
+def _require_stored(archive: zipfile.ZipFile, size: int) -> None:
+    """Refuse what torch did not write, or would be larger in memory than on disk."""
+    entries = archive.infolist()
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _ENCRYPTED:
+            raise zipfile.BadZipFile(f"a compressed entry {entry.filename!r}")
+    claimed = sum(entry.file_size for entry in entries)
+    if claimed > size:
+        raise zipfile.BadZipFile(f"entries of {claimed} bytes in {size}")
+    if not any(entry.filename.endswith("/data.pkl") for entry in entries):
+        raise zipfile.BadZipFile("an archive of another kind")
 
 
 def make_folder(directory: str | os.PathLike[str], what: str) -> None:
@@ -139,41 +213,18 @@ def make_folder(directory: str | os.PathLike[str], what: str) -> None:
     """
     folder, expected = pathlib.Path(directory), f"{what}: expected a folder to write to"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(folder)
+        mode = folder.stat().st_mode
     except (OSError, ValueError) as error:  # ValueError: a null byte in its name
         raise ValueError(f"{expected}, got {str(folder)!r}: {error}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ValueError(f"{expected}, got {str(folder)!r}, which is read-only")
-
-
-def clear_unfinished(directory: str | os.PathLike[str]) -> None:
-    """Delete the temporary files that writers of this folder left when they died."""
-    folder = pathlib.Path(directory)
-    if not folder.is_dir():
-        return
-    for path in folder.iterdir():
-        if not _UNFINISHED.fullmatch(path.name):
-            continue
-        try:
-            with path.open("rb") as file:
-                if not _lock(file):
-                    continue  # being written
-                path.unlink(missing_ok=True)
-        except FileNotFoundError:
-            continue  # its writer has just finished
-        except OSError as error:  # of another user
-            _LOG.warning("left as it is: %s", error)
-            continue
-        _LOG.info("deleted %s, which its writer left unfinished", path)
-
-
-def _lock(file: IO[bytes]) -> bool:
-    """Tell whether the file could be locked; the lock goes with its last holder."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held by another process, or a file system without locks
-        return False
-    return True
+    if mode & stat.S_IWOTH:
+        _LOG.warning(
+            "%s: every user may write to %s, and so choose what a run goes on from",
+            what,
+            folder,
+        )
 
 
 @contextlib.contextmanager

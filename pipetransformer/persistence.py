@@ -11,6 +11,7 @@ from torch import Tensor
 from pipetransformer import checkpoint
 from pipetransformer.replica import Replica
 from pipetransformer.run import Run
+from pipetransformer.state import make_optimizer
 
 
 def save(
@@ -32,7 +33,7 @@ def save(
 
     Raises:
         ValueError: no plan has been in force yet.
-        OSError: the file could not be written; an older one is intact.
+        OSError: the file could not be written; what is there is whole.
     """
     if run.state.optimizer is None:
         raise ValueError(
@@ -77,15 +78,28 @@ def restore(
         ValueError: a checkpoint of another model, or without a policy's state.
     """
     checkpoint.check_model(content, run.state, path)
-    if "policy" not in content["extra"]:
-        what = f"checkpoint {os.fspath(path)}"
+    what, extra = f"checkpoint {os.fspath(path)}", content["extra"]
+    num_units = len(run.recipe.unit_ends)
+    for name in ("wanted_units", "frozen_units"):
+        if content["progress"][name] > num_units:
+            raise ValueError(
+                f"{what}: expected at most {num_units} {name}, as this model has, "
+                f"got {content['progress'][name]}"
+            )
+    if "policy" not in extra:
         raise ValueError(f"{what}: expected a freeze policy's state, got none")
     if lead:
+        with checkpoint.naming(content, "the optimizer's state"):
+            # On trial: the run's own is built with the first plan.
+            trial = make_optimizer(run.recipe.optimizer, list(run.recipe.parameters))
+            trial.load_state_dict(content["joined"]["optimizer"])
+        with checkpoint.naming(content, f"the state of {type(run.policy).__name__}"):
+            run.policy.load_state_dict(extra["policy"])
+        with checkpoint.naming(content, "measured pauses"):
+            if "pauses" in extra:  # older checkpoints have none
+                run.prices.load(extra["pauses"])
+            run.prices.load_elapsed(extra.get("reshaped_ns_ago"))
         checkpoint.load_model(content, run.state)
-        run.policy.load_state_dict(content["extra"]["policy"])
-        if "pauses" in content["extra"]:  # older checkpoints have none
-            run.prices.load(content["extra"]["pauses"])
-        run.prices.load_elapsed(content["extra"].get("reshaped_ns_ago"))
         run.loaded = content
 
 
@@ -98,7 +112,8 @@ def check_resumed_pass(run: Run) -> None:
     if run.loaded is None or run.workload is None or run.state.batch == 0:
         return
     now = {**run.workload.describe(), "seed": run.config.seed}
-    saved = {name: run.loaded["extra"]["pass"].get(name) for name in now}
+    batches = run.loaded["extra"].get("pass", {})
+    saved = {name: batches.get(name) for name in now}
     if saved != now:
         raise ValueError(
             "checkpoint from the middle of an epoch: expected the batches of "

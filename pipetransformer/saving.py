@@ -23,7 +23,7 @@ class Saving(abc.ABC):
 
         Raises:
             ValueError: no plan has been in force yet, or the path has no file's name.
-            OSError: the file could not be written; an older one is intact.
+            OSError: the file could not be written; what is there is whole.
         """
         director = self._open()
         if director.is_lead:
@@ -34,7 +34,9 @@ class Saving(abc.ABC):
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: a torn file, another model, or a call after the first pass.
+            OSError: the file could not be read; names it. MemoryError likewise.
+            ValueError: a torn file, wrong values, another model, or a call after the
+                first pass.
         """
         director = self._open()
         if director.has_plan:
@@ -71,7 +73,7 @@ class Saving(abc.ABC):
 
         Raises:
             ValueError: the path has no file's name.
-            OSError: the file could not be written; an older one is intact.
+            OSError: the file could not be written; what is there is whole.
         """
         director = self._open()
         if director.is_lead:

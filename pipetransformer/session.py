@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 
 import torch
 
@@ -27,6 +28,7 @@ class Session:
     """
 
     def __init__(self, recipe: Recipe) -> None:
+        self._pid = os.getpid()
         clock = Clock()
         with clock.phase("connect"):
             info, store = connect(recipe.config.autodp)
@@ -113,6 +115,8 @@ class Session:
     def close(self, error: BaseException | None) -> None:
         """Leave the run.
 
+        Does nothing in a process that was forked within the block.
+
         Args:
             error: What ended the ``with`` block, or None. With an error the peers are
                 told, and an active rank writes an emergency checkpoint.
@@ -121,8 +125,8 @@ class Session:
             PeerFailure: a peer failed; in place of the bare error of a collective.
         """
         director = self._director
-        if director is None:
-            return
+        if director is None or os.getpid() != self._pid:
+            return  # a forked child has no part in the run, and no threads for it
         try:
             with self.run.clock.phase("close"):
                 self._end(director, error)

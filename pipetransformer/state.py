@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipetransformer import files
 from pipetransformer.autofreeze import GradientAccumulator
+from pipetransformer.planner._fields import shown
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[
@@ -273,8 +275,37 @@ def load_observed(state: TrainingState, joined: Mapping[str, Any]) -> None:
         state.gradients.load_state_dict(joined["gradients"])
 
 
-def fill(message: bytes, tensors: list[Tensor]) -> dict[str, Any]:
-    """Join a message with tensors that are at hand, as a checkpoint's are."""
-    tree = torch.load(io.BytesIO(message), weights_only=True)
-    joined: dict[str, Any] = _join(tree, lambda spec: tensors[spec["__tensor__"]])
-    return joined
+def plain(value: object) -> str:
+    """Return a value of a file as errors show it: a short one, or its type."""
+    short = isinstance(value, int | float | str)
+    return shown(value) if short else f"a {type(value).__name__}"
+
+
+def unpack_optimizer(message: bytes, tensors: list[Tensor], what: str) -> Any:
+    """Join what `pack_optimizer` returned, from a file that may hold anything.
+
+    Args:
+        message: Its bytes.
+        tensors: Its tensors; they are taken and not copied.
+        what: Where they come from, for error texts.
+
+    Raises:
+        ValueError: the message is no tree of plain values, or names other tensors.
+    """
+
+    def take(spec: dict[str, Any]) -> Tensor:
+        number = spec["__tensor__"]
+        if type(number) is not int or not 0 <= number < len(tensors):
+            raise ValueError(
+                f"{what}: expected a number below {len(tensors)} in place of each "
+                f"tensor of its optimizer, got {plain(number)}"
+            )
+        return tensors[number]
+
+    tree = files.unpack(message, f"{what}, state of its optimizer")
+    try:
+        return _join(tree, take)
+    except RecursionError as error:
+        raise ValueError(
+            f"{what}: expected optimizer state, got a bottomless tree"
+        ) from error

@@ -89,7 +89,8 @@ class GradientAccumulator:
         parameters = self._parameters()
         self._sums.clear()
         for number, value in sums.items():
-            shape = parameters[number].shape if number < len(parameters) else None
+            known = 0 <= number < len(parameters)
+            shape = parameters[number].shape if known else None
             if shape != value.shape:
                 raise ValueError(
                     f"gradient sum {number}: expected shape {shape}, got {value.shape}"

@@ -1,10 +1,11 @@
-"""Writes a file that is whole or absent, readable by its owner alone."""
+"""Writes a text file that is whole or absent, readable by its owner alone."""
 
 from __future__ import annotations
 
 import os
 import stat
-import tempfile
+
+from pipetransformer.core import disk
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:
@@ -26,15 +27,16 @@ def write(path: str | os.PathLike[str], text: str) -> None:
         raise ValueError("file to write: expected a name, got ''")
     try:
         if _is_replaceable(name):
-            _replace(os.path.realpath(name), text)
+            with disk.replacing(os.path.realpath(name)) as file:
+                file.write(text.encode())
         else:
-            with open(name, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(name, "w", encoding="utf-8") as stream:
+                stream.write(text)
     except OSError as error:
         if error.errno is None:
             raise
         # A failure may name the file that was to become this one.
-        raise OSError(error.errno, error.strerror, name) from None
+        raise disk.about(error, name) from None
 
 
 def _is_replaceable(name: str) -> bool:
@@ -42,15 +44,3 @@ def _is_replaceable(name: str) -> bool:
         return stat.S_ISREG(os.stat(name).st_mode)
     except FileNotFoundError:
         return True
-
-
-def _replace(target: str, text: str) -> None:
-    # mkstemp makes it readable by its owner alone.
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(target), prefix=".new.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise

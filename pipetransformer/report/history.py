@@ -9,6 +9,7 @@ import os
 import pathlib
 from typing import Any
 
+from pipetransformer.core import disk
 from pipetransformer.report.counters import Counters
 from pipetransformer.report.epochs import EpochRecord
 from pipetransformer.report.transformations import (
@@ -94,24 +95,22 @@ class History:
 
 
 def write_summary(history: History, path: str | os.PathLike[str]) -> None:
-    """Write the history as JSON: temporary file, then rename.
+    """Write the history as JSON: temporary file, fsync, rename; mode 0600.
+
+    A symbolic link of that name is replaced, and not followed.
 
     Args:
         history: A finished or running history.
         path: The file; its folder is made when missing.
 
     Raises:
-        OSError: the file could not be written; an older one is intact.
+        OSError: the file could not be written; what is there is whole.
     """
     target = pathlib.Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    disk.make_folder(target.parent)
     text = json.dumps(_finite(history.to_json()), indent=1, allow_nan=False)
-    try:
-        temporary.write_text(f"{text}\n")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with disk.replacing(target) as file:
+        file.write(f"{text}\n".encode())
 
 
 def _finite(value: Any) -> Any:

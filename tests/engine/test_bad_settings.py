@@ -16,6 +16,7 @@ WRONG = [
     *[(pt.CheckpointConfig, "every_epochs", v, "an int") for v in [*NO_INT, None]],
     *[(pt.CheckpointConfig, "every_steps", v, "an int or None") for v in NO_INT],
     *[(pt.CheckpointConfig, "keep", v, "an int") for v in [*NO_INT, None]],
+    *[(pt.CheckpointConfig, "max_failures", v, "an int") for v in [*NO_INT, None]],
     *[(pt.CheckpointConfig, "resume", v, "a bool") for v in [None, 0, 1, "no", []]],
     *[
         (pt.CheckpointConfig, "directory", v, "a str or a path or None")

@@ -180,7 +180,7 @@ def test_a_rank_that_slept_while_others_went_on_does_not_put_its_file_last(tmp_p
         files.write(path, {}, stamp=None if before is None else time_of)
 
     def order():
-        return [path.name[-5:-3] for path in checkpoint._newest_first(tmp_path)]
+        return [name[-5:-3] for name in checkpoint.times(tmp_path)]
 
     left(30)  # of an older run, which went further
     before = checkpoint.times(tmp_path)
@@ -198,18 +198,18 @@ def test_the_file_of_a_rank_that_slept_is_at_no_time_the_newest(tmp_path, monkey
 
     def look(descriptor, fsync=os.fsync):
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            newest.append(checkpoint._newest_first(tmp_path)[0])
+            newest.append(next(iter(checkpoint.times(tmp_path))))
             checkpoint.prune(tmp_path, keep=1)  # by the others' lead
         fsync(descriptor)
 
     with engine_in(tmp_path) as engine:
         engine.prepare(ToySet(12, dtype=torch.float64), 4)
         others = checkpoint.path_of_step(tmp_path, 3)
-        others.touch()
+        files.write(others, {})
         monkeypatch.setattr(os, "fsync", look)
         mine = engine._open()
         mine.autosave.after_epoch(mine.replica)
-    assert newest == [others]
+    assert newest == [others.name]
     assert [*tmp_path.iterdir()] == [others]
 
 

@@ -13,6 +13,7 @@ import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from pipetransformer import checkpoint, files
+from pipetransformer.core import disk
 
 CONTENT = {"numbers": torch.arange(1000.0), "name": "x"}
 
@@ -78,7 +79,11 @@ def test_file_of_another_kind_is_a_value_error(kind, tmp_path):
     NO_CHECKPOINTS[kind](path)
     with pytest.raises(ValueError, match="checkpoint .*step-0000000001.pt: expected"):
         checkpoint.read(path)
-    assert checkpoint.newest_valid(tmp_path) is None
+    if path.is_file():
+        with pytest.raises(ValueError, match="expected a valid one among 1, got none"):
+            checkpoint.newest_valid(tmp_path)
+    else:
+        assert checkpoint.newest_valid(tmp_path) is None
 
 
 @pytest.mark.parametrize("chosen", [True, False])
@@ -130,11 +135,11 @@ def test_files_of_dead_writers_are_deleted_and_no_others(tmp_path):
         other.write_bytes(b"half")
     with alive.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        files.clear_unfinished(tmp_path)
+        disk.clear_unfinished(tmp_path)
         assert set(tmp_path.iterdir()) == {path, alive, foreign}
-    files.clear_unfinished(tmp_path)
+    disk.clear_unfinished(tmp_path)
     assert set(tmp_path.iterdir()) == {path, foreign}
-    files.clear_unfinished(tmp_path / "none")
+    disk.clear_unfinished(tmp_path / "none")
 
 
 def test_files_of_other_users_are_left_with_a_warning(tmp_path, monkeypatch, caplog):
@@ -144,8 +149,8 @@ def test_files_of_other_users_are_left_with_a_warning(tmp_path, monkeypatch, cap
     def refuse(*_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(left))
 
-    monkeypatch.setattr(pathlib.Path, "open", refuse)  # root may open everything
-    files.clear_unfinished(tmp_path)
+    monkeypatch.setattr(os, "open", refuse)  # root may open everything
+    disk.clear_unfinished(tmp_path)
     assert left.exists() and "left as it is" in caplog.text
 
 
@@ -157,7 +162,7 @@ def test_file_system_without_locks_still_takes_files(tmp_path, monkeypatch):
     path = written(tmp_path)
     left = tmp_path / f".step-0000000004.pt.{'0' * 16}.tmp"
     left.write_bytes(b"half")
-    files.clear_unfinished(tmp_path)
+    disk.clear_unfinished(tmp_path)
     assert set(tmp_path.iterdir()) == {path, left}  # nobody knows whether it is dead
 
 

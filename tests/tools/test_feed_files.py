@@ -26,7 +26,8 @@ from pipetransformer import checkpoint
 
 FEW = 120  # the program's default is 100,000 over all kinds
 CHANGED = "step-0000000008.pt"
-NAMES = ("profile.json", "cluster.json", "plan.json", "summary.json", CHANGED)
+JSON = ("profile.json", "cluster.json", "plan.json", "summary.json")
+NAMES = (*JSON, "step-0000000007.pt", CHANGED)
 
 
 @pytest.fixture(scope="module")

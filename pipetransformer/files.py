@@ -25,6 +25,7 @@ from pipetransformer.planner._fields import printable
 
 _LOG = logging.getLogger(__name__)
 _ENCRYPTED = 0x1  # of a zip entry's flags
+_FOLDER = 0x10  # of its attributes
 _LONGEST = 200  # letters of what another library says
 _OF_CONTENT = (None, errno.EINVAL)  # errors of zip, and of seeking to before the file
 # Torch's CPU allocator has no exception of its own for this.
@@ -194,6 +195,9 @@ def _require_stored(archive: zipfile.ZipFile, size: int) -> None:
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _ENCRYPTED:
             raise zipfile.BadZipFile(f"a compressed entry {entry.filename!r}")
+        # No checksum covers this mark, with which torch reads nothing, in silence.
+        if entry.external_attr & _FOLDER or entry.is_dir():
+            raise zipfile.BadZipFile(f"a folder {entry.filename!r}")
     claimed = sum(entry.file_size for entry in entries)
     if claimed > size:
         raise zipfile.BadZipFile(f"entries of {claimed} bytes in {size}")

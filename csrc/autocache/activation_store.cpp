@@ -106,10 +106,7 @@ std::vector<RecordGroup> ActivationStore::fetch(
         break;
       case FindResult::kFound: {
         const RecordHeader& header = found[row].header;
-        if (payload_bytes(header.layout) != header.payload_bytes) {
-          found[row].slot.discard(found[row].version);
-          ++counters_.corrupt;
-        } else if (valid(header.key, chain, hash, row)) {
+        if (valid(header.key, chain, hash, row)) {
           groups[{header.key.boundary, header.layout}].push_back(row);
         } else {
           ++counters_.stale;
@@ -141,6 +138,15 @@ RecordGroup ActivationStore::gather(
   const auto num_rows = static_cast<int64_t>(rows.size());
   RecordGroup group;
   group.boundary = first.key.boundary;
+  const std::optional<uint64_t> payload = payload_bytes(first.layout);
+  if (!payload || *payload > slab.slot_bytes() - Slot::kOverheadBytes) {
+    for (const int64_t row : rows) {
+      found[row].slot.discard(found[row].version);
+    }
+    counters_.corrupt += num_rows;
+    group.rows = at::empty({0}, at::kLong);
+    return group;
+  }
   group.tensors = empty_tensors(first.layout, num_rows);
   const Rows targets(group.tensors);
   std::vector<ReadResult> results(num_rows);

@@ -216,6 +216,7 @@ ReadResult Slab::read(
     std::span<const Segment> segments,
     bool verify) noexcept {
   if (payload_bytes(segments) != found.header.payload_bytes) {
+    found.slot.discard(found.version);
     return ReadResult::kCorrupt;
   }
   if (!found.slot.read_payload(found.version, segments)) {

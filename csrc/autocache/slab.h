@@ -65,7 +65,8 @@ class Slab {
   FindResult find(uint64_t sample, Found& found) noexcept;
 
   // Copies the payload of a found record. `segments` have the sizes of its
-  // layout. With `verify` the checksum is compared, too.
+  // layout. With `verify` the checksum is compared, too. What is corrupt is
+  // dropped.
   ReadResult
   read(Found& found, std::span<const Segment> segments, bool verify) noexcept;
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from pipetransformer import files
 from pipetransformer.core import disk
 from pipetransformer.pipe import accumulator_names
+from pipetransformer.planner._fields import printable
 from pipetransformer.signature import model_signature
 from pipetransformer.state import (
     TrainingState,
@@ -52,6 +53,7 @@ _COUNTERS = {  # the least of each
     "frozen_units": 0,
 }
 _MOST = 10**10 - 1  # the last step that the name of a file has room for
+_LONGEST = 500  # letters of an error that what does not load raised
 Fingerprint = tuple[str, int, int, int]
 """Name, inode, bytes and time of a file: another one when its content is."""
 
@@ -239,7 +241,7 @@ def check_model(
             printed = name if name.isprintable() else ascii(name)
             raise ValueError(
                 f"{what}: expected {printed[:200]} with {left}, as in this model, "
-                f"got {right}"
+                f"got {printable(right, longest=_LONGEST)}"  # of many dimensions
             )
     if content["signature"] not in signatures:
         raise ValueError(f"{what}: expected the same buffers, got a different set")
@@ -294,7 +296,7 @@ def naming(content: Mapping[str, Any], part: str) -> Iterator[None]:
     except Exception as error:  # values of any kind raise errors of any kind
         raise ValueError(
             f"{content['name']}: expected {part}, got what does not load: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {printable(str(error), longest=_LONGEST)}"
         ) from error
 
 

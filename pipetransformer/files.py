@@ -157,7 +157,7 @@ def _wrong_content(what: str) -> Iterator[None]:
         first = str(error).partition(". ")[0].partition("\n")[0] or type(error).__name__
         raise ValueError(
             f"{what}: expected a complete file of tensors, got: "
-            f"{printable(first[:_LONGEST])}"  # may quote what it has read
+            f"{printable(first, longest=_LONGEST)}"  # may quote what it has read
         ) from error
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from pipetransformer import checkpoint
+from pipetransformer.planner._fields import printable
 from pipetransformer.replica import Replica
 from pipetransformer.run import Run
 from pipetransformer.state import make_optimizer
@@ -117,5 +118,5 @@ def check_resumed_pass(run: Run) -> None:
     if saved != now:
         raise ValueError(
             "checkpoint from the middle of an epoch: expected the batches of "
-            f"{saved}, got {now}"
+            f"{printable(str(saved), longest=500)}, got {now}"
         )

@@ -72,15 +72,15 @@ def check_str(value: object, what: str, *, longest: int = LONGEST_TEXT) -> str:
     return value
 
 
-def printable(text: str) -> str:
+def printable(text: str, *, longest: int = LONGEST_TEXT) -> str:
     """Return a text from elsewhere as `check_str` takes it: one line, cut, escaped."""
-    line = " ".join(text.split())
+    line = " ".join(text.split())[: longest + 1]
     if not line.isprintable():
         line = "".join(
             letter if letter.isprintable() else letter.encode("unicode_escape").decode()
             for letter in line
         )
-    return line if len(line) <= LONGEST_TEXT else f"{line[: LONGEST_TEXT - 3]}..."
+    return line if len(line) <= longest else f"{line[: longest - 3]}..."
 
 
 def check_choice(value: object, what: str, choices: tuple[str, ...]) -> str:

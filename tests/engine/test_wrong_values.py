@@ -130,6 +130,8 @@ def test_wrong_values_are_refused_before_anything_is_loaded_and_skipped(
     assert f"skipped: checkpoint {newest}" in caplog.text
 
 
+FLOOD = bytes(10**4)  # an error that quotes it has 40,000 letters
+
 # Nothing in the file is impossible, but it does not fit this run's model or policy.
 IN_RUN = {
     "units": (put("progress", "frozen_units", value=9), "at most 1 frozen_units"),
@@ -142,6 +144,9 @@ IN_RUN = {
     "missing": (lambda c: c["model"].pop("0.bias"), "got no such tensor"),
     "no tensor": (put("model", "0.bias", value=[1]), "got a list"),
     "console": (put("model", "\x1b[2J", value=torch.ones(1)), "expected '\\x1b[2J'"),
+    "policy's flood": (put("extra", "policy", "num_frozen", value=FLOOD), "of Manual"),
+    "pause flood": (put("extra", "reshaped_ns_ago", value=FLOOD), "measured pauses"),
+    "dimensions": (put("model", "0.bias", value=torch.ones([1] * 999)), "(1, 1, 1"),
 }
 
 
@@ -157,7 +162,7 @@ def test_values_that_do_not_fit_the_run_name_the_file_and_load_nothing(
             engine.load(path)
         found = str(caught.value)
         assert found.startswith(f"checkpoint {path}: expected") and text in found
-        assert "\x1b" not in found
+        assert found.isprintable() and len(found) < len(str(path)) + 1000
         assert engine._open().run.state.step == 0
         torch.testing.assert_close(engine.state_dict(), before, rtol=0, atol=0)
 
@@ -183,6 +188,15 @@ def test_optimizer_state_that_does_not_load_names_the_file(tmp_path, whole):
         with pytest.raises(ValueError, match=text):
             engine.load(path)
         assert engine._open().run.loaded is None
+
+
+def test_batches_of_another_kind_are_quoted_in_short(tmp_path, whole):
+    path = changed(whole, tmp_path / "x.pt", put("extra", "pass", "seed", value=FLOOD))
+    with an_engine() as engine:
+        engine.load(path)
+        with pytest.raises(ValueError, match="batches of {'num_") as caught:
+            engine.prepare(ToySet(12), 4)
+        assert len(str(caught.value)) < 1000 and str(caught.value).isprintable()
 
 
 def test_what_was_saved_passes_every_check(tmp_path, whole):

@@ -21,6 +21,15 @@ def test_profile_survives_json():
     assert Profile.from_json(read.to_json()) == read
 
 
+@pytest.mark.parametrize("name", ["tied_layers", "skips"])
+def test_an_empty_list_of_pairs_is_as_none(name):
+    without = {field: value for field, value in PROFILE.items() if field != name}
+    read = Profile.from_json(text({**without, name: []}))
+    assert read == Profile.from_json(text(without))
+    assert json.loads(read.to_json()) == without
+    assert read.hash == Profile.from_json(text(without)).hash
+
+
 def test_profile_hash_sees_every_field():
     base = Profile.from_json(text(PROFILE))
     assert base.hash == Profile.from_json(text(PROFILE)).hash

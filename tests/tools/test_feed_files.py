@@ -152,6 +152,10 @@ class Lenient:
         ('{"a": 1, "a": 2}', '{"a": 2}', "expected each name once"),
         ('{"a": NaN}', '{"a": 0}', "expected JSON, got NaN"),
         ('{"a": 1, "b": 2}', '{"a": 1}', "expected 'b' refused, got it dropped"),
+        ('{"a": []}', "{}", ": expected 'a' refused, got it dropped"),
+        ('{"skips": [[0, 1]]}', "{}", ": expected 'skips' refused, got it dropped"),
+        ('{"skips": []}', '{"skips": [[0, 1]]}', "/skips: expected a list of 0, got"),
+        ('{"a": {"skips": []}}', '{"a": {}}', "/a: expected 'skips' refused, got it"),
         ('{"a": 1.0}', '{"a": 1}', "/a: expected 1.0 kept or refused, got 1"),
         ('{"a": true}', '{"a": 1}', "/a: expected True kept or refused, got 1"),
         ('{"a": 2}', '{"a": 1}', "/a: expected 2 kept or refused, got 1"),
@@ -176,6 +180,12 @@ def test_what_a_reader_adds_by_default_is_no_fault(tmp_path):
     path.write_text('{"a": 1, "some_hash": 18446744073709551615}')
     kept = '{"a": 1.0, "b": null, "some_hash": 18446744073709551615}'
     assert require_kept(path, lambda _: Lenient(kept))
+
+
+def test_an_empty_list_that_canonical_texts_leave_out_is_no_fault(tmp_path):
+    path = tmp_path / "it.json"
+    path.write_text('{"a": 1, "skips": [], "tied_layers": []}')
+    assert require_kept(path, lambda _: Lenient('{"a": 1}'))
 
 
 def test_changed_bytes_that_are_taken_are_a_fault(known, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ _R = TypeVar("_R")
 
 # core
 def hash_bytes(data: bytes, seed: int = ...) -> int: ...
+def host_cores(root: str = ...) -> float: ...
 
 class HostMemory:
     @property

@@ -59,6 +59,17 @@ def hash_bytes(data: bytes) -> int:
     return _C.hash_bytes(data)
 
 
+def host_cores(root: str = "") -> float:
+    """Return how many cores this process's cgroups allow; infinite without a limit.
+
+    Args:
+        root: Holds another machine's ``proc`` and mounts; for tests.
+    """
+    from pipetransformer import _C
+
+    return _C.host_cores(root)
+
+
 def host_memory(root: str = "") -> HostMemory:
     """Return how much of its host's memory this process's job has, in bytes.
 

@@ -47,7 +47,8 @@ for name in decision failure membership plan_message transition transition_annou
 do
   readers="$readers csrc/autodp/$name.cpp"
 done
-slab="tests/autocache/cpp/fuzz_slab.cpp csrc/core/hash.cpp csrc/core/host_memory.cpp"
+slab="tests/autocache/cpp/fuzz_slab.cpp csrc/core/cgroups.cpp csrc/core/hash.cpp
+  csrc/core/host_memory.cpp"
 for name in process shared_memory slab slot; do
   slab="$slab csrc/autocache/$name.cpp"
 done

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "core/hash.h"
+#include "core/host_cores.h"
 #include "core/host_memory.h"
 
 namespace pipetransformer::bindings {
@@ -16,6 +17,7 @@ void bind_core(pybind11::module_& m) {
       },
       pybind11::arg("data"),
       pybind11::arg("seed") = core::kHashSeed);
+  m.def("host_cores", &core::host_cores, pybind11::arg("root") = "");
   using core::HostMemory;
   pybind11::class_<HostMemory>(m, "HostMemory")
       .def_readonly("total_bytes", &HostMemory::total_bytes)

@@ -40,7 +40,8 @@ class Facts:
         cuda_devices: name and memory of each.
         direct_pairs: ordered pairs of them where one reads the other's memory.
         cores: of the machine, as ``os.cpu_count`` counts.
-        usable_cores: what affinity and container leave of them.
+        usable_cores: what affinity leaves of them, and the job's cgroups if the
+            extension loads.
         network: what decides the interface.
         shared_memory: size and free bytes of /dev/shm; None if it is not there.
         locked_memory: limit on locked memory; None: no limit.
@@ -81,10 +82,12 @@ def read_facts(environ: Mapping[str, str]) -> Facts:
     gloo, nccl, devices = _torch_parts() if version else (False, False, ())
     extension_error = _extension_error() if version else "it needs torch"
     memory = None
+    usable_cores: float = len(os.sched_getaffinity(0))
     if not extension_error:
-        from pipetransformer._extension import host_memory
+        from pipetransformer._extension import host_cores, host_memory
 
         memory = host_memory()
+        usable_cores = min(usable_cores, host_cores())
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return Facts(
         python=sys.version_info[:3],
@@ -99,7 +102,7 @@ def read_facts(environ: Mapping[str, str]) -> Facts:
         cuda_devices=devices,
         direct_pairs=_direct_pairs(len(devices)),
         cores=os.cpu_count() or 1,
-        usable_cores=_usable_cores(Path("/")),
+        usable_cores=usable_cores,
         network=look_up_network(environ),
         shared_memory=_shared_memory(),
         locked_memory=None if locked == resource.RLIM_INFINITY else locked,
@@ -166,26 +169,6 @@ def _nvcc(environ: Mapping[str, str]) -> str:
     if home and (Path(home) / "bin" / "nvcc").exists():
         return str(Path(home) / "bin" / "nvcc")
     return shutil.which("nvcc") or ""
-
-
-def _usable_cores(root: Path) -> float:
-    return min(len(os.sched_getaffinity(0)), container_cores(root))
-
-
-def container_cores(root: Path) -> float:
-    """Return the cores that the container may use; infinite without a limit.
-
-    Args:
-        root: where ``sys/fs/cgroup`` is.
-    """
-    group = root / "sys/fs/cgroup"
-    quota, _, period = _text(group / "cpu.max").partition(" ")
-    if not period:
-        quota = _text(group / "cpu/cpu.cfs_quota_us")
-        period = _text(group / "cpu/cpu.cfs_period_us")
-    if not quota.isdigit() or not period.isdigit():
-        return float("inf")
-    return int(quota) / max(1, int(period))
 
 
 def _text(path: Path) -> str:

@@ -10,7 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = [
     ROOT / "tests/autocache/cpp/slab_test.cpp",
-    *(ROOT / f"csrc/core/{name}.cpp" for name in ("hash", "host_memory")),
+    *(ROOT / f"csrc/core/{name}.cpp" for name in ("cgroups", "hash", "host_memory")),
     *(
         ROOT / f"csrc/autocache/{name}.cpp"
         for name in ("process", "shared_memory", "slab", "slot")

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from pipetransformer import _extension
 from pipetransformer._extension import host_memory
 from pipetransformer.cli import checks, doctor, main
 from pipetransformer.cli.machine import (
     Facts,
-    container_cores,
     read_facts,
 )
 from pipetransformer.cli.network import Network, look_up_network
@@ -313,6 +313,17 @@ def test_this_machine_can_be_looked_at():
     assert all(i.addresses for i in facts.network.interfaces.values())
 
 
+@pytest.mark.parametrize(
+    ("allowed", "usable"), [(1.5, 1.5), (8.0, 3), (float("inf"), 3)]
+)
+def test_the_jobs_cgroups_and_its_affinity_limit_the_cores(
+    allowed, usable, monkeypatch
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    monkeypatch.setattr(_extension, "host_cores", lambda: allowed)
+    assert read_facts({}).usable_cores == usable
+
+
 def test_a_missing_extension_is_a_finding_and_no_traceback():
     script = (
         "import sys\n"
@@ -340,37 +351,3 @@ def test_network_is_asked_for_the_way_to_the_store(tmp_path):
     state.write_text("4: ACTIVE\n")
     found = look_up_network({}, tmp_path)
     assert found.route_address == "" and found.infiniband == ("mlx5_0",)
-
-
-def write(root, name, text):
-    path = root / "sys/fs/cgroup" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({}, float("inf")),
-        ({"cpu.max": "max 100000\n"}, float("inf")),
-        ({"cpu.max": "150000 100000\n"}, 1.5),
-        (
-            {
-                "cpu/cpu.cfs_quota_us": "200000",
-                "cpu/cpu.cfs_period_us": "100000",
-            },
-            2.0,
-        ),
-        (
-            {
-                "cpu/cpu.cfs_quota_us": "-1",
-                "cpu/cpu.cfs_period_us": "100000",
-            },
-            float("inf"),
-        ),
-    ],
-)
-def test_cores_of_the_container_are_read_of_both_versions(tmp_path, files, cores):
-    for name, text in files.items():
-        write(tmp_path, name, text)
-    assert container_cores(tmp_path) == cores

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from pipetransformer._extension import host_memory
+from tests.support import cgroups
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -18,8 +19,8 @@ FREE = 4096 * MIB
 NO_LIMIT = 9223372036854771712  # what v1 shows where none is set
 
 
-class Host:
-    """A made-up /proc and the cgroups that are mounted on it.
+class Host(cgroups.Host):
+    """A host with a memory and memory cgroups.
 
     Args:
         root: Folder to build it in.
@@ -27,35 +28,12 @@ class Host:
     """
 
     def __init__(self, root, version):
-        self.root, self.version = root, version
-        self.default = "/sys/fs/cgroup" + ("/memory" if version == 1 else "")
+        super().__init__(root, version, "memory")
         self.write(
             "/proc/meminfo",
             f"MemTotal: {TOTAL // 1024} kB\nMemFree: 5 kB\n"
             f"MemAvailable: {FREE // 1024} kB\n",
         )
-        self.write("/proc/self/mountinfo", "22 27 0:21 / /proc rw - proc proc rw\n")
-
-    def write(self, path, text, mode="w"):
-        path = self.root / path.lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open(mode) as file:
-            file.write(text)
-
-    def own(self, group):
-        """Say which group this process is in."""
-        lines = {
-            1: f"9:name=systemd:/x\n4:cpu,memory:{group}\n1:cpuset:/\n0::/unified\n",
-            2: f"0::{group}\n",
-        }
-        self.write("/proc/self/cgroup", lines[self.version])
-
-    def mount(self, top="/", point=None):
-        """Mount the hierarchy, or the part of it from the group `top` on."""
-        kind = {1: "cgroup cgroup rw,cpu,memory", 2: "cgroup2 cgroup2 rw,nsdelegate"}
-        line = f"35 31 0:32 {top} {point or self.default} rw,relatime shared:9"
-        more = f"{line} - {kind[self.version]}\n"
-        self.write("/proc/self/mountinfo", more, mode="a")
 
     def group(self, group, limit, used=0, point=None, **stat):
         """Make a group, or change it; sizes in MiB."""

@@ -171,8 +171,26 @@ class Slabs:
         if not address:
             return None
         try:
-            return ActivationCache.attach(address, run_id=self.info.run_id)
+            cache = ActivationCache.attach(address, run_id=self.info.run_id)
+            try:
+                self._require_room(cache, num_samples)
+            except ValueError:
+                cache.close()
+                raise
+            return cache
         except ValueError as error:
             # Another pid namespace or user: an own slab is slower, never wrong.
             _LOG.warning("own cache instead of the node's: %s", error)
             return self._create(num_samples)
+
+    def _require_room(self, cache: ActivationCache, num_samples: int) -> None:
+        """Refuse a slab of another set, or one that holds none of this run's records.
+
+        Plans would count on it, and nothing would be cached.
+        """
+        wanted = self._slot_bytes()
+        if cache.num_samples != num_samples or cache.slot_bytes < wanted:
+            raise ValueError(
+                f"the node's cache: expected {num_samples} samples in slots of at "
+                f"least {wanted} bytes, got {cache.num_samples} of {cache.slot_bytes}"
+            )

@@ -107,6 +107,53 @@ def test_plan_counts_on_no_cache_that_could_not_be_made(monkeypatch):
     assert [plan.cache for plan, _ in plans] == ["host", "host", "none"]
 
 
+@pytest.fixture
+def opened():
+    """A run with a profile and no cache yet."""
+    with make_engine(freeze=schedule(0), config=config()) as engine:
+        engine.prepare(ToySet(SAMPLES), 12)
+        yield engine._open().run
+
+
+def made(run, *, samples=SAMPLES, more_bytes=0):
+    """Make what another rank of the run may have made."""
+    slot = run._create(SAMPLES).slot_bytes
+    return slabs.ActivationCache.create(
+        run_id=run.info.run_id,
+        num_samples=samples,
+        slot_bytes=slot + more_bytes,
+        budget_bytes=10**6,
+    )
+
+
+@pytest.mark.parametrize("more_bytes", [0, 64])
+def test_the_nodes_cache_is_used_if_it_has_the_samples_and_room_for_records(
+    more_bytes, opened, caplog
+):
+    theirs = made(opened, more_bytes=more_bytes)
+    found = opened._attach(theirs.address, SAMPLES)
+    assert found.slot_bytes == theirs.slot_bytes
+    ids, row = torch.arange(1), torch.ones(1, 4)
+    found.store(ids, [row], boundary=0, fingerprint=7)
+    assert theirs.fetch(ids, chain=[7])[0].rows.tolist() == [0]
+    assert "own cache" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "other", [{"samples": SAMPLES - 1}, {"samples": SAMPLES + 1}, {"more_bytes": -64}]
+)
+def test_a_cache_of_other_sizes_than_this_run_makes_is_not_used(other, opened, caplog):
+    """Plans counted on all of its slots, and no record had a place in one."""
+    theirs = made(opened, **other)
+    own = opened._attach(theirs.address, SAMPLES)
+    assert (own.num_samples, own.num_slots) == (SAMPLES, SAMPLES)
+    ids, row = torch.arange(1), torch.ones(1, 4)
+    own.store(ids, [row], boundary=0, fingerprint=7)
+    assert own.fetch(ids, chain=[7]) and not theirs.fetch(ids, chain=[7])
+    text = f"got {theirs.num_samples} of {theirs.slot_bytes}"
+    assert "own cache instead of the node's" in caplog.text and text in caplog.text
+
+
 def explained(rank, available):
     """Train on ranks that see different memory; return what they planned by."""
     seen = SimpleNamespace(available_bytes=available[rank])

@@ -35,14 +35,14 @@ trap 'rm -rf "$out"' EXIT
 execution="tests/cpp/stress_execution.cpp csrc/pipe/execution.cpp
   csrc/pipe/worker_pool.cpp csrc/planner/schedule.cpp csrc/planner/schedules.cpp"
 # Not those of csrc/autodp that compute with tensors, which have no threads.
-plane="tests/autodp/cpp/stress_plane.cpp csrc/core/hash.cpp"
+plane="tests/autodp/cpp/stress_plane.cpp csrc/core/hash.cpp csrc/core/plain_text.cpp"
 for name in active_group decision failure guarded_backend guarded_work membership \
   message_plane patient_store plan_message roll_board run_state single_backend \
   store_board store_client task_thread transition transition_announce watcher; do
   plane="$plane csrc/autodp/$name.cpp"
 done
-readers="tests/cpp/feed_readers.cpp csrc/core/hash.cpp csrc/planner/*.cpp
-  csrc/simulator/*.cpp"
+readers="tests/cpp/feed_readers.cpp csrc/core/hash.cpp csrc/core/plain_text.cpp
+  csrc/planner/*.cpp csrc/simulator/*.cpp"
 for name in decision failure membership plan_message transition transition_announce
 do
   readers="$readers csrc/autodp/$name.cpp"

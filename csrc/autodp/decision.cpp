@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "autodp/text_lines.h"
+#include "core/plain_text.h"
 
 namespace pipetransformer::autodp {
 
@@ -36,10 +37,10 @@ Verdict decode_verdict(std::string_view bytes) {
   if (take_line(rest) == kAbortText &&
       parse_numbers(take_line(rest), verdict.missing) &&
       parse_numbers(take_line(rest), verdict.refused)) {
-    verdict.reason = rest;
+    verdict.reason = core::plain_text(rest);
     return verdict;
   }
-  return Verdict{Outcome::kAbort, {}, {}, std::string(bytes)};
+  return Verdict{Outcome::kAbort, {}, {}, core::plain_text(bytes)};
 }
 
 std::string encode(const Answer& answer) {
@@ -57,9 +58,9 @@ Answer decode_answer(std::string_view bytes) {
   auto rest = bytes;
   const auto kind = take_line(rest);
   if (rest.empty() || (kind != kRefusedText && kind != kWaitedText)) {
-    return {bytes.empty() ? "no reason" : std::string(bytes), false};
+    return {bytes.empty() ? "no reason" : core::plain_text(bytes), false};
   }
-  return {std::string(rest), kind == kWaitedText};
+  return {core::plain_text(rest), kind == kWaitedText};
 }
 
 Ballot::Ballot(int writer, bool writes, const std::vector<int>& participants)

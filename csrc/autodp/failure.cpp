@@ -6,12 +6,14 @@
 #include <utility>
 
 #include "autodp/text_lines.h"
+#include "core/plain_text.h"
 
 namespace pipetransformer::autodp {
 
 namespace {
 
 constexpr std::string_view kVersion = "failure 1";
+constexpr size_t kLongestPhase = 64;
 
 std::string one_line(std::string text) {
   for (char& c : text) {
@@ -58,13 +60,13 @@ Failure decode(std::string_view bytes) {
   if (take_line(rest) == kVersion && parse(take_line(rest), failure.rank) &&
       parse(take_line(rest), failure.epoch) &&
       parse(take_line(rest), failure.deadline_s)) {
-    failure.phase = take_line(rest);
-    failure.reason = rest;
+    failure.phase = core::plain_text(take_line(rest), kLongestPhase);
+    failure.reason = core::plain_text(rest);
     return failure;
   }
   failure = Failure();
   failure.phase = "abort";
-  failure.reason = bytes;
+  failure.reason = core::plain_text(bytes);
   return failure;
 }
 

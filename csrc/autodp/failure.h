@@ -31,8 +31,9 @@ double steady_now_s();
 // "peer failure: rank 2, phase 'heartbeat', plan epoch 3, deadline 10.0 s: ..."
 std::string describe(const Failure& failure);
 
-// Bytes of the store's `abort` key. decode() never throws: foreign bytes give
-// a failure of phase "abort" with those bytes as its reason.
+// Bytes of the store's `abort` key. decode() never throws, and gives text that
+// a terminal may show (core/plain_text.h): foreign bytes are the reason of a
+// failure of phase "abort".
 std::string encode(const Failure& failure);
 Failure decode(std::string_view bytes);
 

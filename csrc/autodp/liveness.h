@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string>
+
+#include "autodp/text_lines.h"
 
 namespace pipetransformer::autodp {
 
@@ -43,6 +46,28 @@ class LivenessTracker {
   std::optional<int64_t> counter_;
   double seen_s_;
   double silence_s_ = 0;
+};
+
+// The same of a counter that the store holds as text.
+class Heartbeat {
+ public:
+  explicit Heartbeat(const LivenessTracker& tracker) : tracker_(tracker) {}
+
+  // Text that is no number is no beat: the one before still stands.
+  bool observe(const std::optional<std::string>& text, double now_s) {
+    if (text.has_value()) {
+      if (int64_t counter = 0; parse(*text, counter)) {
+        counter_ = counter;
+      }
+    } else {
+      counter_.reset();
+    }
+    return tracker_.observe(counter_, now_s);
+  }
+
+ private:
+  LivenessTracker tracker_;
+  std::optional<int64_t> counter_;
 };
 
 }  // namespace pipetransformer::autodp

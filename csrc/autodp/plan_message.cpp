@@ -8,19 +8,21 @@
 
 #include "autodp/text_lines.h"
 #include "core/hash.h"
+#include "core/plain_text.h"
 
 namespace pipetransformer::autodp {
 
 namespace {
 
 constexpr std::string_view kVersion = "plan 1";
+constexpr size_t kLongestQuote = 80;
 
 std::string mismatch(
     const std::string& what,
     const std::string& expected,
     const std::string& got) {
-  return "plan message: expected " + what + " '" + expected + "', got '" + got +
-         "'";
+  return "plan message: expected " + what + " '" + expected + "', got '" +
+         core::plain_text(got, kLongestQuote) + "'";
 }
 
 bool are_distinct_ranks(const std::vector<int>& ranks) {
@@ -83,8 +85,8 @@ PlanHead decode_head(const std::optional<std::string>& bytes) {
       !parse(take_line(rest), head.floor) || !parse(rest, head.writer) ||
       head.floor < 0 || head.floor > head.epoch || head.writer < 0) {
     throw std::runtime_error(
-        "head: expected an epoch, one from 0 to it and a rank, got '" + *bytes +
-        "'");
+        "head: expected an epoch, one from 0 to it and a rank, got '" +
+        core::plain_text(*bytes, kLongestQuote) + "'");
   }
   return head;
 }

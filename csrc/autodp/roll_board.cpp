@@ -1,34 +1,23 @@
 #include "autodp/roll_board.h"
 
-#include <sstream>
+#include <algorithm>
+#include <functional>
+#include <stdexcept>
 #include <string_view>
 #include <utility>
+
+#include "autodp/text_lines.h"
+#include "core/plain_text.h"
 
 namespace pipetransformer::autodp {
 
 namespace {
 
 constexpr std::string_view kStays = "stays\n";  // then the standing
+constexpr size_t kLongestQuote = 80;
 
 std::string list_key(int64_t generation) {
   return "roll/" + std::to_string(generation) + "/list";
-}
-
-std::string join(const std::vector<int>& ranks) {
-  std::string text;
-  for (const int rank : ranks) {
-    text += (text.empty() ? "" : " ") + std::to_string(rank);
-  }
-  return text;
-}
-
-std::vector<int> split(const std::string& text) {
-  std::istringstream stream(text);
-  std::vector<int> ranks;
-  for (int rank = 0; stream >> rank;) {
-    ranks.push_back(rank);
-  }
-  return ranks;
 }
 
 }  // namespace
@@ -59,13 +48,15 @@ RollBoard::RollBoard(
       next_(run_->generation()->number + 1),
       abort_key_(run_->generation()->key("abort")),
       answer_(std::string(kStays) + std::move(standing)),
-      rules_(rank, run_->generation()->members) {
+      members_(run_->generation()->members),
+      rules_(rank, members_) {
   const auto generation = run_->generation();
   const double now_s = steady_now_s();
-  for (const int member : generation->members) {
+  for (const int member : members_) {
     beats_.emplace(
         member,
-        LivenessTracker(heartbeat_timeout_s, heartbeat_timeout_s, now_s));
+        Heartbeat(
+            LivenessTracker(heartbeat_timeout_s, heartbeat_timeout_s, now_s)));
   }
   // The account of a failure names a rank that has ended or is silent. A broken
   // connection names nobody.
@@ -120,7 +111,7 @@ RollBoard::Look RollBoard::look() {
 
 void RollBoard::observe(const Look& seen) {
   if (seen.list.has_value()) {
-    rules_.on_closed(split(*seen.list));
+    rules_.on_closed(read_list(*seen.list));
     return;
   }
   const double now_s = steady_now_s();
@@ -129,11 +120,7 @@ void RollBoard::observe(const Look& seen) {
       rules_.on_answer(member, answer->starts_with(kStays));
       continue;
     }
-    std::optional<int64_t> counter;
-    if (const auto& beat = seen.beats.at(member)) {
-      counter = std::stoll(*beat);
-    }
-    if (!beats_.at(member).observe(counter, now_s)) {
+    if (!beats_.at(member).observe(seen.beats.at(member), now_s)) {
       rules_.on_gone(member);
     }
   }
@@ -144,10 +131,25 @@ RollBoard::try_close(const std::vector<int>& members) {
   auto written = std::make_shared<std::string>();
   client_->run_with(
       nullptr,
-      [written, next = next_, list = join(members)](c10d::Store& store) {
+      [written, next = next_, list = join_numbers(members, " ")](
+          c10d::Store& store) {
         *written = store.compareSet(list_key(next), "", list);
       });
-  return split(*written);
+  return read_list(*written);
+}
+
+std::vector<int> RollBoard::read_list(const std::string& text) const {
+  std::vector<int> ranks;
+  if (!parse_numbers(text, ranks, ' ') ||
+      std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) !=
+          ranks.end() ||
+      !std::includes(
+          members_.begin(), members_.end(), ranks.begin(), ranks.end())) {
+    throw std::runtime_error(
+        "roll: expected ascending members of the generation before, got '" +
+        core::plain_text(text, kLongestQuote) + "'");
+  }
+  return ranks;
 }
 
 void RollBoard::read_standings(const std::vector<int>& members) {

@@ -63,6 +63,7 @@ class RollBoard {
   Look look();
   void observe(const Look& seen);
   std::optional<std::vector<int>> try_close(const std::vector<int>& members);
+  std::vector<int> read_list(const std::string& text) const;
   void read_standings(const std::vector<int>& members);
 
   std::shared_ptr<StoreClient> client_;
@@ -73,8 +74,9 @@ class RollBoard {
   std::string abort_;
   std::string answer_;
   bool answered_ = false;
+  const std::vector<int> members_;  // of the generation that failed
   RollCall rules_;
-  std::map<int, LivenessTracker> beats_;
+  std::map<int, Heartbeat> beats_;
   std::map<int, std::string> standings_;
 };
 

@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "core/plain_text.h"
+
 namespace pipetransformer::autodp {
 
 namespace {
@@ -32,7 +34,7 @@ Failure store_failure(int store_rank, const std::exception& error) {
   Failure failure;
   failure.rank = store_rank;
   failure.phase = "store";
-  failure.reason = "the store is lost: " + first_line(error);
+  failure.reason = "the store is lost: " + core::plain_text(first_line(error));
   return failure;
 }
 

@@ -40,11 +40,14 @@ std::string join_numbers(const Numbers& numbers, const char* separator = ",") {
   return text;
 }
 
-// The reverse with ","; the empty text is no number at all.
-inline bool parse_numbers(std::string_view text, std::vector<int>& numbers) {
+// The reverse; the empty text is no number at all.
+inline bool parse_numbers(
+    std::string_view text,
+    std::vector<int>& numbers,
+    char separator = ',') {
   numbers.clear();
   while (!text.empty()) {
-    const auto end = text.find(',');
+    const auto end = text.find(separator);
     if (!parse(text.substr(0, end), numbers.emplace_back())) {
       return false;
     }

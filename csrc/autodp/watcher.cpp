@@ -89,7 +89,7 @@ struct Watcher::State {
   bool watch(const Generation& generation);
   bool gave_up_store() const;
   void look_for_news(const Generation& generation);
-  void beat(const Generation& generation, LivenessTracker& successor);
+  void beat(const Generation& generation, Heartbeat& successor);
   void spread(const Generation& generation, const Failure& failure);
   void leave(const Generation& generation);
   void linger(const Generation& generation);
@@ -153,7 +153,7 @@ bool Watcher::State::gave_up_store() const {
 
 // Returns true once another generation follows, false when it is time to end.
 bool Watcher::State::watch(const Generation& generation) {
-  auto successor = make_tracker();
+  Heartbeat successor(make_tracker());
   bool told = false;
   const auto tell = [&] {
     const auto failure = generation.latch->failure();
@@ -233,9 +233,7 @@ void Watcher::State::linger(const Generation& generation) {
   }
 }
 
-void Watcher::State::beat(
-    const Generation& generation,
-    LivenessTracker& successor) {
+void Watcher::State::beat(const Generation& generation, Heartbeat& successor) {
   store->set(heartbeat_key(options.rank), std::to_string(counter++));
   const auto& members = generation.members;
   if (members.size() == 1 || generation.latch->failed()) {
@@ -245,11 +243,8 @@ void Watcher::State::beat(
   if (next == members.end()) {
     next = members.begin();
   }
-  std::optional<int64_t> seen;
-  if (const auto value = read_key(*store, heartbeat_key(*next))) {
-    seen = std::stoll(*value);
-  }
-  if (!successor.observe(seen, steady_now_s())) {
+  const auto text = read_key(*store, heartbeat_key(*next));
+  if (!successor.observe(text, steady_now_s())) {
     generation.latch->fail(Failure{
         *next, "heartbeat", -1, options.heartbeat_timeout_s, "no heartbeat"});
   }

@@ -64,11 +64,16 @@ class PeerFailure(RuntimeError):
         """Return the form that C++ latches."""
         return (
             -1 if self.rank is None else self.rank,
-            self.phase,
+            _utf8(self.phase),
             -1 if self.epoch is None else self.epoch,
             -1.0 if self.deadline_s is None else self.deadline_s,
-            self.reason,
+            _utf8(self.reason),
         )
+
+
+def _utf8(text: str) -> str:
+    """Return a text that UTF-8 can express: names of files may have surrogates."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _rebuild(

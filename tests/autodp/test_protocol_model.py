@@ -20,6 +20,7 @@ SOURCES = [
     ROOT / "csrc/autodp/plan_message.cpp",
     ROOT / "csrc/autodp/decision.cpp",
     ROOT / "csrc/core/hash.cpp",
+    ROOT / "csrc/core/plain_text.cpp",
 ]
 COMPILER = shutil.which("g++")
 

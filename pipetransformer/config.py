@@ -265,4 +265,5 @@ class Config:
 
         content = dataclasses.asdict(self)
         del content["autodp"]["interface"]  # hosts name their interfaces differently
+        del content["autodp"]["secret"]  # travels nowhere; ranks meet only with it
         return json.dumps(content, sort_keys=True, default=plain)

@@ -91,10 +91,18 @@ void PatientStore::wait(const std::vector<std::string>& keys) {
 void PatientStore::wait(
     const std::vector<std::string>& keys,
     const std::chrono::milliseconds& timeout) {
+  wait_by_looking(*this, keys, timeout);
+}
+
+void wait_by_looking(
+    c10d::Store& store,
+    const std::vector<std::string>& keys,
+    std::chrono::milliseconds timeout) {
   const auto end = std::chrono::steady_clock::now() + timeout;
   auto pause = kFirstPause;
-  while (!check(keys)) {
-    if (timeout != kNoTimeout && std::chrono::steady_clock::now() >= end) {
+  while (!store.check(keys)) {
+    if (timeout != c10d::Store::kNoTimeout &&
+        std::chrono::steady_clock::now() >= end) {
       C10_THROW_ERROR(
           DistStoreError,
           "store: expected '" + keys.front() + "' within " +

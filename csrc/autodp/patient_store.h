@@ -55,4 +55,11 @@ class PatientStore : public c10d::Store {
   std::shared_ptr<FailureLatch> latch_;
 };
 
+// Waits until `store` has all `keys`, in short looks; throws DistStoreError
+// after `timeout`, of zero (c10d's kNoTimeout) never.
+void wait_by_looking(
+    c10d::Store& store,
+    const std::vector<std::string>& keys,
+    std::chrono::milliseconds timeout);
+
 }  // namespace pipetransformer::autodp

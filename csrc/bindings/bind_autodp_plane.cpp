@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "autodp/message_plane.h"
+#include "autodp/sealed_store.h"
+#include "core/plain_text.h"
 
 namespace py = pybind11;
 using namespace pipetransformer::autodp;
@@ -18,6 +20,25 @@ using FailureTuple = std::tuple<int, std::string, int64_t, double, std::string>;
 namespace pipetransformer::bindings {
 
 void bind_autodp_plane(py::module_& m) {
+  py::class_<Seal, std::shared_ptr<Seal>>(m, "StoreSeal")
+      .def(
+          py::init([](const py::bytes& secret) {
+            return std::make_shared<Seal>(static_cast<std::string>(secret));
+          }),
+          py::arg("secret"))
+      .def(
+          "sealed",
+          [](const std::shared_ptr<Seal>& self,
+             c10::intrusive_ptr<c10d::Store> store)
+              -> c10::intrusive_ptr<c10d::Store> {
+            return c10::make_intrusive<SealedStore>(std::move(store), self);
+          },
+          py::arg("store"))
+      .def("refusals", [](const Seal& self) {
+        const auto refusals = self.refusals();
+        return std::tuple(
+            refusals.count, pipetransformer::core::plain_text(refusals.first));
+      });
   py::class_<MessagePlane, std::shared_ptr<MessagePlane>>(m, "MessagePlane")
       .def(
           py::init([](c10::intrusive_ptr<c10d::Store> store,

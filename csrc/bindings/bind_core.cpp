@@ -5,6 +5,8 @@
 #include "core/hash.h"
 #include "core/host_cores.h"
 #include "core/host_memory.h"
+#include "core/keyed_hash.h"
+#include "core/plain_text.h"
 
 namespace pipetransformer::bindings {
 
@@ -18,6 +20,22 @@ void bind_core(pybind11::module_& m) {
       pybind11::arg("data"),
       pybind11::arg("seed") = core::kHashSeed);
   m.def("host_cores", &core::host_cores, pybind11::arg("root") = "");
+  m.def(
+      "keyed_hash",
+      [](const pybind11::bytes& key, const pybind11::bytes& data) {
+        const auto digest = core::KeyedHash(static_cast<std::string_view>(key))(
+            {static_cast<std::string_view>(data)});
+        return pybind11::bytes(core::as_text(digest));
+      },
+      pybind11::arg("key"),
+      pybind11::arg("data"));
+  m.def(
+      "plain_text",
+      [](const pybind11::bytes& data, size_t longest) {
+        return core::plain_text(static_cast<std::string_view>(data), longest);
+      },
+      pybind11::arg("data"),
+      pybind11::arg("longest") = core::kLongestText);
   using core::HostMemory;
   pybind11::class_<HostMemory>(m, "HostMemory")
       .def_readonly("total_bytes", &HostMemory::total_bytes)

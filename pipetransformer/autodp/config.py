@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Literal, get_args
+
+from pipetransformer.autodp.secret import Secret, check_secret
 
 FailurePolicy = Literal["raise", "continue"]
 """What the ranks that are left do when one is lost."""
@@ -43,6 +46,12 @@ class AutoDPConfig:
             ``"continue"`` lets the survivors go on without it, if their launcher
             leaves them alone (``torchrun`` ends all its workers when one dies).
             Equal on all ranks.
+        secret: what only this run's ranks know, 16 to 4096 bytes; equal on all of
+            them. With it, messages of anybody else on the store are ignored: see
+            "Trust" in ``docs/protocol.md``. A path names a file of mode 0600 that
+            holds it; rank 0 makes one that is not there. None: the environment's
+            ``PIPETRANSFORMER_SECRET``, else the file that
+            ``PIPETRANSFORMER_SECRET_FILE`` names, else none. Never shown.
 
     Raises:
         TypeError: a duration that is no `timedelta`, or a value of another wrong type.
@@ -61,18 +70,19 @@ class AutoDPConfig:
     interface: str | None = None
     run_name: str = ""
     on_peer_failure: FailurePolicy = "raise"
+    secret: Secret = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "timedelta":
-                _check_duration(field.name, value)
-            elif field.type == "int" and type(value) is not int:
-                raise TypeError(f"{field.name}: expected an int, got {value!r}")
-            elif str(field.type).startswith("str") and not isinstance(
-                value, str | None
-            ):
-                raise TypeError(f"{field.name}: expected a str, got {value!r}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type == "timedelta":
+                _check_duration(each.name, value)
+            elif each.type == "int" and type(value) is not int:
+                raise TypeError(f"{each.name}: expected an int, got {value!r}")
+            elif each.name == "secret":
+                _check_secret(self.secret)
+            elif str(each.type).startswith("str") and not isinstance(value, str | None):
+                raise TypeError(f"{each.name}: expected a str, got {value!r}")
         if self.heartbeat_timeout < 3 * self.heartbeat_interval:
             raise ValueError(
                 "heartbeat_timeout: expected at least three heartbeat intervals of "
@@ -100,6 +110,16 @@ class AutoDPConfig:
                 f"{', '.join(map(repr, get_args(FailurePolicy)))}, got "
                 f"{self.on_peer_failure!r}"
             )
+
+
+def _check_secret(secret: Secret) -> None:
+    if isinstance(secret, str | bytes):
+        data = secret if isinstance(secret, bytes) else secret.encode(errors="replace")
+        check_secret(data, "secret")
+    elif not isinstance(secret, os.PathLike | None):
+        raise TypeError(
+            f"secret: expected str, bytes or a path, got {type(secret).__name__}"
+        )
 
 
 def _check_duration(name: str, value: object) -> None:

@@ -5,11 +5,13 @@ The one module that reads the variables torchrun sets.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -20,10 +22,13 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer.autodp import _binding
+from pipetransformer.autodp.cards import Cards, Job
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.links import LinkChoice, host_of
+from pipetransformer.autodp.listening import handing_over, listening_socket
 from pipetransformer.autodp.meeting import Meeting
+from pipetransformer.autodp.secret import find_secret
 from pipetransformer.network import Link
 
 logger = logging.getLogger(__name__)
@@ -73,14 +78,24 @@ class RunStore(PrefixStore):
 
     Args:
         prefix: What the run's keys start with.
-        store: All keys.
+        store: All keys, as the ranks see them.
         connections: Further connections to it, one for each thread of a plane.
+        seal: Of its messages, None without a secret.
+        server: The store below the seal, which lives as long as the run's.
     """
 
     def __init__(
-        self, prefix: str, store: Store, connections: tuple[Store, Store]
+        self,
+        prefix: str,
+        store: Store,
+        connections: tuple[Store, Store],
+        *,
+        seal: _binding.StoreSeal | None,
+        server: Store,
     ) -> None:
         super().__init__(prefix, store)
+        self.seal = seal
+        self._server = server
         first, second = connections
         self.connections = PrefixStore(prefix, first), PrefixStore(prefix, second)
 
@@ -95,7 +110,8 @@ def connect(config: AutoDPConfig | None = None) -> tuple[LaunchInfo, Store]:
     and several runs may share a store: each gets a prefix of its own.
 
     Args:
-        config: ``store_timeout``, heartbeats, ``run_name`` and ``interface`` are used.
+        config: ``store_timeout``, heartbeats, ``run_name``, ``interface`` and
+            ``secret`` are used.
 
     Returns:
         This process's place, and a store that holds this run's keys only. A message
@@ -103,9 +119,11 @@ def connect(config: AutoDPConfig | None = None) -> tuple[LaunchInfo, Store]:
 
     Raises:
         ValueError: a launcher's variable that is missing or no number; an interface
-            that this machine does not have.
-        PeerFailure: the store or a rank was not there by the deadline, or a rank that
-            had joined is gone.
+            that this machine does not have; a secret that others may read, or that is
+            too short.
+        PeerFailure: the store or a rank was not there by the deadline, a rank that
+            had joined is gone, or the store is another job's.
+        OSError: the secret's file cannot be read.
     """
     config = config or AutoDPConfig()
     place = _read_place(os.environ)
@@ -185,6 +203,7 @@ class _Joining:
             if self._given_up.is_set():
                 raise problem
             text = str(problem).split("\n", 1)[0]
+            text = _binding.plain_text(text.encode(errors="replace"))
             lost = not isinstance(problem, TimeoutError)
             if lost and self._meeting is not None and self._meeting.opened:
                 raise self._store_failure(None, f"the store is lost: {text}")
@@ -206,22 +225,45 @@ class _Joining:
         self._place, store = _open_store(self._place, deadline)
         if self._given_up.is_set():
             raise RuntimeError("connect: expected somebody to wait for it")
-        place, shared = self._place, _cloned(store)
         address = self._choice.towards(host_of(store))
+        seal = self._seal()
+        plain = store
+        if seal is not None:
+            store = seal.sealed(store)
+        place, shared = self._place, _cloned(store)
         root = f"pt/name/{config.run_name}" if config.run_name else "pt"
+        job = Job.here(
+            place.world_size, config.run_name, os.environ, sealed=seal is not None
+        )
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        # The n-th run of a rank meets the n-th run of all others.
-        ticket = store.add(f"{root}/join/{restart}/{place.rank}", 1)
-        key = f"{root}/meet/{restart}/{ticket}"
+        # Only ranks that were launched together meet, and the n-th run of a rank meets
+        # the n-th run of all others.
+        together = "/".join(filter(None, (restart, str(place.world_size), job.launch)))
+        ticket = store.add(f"{root}/join/{together}/{place.rank}", 1)
+        key = f"{root}/meet/{together}/{ticket}"
+        ours = place.store_rank is not None
+        cards = Cards(plain, place.rank, job, ticket, ours=ours)
         meeting = Meeting(
-            store, key, place.rank, place.world_size, config, self._given_up
+            store, key, place.rank, place.world_size, config, self._given_up, cards
         )
         self._meeting = meeting
         run_id, addresses = meeting.attend(uuid.uuid4().hex, address, deadline)
         links = self._choice.settle(addresses)
         logger.debug("rank %d joined run %s", place.rank, run_id)
         place = replace(place, run_id=run_id, links=links)
-        return place, RunStore(f"{root}/{run_id}", store, shared)
+        return place, RunStore(
+            f"{root}/{run_id}", store, shared, seal=seal, server=plain
+        )
+
+    def _seal(self) -> _binding.StoreSeal | None:
+        secret = find_secret(
+            self._config.secret,
+            os.environ,
+            makes=self._place.rank == 0,
+            deadline=self._deadline,
+            given_up=self._given_up.is_set,
+        )
+        return None if secret is None else _binding.StoreSeal(secret)
 
 
 def _cloned(store: Store) -> tuple[Store, Store]:
@@ -300,12 +342,47 @@ def _open_store(place: LaunchInfo, deadline: float) -> tuple[LaunchInfo, Store]:
     if not 0 < port < 2**16:
         raise ValueError(f"MASTER_PORT: expected a port from 1 to 65535, got {port}")
     store_rank = None if agent else 0
-    store = TCPStore(
-        _host(),
-        port,
-        is_master=place.rank == store_rank,
-        timeout=timedelta(seconds=max(1.0, deadline - time.monotonic())),
-        wait_for_workers=False,
-        multi_tenant=True,
-    )
+    timeout = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+    if place.rank == store_rank:
+        try:
+            store = _serve(port, timeout, place)
+        except OSError as error:  # the port may be free in a moment
+            raise RuntimeError(str(error)) from error
+    else:
+        store = TCPStore(
+            _host(), port, is_master=False, timeout=timeout, wait_for_workers=False
+        )
     return replace(place, store_rank=store_rank), store
+
+
+_served: weakref.WeakSet[TCPStore] = weakref.WeakSet()
+"""The stores of this process's engines that it serves; those of a port share one."""
+
+
+def _serve(port: int, timeout: timedelta, place: LaunchInfo) -> TCPStore:
+    listening = None
+    if all(store.port != port for store in _served):
+        one_node = "LOCAL_WORLD_SIZE" in os.environ and place.num_nodes == 1
+        listening = listening_socket(_host(), port, one_node=one_node)
+        if listening is None:
+            logger.warning(
+                "the store listens on every interface of this machine, port %d: "
+                "MASTER_ADDR %s names none of its addresses that all ranks reach",
+                port,
+                _host(),
+            )
+    with contextlib.ExitStack() as stack:
+        descriptor = None
+        if listening is not None:
+            descriptor = stack.enter_context(handing_over(listening))
+        store = TCPStore(
+            _host(),
+            port,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=descriptor,
+        )
+    _served.add(store)
+    return store

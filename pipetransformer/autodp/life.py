@@ -54,6 +54,8 @@ class PlaneLife:
             survives=config.on_peer_failure == "continue",
         )
         self._loss_told = False
+        self._seal = store.seal if isinstance(store, RunStore) else None
+        self._refusal_told = False
 
     @property
     def rank(self) -> int:
@@ -96,6 +98,26 @@ class PlaneLife:
                 )
         return loss is not None
 
+    @property
+    def num_refused(self) -> int:
+        """Messages that no rank of this run wrote; ignored. 0 without a secret."""
+        return 0 if self._seal is None else self._seal.refusals()[0]
+
+    def tell_refused(self) -> None:
+        """Warn once if messages were ignored that no rank of this run wrote."""
+        if self._seal is None or self._refusal_told or self.num_refused == 0:
+            return
+        self._refusal_told = True
+        count, key = self._seal.refusals()
+        logger.warning(
+            "rank %d ignores what others write into its run's store: %d messages "
+            "without the run's seal so far, the first at '%s'; see Trust in "
+            "docs/protocol.md",
+            self.rank,
+            count,
+            key,
+        )
+
     def check(self) -> None:
         """Raise the failure of this generation, if there is one.
 
@@ -105,6 +127,7 @@ class PlaneLife:
         if self.core.failure() is not None:
             raise self._require_failure()
         _ = self.store_lost  # says so once
+        self.tell_refused()
 
     def outlive_store(self, outlives: bool, members: Sequence[int] = ()) -> None:
         """Say whether this rank can go on when the store is lost.

@@ -7,16 +7,20 @@ has joined before it in the ring, which tells everybody who is there or comes la
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 
 from torch._C._distributed_c10d import Store
 
 from pipetransformer.autodp import _binding
+from pipetransformer.autodp.cards import Cards
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
 
 _POLL_S = 0.02
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+_NUMBER = re.compile(r"\d{1,18}")
 
 
 class Meeting:
@@ -29,6 +33,7 @@ class Meeting:
         world_size: How many are to come.
         config: Heartbeats.
         given_up: Set once nobody waits for this rank's part any more.
+        cards: Who is on the store.
 
     Attributes:
         looks: How often the store has answered, for whoever watches this thread.
@@ -44,6 +49,7 @@ class Meeting:
         world_size: int,
         config: AutoDPConfig,
         given_up: threading.Event,
+        cards: Cards,
     ) -> None:
         self._store = store
         self._key = key
@@ -53,6 +59,7 @@ class Meeting:
         self._interval_s = config.heartbeat_interval.total_seconds()
         self._timeout_s = config.heartbeat_timeout.total_seconds()
         self._given_up = given_up
+        self._cards = cards
         self._successor: tuple[int, _binding.LivenessTracker] | None = None
         self._beats = 0
         self.looks = 0
@@ -70,8 +77,9 @@ class Meeting:
             The run's name and all values, by rank.
 
         Raises:
-            PeerFailure: a rank that had joined is gone.
+            PeerFailure: a rank that had joined is gone, or this is another job's store.
             TimeoutError: ranks had not joined by the deadline.
+            RuntimeError: the store holds what no rank writes.
         """
         self._beat()
         if self._rank == 0:
@@ -89,18 +97,23 @@ class Meeting:
                 raise RuntimeError("meeting: expected somebody to wait for it")
             if now >= deadline:
                 absent = [rank for rank in self._ranks if not self._holds(keys[rank])]
-                raise TimeoutError(f"ranks {absent} did not join")
+                hint = self._cards.hint(absent)
+                raise TimeoutError(f"ranks {absent} did not join{hint}")
             if now >= next_beat:
                 next_beat = now + self._interval_s
                 self._beat()
+                if refusal := self._cards.refusal():
+                    raise PeerFailure(None, "connect", reason=refusal)
                 for follower in self._followers:
                     if self._holds(keys[follower]):
                         self._miss(follower)
                         break
             time.sleep(_POLL_S)
         self.opened = True
-        values = [self._read(key) for key in keys]
-        return self._read(f"{self._key}/id"), values
+        run_id = self._read(f"{self._key}/id")
+        if not _RUN_ID.fullmatch(run_id):
+            raise RuntimeError(f"run id: expected 32 digits, got '{run_id[:80]}'")
+        return run_id, [self._read(key) for key in keys]
 
     def _holds(self, *keys: str) -> bool:
         found: bool = self._store.check(list(keys))
@@ -109,7 +122,12 @@ class Meeting:
 
     def _read(self, key: str) -> str:
         """Return what a key holds that is there: `get` waits for no other."""
-        return bytes(self._store.get(key)).decode()
+        return _binding.plain_text(bytes(self._store.get(key)))
+
+    def _number(self, key: str) -> int | None:
+        """Return the number that a key holds, None if it holds something else."""
+        text = self._read(key)
+        return int(text) if _NUMBER.fullmatch(text) else None
 
     def _beat(self) -> None:
         self._store.set(f"{self._key}/hb/{self._rank}", str(self._beats))
@@ -121,14 +139,14 @@ class Meeting:
         if self._successor is None or self._successor[0] != follower:
             tracker = _binding.LivenessTracker(self._timeout_s, self._timeout_s, now)
             self._successor = follower, tracker
-        counter = int(self._read(f"{self._key}/hb/{follower}"))
+        counter = self._number(f"{self._key}/hb/{follower}")
         if not self._successor[1].observe(counter, now):
             self._store.compare_set(f"{self._key}/gone", "", str(follower))
 
     def _check(self) -> None:
         if self._holds(f"{self._key}/gone"):
             raise PeerFailure(
-                int(self._read(f"{self._key}/gone")),
+                self._number(f"{self._key}/gone"),
                 "connect",
                 deadline_s=self._timeout_s,
                 reason="no heartbeat after it had joined",

@@ -226,6 +226,7 @@ class MessagePlane(PlaneLife):
         if not self._closed:
             self._closed = True
             self.core.close()
+            self.tell_refused()
 
     def termination(self) -> contextlib.AbstractContextManager[None]:
         """Turn SIGTERM and SIGHUP into `PeerFailure` while the body runs."""

@@ -213,7 +213,14 @@ def route(facts: Facts) -> Iterator[Finding]:
     else:
         link = choose(network.interfaces, route=network.route_address)
         value = f"{link.transport} to MASTER_ADDR {network.master}"
-        yield Finding(name, OK, value)
+        if network.sealed:
+            yield Finding(name, OK, f"{value}; runs have a secret")
+        elif is_loopback(link.address):
+            yield Finding(name, OK, value)
+        else:
+            advice = "who reaches its port controls the run: set PIPETRANSFORMER_SECRET"
+            advice += " on every rank, or close the port to others (docs/protocol.md)"
+            yield Finding(name, NOTE, f"{value}; no secret", advice)
 
 
 def memory(facts: Facts) -> Iterator[Finding]:

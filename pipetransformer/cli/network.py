@@ -14,6 +14,9 @@ from pipetransformer.network import (
     own_address_towards,
 )
 
+# As autodp names them; it needs torch, which may be what is missing.
+SECRET_VARIABLES = ("PIPETRANSFORMER_SECRET", "PIPETRANSFORMER_SECRET_FILE")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -27,6 +30,7 @@ class Network:
         master: ``MASTER_ADDR``; empty if not set.
         route_address: this machine's address on the way to it; empty: no way.
         infiniband: devices with an active port, for nccl.
+        sealed: whether the environment gives runs a secret.
     """
 
     wanted: str
@@ -36,6 +40,7 @@ class Network:
     master: str
     route_address: str
     infiniband: tuple[str, ...] = ()
+    sealed: bool = False
 
 
 def look_up_network(environ: Mapping[str, str], root: Path = Path("/")) -> Network:
@@ -55,6 +60,7 @@ def look_up_network(environ: Mapping[str, str], root: Path = Path("/")) -> Netwo
         master=master,
         route_address=own_address_towards(master) if master else "",
         infiniband=_infiniband_devices(root),
+        sealed=any(environ.get(name) for name in SECRET_VARIABLES),
     )
 
 

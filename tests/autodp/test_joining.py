@@ -25,7 +25,7 @@ def _connects(rank, store_pid, environment):
     os.environ.update(environment)
     if rank == 1:
         store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]))
-        store.wait(["pt/meet/0/1/0"], timedelta(seconds=LONG_S))
+        store.wait(["pt/meet/0/2/1/0"], timedelta(seconds=LONG_S))
         os.kill(store_pid, signal.SIGSTOP)
         try:
             time.sleep(3 * HURRIED.heartbeat_timeout.total_seconds())

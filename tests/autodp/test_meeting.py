@@ -9,6 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from pipetransformer.autodp import PeerFailure
+from pipetransformer.autodp.cards import Cards, Job
 from pipetransformer.autodp.meeting import Meeting
 from tests.autodp.world import FAST
 
@@ -20,11 +21,17 @@ CONFIG = replace(
 LONG_S = 60.0
 
 
+def make_meeting(store, rank, world_size):
+    job = Job(world_size, "", "", sealed=False)
+    cards = Cards(store, rank, job, 1, ours=False)
+    return Meeting(store, "meet/1", rank, world_size, CONFIG, threading.Event(), cards)
+
+
 def attend(store, rank, world_size, results):
-    meeting = Meeting(store, "meet/1", rank, world_size, CONFIG, threading.Event())
+    meeting = make_meeting(store, rank, world_size)
     deadline = time.monotonic() + LONG_S
     try:
-        results[rank] = meeting.attend(f"run of {rank}", f"value {rank}", deadline)
+        results[rank] = meeting.attend(f"{rank:032x}", f"value {rank}", deadline)
     except (PeerFailure, TimeoutError) as error:
         results[rank] = error
 
@@ -51,7 +58,7 @@ def join_and_die(store, rank):
 
 def test_all_ranks_hear_the_name_of_rank_0_and_all_values():
     results = attended(3, range(3), HashStore())
-    expected = "run of 0", ["value 0", "value 1", "value 2"]
+    expected = f"{0:032x}", ["value 0", "value 1", "value 2"]
     assert results == {rank: expected for rank in range(3)}
 
 
@@ -65,7 +72,7 @@ def test_a_rank_that_has_joined_and_died_is_told_to_all_and_to_who_comes_later(
     store = HashStore()
     join_and_die(store, dead)
     if dead == 0:
-        store.set("meet/1/id", "run of 0")
+        store.set("meet/1/id", f"{0:032x}")
     there = [rank for rank in range(4) if rank != dead and rank not in late]
     early = attended(4, there, store)
     later = attended(4, late, store)  # with them everybody would have joined
@@ -92,6 +99,6 @@ def test_a_rank_that_joins_between_two_that_watch_each_other_is_watched():
 
 
 def test_ranks_that_do_not_come_are_named():
-    meeting = Meeting(HashStore(), "meet/1", 0, 3, CONFIG, threading.Event())
+    meeting = make_meeting(HashStore(), 0, 3)
     with pytest.raises(TimeoutError, match=r"ranks \[1, 2\] did not join"):
         meeting.attend("run", "value", time.monotonic())

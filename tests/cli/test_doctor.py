@@ -10,12 +10,13 @@ import pytest
 
 from pipetransformer import _extension
 from pipetransformer._extension import host_memory
+from pipetransformer.autodp import secret
 from pipetransformer.cli import checks, doctor, main
 from pipetransformer.cli.machine import (
     Facts,
     read_facts,
 )
-from pipetransformer.cli.network import Network, look_up_network
+from pipetransformer.cli.network import SECRET_VARIABLES, Network, look_up_network
 from pipetransformer.network import Interface
 
 GIB = 2**30
@@ -194,10 +195,24 @@ def test_a_sound_machine_has_nothing_to_do():
         ("way to the store", "ok", "MASTER_ADDR is not set", "", {}),
         (
             "way to the store",
-            "ok",
-            "TCP over InfiniBand ib0 10.1.0.5 to MASTER_ADDR 10.1.0.1",
-            "",
+            "note",
+            "TCP over InfiniBand ib0 10.1.0.5 to MASTER_ADDR 10.1.0.1; no secret",
+            "who reaches its port controls the run: set PIPETRANSFORMER_SECRET",
             {"master": "10.1.0.1", "route_address": "10.1.0.5"},
+        ),
+        (
+            "way to the store",
+            "ok",
+            "TCP over InfiniBand ib0 10.1.0.5 to MASTER_ADDR 10.1.0.1; runs have a",
+            "",
+            {"master": "10.1.0.1", "route_address": "10.1.0.5", "sealed": True},
+        ),
+        (
+            "way to the store",
+            "ok",
+            "loopback lo 127.0.0.1 to MASTER_ADDR localhost",
+            "",
+            {"master": "localhost", "route_address": "127.0.0.1"},
         ),
         (
             "way to the store",
@@ -346,8 +361,11 @@ def test_network_is_asked_for_the_way_to_the_store(tmp_path):
     found = look_up_network({"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"})
     assert found.master == "127.0.0.1" and found.route_address == "127.0.0.1"
     assert found.wanted == "lo"
+    assert not found.sealed
     state = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/state"
     state.parent.mkdir(parents=True)
     state.write_text("4: ACTIVE\n")
     found = look_up_network({}, tmp_path)
     assert found.route_address == "" and found.infiniband == ("mlx5_0",)
+    assert (secret.SECRET_VARIABLE, secret.SECRET_FILE_VARIABLE) == SECRET_VARIABLES
+    assert all(look_up_network({name: "x"}).sealed for name in SECRET_VARIABLES)

@@ -90,6 +90,11 @@ class TwoHosts:
                     os.kill(int(pid), 9)
                 _ip("netns", "del", name)
 
+    def listening(self, node):
+        """Return where the host's processes listen: ``ADDRESS:PORT``, as `ss` says."""
+        lines = _ip("netns", "exec", self.names[node], "ss", "-ltnH").splitlines()
+        return sorted(line.split()[3] for line in lines)
+
     def unplug(self):
         """Take the link down: both ends know that they have no carrier."""
         _ip("-n", self.names[1], "link", "set", "cable1", "down")

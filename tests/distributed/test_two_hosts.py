@@ -6,7 +6,7 @@ import os
 import pytest
 
 from tests.distributed import partitions
-from tests.distributed.namespaces import missing
+from tests.distributed.namespaces import NODES, TwoHosts, missing
 from tests.distributed.two_hosts import STEPS, outage_then_swallowed, run_case
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -24,7 +24,18 @@ def _hosts():
 
 
 def test_outage_is_survived_and_silence_ends_both_hosts_with_a_checkpoint():
-    case = run_case("both", outage_then_swallowed, survives=False)
+    listening = []
+
+    def event(hosts, more_steps):
+        """After an outage packets vanish; before it, where does who listen?"""
+        listening.extend(hosts.listening(node) for node in NODES)
+        outage_then_swallowed(hosts, more_steps)
+
+    case = run_case("both", event, survives=False)
+    # The store and a rank's group on the first host, a rank's group on the second.
+    hosts = [[each.rpartition(":")[0] for each in host] for host in listening]
+    assert [set(each) for each in hosts] == [{TwoHosts.address(n)} for n in NODES]
+    assert [len(each) for each in hosts] == [2, 1]
     roles = [each["role"] for each in case["ranks"]]
     assert roles == ["active", "standby", "active", "standby"]
     for each in case["ranks"]:

@@ -1,0 +1,173 @@
+"""Who is on a store: each rank leaves a card, so that strangers can be told apart.
+
+Cards are not sealed: a rank without the run's secret reads them, too, and who can
+write to the store can forge them. They explain why ranks do not meet, and decide
+nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from torch._C._distributed_c10d import Store
+
+from pipetransformer.autodp._binding import plain_text
+
+_LONGEST = 4096  # bytes of a card
+_LONGEST_TEXT = 200  # bytes of one of its texts
+
+
+@dataclass(frozen=True)
+class Job:
+    """What tells one job on a store from another.
+
+    Args:
+        world_size: Number of its ranks.
+        launch: The launcher's name for it (``TORCHELASTIC_RUN_ID``), or empty.
+        run_name: ``AutoDPConfig.run_name``.
+        sealed: Whether its messages carry a seal.
+    """
+
+    world_size: int
+    launch: str
+    run_name: str
+    sealed: bool
+
+    @classmethod
+    def here(
+        cls, world_size: int, run_name: str, environ: Mapping[str, str], *, sealed: bool
+    ) -> Job:
+        """Return this process's job."""
+        launch = environ.get("TORCHELASTIC_RUN_ID", "")
+        launch = plain_text(os.fsencode(launch), _LONGEST_TEXT)
+        return cls(world_size, launch, run_name, sealed)
+
+    def launched(self) -> tuple[int, str]:
+        """Return what is equal for all engines of a process."""
+        return self.world_size, self.launch
+
+    def __str__(self) -> str:
+        named = f" of run '{self.run_name}'" if self.run_name else ""
+        launched = f" launched as '{self.launch}'" if self.launch else ""
+        return (
+            f"{self.world_size} ranks{named}{launched}, "
+            f"{'with' if self.sealed else 'without'} a secret"
+        )
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a rank says of itself.
+
+    Args:
+        job: Its job.
+        ticket: How many meetings the rank has come to, this one included.
+        host: Name of its machine.
+        pid: Its process.
+    """
+
+    job: Job
+    ticket: int
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on '{self.host}', a job of {self.job}"
+
+    def encode(self) -> str:
+        """Return the card as the store holds it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Card | None:
+        """Return the card that others wrote, None if they wrote something else."""
+        if len(data) > _LONGEST:
+            return None
+        try:
+            content = json.loads(data)
+            told = content["job"]
+            job = Job(
+                _count(told["world_size"]),
+                _text(told["launch"]),
+                _text(told["run_name"]),
+                told["sealed"] is True,
+            )
+            ticket, pid = _count(content["ticket"]), _count(content["pid"])
+            return cls(job, ticket, _text(content["host"]), pid)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise ValueError(f"card: expected a count, got {value!r:.80}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"card: expected a text, got {value!r:.80}")
+    return plain_text(value.encode(errors="replace"), _LONGEST_TEXT)
+
+
+class Cards:
+    """The cards on one store.
+
+    Args:
+        store: All keys, without a seal.
+        rank: This rank.
+        job: Its job.
+        ticket: See `Card`.
+        ours: Whether a rank of this job must serve the store.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, job: Job, ticket: int, *, ours: bool
+    ) -> None:
+        self._store = store
+        self._job = job
+        self._ticket = ticket
+        self._ours = ours
+        host = plain_text(os.fsencode(socket.gethostname()), _LONGEST_TEXT)
+        store.set(_key(rank), Card(job, ticket, host, os.getpid()).encode())
+
+    def refusal(self) -> str | None:
+        """Return why this rank is at another job's store, None if it is not known."""
+        card = self._card_of(0) if self._ours else None
+        # Only what holds for a process: its engines one after the other may differ.
+        if card is None or card.job.launched() == self._job.launched():
+            return None
+        return (
+            f"the store is another job's: expected rank 0 of {self._job}, got {card}; "
+            "jobs on one machine need a MASTER_PORT each"
+        )
+
+    def hint(self, absent: Sequence[int]) -> str:
+        """Return what is known of ranks that did not join, for people; may be empty."""
+        for rank in absent:
+            card = self._card_of(rank)
+            if card is None:
+                continue
+            if card.job != self._job:
+                return f"; on this store rank {rank} is {card}, not of {self._job}"
+            if card.ticket != self._ticket:
+                return (
+                    f"; rank {rank} has come to {card.ticket} meetings and this rank "
+                    f"to {self._ticket}: another run is, or was, on this store; give "
+                    "jobs that share one a run_name each"
+                )
+        return ""
+
+    def _card_of(self, rank: int) -> Card | None:
+        key = _key(rank)
+        if not self._store.check([key]):
+            return None
+        return Card.decode(bytes(self._store.get(key)))
+
+
+def _key(rank: int) -> str:
+    return f"pt/card/{rank}"

@@ -3,10 +3,10 @@
 import errno
 import logging
 import os
-import pathlib
 import resource
 import secrets
 import shutil
+import signal
 import stat
 
 import pytest
@@ -156,6 +156,21 @@ def test_want_of_memory_is_no_damage(tmp_path):
     assert text.startswith("file x: expected to fit into memory, got: ")
 
 
+def test_a_file_that_did_not_fit_into_memory_is_not_skipped(
+    tmp_path, whole, monkeypatch
+):
+    newer, real = fill(tmp_path, whole, 1, 2)[1], torch.load
+
+    def load(file, *args, **options):
+        if os.path.samestat(os.fstat(file.fileno()), newer.stat()):
+            raise MemoryError("8 GiB")
+        return real(file, *args, **options)
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(MemoryError, match=f"checkpoint {newer}: expected to fit into"):
+        checkpoint.newest_valid(tmp_path)
+
+
 def test_damaged_files_are_skipped_and_none_whole_is_refused(tmp_path, whole, caplog):
     paths = fill(tmp_path, whole, 1, 2, 3)
     tear(paths[2])
@@ -202,6 +217,50 @@ def test_what_is_no_file_is_refused_and_never_opened(make, tmp_path, monkeypatch
     text = "checkpoint .*x.pt: expected a regular file, got a (FIFO|folder)"
     with pytest.raises(ValueError, match=text):
         checkpoint.read(tmp_path / "x.pt")
+
+
+def look_like_a_file(monkeypatch, path):
+    """Let what is there be a file when it is looked at, and another thing then."""
+    real = os.stat
+
+    def stat_of(name, *args, **options):
+        named = isinstance(name, str | os.PathLike) and os.fspath(name) == str(path)
+        return real(__file__ if named else name, *args, **options)
+
+    monkeypatch.setattr(os, "stat", stat_of)
+
+
+def test_a_fifo_that_took_a_files_place_is_refused_without_a_hang(
+    tmp_path, monkeypatch
+):
+    def ring(*_):
+        raise AssertionError("it hangs")
+
+    path = tmp_path / "x.pt"
+    os.mkfifo(path)
+    look_like_a_file(monkeypatch, path)
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(60)
+    try:
+        with pytest.raises(ValueError, match=r"x.pt: expected a regular .* a FIFO"):
+            checkpoint.read(path)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_link_that_took_a_files_place_is_not_followed(tmp_path, whole, monkeypatch):
+    path = tmp_path / "link"
+    path.symlink_to(whole)
+    look_like_a_file(monkeypatch, path)
+    with (
+        pytest.raises(OSError) as caught,
+        disk.reading(path, "file", follow=False),
+    ):
+        pass
+    assert caught.value.errno == errno.ELOOP and caught.value.filename == str(path)
+    with disk.reading(path, "file") as file:
+        assert file.read() == whole.read_bytes()
 
 
 def test_a_checkpoint_goes_only_when_enough_newer_ones_were_found_whole(
@@ -387,132 +446,6 @@ def test_going_on_from_a_file_of_another_user_is_told(
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     checkpoint.newest_valid(tmp_path)
     assert "is the file of another user" in caplog.text
-
-
-# -- a run's own saves ---------------------------------------------------------
-
-
-def train(folder, epochs, **wanted):
-    """Train; return the error that ended it, and the names of what it left."""
-    wanted = pt.CheckpointConfig(directory=folder, **wanted)
-    error = None
-    try:
-        with make_engine(
-            freeze=pt.freeze.Never(), depth=1, config=config(checkpoint=wanted)
-        ) as engine:
-            for _ in engine.epochs(epochs):
-                for batch in engine.batches(ToySet(8), 8):
-                    engine.step(batch)
-    except OSError as found:
-        error = found
-    return error, sorted(path.name for path in folder.iterdir())
-
-
-def fill_disk(monkeypatch, *saves):
-    """Let these saves find the disk full, counted from 1 on."""
-    real, count = torch.save, [0]
-
-    def save(content, file, *args, **options):
-        if isinstance(content, dict) and "format" in content:
-            count[0] += 1
-            if count[0] in saves:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(content, file, *args, **options)
-
-    monkeypatch.setattr(torch, "save", save)
-
-
-def test_an_automatic_save_that_fails_is_a_warning_and_the_next_is_tried(
-    tmp_path, monkeypatch, caplog
-):
-    fill_disk(monkeypatch, 1, 2, 4, 5)
-    error, names = train(tmp_path, 6)
-    assert error is None
-    assert names == ["step-0000000003.pt", "step-0000000006.pt"]
-    own = (r for r in caplog.records if r.name == "pipetransformer.autosave")
-    texts = [record.getMessage() for record in own]
-    assert len(texts) == 4 and all("No space left on device" in t for t in texts)
-    assert [text.split(",")[0][-6:] for text in texts] == ["failed"] * 4
-    assert ["1 in a row" in text for text in texts] == [True, False, True, False]
-
-
-@pytest.mark.parametrize("most", [1, 3])
-def test_so_many_failed_saves_in_a_row_end_the_run(most, tmp_path, monkeypatch, caplog):
-    fill_disk(monkeypatch, *range(2, 100))
-    error, names = train(tmp_path, 10, max_failures=most)
-    assert error.errno == errno.ENOSPC
-    last = checkpoint.path_of_step(tmp_path, 1 + most)
-    assert error.filename == str(last)
-    assert names == ["step-0000000001.pt"]
-    assert caplog.text.count("in a row; the next") == most - 1
-
-
-def test_a_save_that_the_user_asks_for_raises_at_once(tmp_path, monkeypatch):
-    with make_engine(freeze=pt.freeze.Never(), depth=1) as engine:
-        engine.prepare(ToySet(8), 8)
-        fill_disk(monkeypatch, 1)
-        with pytest.raises(OSError, match="No space left"):
-            engine.save(tmp_path / "file")
-
-
-def test_a_save_is_good_when_no_older_one_can_be_deleted(tmp_path, monkeypatch, caplog):
-    real = pathlib.Path.unlink
-
-    def unlink(path, missing_ok=False):
-        if not path.name.startswith("."):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        real(path, missing_ok)
-
-    monkeypatch.setattr(pathlib.Path, "unlink", unlink)
-    error, names = train(tmp_path, 3, keep=1)
-    assert error is None and len(names) == 3
-    assert caplog.text.count("neither counted nor deleted: [Errno 5]") == 3
-
-
-def test_a_file_whose_time_cannot_be_set_takes_no_name(tmp_path, monkeypatch, caplog):
-    """By its own time it might come before files that are older."""
-
-    def refuse(file, *args, **options):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "utime", refuse)
-    error, names = train(tmp_path, 2)
-    assert error is None and names == []
-    assert caplog.text.count("Input/output error") == 2
-
-
-def leave_in_a_child(rank, folder):
-    """Fork within the block; the child leaves it by an exception, the parent goes on.
-
-    Returns:
-        The child's exit code, what lay in the folder when it had ended, and in the end.
-    """
-    wanted = pt.CheckpointConfig(directory=folder)
-    child = None
-    try:
-        with make_engine(
-            freeze=pt.freeze.Never(), depth=1, config=config(checkpoint=wanted)
-        ) as engine:
-            for _ in engine.epochs(2):
-                for batch in engine.batches(ToySet(8), 4):
-                    engine.step(batch)
-                if child is None:
-                    child = os.fork()
-                    if child == 0:
-                        raise RuntimeError("in the child")
-                    _, status = os.waitpid(child, 0)
-                    then = sorted(path.name for path in folder.iterdir())
-    except RuntimeError:
-        if child != 0:
-            raise
-        os._exit(7)
-    return os.waitstatus_to_exitcode(status), then, len(list(folder.iterdir()))
-
-
-@pytest.mark.distributed
-def test_a_forked_child_that_leaves_the_block_writes_nothing(tmp_path):
-    (found,) = run_ranks(leave_in_a_child, 1, tmp_path)
-    assert found == (7, [], 2)
 
 
 @pytest.fixture(autouse=True)

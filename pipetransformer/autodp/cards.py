@@ -160,6 +160,8 @@ class Cards:
                     f"to {self._ticket}: another run is, or was, on this store; give "
                     "jobs that share one a run_name each"
                 )
+            if self._job.sealed:
+                return f"; rank {rank} is {card}: is it the same one?"
         return ""
 
     def _card_of(self, rank: int) -> Card | None:

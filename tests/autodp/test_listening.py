@@ -1,0 +1,167 @@
+"""The store listens where the ranks reach it, and nowhere else."""
+
+import os
+import socket
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from pipetransformer.autodp import PeerFailure, connect, launch, listening
+from pipetransformer.autodp.listening import handing_over, listening_socket
+from pipetransformer.network import list_interfaces
+from tests.autodp.adversary import listening_ports
+from tests.autodp.world import FAST, joined
+from tests.support.ranks import free_port, run_ranks
+
+OWN = [
+    address
+    for interface in list_interfaces().values()
+    for address in interface.addresses
+    if not interface.loopback and ":" not in address
+]
+
+
+def addresses_of(port):
+    """Return the addresses at which something listens on a port."""
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        with open(f"/proc/net/{table}") as lines:
+            for fields in (line.split() for line in list(lines)[1:]):
+                address, _, number = fields[1].partition(":")
+                if fields[3] != "0A" or int(number, 16) != port:
+                    continue
+                data = bytes.fromhex(address)
+                words = [data[i : i + 4][::-1] for i in range(0, len(data), 4)]
+                found.add(socket.inet_ntop(family, b"".join(words)))
+    return found
+
+
+def _listens(rank, host):
+    os.environ["MASTER_ADDR"] = host
+    port = int(os.environ["MASTER_PORT"])
+    with joined() as plane:
+        if rank == 0:
+            plane.publish("looked", repr(sorted(addresses_of(port))).encode())
+        looked = plane.wait("looked", phase="looking").decode()
+        return looked, port in listening_ports([os.getpid()])
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1"), *((a, a) for a in OWN)],
+)
+def test_rank_0_listens_at_the_address_of_its_name_alone(host, expected):
+    (first, serves), (second, other_serves) = run_ranks(_listens, 2, host)
+    assert first == second == repr([expected])
+    assert serves and not other_serves
+
+
+def resolved_to(monkeypatch, *addresses):
+    found = [
+        (socket.AF_INET6 if ":" in a else socket.AF_INET, 1, 6, "", (a, 0))
+        for a in addresses
+    ]
+    monkeypatch.setattr(listening.socket, "getaddrinfo", lambda *_, **__: found)
+
+
+def listens_at(host, *, one_node):
+    found = listening_socket(host, 0, one_node=one_node)
+    if found is None:
+        return None
+    with found:
+        return found.getsockname()[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses", "one_node", "expected"),
+    [
+        # As Debian lets a machine's own name lead to itself, and to nobody else.
+        ("node0", ["127.0.1.1"], False, None),
+        ("node0", ["127.0.1.1"], True, "127.0.1.1"),
+        ("localhost", ["::1", "127.0.0.1"], False, "127.0.0.1"),
+        ("127.0.0.1", ["127.0.0.1"], False, "127.0.0.1"),
+        ("service", ["192.0.2.1"], False, None),  # no machine has this address
+        ("service", ["192.0.2.1", "127.0.0.1"], True, "127.0.0.1"),
+    ],
+)
+def test_an_address_that_others_may_not_reach_is_none_to_listen_at(
+    monkeypatch, host, addresses, one_node, expected
+):
+    resolved_to(monkeypatch, *addresses)
+    assert listens_at(host, one_node=one_node) == expected
+
+
+def test_where_that_cannot_be_told_it_listens_everywhere_and_warns(monkeypatch, caplog):
+    # The address of a router's outside: ranks reach the store, it is not ours.
+    monkeypatch.setattr(launch, "listening_socket", lambda *_, **__: None)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    port = free_port()
+    place = launch._read_place({"RANK": "0", "WORLD_SIZE": "2"})
+    store = launch._serve(port, timedelta(seconds=20), place)
+    assert store.port == port
+    assert addresses_of(port) & {"0.0.0.0", "::"}
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("the store listens on every interface of this machine")
+    assert f"port {port}" in line
+
+
+def test_a_port_that_is_taken_is_named(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    hurried = replace(FAST, store_timeout=timedelta(seconds=0.5))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(PeerFailure, match=f"in use: 127.0.0.1:{port}"):
+            connect(hurried)
+
+
+def _engines_of_a_process(rank):
+    """Two engines side by side, then one more."""
+    with joined(replace(FAST, run_name="a")) as first:
+        with joined(replace(FAST, run_name="b")) as second:
+            names = [first.info.run_id, second.info.run_id]
+        with joined(replace(FAST, run_name="c")) as third:
+            names.append(third.info.run_id)
+    with joined() as last:
+        return [*names, last.info.run_id]
+
+
+@pytest.mark.distributed
+def test_the_engines_of_a_process_share_its_port():
+    first, second = run_ranks(_engines_of_a_process, 2)
+    assert first == second and len({*first}) == 4
+
+
+class TestHandingOver:
+    def test_what_was_taken_stays_open(self):
+        with socket.create_server(("127.0.0.1", 0)) as mine:
+            taken = mine.dup()
+        with handing_over(taken) as descriptor:
+            pass
+        with socket.socket(fileno=descriptor) as still:
+            assert still.getsockname()[1] > 0
+
+    def test_what_was_not_taken_is_closed(self):
+        listening = socket.create_server(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        with pytest.raises(ValueError), handing_over(listening):  # noqa: PT011
+            raise ValueError
+        assert addresses_of(port) == set()
+
+    def test_another_file_of_its_number_is_left_alone(self, tmp_path):
+        listening = socket.create_server(("127.0.0.1", 0))
+        path = tmp_path / "other"
+        path.write_text("x")
+        with pytest.raises(ValueError), handing_over(listening) as descriptor:  # noqa: PT011
+            os.close(descriptor)
+            other = os.open(path, os.O_RDONLY)
+            os.dup2(other, descriptor)
+            raise ValueError
+        assert os.read(descriptor, 1) == b"x"
+        os.close(descriptor)
+        if other != descriptor:
+            os.close(other)

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 
 import pipetransformer as pt
-from pipetransformer.autodp import PeerFailure
+from pipetransformer.autodp import PeerFailure, secret
 from pipetransformer.autodp.secret import (
     SECRET_FILE_VARIABLE,
     SECRET_VARIABLE,
@@ -24,9 +24,9 @@ SAID, OTHER = "a secret of many letters", "another of many letters"
 LONG_S = 30.0
 
 
-def found(secret=None, environ=None, *, makes=False, within_s=LONG_S):
+def found(setting=None, environ=None, *, makes=False, within_s=LONG_S):
     deadline = time.monotonic() + within_s
-    return find_secret(secret, environ or {}, makes=makes, deadline=deadline)
+    return find_secret(setting, environ or {}, makes=makes, deadline=deadline)
 
 
 @pytest.fixture
@@ -104,6 +104,20 @@ def test_rank_0_makes_the_file_for_which_others_wait(tmp_path):
     assert [*tmp_path.iterdir()] == [path]
 
 
+def test_of_two_that_make_the_file_the_first_ones_counts(tmp_path, monkeypatch):
+    path, make = tmp_path / "secret", secret._make
+
+    def late(target):
+        make(target)  # another run's rank 0 was quicker
+        monkeypatch.setattr(secret, "_make", make)
+        first = path.read_bytes()
+        make(target)
+        assert path.read_bytes() == first
+
+    monkeypatch.setattr(secret, "_make", late)
+    assert found(path, makes=True) == path.read_bytes().strip()
+
+
 def test_who_waits_for_no_file_says_which(tmp_path):
     path = tmp_path / "secret"
     with pytest.raises(TimeoutError, match=f"expected the file {path}, which rank 0"):
@@ -111,8 +125,8 @@ def test_who_waits_for_no_file_says_which(tmp_path):
 
 
 def test_a_secret_is_in_no_text_of_the_settings():
-    for secret in (SAID, SAID.encode()):
-        config = pt.Config(autodp=pt.AutoDPConfig(secret=secret))
+    for said in (SAID, SAID.encode()):
+        config = pt.Config(autodp=pt.AutoDPConfig(secret=said))
         for text in (repr(config), repr(config.autodp), str(config)):
             assert SAID not in text
         assert config.canonical() == pt.Config().canonical()
@@ -124,14 +138,14 @@ def _meets(rank, secrets, way):
     handler.emit = lambda record: records.append(record.getMessage())
     logging.getLogger("pipetransformer").addHandler(handler)
     logging.getLogger("pipetransformer").setLevel(logging.DEBUG)
-    secret = secrets[rank]
-    if secret is not None and way == "variable":
-        os.environ[SECRET_VARIABLE] = secret
-        secret = None
+    said = secrets[rank]
+    if said is not None and way == "variable":
+        os.environ[SECRET_VARIABLE] = said
+        said = None
     try:
         # The rank that serves the store leaves last.
         patience = timedelta(seconds=20 if way == "variable" else 9 - 5 * rank)
-        config = replace(FAST, secret=secret, store_timeout=patience)
+        config = replace(FAST, secret=said, store_timeout=patience)
         with joined(config) as plane:
             values = plane.gather("told", f"rank {rank}".encode(), phase="telling")
             return values, plane.num_refused, records

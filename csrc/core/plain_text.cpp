@@ -45,8 +45,9 @@ bool is_control(uint32_t code) {
   const auto within = [code](uint32_t low, uint32_t high) {
     return low <= code && code <= high;
   };
-  return code < 0x20 || within(0x7f, 0x9f) || within(0x200e, 0x200f) ||
-         within(0x2028, 0x202e) || within(0x2066, 0x2069);
+  return code < 0x20 || within(0x7f, 0x9f) || code == 0x61c ||
+         within(0x200e, 0x200f) || within(0x2028, 0x202e) ||
+         within(0x2066, 0x2069);
 }
 
 }  // namespace

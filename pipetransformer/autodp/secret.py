@@ -83,6 +83,7 @@ def find_secret(
         except FileNotFoundError:
             if makes:
                 _make(path)
+                makes = False  # a link that leads nowhere is not replaced
                 continue
             if given_up() or time.monotonic() >= deadline:
                 raise TimeoutError(

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "autodp/message_plane.h"
+#include "autodp/plan_message.h"
 #include "autodp/store_board.h"
 
 namespace py = pybind11;
@@ -11,6 +12,16 @@ using namespace pipetransformer::autodp;
 namespace pipetransformer::bindings {
 
 void bind_autodp_transition(py::module_& m) {
+  m.def(
+      "head_epoch",
+      [](const std::optional<py::bytes>& head) {
+        std::optional<std::string> bytes;
+        if (head.has_value()) {
+          bytes = static_cast<std::string>(*head);
+        }
+        return decode_head(bytes).epoch;
+      },
+      py::arg("head").none(true));
   py::class_<Transition>(m, "PlanTransition")
       .def(
           py::init([](int rank,

@@ -14,9 +14,12 @@ _OPEN = b"OPEN"  # of `decision/<e>`, see csrc/autodp/decision.h
 
 
 def announced_epoch(plane: MessagePlane) -> int:
-    """Return the latest plan epoch that any rank has announced, -1: none."""
-    head = plane.read(f"{_prefix(plane)}head")
-    return -1 if head is None else int(head.split(b"\n", 1)[0])
+    """Return the latest plan epoch that any rank has announced, -1: none.
+
+    Raises:
+        RuntimeError: the store holds what no rank writes.
+    """
+    return _binding.head_epoch(plane.read(f"{_prefix(plane)}head"))
 
 
 def _prefix(plane: MessagePlane) -> str:

@@ -136,8 +136,12 @@ class Cards:
         store.set(_key(rank), Card(job, ticket, host, os.getpid()).encode())
 
     def refusal(self) -> str | None:
-        """Return why this rank is at another job's store, None if it is not known."""
-        card = self._card_of(0) if self._ours else None
+        """Return why this rank is at another job's store, None if it is not known.
+
+        Who has a secret believes no card at once: anybody may have written it.
+        """
+        believed = self._ours and not self._job.sealed
+        card = self._card_of(0) if believed else None
         # Only what holds for a process: its engines one after the other may differ.
         if card is None or card.job.launched() == self._job.launched():
             return None

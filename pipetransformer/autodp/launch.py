@@ -348,6 +348,10 @@ def _open_store(place: LaunchInfo, deadline: float) -> tuple[LaunchInfo, Store]:
             store = _serve(port, timeout, place)
         except OSError as error:  # the port may be free in a moment
             raise RuntimeError(str(error)) from error
+        except UnicodeError:
+            raise ValueError(
+                f"MASTER_ADDR: expected a name or an address, got {_host()!r:.80}"
+            ) from None
     else:
         store = TCPStore(
             _host(), port, is_master=False, timeout=timeout, wait_for_workers=False

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 from dataclasses import replace
 from datetime import timedelta
 
@@ -107,16 +108,53 @@ def test_where_that_cannot_be_told_it_listens_everywhere_and_warns(monkeypatch, 
     assert f"port {port}" in line
 
 
-def test_a_port_that_is_taken_is_named(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+@pytest.fixture
+def rank_0_of_2(monkeypatch):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def test_a_port_that_is_taken_is_named(rank_0_of_2):
+    rank_0_of_2.setenv("MASTER_ADDR", "127.0.0.1")
     hurried = replace(FAST, store_timeout=timedelta(seconds=0.5))
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        monkeypatch.setenv("MASTER_PORT", str(port))
+        rank_0_of_2.setenv("MASTER_PORT", str(port))
         with pytest.raises(PeerFailure, match=f"in use: 127.0.0.1:{port}"):
             connect(hurried)
+
+
+def test_a_name_that_cannot_be_one_is_refused_as_such(rank_0_of_2):
+    rank_0_of_2.setenv("MASTER_ADDR", "a" * 70)
+    rank_0_of_2.setenv("MASTER_PORT", str(free_port()))
+    with pytest.raises(ValueError, match="MASTER_ADDR: expected a name or an address"):
+        connect(FAST)
+
+
+def _after_another(rank, held_s):
+    """Rank 0's port is another's until `held_s` after it asked for it."""
+    if rank == 0:
+        port = int(os.environ["MASTER_PORT"])
+        other = socket.create_server(("127.0.0.1", port))
+        asks = launch.listening_socket
+
+        def refused(*args, **options):
+            threading.Timer(held_s, other.close).start()
+            launch.listening_socket = asks
+            with pytest.raises(OSError, match="in use") as caught:
+                asks(*args, **options)
+            raise caught.value
+
+        launch.listening_socket = refused
+    with joined() as plane:
+        told = plane.gather("rank", str(rank).encode(), phase="telling")
+    return told, rank != 0 or launch.listening_socket is asks
+
+
+@pytest.mark.distributed
+def test_a_port_that_becomes_free_is_taken():
+    assert run_ranks(_after_another, 2, 0.5) == [([b"0", b"1"], True)] * 2
 
 
 def _engines_of_a_process(rank):

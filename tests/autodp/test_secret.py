@@ -70,6 +70,37 @@ def test_what_is_no_file_is_refused_and_hangs_nobody(tmp_path):
             found(path)
 
 
+def test_a_link_is_followed_and_what_it_leads_to_is_checked(tmp_path, file):
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    assert found(link) == SAID.encode()
+    file.chmod(0o644)
+    with pytest.raises(ValueError, match="expected mode 0600, got 0644"):
+        found(link)
+
+
+def test_a_link_that_leads_nowhere_is_not_made_for_ever(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to("nowhere")
+    made = []
+    maker = threading.Thread(
+        target=lambda: made.append(_error_of(found, link, makes=True, within_s=0.3)),
+        daemon=True,
+    )
+    maker.start()
+    maker.join(LONG_S)
+    (error,) = made
+    assert isinstance(error, TimeoutError) and f"expected the file {link}" in str(error)
+    assert [*tmp_path.iterdir()] == [link]
+
+
+def _error_of(call, *args, **options):
+    try:
+        return call(*args, **options)
+    except Exception as error:
+        return error
+
+
 @pytest.mark.parametrize("text", ["", "fifteen letters", "x" * 4097])
 def test_too_short_and_too_long_ones_are_refused_unsaid(tmp_path, text):
     path = tmp_path / "secret"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipetransformer._C import plain_text
 
-DIRECTIONS = {*"\u200e\u200f", *map(chr, range(0x2028, 0x202F))}
+DIRECTIONS = {*"\u061c\u200e\u200f", *map(chr, range(0x2028, 0x202F))}
 DIRECTIONS |= {*map(chr, range(0x2066, 0x206A))}
 
 
@@ -40,6 +40,7 @@ def test_harmless_text_stays_as_it_is(text):
         (b"\x1b]0;x\x07\x1b[2J", " ]0;x  [2J"),
         (b"a\r\nb\tc\x7f\xc2\x9bd", "a  b c  d"),
         ("\u202eevil".encode(), " evil"),
+        ("a\u061c1\u200e2\u2069".encode(), "a 1 2 "),
         (b"\xc0\xaf", "\ufffd\ufffd"),  # a slash in two bytes
         (b"\xe0\x80\xaf", "\ufffd\ufffd\ufffd"),
         (b"\xf0\x80\x80\xaf", "\ufffd" * 4),

@@ -1,0 +1,152 @@
+"""Bytes that no rank wrote, under every key of the protocol that a rank reads."""
+
+import re
+import threading
+import time
+
+import pytest
+from torch.distributed import HashStore
+
+from pipetransformer.autodp import PeerFailure, Transition, announced_epoch
+from pipetransformer.autodp.cards import Card, Cards, Job
+from pipetransformer.autodp.meeting import Meeting
+from tests.autodp.world import FAST, joined
+
+ESCAPES = b"\x1b]0;owned\x07\x1b[2J\xff\xfe"
+FOREIGN = {
+    "nothing": b"",
+    "escapes": ESCAPES,
+    "5 MB": ESCAPES * 400_000,
+    "a number of 64 bits and more": b"9" * 40 + b"\n0\n0",
+    "an epoch behind its floor": b"3\n7\n0",
+    "negative": b"-5\n-5\n-5",
+    "digits of other scripts": "\u0663\n\u0660\n\u0660".encode(),
+}
+LONGEST = 5_000  # letters of an error
+RUN_ID = b"0123456789abcdef" * 2
+OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def is_plain(text):
+    return 0 < len(text) <= LONGEST and not OBEYED.search(text)
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_head_that_no_rank_wrote_is_refused(case):
+    with joined() as plane:
+        plane.publish("head", FOREIGN[case])
+        transition = Transition(plane, 1, writer=True, participants=[0])
+        for reads in (lambda: announced_epoch(plane), lambda: transition.announce(b"")):
+            with pytest.raises(RuntimeError, match="head: expected an epoch") as caught:
+                reads()
+            assert is_plain(str(caught.value))
+        plane.delete("head")
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_decision_that_no_rank_wrote_is_an_abort(case):
+    with joined() as plane:
+        transition = Transition(plane, 1, writer=True, participants=[0])
+        transition.announce(b"plan")
+        plane.publish("decision/1", FOREIGN[case])
+        transition.acknowledge()
+        assert not transition.decide()
+        assert transition.reason == "" or is_plain(transition.reason)
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_an_answer_that_no_rank_wrote_is_a_refusal(case):
+    with joined() as plane:
+        transition = Transition(plane, 1, writer=True, participants=[0, 1])
+        transition.announce(b"plan")
+        plane.publish("here/1/1", b"")
+        plane.publish("ack/1/1", FOREIGN[case])
+        transition.acknowledge()
+        assert not transition.decide()
+        assert transition.refused == [1] and is_plain(transition.reason)
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_plan_that_no_rank_wrote_is_refused(case):
+    with joined() as plane:
+        Transition(plane, 1, writer=True, participants=[0]).announce(b"plan")
+        plane.publish("plan/1", FOREIGN[case])
+        reader = Transition(plane, 1, writer=False, participants=[0])
+        with pytest.raises(RuntimeError, match="plan message: expected") as caught:
+            reader.receive()
+        assert is_plain(str(caught.value))
+
+
+class Gathering:
+    """A meeting of two at which `rank` is; the other one's part is written here."""
+
+    def __init__(self, rank=1, *, sealed=False, within_s=5.0):
+        self.store = HashStore()
+        self.job = Job(2, "", "", sealed=sealed)
+        cards = Cards(self.store, rank, self.job, 1, ours=True)
+        self.given_up = threading.Event()
+        self.meeting = Meeting(self.store, "m", rank, 2, FAST, self.given_up, cards)
+        self.within_s = within_s
+
+    def attend(self):
+        deadline = time.monotonic() + self.within_s
+        return self.meeting.attend("", "", deadline)
+
+    def write(self, key, data):
+        self.store.compare_set(key, "", data)  # takes bytes as they are
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_run_id_that_no_rank_wrote_is_refused(case):
+    gathering = Gathering()
+    gathering.write("m/id", FOREIGN[case] or b"?")
+    gathering.write("m/0", b"address")
+    with pytest.raises(RuntimeError, match="run id: expected 32 digits") as caught:
+        gathering.attend()
+    assert is_plain(str(caught.value))
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_that_somebody_is_gone_names_nobody_if_no_rank_wrote_it(case):
+    gathering = Gathering()
+    gathering.write("m/gone", FOREIGN[case] or b"?")
+    with pytest.raises(PeerFailure, match="no heartbeat after") as caught:
+        gathering.attend()
+    assert is_plain(str(caught.value))
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_beat_before_the_meeting_that_no_rank_wrote_ends_nothing(case):
+    gathering = Gathering()
+    gathering.write("m/hb/0", FOREIGN[case] or b"?")
+    gathering.write("m/0", b"\x1b[2J")
+    comes = threading.Timer(1.0, gathering.write, ("m/id", RUN_ID))
+    comes.start()
+    assert gathering.attend() == (RUN_ID.decode(), [" [2J", ""])
+    comes.join()
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_only_who_has_no_secret_believes_a_card_at_once(sealed):
+    gathering = Gathering(sealed=sealed)
+    other = Card(Job(3, "", "", sealed=sealed), 1, "elsewhere", 7)
+    gathering.write("pt/card/0", other.encode())
+    gathering.write("m/hb/0", b"1")
+    gathering.write("m/0", b"address")
+    comes = threading.Timer(1.0, gathering.write, ("m/id", RUN_ID))
+    comes.start()
+    if sealed:
+        assert gathering.attend()[0] == RUN_ID.decode()
+    else:
+        with pytest.raises(PeerFailure, match="the store is another job's"):
+            gathering.attend()
+    comes.join()
+
+
+def test_who_has_a_secret_is_told_of_the_other_job_in_the_end():
+    gathering = Gathering(sealed=True, within_s=0.5)
+    other = Card(Job(3, "", "", sealed=True), 1, "elsewhere", 7)
+    gathering.write("pt/card/0", other.encode())
+    match = "on this store rank 0 is process 7 on 'elsewhere', a job of 3 ranks"
+    with pytest.raises(TimeoutError, match=match):
+        gathering.attend()

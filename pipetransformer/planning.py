@@ -8,6 +8,7 @@ import json
 from pipetransformer import planner
 from pipetransformer._extension import hash_bytes, host_memory
 from pipetransformer.autodp import ActiveGroup
+from pipetransformer.autodp.told import read_fields
 from pipetransformer.autofreeze import (
     FreezeStatistics,
     boundary_of,
@@ -123,7 +124,8 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
         run.plane.publish("profile", text.encode())
         run.profile, run.cluster = profile, cluster
         return
-    content = json.loads(run.plane.wait("profile", phase="profile", timeout=None))
+    told = run.plane.wait("profile", phase="profile", timeout=None)
+    content = read_fields(told, "profile")
     run.profile = Profile.from_json(content["profile"])
     run.cluster = Cluster.from_json(content["cluster"])
 

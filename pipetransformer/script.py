@@ -13,6 +13,7 @@ import logging
 from typing import Any
 
 from pipetransformer.autodp import MessagePlane, PeerFailure
+from pipetransformer.autodp.told import read_fields
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,11 +79,13 @@ class ScriptLog:
         """
         key = self._key(self.position)
         value = self._plane.wait(key, phase=f"waiting for {kinds[0]}", timeout=None)
-        message: dict[str, Any] = json.loads(value)
-        if message["kind"] not in kinds:
+        what = f"script position {self.position}"
+        message = read_fields(value, what)
+        kind = str(message.get("kind"))
+        if kind not in kinds:
             raise RuntimeError(
-                f"script position {self.position}: expected every rank to run the same "
-                f"script, got {kinds[0]!r} here and {message['kind']!r} on the lead"
+                f"{what}: expected every rank to run the same script, got {kinds[0]!r} "
+                f"here and {kind[:80]!r} on the lead"
             )
         self._remember(value)
         return message

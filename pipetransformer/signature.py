@@ -9,6 +9,7 @@ from torch import nn
 
 from pipetransformer._extension import hash_bytes
 from pipetransformer.autodp import MessagePlane
+from pipetransformer.autodp.told import read_json
 
 
 def signature_lines(
@@ -76,7 +77,10 @@ def agree(plane: MessagePlane, lines: Sequence[str]) -> None:
     if plane.rank in (0, culprit):
         plane.publish(f"signature/text/{plane.rank}", text)
     texts = [
-        json.loads(plane.wait(f"signature/text/{rank}", phase="comparing models"))
+        read_json(
+            plane.wait(f"signature/text/{rank}", phase="comparing models"),
+            f"signature of rank {rank}",
+        )
         for rank in (0, culprit)
     ]
     raise ValueError(

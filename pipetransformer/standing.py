@@ -66,8 +66,17 @@ class Standing:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Standing:
-        """Read what `to_bytes` gave."""
-        return cls(**json.loads(data))
+        """Read what `to_bytes` gave.
+
+        Raises:
+            RuntimeError: the bytes are something else.
+        """
+        try:
+            return cls(**json.loads(data))
+        except (ValueError, TypeError, RecursionError):
+            raise RuntimeError(
+                "standing: expected the fields of this version, got other bytes"
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,39 @@
+"""Reads JSON that a rank wrote into the store, where others can write, too."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pipetransformer.autodp._binding import plain_text
+
+_LONGEST_QUOTE = 80  # bytes
+
+
+def read_json(data: bytes, what: str) -> Any:
+    """Return what the bytes hold.
+
+    Args:
+        data: A value of the store.
+        what: Its name, for the error's text.
+
+    Raises:
+        RuntimeError: it is no JSON; says so in one printable line.
+    """
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise RuntimeError(
+            f"{what}: expected JSON that a rank wrote, got "
+            f"'{plain_text(data, _LONGEST_QUOTE)}'"
+        ) from None
+
+
+def read_fields(data: bytes, what: str) -> dict[str, Any]:
+    """Return the fields of the object that the bytes hold; errors as `read_json`'s."""
+    content = read_json(data, what)
+    if not isinstance(content, dict):
+        raise RuntimeError(
+            f"{what}: expected an object, got '{plain_text(data, _LONGEST_QUOTE)}'"
+        )
+    return content

@@ -10,6 +10,8 @@ from torch.distributed import HashStore
 from pipetransformer.autodp import PeerFailure, Transition, announced_epoch
 from pipetransformer.autodp.cards import Card, Cards, Job
 from pipetransformer.autodp.meeting import Meeting
+from pipetransformer.script import ScriptLog
+from pipetransformer.standing import Standing
 from tests.autodp.world import FAST, joined
 
 ESCAPES = b"\x1b]0;owned\x07\x1b[2J\xff\xfe"
@@ -75,6 +77,30 @@ def test_a_plan_that_no_rank_wrote_is_refused(case):
         with pytest.raises(RuntimeError, match="plan message: expected") as caught:
             reader.receive()
         assert is_plain(str(caught.value))
+
+
+JSON = {
+    "deep": b"[" * 100_000,
+    "no object": b"[1]",
+    "no kind": b"{}",
+    "another kind": b'{"kind": "\\u001b[2J%s"}' % (b"x" * 9000),
+    "a kind that is none": b'{"kind": ["epoch"]}',
+}
+
+
+@pytest.mark.parametrize("case", [*FOREIGN, *JSON])
+def test_a_message_of_the_lead_that_no_rank_wrote_is_refused(case):
+    with joined() as plane:
+        plane.publish(plane.own_key("pos/0"), {**FOREIGN, **JSON}[case])
+        with pytest.raises(RuntimeError, match="script position 0: exp") as caught:
+            ScriptLog(plane).follow("epoch")
+        assert is_plain(str(caught.value))
+
+
+@pytest.mark.parametrize("case", [*FOREIGN, *JSON])
+def test_a_standing_that_no_rank_wrote_is_refused(case):
+    with pytest.raises(RuntimeError, match="standing: expected the fields"):
+        Standing.from_bytes({**FOREIGN, **JSON}[case])
 
 
 class Gathering:

@@ -227,10 +227,12 @@ def _after_removal(case: Case, trace: Trace) -> Iterator[str]:
     if math.isinf(woken_at):
         yield "the stopped rank was not removed while the others went on"
         return
+    # It may have been new, and in its first step: the others' steps count as well.
+    every = [line for rank in trace.ranks for line in trace.steps(rank)]
+    struck_at = trace.struck_at
+    before = max((number_of(s) for s in every if s["at"] <= struck_at), default=0)
     for rank in case.lost:
-        made = [(line["at"], number_of(line)) for line in trace.steps(rank)]
-        before = max((number for at, number in made if at <= woken_at), default=0)
-        late = [number for at, number in made if at > woken_at]
+        late = [number_of(s) for s in trace.steps(rank) if s["at"] > woken_at]
         if late not in ([], [before + 1]):
             yield f"rank {rank}: made steps {late} after its removal"
     others = [rank for rank in trace.ranks if rank not in case.lost]

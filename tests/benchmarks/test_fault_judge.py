@@ -733,14 +733,19 @@ def aborted(log):
 def test_a_rank_that_trains_on_after_its_removal_is_found():
     sample = the("woken")
 
-    def woken(*numbers, name="h"):
+    def woken(*numbers, name="h", new=False):
         trace = sample.trace()
+        if new:
+            trace.logs[2][:] = [e for e in trace.logs[2] if e["kind"] != "step"]
         for number in numbers:
             lines = step_lines(number, 2, [0, 2], at=9.2, plan=1, name=name)
             trace.logs[2][-1:-1] = lines
         return " ".join(problems(sample, trace))
 
     assert woken(8) == "", "the one that the others had waited in"
+    # One that had just become active was in its first step.
+    assert woken(8, new=True) == ""
+    assert "made steps [9] after" in woken(9, new=True)
     assert "made steps [8, 9] after" in woken(8, 9)
     assert "made steps [9] after" in woken(9)
     assert "other bits" in woken(8, name="r")

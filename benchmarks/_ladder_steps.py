@@ -21,14 +21,7 @@ from _ladder_instance import (
     profile_of,
 )
 
-from pipetransformer.planner import (
-    Cluster,
-    InfeasiblePlan,
-    Plan,
-    _native,
-    paper,
-    search,
-)
+from pipetransformer.planner import Cluster, InfeasiblePlan, Plan, native, paper, search
 from pipetransformer.simulator import _binding
 
 MOST_COUNTS = 8
@@ -225,7 +218,7 @@ class Ladder:
             )
         except InfeasiblePlan:
             return None
-        costs = _native.step_costs(plan, profile, self._cluster)
+        costs = native.step_costs(plan, profile, self._cluster)
         self._add_prefix(costs, rung, boundary, plan)
         options = _binding.SimulatorStepOptions()
         options.prefix = PREFIX_MODES.get(rung.prefix, _MODES.BARRIER)

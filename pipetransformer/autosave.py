@@ -6,8 +6,9 @@ import logging
 import os
 import pathlib
 
-from pipetransformer import checkpoint, files, persistence
+from pipetransformer import checkpoint, persistence
 from pipetransformer.core import disk
+from pipetransformer.core import tensor_files as files
 from pipetransformer.replica import Replica
 from pipetransformer.run import Run
 

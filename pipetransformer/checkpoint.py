@@ -18,10 +18,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pipetransformer import files
 from pipetransformer.core import disk
+from pipetransformer.core import tensor_files as files
+from pipetransformer.core.wire import printable
 from pipetransformer.pipe import accumulator_names
-from pipetransformer.planner._fields import printable
 from pipetransformer.signature import model_signature
 from pipetransformer.state import (
     TrainingState,

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from pipetransformer import checkpoint
-from pipetransformer.planner._fields import printable
+from pipetransformer.core.wire import printable
 from pipetransformer.replica import Replica
 from pipetransformer.run import Run
 from pipetransformer.state import make_optimizer

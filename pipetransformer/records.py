@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from pipetransformer.core.wire import printable
 from pipetransformer.planner import Plan, Transition
-from pipetransformer.planner._fields import printable
 from pipetransformer.prices import kind_of
 from pipetransformer.report import (
     AbortRecord,

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipetransformer import files
 from pipetransformer.autofreeze import GradientAccumulator
-from pipetransformer.planner._fields import shown
+from pipetransformer.core import tensor_files as files
+from pipetransformer.core.wire import shown
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[

@@ -101,9 +101,9 @@ def write_text(path: str, text: str) -> None:
     if path == STANDARD_STREAM:
         sys.stdout.write(text + "\n")
         return
-    from pipetransformer.planner import _files
+    from pipetransformer.core import text_files
 
-    _files.write(path, text + "\n")
+    text_files.write(path, text + "\n")
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipetransformer.planner._fields import LONGEST_NAME, check_str
+from pipetransformer.core.wire import LONGEST_NAME, check_str
 
 _LARGEST_INT = 2**62
 _MOST_SECONDS = 4e9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipetransformer.core.wire import LONGEST_NAME, check_str
 from pipetransformer.explanation import fields
 from pipetransformer.explanation.report import Measurement
 from pipetransformer.explanation.run import (
@@ -12,7 +13,6 @@ from pipetransformer.explanation.run import (
     RunExplanation,
 )
 from pipetransformer.planner import Transition
-from pipetransformer.planner._fields import LONGEST_NAME, check_str
 
 _SHAPE = ("num_frozen_layers", "num_stages", "num_replicas", "num_microbatches")
 _AFTERWARDS = "first_step"  # the only phase that is no part of the measured pause

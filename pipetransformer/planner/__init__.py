@@ -1,12 +1,12 @@
 """Room ``planner``: from measured layer costs to a plan, and why."""
 
 from pipetransformer.planner import paper, solvers
-from pipetransformer.planner._native import step_costs
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import CacheTiers, Cluster
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
 from pipetransformer.planner.least_rows import least_rows
 from pipetransformer.planner.measure import profile
+from pipetransformer.planner.native import step_costs
 from pipetransformer.planner.pauses import PauseModel, RunningMean
 from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.replan import replan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipetransformer.planner import _binding, _native
+from pipetransformer.planner import _binding, native
 from pipetransformer.planner._wishes import Wishes
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import Cluster
@@ -27,8 +27,8 @@ class Places:
     def __init__(
         self, profile: Profile, cluster: Cluster, wishes: Wishes, boundary: int
     ) -> None:
-        self.profile = _native.profile(profile)
-        self.cluster = _native.cluster(cluster)
+        self.profile = native.profile(profile)
+        self.cluster = native.cluster(cluster)
         self.boundary = boundary
         self._profile = profile
         self._cluster = cluster
@@ -44,7 +44,7 @@ class Places:
         devices = plan.num_stages * -(-plan.num_replicas // nodes)
         devices = max(devices, self._cluster.devices_per_node)
         wide = dataclasses.replace(self._cluster, devices_per_node=devices)
-        costs = _native.step_costs(plan, self._profile, wide)
+        costs = native.step_costs(plan, self._profile, wide)
         return _placement(plan, costs)
 
     def placement(self, plan: Plan | Candidate) -> _binding.PlannerPlacement:
@@ -54,7 +54,7 @@ class Places:
         costs = _binding.planner_step_costs(
             self.profile,
             self.cluster,
-            _native.workload(
+            native.workload(
                 global_batch=wishes.global_batch,
                 boundary=self.boundary,
                 checkpoint=wishes.checkpoint,
@@ -63,9 +63,9 @@ class Places:
             ),
             _binding.PlannerChoice(
                 shape,
-                _native.SCHEDULES[plan.schedule],
-                _native.PLACEMENTS[plan.prefix],
-                _native.TIERS[plan.cache],
+                native.SCHEDULES[plan.schedule],
+                native.PLACEMENTS[plan.prefix],
+                native.TIERS[plan.cache],
                 list(plan.cuts),
             ),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipetransformer.planner import _binding, _native
+from pipetransformer.planner import _binding, native
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
 
@@ -119,9 +119,9 @@ def _name(candidate: _binding.PlannerCandidate) -> str:
     choice, shape = candidate.choice, candidate.choice.shape
     text = (
         f"K={shape.num_stages} R={shape.num_replicas} M={shape.num_microbatches} "
-        f"{_native.name_of(_native.SCHEDULES, choice.schedule)}"
+        f"{native.name_of(native.SCHEDULES, choice.schedule)}"
     )
-    tier = _native.name_of(_native.TIERS, choice.cache)
+    tier = native.name_of(native.TIERS, choice.cache)
     return text if tier == "none" else f"{text}, {tier} cache"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 
-from pipetransformer.planner import _fields
+from pipetransformer.core import wire
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 PREFIX_PLACEMENTS = ("none", "replicated", "pipelined")
@@ -51,15 +51,15 @@ class Candidate:
         """Check every field."""
         what = "candidate"
         for name in ("num_stages", "num_replicas", "num_microbatches"):
-            _fields.check_int(getattr(self, name), f"{what} {name}", low=1)
+            wire.check_int(getattr(self, name), f"{what} {name}", low=1)
         for name in ("predicted_step_ns", "lower_bound_ns", "simulated_step_ns"):
-            _fields.check_int(getattr(self, name), f"{what} {name}")
-        cuts = _fields.check_ints(self.cuts, f"{what} cuts")
+            wire.check_int(getattr(self, name), f"{what} {name}")
+        cuts = wire.check_ints(self.cuts, f"{what} cuts")
         object.__setattr__(self, "cuts", cuts)
-        _fields.check_choice(self.schedule, f"{what} schedule", SCHEDULES)
-        _fields.check_choice(self.prefix, f"{what} prefix", PREFIX_PLACEMENTS)
-        _fields.check_choice(self.cache, f"{what} cache", CACHE_TIERS)
-        _fields.check_str(self.lost, f"{what} lost")
+        wire.check_choice(self.schedule, f"{what} schedule", SCHEDULES)
+        wire.check_choice(self.prefix, f"{what} prefix", PREFIX_PLACEMENTS)
+        wire.check_choice(self.cache, f"{what} cache", CACHE_TIERS)
+        wire.check_str(self.lost, f"{what} lost")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -74,7 +74,7 @@ class Candidate:
     def from_dict(cls, value: object, what: str) -> Candidate:
         """Read a candidate; ``what`` names it in errors."""
         names = [entry.name for entry in fields(cls)]
-        found = _fields.read_object(value, what, required=names)
+        found = wire.read_object(value, what, required=names)
         try:
             return cls(**found)  # type: ignore[arg-type]  # checked by __post_init__
         except ValueError as error:

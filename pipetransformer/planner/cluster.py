@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from pipetransformer.planner import _fields
+from pipetransformer.core import wire
 
 _CACHE_FIELDS = ("host_bytes", "host_bytes_per_s", "disk_bytes", "disk_bytes_per_s")
 
@@ -31,7 +31,7 @@ class CacheTiers:
     def __post_init__(self) -> None:
         """Check every field."""
         for field in _CACHE_FIELDS:
-            _fields.check_int(getattr(self, field), f"cluster cache {field}")
+            wire.check_int(getattr(self, field), f"cluster cache {field}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,30 +72,30 @@ class Cluster:
     def __post_init__(self) -> None:
         """Check every field."""
         for field in ("num_nodes", "devices_per_node", "device_memory_bytes"):
-            _fields.check_int(getattr(self, field), f"cluster {field}", low=1)
+            wire.check_int(getattr(self, field), f"cluster {field}", low=1)
         for field in ("device_link_bytes_per_s", "network_bytes_per_s"):
             if getattr(self, field) is not None:
-                _fields.check_int(getattr(self, field), f"cluster {field}", low=1)
+                wire.check_int(getattr(self, field), f"cluster {field}", low=1)
         for field in (
             "device_link_latency_ns",
             "network_latency_ns",
             "context_bytes",
         ):
-            _fields.check_int(getattr(self, field), f"cluster {field}")
-        factor = _fields.check_float(
+            wire.check_int(getattr(self, field), f"cluster {field}")
+        factor = wire.check_float(
             self.optimizer_bytes_per_parameter_byte,
             "cluster optimizer_bytes_per_parameter_byte",
         )
         object.__setattr__(self, "optimizer_bytes_per_parameter_byte", factor)
         if self.cache is not None and not isinstance(self.cache, CacheTiers):
             raise ValueError(
-                f"cluster cache: expected CacheTiers, got {_fields.shown(self.cache)}"
+                f"cluster cache: expected CacheTiers, got {wire.shown(self.cache)}"
             )
 
     @property
     def hash(self) -> int:
         """64-bit hash of the content."""
-        return _fields.content_hash(self.to_dict())
+        return wire.content_hash(self.to_dict())
 
     def to_dict(self) -> dict[str, object]:
         """Return the cluster as JSON-ready values."""
@@ -106,7 +106,7 @@ class Cluster:
 
     def to_json(self) -> str:
         """Return canonical JSON text, equal for equal clusters."""
-        return _fields.canonical(self.to_dict())
+        return wire.canonical(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Cluster:
@@ -121,8 +121,8 @@ class Cluster:
         Raises:
             ValueError: malformed text, a missing, unknown or wrong field (named).
         """
-        fields = _fields.read_object(
-            _fields.parse(text, "cluster"),
+        fields = wire.read_object(
+            wire.parse(text, "cluster"),
             "cluster",
             required=(
                 "num_nodes",
@@ -138,7 +138,7 @@ class Cluster:
             version=1,
         )
         if fields.get("cache") is not None:
-            tiers = _fields.read_object(
+            tiers = wire.read_object(
                 fields["cache"], "cluster cache", required=_CACHE_FIELDS
             )
             fields["cache"] = CacheTiers(**tiers)  # type: ignore[arg-type]

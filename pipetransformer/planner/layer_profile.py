@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipetransformer.planner import _fields
+from pipetransformer.core import wire
 
 _TIMES = ("forward_ns", "input_grad_ns", "weight_grad_ns")
 _BYTES = (
@@ -52,16 +52,16 @@ class LayerProfile:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        longest = _fields.LONGEST_NAME
-        name = _fields.check_str(self.name, "profile layer name", longest=longest)
-        where = f"profile layer {_fields.shown(name)}"
+        longest = wire.LONGEST_NAME
+        name = wire.check_str(self.name, "profile layer name", longest=longest)
+        where = f"profile layer {wire.shown(name)}"
         optional = () if self.forward_only_ns is None else ("forward_only_ns",)
         for field in (*_TIMES, *optional):
-            checked = _fields.check_ints(getattr(self, field), f"{where} {field}")
+            checked = wire.check_ints(getattr(self, field), f"{where} {field}")
             object.__setattr__(self, field, checked)
         for field in _BYTES:
-            _fields.check_int(getattr(self, field), f"{where} {field}")
-        _fields.check_bool(self.trainable, f"{where} trainable")
+            wire.check_int(getattr(self, field), f"{where} {field}")
+        wire.check_bool(self.trainable, f"{where} trainable")
 
     def to_dict(self) -> dict[str, object]:
         """Return the layer as JSON-ready values."""
@@ -76,7 +76,7 @@ class LayerProfile:
     def from_dict(cls, value: object, what: str) -> LayerProfile:
         """Read a layer; ``what`` names it in errors."""
         required = ("name", *_TIMES, *_BYTES, "trainable")
-        fields = _fields.read_object(
+        fields = wire.read_object(
             value, what, required=required, optional=("forward_only_ns",)
         )
         return cls(**fields)  # type: ignore[arg-type]  # checked by __post_init__
@@ -109,16 +109,14 @@ class Profile:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        _fields.check_str(self.name, "profile name", longest=_fields.LONGEST_NAME)
-        sizes = _fields.check_ints(
-            self.microbatch_samples, "profile microbatch_samples"
-        )
+        wire.check_str(self.name, "profile name", longest=wire.LONGEST_NAME)
+        sizes = wire.check_ints(self.microbatch_samples, "profile microbatch_samples")
         if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
             raise ValueError(
                 "profile microbatch_samples: expected increasing sizes from 1, got "
-                f"{_fields.shown(list(sizes))}"
+                f"{wire.shown(list(sizes))}"
             )
-        layers = _fields.check_tuple(self.layers, "profile layers", _check_layer)
+        layers = wire.check_tuple(self.layers, "profile layers", _check_layer)
         if not layers:
             raise ValueError("profile layers: expected at least one layer, got none")
         for i, layer in enumerate(layers):
@@ -136,7 +134,7 @@ class Profile:
     @property
     def hash(self) -> int:
         """64-bit hash of the content: equal on ranks that hold equal profiles."""
-        return _fields.content_hash(self.to_dict())
+        return wire.content_hash(self.to_dict())
 
     def to_dict(self) -> dict[str, object]:
         """Return the profile as JSON-ready values."""
@@ -153,7 +151,7 @@ class Profile:
 
     def to_json(self) -> str:
         """Return canonical JSON text, equal for equal profiles."""
-        return _fields.canonical(self.to_dict())
+        return wire.canonical(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
@@ -168,15 +166,15 @@ class Profile:
         Raises:
             ValueError: malformed text, a missing, unknown or wrong field (named).
         """
-        fields = _fields.read_object(
-            _fields.parse(text, "profile"),
+        fields = wire.read_object(
+            wire.parse(text, "profile"),
             "profile",
             required=("name", "microbatch_samples", "layers"),
             optional=_PAIRS,
             version=1,
         )
         layers = fields["layers"]
-        fields["layers"] = _fields.check_tuple(
+        fields["layers"] = wire.check_tuple(
             layers, "profile layers", LayerProfile.from_dict
         )
         return cls(**fields)  # type: ignore[arg-type]  # checked by __post_init__
@@ -185,19 +183,19 @@ class Profile:
 def _check_pairs(
     value: object, what: str, num_layers: int
 ) -> tuple[tuple[int, int], ...]:
-    pairs = _fields.check_tuple(value, what, _fields.check_ints)
+    pairs = wire.check_tuple(value, what, wire.check_ints)
     for pair in pairs:
         if len(pair) != 2 or not pair[0] < pair[1] < num_layers:
             raise ValueError(
                 f"{what}: expected pairs of increasing layer indices below "
-                f"{num_layers}, got {_fields.shown(list(pair))}"
+                f"{num_layers}, got {wire.shown(list(pair))}"
             )
     return tuple((pair[0], pair[1]) for pair in pairs)
 
 
 def _check_layer(value: object, what: str) -> LayerProfile:
     if not isinstance(value, LayerProfile):
-        raise ValueError(f"{what}: expected a LayerProfile, got {_fields.shown(value)}")
+        raise ValueError(f"{what}: expected a LayerProfile, got {wire.shown(value)}")
     return value
 
 

@@ -12,7 +12,8 @@ from typing import TypeAlias, Union
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.planner import _fields, _values
+from pipetransformer.core import wire
+from pipetransformer.planner import _values
 from pipetransformer.planner._saved import saved_and_boundary_bytes
 from pipetransformer.planner._timing import LayerTimes, time_layers
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
@@ -99,7 +100,7 @@ def profile(
     parameter_bytes, tied = _parameters(model)
     layers = [
         LayerProfile(
-            name=f"{i}.{type(layer).__name__}"[: _fields.LONGEST_NAME],
+            name=f"{i}.{type(layer).__name__}"[: wire.LONGEST_NAME],
             **_columns([row[i] for row in times]),
             parameter_bytes=parameter_bytes[i],
             activation_bytes_per_sample=-(-saved[i] // largest),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-from pipetransformer.planner import _binding, _fields
+from pipetransformer.core import wire
+from pipetransformer.planner import _binding
 
 TERMS = ("prepare", "move", "rewire", "first_step", "cache")
 """Parts of a pause, in the order they are paid."""
@@ -32,8 +33,8 @@ class RunningMean:
 
     def __post_init__(self) -> None:
         """Check both fields."""
-        _fields.check_int(self.sum_ns, "pause sum_ns")
-        _fields.check_int(self.count, "pause count")
+        wire.check_int(self.sum_ns, "pause sum_ns")
+        wire.check_int(self.count, "pause count")
 
     def observed(self, ns: int, per: int = 1) -> RunningMean:
         """Return the mean with one more measurement of `ns`, for `per` units."""
@@ -87,7 +88,7 @@ class PauseModel:
         for name, seconds in phases.items():
             if name not in means:
                 continue
-            duration = _fields.check_float(seconds, f"pause {name}")
+            duration = wire.check_float(seconds, f"pause {name}")
             nanoseconds = round(duration * _NANOSECONDS)
             if name == "prepare" and kind == "shape":
                 name = "group"
@@ -109,15 +110,15 @@ class PauseModel:
             ValueError: a missing, unknown or wrong field (named).
         """
         names = [entry.name for entry in fields(cls)]
-        found = _fields.read_object(value, "pauses", required=names, version=_VERSION)
+        found = wire.read_object(value, "pauses", required=names, version=_VERSION)
         means = {}
         for name in names:
-            mean = _fields.read_object(
+            mean = wire.read_object(
                 found[name], f"pauses {name}", required=("sum_ns", "count")
             )
             means[name] = RunningMean(
-                sum_ns=_fields.check_int(mean["sum_ns"], f"pauses {name} sum_ns"),
-                count=_fields.check_int(mean["count"], f"pauses {name} count"),
+                sum_ns=wire.check_int(mean["sum_ns"], f"pauses {name} sum_ns"),
+                count=wire.check_int(mean["count"], f"pauses {name} count"),
             )
         return cls(**means)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from pipetransformer.planner import _fields
+from pipetransformer.core import wire
 from pipetransformer.planner.candidate import (
     CACHE_TIERS,
     COPY_MODELS,
@@ -104,31 +104,31 @@ class Plan:
     def __post_init__(self) -> None:
         """Check every field and complete the hash."""
         for name in _COUNTS:
-            _fields.check_int(getattr(self, name), f"plan {name}", low=1)
+            wire.check_int(getattr(self, name), f"plan {name}", low=1)
         for name in _NUMBERS:
-            _fields.check_int(getattr(self, name), f"plan {name}")
+            wire.check_int(getattr(self, name), f"plan {name}")
         if self.num_samples is not None:
-            _fields.check_int(self.num_samples, "plan num_samples", low=1)
+            wire.check_int(self.num_samples, "plan num_samples", low=1)
         for name in ("cuts", "bytes_per_stage"):
-            checked = _fields.check_ints(getattr(self, name), f"plan {name}")
+            checked = wire.check_ints(getattr(self, name), f"plan {name}")
             object.__setattr__(self, name, checked)
         self._check_shape()
         self._check_choices()
         for name in ("reasons", "refusals"):
-            sentences = _fields.check_tuple(
-                getattr(self, name), f"plan {name}", _fields.check_str
+            sentences = wire.check_tuple(
+                getattr(self, name), f"plan {name}", wire.check_str
             )
             object.__setattr__(self, name, sentences)
         object.__setattr__(self, "candidates", tuple(self.candidates))
         content = self.to_dict()
         del content["plan_hash"]
-        expected = _fields.content_hash(content)
+        expected = wire.content_hash(content)
         if self.plan_hash == -1:
             object.__setattr__(self, "plan_hash", expected)
         elif self.plan_hash != expected:
             raise ValueError(
                 f"plan plan_hash: expected {expected} (of the content), got "
-                f"{_fields.shown(self.plan_hash)}"
+                f"{wire.shown(self.plan_hash)}"
             )
 
     def _check_shape(self) -> None:
@@ -142,7 +142,7 @@ class Plan:
         ):
             raise ValueError(
                 f"plan cuts: expected increasing layer indices from {self.boundary}, "
-                f"got {_fields.shown(list(self.cuts))}"
+                f"got {wire.shown(list(self.cuts))}"
             )
         replica_rows = -(-self.global_batch // self.num_replicas)
         rows = -(-replica_rows // self.num_microbatches)
@@ -160,12 +160,12 @@ class Plan:
             )
 
     def _check_choices(self) -> None:
-        _fields.check_choice(self.schedule, "plan schedule", SCHEDULES)
-        _fields.check_choice(self.checkpoint, "plan checkpoint", CHECKPOINT_MODES)
-        _fields.check_choice(self.prefix, "plan prefix", PREFIX_PLACEMENTS)
-        _fields.check_choice(self.cache, "plan cache", CACHE_TIERS)
-        _fields.check_choice(self.copies, "plan copies", COPY_MODELS)
-        bubble = _fields.check_fraction(self.bubble_fraction, "plan bubble_fraction")
+        wire.check_choice(self.schedule, "plan schedule", SCHEDULES)
+        wire.check_choice(self.checkpoint, "plan checkpoint", CHECKPOINT_MODES)
+        wire.check_choice(self.prefix, "plan prefix", PREFIX_PLACEMENTS)
+        wire.check_choice(self.cache, "plan cache", CACHE_TIERS)
+        wire.check_choice(self.copies, "plan copies", COPY_MODELS)
+        bubble = wire.check_fraction(self.bubble_fraction, "plan bubble_fraction")
         object.__setattr__(self, "bubble_fraction", bubble)
 
     @property
@@ -197,7 +197,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Return canonical JSON text, equal for equal plans."""
-        return _fields.canonical(self.to_dict())
+        return wire.canonical(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -213,19 +213,19 @@ class Plan:
         Raises:
             ValueError: malformed text, a missing, unknown or wrong field (named).
         """
-        values = _fields.read_object(
-            _fields.parse(text, "plan"),
+        values = wire.read_object(
+            wire.parse(text, "plan"),
             "plan",
             required=("boundary", "cuts", *_COUNTS),
             optional=[entry.name for entry in fields(cls)],
             version=1,
         )
-        values["candidates"] = _fields.check_tuple(
+        values["candidates"] = wire.check_tuple(
             values.get("candidates", ()), "plan candidates", Candidate.from_dict
         )
         if values.get("transition") is not None:
             values["transition"] = Transition.from_dict(values["transition"])
         for name in ("profile_hash", "cluster_hash", "plan_hash"):
             if name in values:
-                _fields.check_hash(values[name], f"plan {name}")
+                wire.check_hash(values[name], f"plan {name}")
         return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from pipetransformer.planner import _binding, _fields, _reasons
+from pipetransformer.core import wire
+from pipetransformer.planner import _binding, _reasons
 from pipetransformer.planner._offers import RESHAPES, Market, Priced, Terms, short
 from pipetransformer.planner._places import Places
 from pipetransformer.planner._wishes import Wishes
@@ -99,10 +100,10 @@ def replan(
         TypeError: a count or a cut is no integer.
         ValueError: an option that no plan can satisfy; the text names it.
     """
-    _fields.check_int(remaining_steps, "remaining_steps")
+    wire.check_int(remaining_steps, "remaining_steps")
     if elapsed_since_last_ns is not None:
-        _fields.check_int(elapsed_since_last_ns, "elapsed_since_last_ns")
-    _fields.check_choice(reshape, "reshape", RESHAPE_MODES)
+        wire.check_int(elapsed_since_last_ns, "elapsed_since_last_ns")
+    wire.check_choice(reshape, "reshape", RESHAPE_MODES)
     terms = Terms(
         remaining_steps=remaining_steps,
         pace_permille=_permille(pace, "pace"),
@@ -139,7 +140,7 @@ def replan(
 
 def _permille(value: float, what: str) -> int:
     """Return a factor of up to 1000 in thousandths."""
-    factor = _fields.check_float(value, what)
+    factor = wire.check_float(value, what)
     if factor > 1000:
         raise ValueError(f"{what}: expected at most 1000, got {value}")
     return round(factor * 1000)

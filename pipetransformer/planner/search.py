@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pipetransformer.planner import _binding, _native, _reasons
+from pipetransformer.planner import _binding, _reasons, native
 from pipetransformer.planner.candidate import CACHE_TIERS, SCHEDULES, Candidate
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
@@ -92,7 +92,7 @@ def search(
         min_microbatch_samples=min_microbatch_samples,
     )
     request = _binding.PlannerRequest()
-    request.workload = _native.workload(
+    request.workload = native.workload(
         global_batch=global_batch,
         boundary=boundary,
         checkpoint=checkpoint,
@@ -105,19 +105,19 @@ def search(
     request.cuts = None if cuts is None else list(checked_cuts(cuts))
     request.min_microbatch_samples = min_microbatch_samples
     request.schedules = [
-        _native.choice(_native.SCHEDULES, name, "schedules")
+        native.choice(native.SCHEDULES, name, "schedules")
         for name in sorted(schedules, key=_order_in(SCHEDULES))
     ]
     request.prefix_placements = [
-        _native.choice(_native.PLACEMENTS, name, "prefix_placements")
+        native.choice(native.PLACEMENTS, name, "prefix_placements")
         for name in _placements(prefix_placements, boundary)
     ]
     request.cache_tiers = [
-        _native.choice(_native.TIERS, name, "cache_tiers")
+        native.choice(native.TIERS, name, "cache_tiers")
         for name in sorted(cache_tiers, key=_order_in(CACHE_TIERS))
     ]
     result = _binding.planner_search(
-        _native.profile(profile), _native.cluster(cluster), request
+        native.profile(profile), native.cluster(cluster), request
     )
     refusals = _reasons.refusals(result, profile, cluster, global_batch)
     if not result.candidates:
@@ -190,10 +190,10 @@ def _make_plan(
         samples_per_microbatch=-(-replica_rows // shape.num_microbatches),
         global_batch=request.workload.global_batch,
         cuts=tuple(choice.cuts),
-        schedule=_native.name_of(_native.SCHEDULES, choice.schedule),
+        schedule=native.name_of(native.SCHEDULES, choice.schedule),
         checkpoint=checkpoint,
-        prefix=_native.name_of(_native.PLACEMENTS, choice.prefix),
-        cache=_native.name_of(_native.TIERS, choice.cache),
+        prefix=native.name_of(native.PLACEMENTS, choice.prefix),
+        cache=native.name_of(native.TIERS, choice.cache),
         copies=copies,
         num_samples=request.workload.num_samples,
         predicted_step_ns=chosen.estimate_ns,
@@ -219,9 +219,9 @@ def _candidate(
         num_replicas=shape.num_replicas,
         num_microbatches=shape.num_microbatches,
         cuts=tuple(choice.cuts),
-        schedule=_native.name_of(_native.SCHEDULES, choice.schedule),
-        prefix=_native.name_of(_native.PLACEMENTS, choice.prefix),
-        cache=_native.name_of(_native.TIERS, choice.cache),
+        schedule=native.name_of(native.SCHEDULES, choice.schedule),
+        prefix=native.name_of(native.PLACEMENTS, choice.prefix),
+        cache=native.name_of(native.TIERS, choice.cache),
         predicted_step_ns=candidate.estimate_ns,
         lower_bound_ns=candidate.lower_bound_ns,
         simulated_step_ns=candidate.simulated_ns,

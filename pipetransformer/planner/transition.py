@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
-from pipetransformer.planner import _fields
+from pipetransformer.core import wire
 from pipetransformer.planner.pauses import TERMS
 
 TRANSITION_KINDS = ("none", "boundary", "cuts", "shape")
@@ -64,18 +64,18 @@ class Transition:
     def __post_init__(self) -> None:
         """Check every field."""
         what = "transition"
-        _fields.check_choice(self.kind, f"{what} kind", TRANSITION_KINDS)
+        wire.check_choice(self.kind, f"{what} kind", TRANSITION_KINDS)
         for name in ("terms_ns", "anyway_terms_ns"):
             terms = _check_terms(getattr(self, name), f"{what} {name}")
             object.__setattr__(self, name, terms)
         for name in ("pause_ns", "pace_permille", "remaining_steps", "moved_bytes"):
-            _fields.check_int(getattr(self, name), f"{what} {name}")
+            wire.check_int(getattr(self, name), f"{what} {name}")
         _check_signed(self.gain_ns_per_step, f"{what} gain_ns_per_step")
         if self.pay_back_steps is not None:
-            _fields.check_int(self.pay_back_steps, f"{what} pay_back_steps")
-        _fields.check_bool(self.accepted, f"{what} accepted")
+            wire.check_int(self.pay_back_steps, f"{what} pay_back_steps")
+        wire.check_bool(self.accepted, f"{what} accepted")
         for name in ("offered", "rule"):
-            _fields.check_str(getattr(self, name), f"{what} {name}")
+            wire.check_str(getattr(self, name), f"{what} {name}")
 
     @property
     def expected_terms_ns(self) -> Mapping[str, int]:
@@ -94,14 +94,14 @@ class Transition:
             ValueError: a missing, unknown or wrong field (named).
         """
         names = [entry.name for entry in fields(cls)]
-        found = _fields.read_object(value, "transition", required=names)
+        found = wire.read_object(value, "transition", required=names)
         return cls(**found)  # type: ignore[arg-type]  # checked by __post_init__
 
 
 def _check_terms(value: object, what: str) -> dict[str, int]:
-    terms = _fields.read_object(value, what, required=(), optional=TERMS)
+    terms = wire.read_object(value, what, required=(), optional=TERMS)
     return {
-        name: _fields.check_int(terms[name], f"{what} {name}")
+        name: wire.check_int(terms[name], f"{what} {name}")
         for name in TERMS
         if name in terms
     }
@@ -109,8 +109,6 @@ def _check_terms(value: object, what: str) -> dict[str, int]:
 
 def _check_signed(value: object, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{what}: expected an integer, got {_fields.shown(value)}")
+        raise ValueError(f"{what}: expected an integer, got {wire.shown(value)}")
     if abs(value) > 2**62:
-        raise ValueError(
-            f"{what}: expected -2**62 to 2**62, got {_fields.shown(value)}"
-        )
+        raise ValueError(f"{what}: expected -2**62 to 2**62, got {wire.shown(value)}")

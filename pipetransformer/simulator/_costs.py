@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipetransformer.planner import Cluster, Plan, Profile, _native
+from pipetransformer.planner import Cluster, Plan, Profile, native
 from pipetransformer.simulator import _binding
 
 
@@ -15,7 +15,7 @@ def of_plan(
         ValueError: the plan does not fit the profile or the cluster.
     """
     _check_fits(plan, cluster)
-    return _native.step_costs(plan, profile, cluster)
+    return native.step_costs(plan, profile, cluster)
 
 
 def _check_fits(plan: Plan, cluster: Cluster) -> None:

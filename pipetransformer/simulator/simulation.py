@@ -6,7 +6,8 @@ import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipetransformer.planner import Cluster, Plan, Profile, _files
+from pipetransformer.core import text_files
+from pipetransformer.planner import Cluster, Plan, Profile
 from pipetransformer.simulator import _binding, _costs, _grid, _trace
 from pipetransformer.simulator.event import Event
 
@@ -85,7 +86,7 @@ class Simulation:
             OSError: the file cannot be written; names it.
             ValueError: an empty path.
         """
-        _files.write(path, self.trace() + "\n")
+        text_files.write(path, self.trace() + "\n")
 
     def trace(self) -> str:
         """Return what :meth:`write_trace` writes."""

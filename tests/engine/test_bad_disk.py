@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import pipetransformer as pt
-from pipetransformer import checkpoint, files
-from pipetransformer.core import disk
-from pipetransformer.planner import _files
+from pipetransformer import checkpoint
+from pipetransformer.core import disk, text_files
+from pipetransformer.core import tensor_files as files
 from pipetransformer.report import History, write_summary
 from tests.engine.scenario import config, make_engine
 from tests.support.ranks import run_ranks
@@ -316,7 +316,7 @@ def test_a_file_is_read_once_to_be_counted_and_again_when_it_has_changed(
 WRITERS = {
     "tensors": lambda path: files.write(path, {"x": torch.zeros(3)}),
     "summary": lambda path: write_summary(History(world_size=1, seed=0), path),
-    "text": lambda path: _files.write(path, "text"),
+    "text": lambda path: text_files.write(path, "text"),
 }
 
 

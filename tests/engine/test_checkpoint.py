@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer import checkpoint, director, files
+from pipetransformer import checkpoint, director
+from pipetransformer.core import tensor_files as files
 from pipetransformer.pipe import DeferredBatchNorm
 from pipetransformer.signature import model_signature
 from tests.engine.scenario import config, make_engine, moments, schedule

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from pipetransformer import checkpoint, files
+from pipetransformer import checkpoint
 from pipetransformer.core import disk
+from pipetransformer.core import tensor_files as files
 
 CONTENT = {"numbers": torch.arange(1000.0), "name": "x"}
 

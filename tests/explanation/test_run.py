@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from pipetransformer.core.wire import printable
 from pipetransformer.explanation import explain_run
 from pipetransformer.planner import Transition
-from pipetransformer.planner._fields import printable
 from pipetransformer.report import (
     AbortRecord,
     EpochRecord,

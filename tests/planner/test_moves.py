@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from pipetransformer.planner import Cluster
 from pipetransformer.planner import _binding as native
-from pipetransformer.planner._native import cluster as _native_cluster
-from pipetransformer.planner._native import profile as _native_profile
+from pipetransformer.planner.native import cluster as _native_cluster
+from pipetransformer.planner.native import profile as _native_profile
 from pipetransformer.planner.pauses import (
     PauseModel,
     RunningMean,

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from pipetransformer.planner._binding import hash_bytes
+from pipetransformer._extension import hash_bytes
 
 _T = TypeVar("_T")
 _LARGEST_INT = 2**62

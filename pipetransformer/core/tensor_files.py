@@ -21,7 +21,7 @@ import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from pipetransformer.core import disk
-from pipetransformer.planner._fields import printable
+from pipetransformer.core.wire import printable
 
 _LOG = logging.getLogger(__name__)
 _ENCRYPTED = 0x1  # of a zip entry's flags

@@ -13,10 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from pipetransformer import evaluation, training
 from pipetransformer.autofreeze import Manual, Policy
 from pipetransformer.config import Config
+from pipetransformer.config.checks import check_count
 from pipetransformer.data import Batch, ElasticSampler, check_dataset
 from pipetransformer.director import Director
 from pipetransformer.explanation import Explanation
-from pipetransformer.kinds import check_count
 from pipetransformer.planner import Plan, least_rows
 from pipetransformer.plans import explain_replica
 from pipetransformer.recipe import Loss, Workload

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Literal
 
 from pipetransformer.autodp import AutoDPConfig
-from pipetransformer.kinds import check_kinds
+from pipetransformer.config.checks import check_kinds
 
 CheckpointMode = Literal["always", "except_last", "never"]
 ReshapeMode = Literal["priced", "always", "never"]

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from vit_digits import Digits, accuracy, load_split
 
 import pipetransformer as pt
-from pipetransformer.data import ElasticSampler
+from pipetransformer.data.loading import ElasticSampler
 
 DEADLINE = datetime.timedelta(seconds=120)
 EVAL_ROWS = 64  # of a micro-batch

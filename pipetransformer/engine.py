@@ -14,7 +14,8 @@ from pipetransformer import evaluation, training
 from pipetransformer.autofreeze import Manual, Policy
 from pipetransformer.config import Config
 from pipetransformer.config.checks import check_count
-from pipetransformer.data import Batch, ElasticSampler, check_dataset
+from pipetransformer.data import Batch
+from pipetransformer.data.loading import ElasticSampler, check_dataset
 from pipetransformer.director import Director
 from pipetransformer.explanation import Explanation
 from pipetransformer.planner import Plan, least_rows

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from pipetransformer.autocache import ActivationCache
+from pipetransformer.data.structures import arguments_of, join_rows, rows_of
 from pipetransformer.draws import position_of_evaluation
 from pipetransformer.replica import Replica
-from pipetransformer.rows import arguments_of, join_rows, rows_of
 from pipetransformer.run import Run
 
 Metric = Callable[[Any, Any], Tensor]

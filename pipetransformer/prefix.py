@@ -23,10 +23,7 @@ from pipetransformer.autocache import (
     hash_rows,
     values_context,
 )
-from pipetransformer.draws import DrawPosition
-from pipetransformer.pipe import Workers, draw_scope
-from pipetransformer.report.clock import Clock
-from pipetransformer.rows import (
+from pipetransformer.data.structures import (
     call_layers,
     flat_tensors,
     join_rows,
@@ -34,6 +31,9 @@ from pipetransformer.rows import (
     slice_rows,
     tensors_of,
 )
+from pipetransformer.draws import DrawPosition
+from pipetransformer.pipe import Workers, draw_scope
+from pipetransformer.report.clock import Clock
 from pipetransformer.skip import SkipTracker, use_skip_tracker
 
 _LOG = logging.getLogger(__name__)

@@ -14,12 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from pipetransformer.autocache import ActivationCache
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.data import Batch
+from pipetransformer.data.structures import call_with
 from pipetransformer.draws import DrawPosition
 from pipetransformer.pipe import Pipe, Workers
 from pipetransformer.planner import Plan
 from pipetransformer.prefix import FrozenPrefix
 from pipetransformer.report.clock import Clock
-from pipetransformer.rows import call_with
 
 
 class ActiveModel(nn.Module):

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipetransformer.data import Batch, ElasticSampler, batches
+from pipetransformer.data import Batch
+from pipetransformer.data.loading import ElasticSampler, batches
 from pipetransformer.layout import Layout
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.data import Batch
+from pipetransformer.data.structures import rows_of
 from pipetransformer.loss_check import checked_loss
 from pipetransformer.replica import Replica
-from pipetransformer.rows import rows_of
 from pipetransformer.run import Run
 
 

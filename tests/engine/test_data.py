@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from pipetransformer.data import ElasticSampler, WithIds, batches
+from pipetransformer.data.loading import ElasticSampler, WithIds, batches
 
 
 class Squares:

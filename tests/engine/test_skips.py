@@ -6,12 +6,12 @@ from torch import nn
 
 import pipetransformer as pt
 from pipetransformer.autocache import record_bytes
+from pipetransformer.data.sampler import ElasticSampler
 from pipetransformer.draws import DrawPosition
 from pipetransformer.pipe import Workers
 from pipetransformer.pipe.skip import skippable
 from pipetransformer.prefix import FrozenPrefix
 from pipetransformer.report.clock import Clock
-from pipetransformer.sampler import ElasticSampler
 from pipetransformer.skip.tracker import current_skip_tracker
 from tests.engine.scenario import config, schedule
 from tests.support.ranks import run_ranks

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from pipetransformer.sampler import ElasticSampler, seed_of
-from pipetransformer.trees import Tree, no_rows, num_rows
+from pipetransformer.data.sampler import ElasticSampler, seed_of
+from pipetransformer.data.structures import Tree, no_rows, num_rows
 
 __all__ = [
     "Batch",

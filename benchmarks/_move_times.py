@@ -22,7 +22,7 @@ from pipetransformer import rewire
 from pipetransformer.autodp import MessagePlane, build_group, connect
 from pipetransformer.report import Phases
 from pipetransformer.run import Run
-from pipetransformer.state import TrainingState
+from pipetransformer.state.state import TrainingState
 
 WARM_UP = 2  # hand-overs that are not counted
 

@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -22,11 +22,11 @@ from pipetransformer.core import disk
 from pipetransformer.core import tensor_files as files
 from pipetransformer.core.wire import printable
 from pipetransformer.pipe import accumulator_names
-from pipetransformer.signature import model_signature
-from pipetransformer.state import (
+from pipetransformer.state.signature import model_signature
+from pipetransformer.state.state import (
     TrainingState,
     load_observed,
-    load_optimizer,
+    naming,
     pack_optimizer,
     plain,
     unpack_optimizer,
@@ -266,38 +266,6 @@ def load_model(content: dict[str, Any], state: TrainingState) -> None:
         load_observed(state, content["joined"])
         state.load_progress(content["progress"])
         state.model.load_state_dict(content["model"])
-
-
-def load_optimizer_state(content: dict[str, Any], state: TrainingState) -> None:
-    """Copy optimizer and scheduler state into `state`, whose optimizer is built.
-
-    Raises:
-        ValueError: what the file holds does not load.
-    """
-    with naming(content, f"the state of {type(state.optimizer).__name__}"):
-        load_optimizer(state, content["joined"], observed=False)
-
-
-@contextlib.contextmanager
-def naming(content: Mapping[str, Any], part: str) -> Iterator[None]:
-    """Turn what wrong values of a checkpoint raise into one error that names it.
-
-    Args:
-        content: From `read`.
-        part: What is loaded.
-
-    Raises:
-        ValueError: the body raised any other error than for want of memory.
-    """
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as error:  # values of any kind raise errors of any kind
-        raise ValueError(
-            f"{content['name']}: expected {part}, got what does not load: "
-            f"{type(error).__name__}: {printable(str(error), longest=_LONGEST)}"
-        ) from error
 
 
 def path_of_step(directory: str | os.PathLike[str], step: int) -> pathlib.Path:

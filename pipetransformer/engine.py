@@ -26,7 +26,7 @@ from pipetransformer.run import Run
 from pipetransformer.saving import Saving
 from pipetransformer.session import Session
 from pipetransformer.shares import Loading
-from pipetransformer.state import OptimizerFactory, SchedulerFactory
+from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
 from pipetransformer.validation import make_recipe
 
 

@@ -12,7 +12,7 @@ from pipetransformer import checkpoint
 from pipetransformer.core.wire import printable
 from pipetransformer.replica import Replica
 from pipetransformer.run import Run
-from pipetransformer.state import make_optimizer
+from pipetransformer.state.state import make_optimizer, naming
 
 
 def save(
@@ -90,13 +90,13 @@ def restore(
     if "policy" not in extra:
         raise ValueError(f"{what}: expected a freeze policy's state, got none")
     if lead:
-        with checkpoint.naming(content, "the optimizer's state"):
+        with naming(content, "the optimizer's state"):
             # On trial: the run's own is built with the first plan.
             trial = make_optimizer(run.recipe.optimizer, list(run.recipe.parameters))
             trial.load_state_dict(content["joined"]["optimizer"])
-        with checkpoint.naming(content, f"the state of {type(run.policy).__name__}"):
+        with naming(content, f"the state of {type(run.policy).__name__}"):
             run.policy.load_state_dict(extra["policy"])
-        with checkpoint.naming(content, "measured pauses"):
+        with naming(content, "measured pauses"):
             if "pauses" in extra:  # older checkpoints have none
                 run.prices.load(extra["pauses"])
             run.prices.load_elapsed(extra.get("reshaped_ns_ago"))

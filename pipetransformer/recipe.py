@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipetransformer.autofreeze import Policy
 from pipetransformer.config import Config
-from pipetransformer.state import OptimizerFactory, SchedulerFactory
+from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
 
 Loss = Callable[[Any, Any], Tensor]
 

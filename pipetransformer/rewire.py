@@ -24,8 +24,8 @@ from pipetransformer.replica import (
 )
 from pipetransformer.report import Phases
 from pipetransformer.run import Run
-from pipetransformer.state import load_optimizer, optimizer_tree
-from pipetransformer.state_message import decode, encode, named_tensors
+from pipetransformer.state.message import decode, encode, named_tensors
+from pipetransformer.state.state import load_optimizer, optimizer_tree
 
 
 def move(

@@ -14,7 +14,6 @@ from pipetransformer.autodp import (
     build_group,
 )
 from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer
-from pipetransformer.checkpoint import load_optimizer_state
 from pipetransformer.data import Batch
 from pipetransformer.planner import Plan
 from pipetransformer.prices import Prices
@@ -23,8 +22,8 @@ from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.script import ScriptLog
 from pipetransformer.slabs import Slabs
-from pipetransformer.state import TrainingState
-from pipetransformer.step_buffers import StepBuffers
+from pipetransformer.state.state import TrainingState, load_optimizer_state
+from pipetransformer.state.step_buffers import StepBuffers
 
 
 class PassCounter(Protocol):

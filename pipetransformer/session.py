@@ -15,7 +15,7 @@ from pipetransformer.recipe import Recipe
 from pipetransformer.replica import warm_up
 from pipetransformer.report.clock import Clock
 from pipetransformer.run import Run
-from pipetransformer.signature import agree, signature_lines, trainable_lines
+from pipetransformer.state.signature import agree, signature_lines, trainable_lines
 
 _LOG = logging.getLogger(__name__)
 

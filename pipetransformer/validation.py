@@ -12,7 +12,7 @@ from pipetransformer.autofreeze import Never, Policy, resolve_units
 from pipetransformer.config import Config
 from pipetransformer.recipe import Loss, Recipe
 from pipetransformer.skip import verify_skippables
-from pipetransformer.state import (
+from pipetransformer.state.state import (
     OptimizerFactory,
     SchedulerFactory,
     make_optimizer,

@@ -49,7 +49,7 @@ from pipetransformer.report import (
     RefusalRecord,
     TransformationRecord,
 )
-from pipetransformer.state import TrainingState
+from pipetransformer.state.state import TrainingState, load_optimizer_state
 
 MOST_LETTERS = 20_000_000  # of output; an input has 300,000 at most
 _LEFT_OUT = ("/tied_layers", "/skips")  # of canonical texts, where they are empty
@@ -418,7 +418,7 @@ def read_checkpoint(path: Path) -> dict[str, Any] | None:
         content = checkpoint.read(path)
         checkpoint.check_model(content, state, path)
         checkpoint.load_model(content, state)
-        checkpoint.load_optimizer_state(content, state)
+        load_optimizer_state(content, state)
         _engine().load(path)
     except ValueError as error:
         _require_documented(error, path)

@@ -12,7 +12,7 @@ import pipetransformer as pt
 from pipetransformer import checkpoint, director
 from pipetransformer.core import tensor_files as files
 from pipetransformer.pipe import DeferredBatchNorm
-from pipetransformer.signature import model_signature
+from pipetransformer.state.signature import model_signature
 from tests.engine.scenario import config, make_engine, moments, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet

@@ -31,7 +31,7 @@ from pipetransformer.role import Role
 from pipetransformer.run import Run
 from pipetransformer.script import ScriptLog
 from pipetransformer.shares import Loading
-from pipetransformer.state import TrainingState
+from pipetransformer.state.state import TrainingState
 from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.survivors import Survivors
 from pipetransformer.transformation import Outcome

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from pipetransformer.state import (
+from pipetransformer.state.message import decode, encode, named_tensors
+from pipetransformer.state.state import (
     TrainingState,
     load_optimizer,
     optimizer_tree,
     pack_optimizer,
 )
-from pipetransformer.state_message import decode, encode, named_tensors
 
 
 def test_no_two_tensors_have_the_same_path():

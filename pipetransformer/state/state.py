@@ -7,10 +7,11 @@ gets the same state over the group, as `state_message` writes it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from torch import Tensor, nn
 
 from pipetransformer.autofreeze import GradientAccumulator
 from pipetransformer.core import tensor_files as files
-from pipetransformer.core.wire import shown
+from pipetransformer.core.wire import printable, shown
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[
     [torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler
 ]
+_LONGEST = 500  # letters of an error that what does not load raised
 
 
 def make_optimizer(
@@ -308,4 +310,36 @@ def unpack_optimizer(message: bytes, tensors: list[Tensor], what: str) -> Any:
     except RecursionError as error:
         raise ValueError(
             f"{what}: expected optimizer state, got a bottomless tree"
+        ) from error
+
+
+def load_optimizer_state(content: dict[str, Any], state: TrainingState) -> None:
+    """Copy optimizer and scheduler state into `state`, whose optimizer is built.
+
+    Raises:
+        ValueError: what the file holds does not load.
+    """
+    with naming(content, f"the state of {type(state.optimizer).__name__}"):
+        load_optimizer(state, content["joined"], observed=False)
+
+
+@contextlib.contextmanager
+def naming(content: Mapping[str, Any], part: str) -> Iterator[None]:
+    """Turn what wrong values of a checkpoint raise into one error that names it.
+
+    Args:
+        content: From `read`.
+        part: What is loaded.
+
+    Raises:
+        ValueError: the body raised any other error than for want of memory.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # values of any kind raise errors of any kind
+        raise ValueError(
+            f"{content['name']}: expected {part}, got what does not load: "
+            f"{type(error).__name__}: {printable(str(error), longest=_LONGEST)}"
         ) from error

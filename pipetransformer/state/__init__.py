@@ -1,0 +1,1 @@
+"""The training state: weights, optimizer, counters; and the same as bytes."""

@@ -35,7 +35,7 @@ from pipetransformer.changes import Changes
 from pipetransformer.data import Batch
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.replica import Replica
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 from pipetransformer.transformation import Outcome
 
 EVALUATION_ROWS = 21

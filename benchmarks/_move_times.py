@@ -21,7 +21,7 @@ from _switch_times import PATIENT
 from pipetransformer import rewire
 from pipetransformer.autodp import MessagePlane, build_group, connect
 from pipetransformer.report import Phases
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 from pipetransformer.state.state import TrainingState
 
 WARM_UP = 2  # hand-overs that are not counted

@@ -20,7 +20,7 @@ from torch import Tensor
 from pipetransformer.data import Batch
 from pipetransformer.replica import Replica
 from pipetransformer.report import EpochRecord, PlanShape, SegmentRecord
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 
 
 class Counts:

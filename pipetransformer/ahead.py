@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 from pipetransformer.changes import Changes, Proposer
-from pipetransformer.operations import Operations
 from pipetransformer.preparation import Preparation
 from pipetransformer.report import profiled
 from pipetransformer.role import Role
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
+from pipetransformer.run.control_log import Operations
 from pipetransformer.transformation import Outcome
 
 

@@ -16,16 +16,16 @@ from pipetransformer.autosave import AutoSave
 from pipetransformer.changes import Changes
 from pipetransformer.data import Batch
 from pipetransformer.open_pass import OpenPass
-from pipetransformer.operations import Operations
 from pipetransformer.pass_loop import PassLoop
 from pipetransformer.planning import agree_on_profile, propose, take_decision
 from pipetransformer.proposal import Proposal
-from pipetransformer.recipe import Workload
 from pipetransformer.recovery import Recovery
 from pipetransformer.replica import Replica
 from pipetransformer.report import profiled
 from pipetransformer.role import Role
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
+from pipetransformer.run.control_log import Operations
+from pipetransformer.run.recipe import Workload
 from pipetransformer.shares import Loading
 from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.survivors import Survivors

@@ -20,9 +20,9 @@ from pipetransformer.director import Director
 from pipetransformer.explanation import Explanation
 from pipetransformer.planner import Plan, least_rows
 from pipetransformer.plans import explain_replica
-from pipetransformer.recipe import Loss, Workload
 from pipetransformer.report.history import History
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
+from pipetransformer.run.recipe import Loss, Workload
 from pipetransformer.saving import Saving
 from pipetransformer.session import Session
 from pipetransformer.shares import Loading

@@ -19,7 +19,7 @@ from pipetransformer.autocache import ActivationCache
 from pipetransformer.data.structures import arguments_of, join_rows, rows_of
 from pipetransformer.draws import position_of_evaluation
 from pipetransformer.replica import Replica
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 
 Metric = Callable[[Any, Any], Tensor]
 

@@ -12,11 +12,11 @@ from pipetransformer.accounting import Counts, Pass
 from pipetransformer.autodp import ActiveGroup, broadcast_tensors
 from pipetransformer.changes import Changes
 from pipetransformer.data import Batch
-from pipetransformer.layout import Layout
 from pipetransformer.proposal import Proposal
 from pipetransformer.report import EpochRecord
 from pipetransformer.role import Role
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
+from pipetransformer.run.layout import Layout
 from pipetransformer.shares import Loading, Shares
 
 

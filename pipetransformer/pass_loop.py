@@ -17,7 +17,7 @@ from pipetransformer.open_pass import OpenPass
 from pipetransformer.replica import Replica
 from pipetransformer.report import EpochRecord, epoch_line
 from pipetransformer.role import Role
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 from pipetransformer.shares import Loading
 from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.survivors import Survivors

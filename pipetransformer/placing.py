@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from pipetransformer.autodp import PeerFailure
-from pipetransformer.layout import Layout, ranks_of_plan
 from pipetransformer.planner import Plan
 from pipetransformer.plans import smaller_plan
 from pipetransformer.proposal import Proposal, group_name
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
+from pipetransformer.run.layout import Layout, ranks_of_plan
 
 
 def placed(

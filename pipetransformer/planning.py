@@ -14,7 +14,6 @@ from pipetransformer.autofreeze import (
     boundary_of,
     movable_boundary,
 )
-from pipetransformer.layout import joiners
 from pipetransformer.placing import placed
 from pipetransformer.planner import CacheTiers, Cluster, Plan, Profile
 from pipetransformer.plans import (
@@ -23,11 +22,12 @@ from pipetransformer.plans import (
     progress_of,
     remaining_steps,
 )
-from pipetransformer.prices import Market
 from pipetransformer.proposal import Proposal, group_name
 from pipetransformer.records import record_refusal
 from pipetransformer.replica import Replica
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
+from pipetransformer.run.layout import joiners
+from pipetransformer.run.measured_costs import Market
 from pipetransformer.supply import cache_slots
 
 

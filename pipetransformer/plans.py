@@ -21,10 +21,10 @@ from pipetransformer.planner import (
     replan,
     search,
 )
-from pipetransformer.prices import Market
-from pipetransformer.recipe import Workload
 from pipetransformer.replica import Replica
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
+from pipetransformer.run.measured_costs import Market
+from pipetransformer.run.recipe import Workload
 from pipetransformer.supply import cluster_at
 
 

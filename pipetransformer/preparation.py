@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from pipetransformer.autodp import ActiveGroup, PeerFailure
 from pipetransformer.proposal import Proposal
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 from pipetransformer.transformation import Prepared, drop, prepare
 
 _LOG = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipetransformer._extension import hash_bytes
-from pipetransformer.layout import Layout
 from pipetransformer.planner import Plan
+from pipetransformer.run.layout import Layout
 
 _VERSION = 3
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from pipetransformer.core.wire import printable
 from pipetransformer.planner import Plan, Transition
-from pipetransformer.prices import kind_of
 from pipetransformer.report import (
     AbortRecord,
     PlanShape,
@@ -19,7 +18,8 @@ from pipetransformer.report import (
     refusal_line,
     transformation_line,
 )
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
+from pipetransformer.run.measured_costs import kind_of
 from pipetransformer.transformation import Outcome
 
 _LOG = logging.getLogger(__name__)

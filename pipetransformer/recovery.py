@@ -16,7 +16,7 @@ from pipetransformer.changes import Changes
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.placing import propose_again
 from pipetransformer.role import Role
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 from pipetransformer.standing import Standing, Verdict
 
 

@@ -23,7 +23,7 @@ from pipetransformer.replica import (
     wrap,
 )
 from pipetransformer.report import Phases
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 from pipetransformer.state.message import decode, encode, named_tensors
 from pipetransformer.state.state import load_optimizer, optimizer_tree
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipetransformer.replica import Replica
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 
 
 class Role:

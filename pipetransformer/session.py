@@ -11,10 +11,10 @@ import torch
 from pipetransformer import checkpoint, persistence, records
 from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
 from pipetransformer.director import Director
-from pipetransformer.recipe import Recipe
 from pipetransformer.replica import warm_up
 from pipetransformer.report.clock import Clock
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
+from pipetransformer.run.recipe import Recipe
 from pipetransformer.state.signature import agree, signature_lines, trainable_lines
 
 _LOG = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipetransformer.data import Batch
 from pipetransformer.data.loading import ElasticSampler, batches
-from pipetransformer.layout import Layout
+from pipetransformer.run.layout import Layout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pipetransformer.open_pass import OpenPass
 from pipetransformer.planning import is_due, propose, take_decision
 from pipetransformer.proposal import Proposal
 from pipetransformer.role import Role
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 from pipetransformer.survivors import Survivors
 from pipetransformer.transformation import Outcome
 

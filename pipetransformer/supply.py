@@ -7,7 +7,7 @@ import dataclasses
 from pipetransformer.autocache import cacheable
 from pipetransformer.planner import CacheTiers, Cluster, Profile
 from pipetransformer.prefix import FrozenPrefix
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 
 
 def cache_slots(run: Run, boundary: int, prefix: FrozenPrefix | None) -> int:

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from pipetransformer import records
 from pipetransformer.autodp import PeerFailure
 from pipetransformer.changes import Changes
-from pipetransformer.operations import Operations
 from pipetransformer.recovery import Recovery
 from pipetransformer.role import Role
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
+from pipetransformer.run.control_log import Operations
 from pipetransformer.standing import END, FIRST, Standing, Verdict, assess
 
 _LOG = logging.getLogger(__name__)

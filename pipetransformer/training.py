@@ -12,7 +12,7 @@ from pipetransformer.data import Batch
 from pipetransformer.data.structures import rows_of
 from pipetransformer.loss_check import checked_loss
 from pipetransformer.replica import Replica
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 
 
 def forward_loss(

@@ -25,7 +25,7 @@ from pipetransformer.proposal import Proposal
 from pipetransformer.replica import Replica
 from pipetransformer.report import Phases
 from pipetransformer.rewire import move, rewire
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from pipetransformer.autofreeze import Never, Policy, resolve_units
 from pipetransformer.config import Config
-from pipetransformer.recipe import Loss, Recipe
+from pipetransformer.run.recipe import Loss, Recipe
 from pipetransformer.skip import verify_skippables
 from pipetransformer.state.state import (
     OptimizerFactory,

@@ -39,7 +39,6 @@ from pipetransformer.planner import (
     replan,
     search,
 )
-from pipetransformer.prices import Prices
 from pipetransformer.report import (
     AbortRecord,
     EpochRecord,
@@ -49,6 +48,7 @@ from pipetransformer.report import (
     RefusalRecord,
     TransformationRecord,
 )
+from pipetransformer.run.measured_costs import Prices
 from pipetransformer.state.state import TrainingState, load_optimizer_state
 
 MOST_LETTERS = 20_000_000  # of output; an input has 300,000 at most

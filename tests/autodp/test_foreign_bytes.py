@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 from pipetransformer.autodp import PeerFailure, Transition, announced_epoch
 from pipetransformer.autodp.cards import Card, Cards, Job
 from pipetransformer.autodp.meeting import Meeting
-from pipetransformer.script import ScriptLog
+from pipetransformer.run.control_log import ScriptLog
 from pipetransformer.standing import Standing
 from tests.autodp.world import FAST, joined
 

@@ -12,7 +12,7 @@ from torch.distributed import HashStore
 
 from pipetransformer.autodp import LaunchInfo, MessagePlane, PeerFailure, _binding
 from pipetransformer.autodp import rollcall as rollcall_module
-from pipetransformer.script import ScriptLog
+from pipetransformer.run.control_log import ScriptLog
 from tests.autodp.world import FAST
 
 SURVIVING = replace(FAST, on_peer_failure="continue")

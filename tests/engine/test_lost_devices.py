@@ -9,7 +9,7 @@ from torch import nn
 from pipetransformer.config import Config, PlanConfig
 from pipetransformer.planner import Cluster, PauseModel
 from pipetransformer.plans import first_plan, next_plan
-from pipetransformer.prices import Market
+from pipetransformer.run.measured_costs import Market
 from tests.engine.even_profile import even_profile
 
 ROWS = 12

@@ -13,16 +13,16 @@ from pipetransformer.changes import Changes
 from pipetransformer.config import Config
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.pass_loop import PassLoop
-from pipetransformer.prices import Prices
 from pipetransformer.proposal import Proposal
-from pipetransformer.recipe import Workload
 from pipetransformer.replica import Replica
 from pipetransformer.report import EpochRecord, PlanShape
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.role import Role
-from pipetransformer.run import Run
-from pipetransformer.script import ScriptLog
+from pipetransformer.run.context import Run
+from pipetransformer.run.control_log import ScriptLog
+from pipetransformer.run.measured_costs import Prices
+from pipetransformer.run.recipe import Workload
 from pipetransformer.shares import Loading
 from pipetransformer.state.state import TrainingState
 from pipetransformer.step_boundaries import StepBoundaries

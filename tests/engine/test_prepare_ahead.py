@@ -9,7 +9,7 @@ import torch
 import pipetransformer as pt
 from pipetransformer.changes import Changes
 from pipetransformer.report import Phases
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 from pipetransformer.transformation import Prepared
 from tests.engine.scenario import (
     assert_same_across_boundaries,

@@ -8,7 +8,7 @@ import pipetransformer as pt
 from pipetransformer import checkpoint
 from pipetransformer.planner import PauseModel
 from pipetransformer.plans import remaining_steps
-from pipetransformer.prices import Market, Prices, kind_of
+from pipetransformer.run.measured_costs import Market, Prices, kind_of
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from pipetransformer._extension import hash_bytes
-from pipetransformer.layout import Layout
 from pipetransformer.planner import Plan
 from pipetransformer.proposal import Proposal
+from pipetransformer.run.layout import Layout
 
 PROPOSAL = Proposal(
     plan_epoch=3,

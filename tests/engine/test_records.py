@@ -10,7 +10,7 @@ from pipetransformer.planner import Plan
 from pipetransformer.proposal import Proposal
 from pipetransformer.records import record_abort, record_change
 from pipetransformer.report import History, PlanShape
-from pipetransformer.run import Run
+from pipetransformer.run.context import Run
 from pipetransformer.state.state import TrainingState
 from pipetransformer.transformation import Outcome
 from tests.engine.stand_ins import stand_in

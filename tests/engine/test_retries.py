@@ -8,9 +8,9 @@ import pytest
 
 import pipetransformer as pt
 from pipetransformer import retries, transformation
-from pipetransformer import run as run_module
 from pipetransformer.autodp import LaunchInfo, Transition
-from pipetransformer.layout import ranks_of_plan
+from pipetransformer.run import context as run_module
+from pipetransformer.run.layout import ranks_of_plan
 from tests.engine.scenario import QUICK, config, make_engine, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet

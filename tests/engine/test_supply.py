@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer import slabs
 from pipetransformer.planner import search
+from pipetransformer.run import caches as slabs
 from pipetransformer.supply import cache_slots
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.ranks import run_ranks

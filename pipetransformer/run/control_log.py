@@ -1,21 +1,57 @@
-"""The lead's place in the user's script, which the standby ranks follow.
+"""The lead's place in the user's script, and the number of what was done.
 
 Every rank runs the same script. Each point at which ranks may part (the plan changes,
 an epoch begins, a pass ends, an evaluation is done, the run ends) is one numbered
 message: the lead writes it, a standby rank waits for it, the other active ranks only
 remember it, because the collectives of the active group already keep them in step.
+
+A training step, the end of a pass, an evaluation, a change of plan: each is one
+operation, and each contains a collective of all active ranks. So two active ranks
+never differ by more than one operation, and after a failure the number alone tells
+who is ahead.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from pipetransformer.autodp import MessagePlane, PeerFailure
 from pipetransformer.autodp.told import read_fields
 
 _LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Operations:
+    """Counts the operations that this rank has completed.
+
+    Attributes:
+        done: How many.
+        result: What the last one gave, as plain values that survive JSON; None where
+            each rank keeps its own.
+    """
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.result: object = None
+
+    def run(self, body: Callable[[], T], *, shared: bool = True) -> T:
+        """Run one operation, and count it once it is complete.
+
+        Args:
+            body: Meets the other active ranks; changes nothing that a second run of
+                it would find changed.
+            shared: Whether every rank gets the same result, which is then remembered.
+        """
+        result = body()
+        self.done += 1
+        self.result = result if shared else None
+        return result
+
 
 _OF_CHANGES = ("plan", "switch")
 """Messages of a change of plan; the others need no answer of the standby ranks."""

@@ -16,12 +16,12 @@ from pipetransformer.autodp import (
 from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer
 from pipetransformer.data import Batch
 from pipetransformer.planner import Plan
-from pipetransformer.prices import Prices
-from pipetransformer.recipe import Recipe
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
-from pipetransformer.script import ScriptLog
-from pipetransformer.slabs import Slabs
+from pipetransformer.run.caches import Slabs
+from pipetransformer.run.control_log import ScriptLog
+from pipetransformer.run.measured_costs import Prices
+from pipetransformer.run.recipe import Recipe
 from pipetransformer.state.state import TrainingState, load_optimizer_state
 from pipetransformer.state.step_buffers import StepBuffers
 

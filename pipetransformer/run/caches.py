@@ -14,9 +14,9 @@ from pipetransformer.autocache import (
     slots_within,
 )
 from pipetransformer.autodp import LaunchInfo, MessagePlane, PeerFailure
-from pipetransformer.layout import Layout
 from pipetransformer.planner import Cluster, Profile
-from pipetransformer.recipe import Recipe, Workload
+from pipetransformer.run.layout import Layout
+from pipetransformer.run.recipe import Recipe, Workload
 
 _LOG = logging.getLogger(__name__)
 _LAYOUT_SLACK_BYTES = 256  # alignment of the tensors of a record that has several

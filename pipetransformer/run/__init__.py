@@ -1,0 +1,1 @@
+"""What outlives a plan: arguments, caches, control log, measured costs."""

@@ -34,7 +34,7 @@ from pipetransformer.autodp import _binding
 from pipetransformer.changes import Changes
 from pipetransformer.data import Batch
 from pipetransformer.open_pass import OpenPass
-from pipetransformer.replica import Replica
+from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
 from pipetransformer.transformation import Outcome
 

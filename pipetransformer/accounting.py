@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.data import Batch
-from pipetransformer.replica import Replica
+from pipetransformer.replica.replica import Replica
 from pipetransformer.report import EpochRecord, PlanShape, SegmentRecord
 from pipetransformer.run.context import Run
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from pipetransformer.changes import Changes, Proposer
 from pipetransformer.preparation import Preparation
+from pipetransformer.replica.role import Role
 from pipetransformer.report import profiled
-from pipetransformer.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
 from pipetransformer.transformation import Outcome

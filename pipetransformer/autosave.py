@@ -9,7 +9,7 @@ import pathlib
 from pipetransformer import checkpoint, persistence
 from pipetransformer.core import disk
 from pipetransformer.core import tensor_files as files
-from pipetransformer.replica import Replica
+from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
 
 _LOG = logging.getLogger(__name__)

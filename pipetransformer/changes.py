@@ -10,8 +10,8 @@ from typing import Any
 from pipetransformer import records, retries
 from pipetransformer.autodp import announced_epoch
 from pipetransformer.proposal import Proposal
+from pipetransformer.replica.role import Role
 from pipetransformer.report import PlanShape, first_step_line, profiled
-from pipetransformer.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
 from pipetransformer.transformation import Outcome, Prepared, conclude, drop, prepare

@@ -20,9 +20,9 @@ from pipetransformer.pass_loop import PassLoop
 from pipetransformer.planning import agree_on_profile, propose, take_decision
 from pipetransformer.proposal import Proposal
 from pipetransformer.recovery import Recovery
-from pipetransformer.replica import Replica
+from pipetransformer.replica.replica import Replica
+from pipetransformer.replica.role import Role
 from pipetransformer.report import profiled
-from pipetransformer.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
 from pipetransformer.run.recipe import Workload

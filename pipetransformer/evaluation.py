@@ -17,8 +17,8 @@ from torch.utils.data import default_collate
 
 from pipetransformer.autocache import ActivationCache
 from pipetransformer.data.structures import arguments_of, join_rows, rows_of
-from pipetransformer.draws import position_of_evaluation
-from pipetransformer.replica import Replica
+from pipetransformer.replica.draws import position_of_evaluation
+from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
 
 Metric = Callable[[Any, Any], Tensor]

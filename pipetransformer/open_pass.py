@@ -13,8 +13,8 @@ from pipetransformer.autodp import ActiveGroup, broadcast_tensors
 from pipetransformer.changes import Changes
 from pipetransformer.data import Batch
 from pipetransformer.proposal import Proposal
+from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord
-from pipetransformer.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.run.layout import Layout
 from pipetransformer.shares import Loading, Shares

@@ -14,9 +14,9 @@ from typing import Any
 from pipetransformer.autosave import AutoSave
 from pipetransformer.data import Batch
 from pipetransformer.open_pass import OpenPass
-from pipetransformer.replica import Replica
+from pipetransformer.replica.replica import Replica
+from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, epoch_line
-from pipetransformer.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.shares import Loading
 from pipetransformer.step_boundaries import StepBoundaries

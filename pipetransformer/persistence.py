@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipetransformer import checkpoint
 from pipetransformer.core.wire import printable
-from pipetransformer.replica import Replica
+from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
 from pipetransformer.state.state import make_optimizer, naming
 

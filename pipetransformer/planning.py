@@ -24,7 +24,7 @@ from pipetransformer.plans import (
 )
 from pipetransformer.proposal import Proposal, group_name
 from pipetransformer.records import record_refusal
-from pipetransformer.replica import Replica
+from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
 from pipetransformer.run.layout import joiners
 from pipetransformer.run.measured_costs import Market

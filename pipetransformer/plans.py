@@ -21,7 +21,7 @@ from pipetransformer.planner import (
     replan,
     search,
 )
-from pipetransformer.replica import Replica
+from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
 from pipetransformer.run.measured_costs import Market
 from pipetransformer.run.recipe import Workload

@@ -15,7 +15,7 @@ from pipetransformer.ahead import Ahead
 from pipetransformer.changes import Changes
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.placing import propose_again
-from pipetransformer.role import Role
+from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.standing import Standing, Verdict
 

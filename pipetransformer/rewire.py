@@ -12,16 +12,11 @@ from pipetransformer.autodp import (
     compare_hashes,
     hash_tensors,
 )
-from pipetransformer.draws import DrawPosition
 from pipetransformer.pipe import Pipe, Workers
-from pipetransformer.prefix import FrozenPrefix
 from pipetransformer.proposal import Proposal
-from pipetransformer.replica import (
-    ActiveModel,
-    LastGradient,
-    Replica,
-    wrap,
-)
+from pipetransformer.replica.draws import DrawPosition
+from pipetransformer.replica.frozen_prefix import FrozenPrefix
+from pipetransformer.replica.replica import ActiveModel, LastGradient, Replica, wrap
 from pipetransformer.report import Phases
 from pipetransformer.run.context import Run
 from pipetransformer.state.message import decode, encode, named_tensors

@@ -11,7 +11,7 @@ import torch
 from pipetransformer import checkpoint, persistence, records
 from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
 from pipetransformer.director import Director
-from pipetransformer.replica import warm_up
+from pipetransformer.replica.replica import warm_up
 from pipetransformer.report.clock import Clock
 from pipetransformer.run.context import Run
 from pipetransformer.run.recipe import Recipe

@@ -16,7 +16,7 @@ from pipetransformer.changes import Changes
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.planning import is_due, propose, take_decision
 from pipetransformer.proposal import Proposal
-from pipetransformer.role import Role
+from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.survivors import Survivors
 from pipetransformer.transformation import Outcome

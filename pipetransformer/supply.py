@@ -6,7 +6,7 @@ import dataclasses
 
 from pipetransformer.autocache import cacheable
 from pipetransformer.planner import CacheTiers, Cluster, Profile
-from pipetransformer.prefix import FrozenPrefix
+from pipetransformer.replica.frozen_prefix import FrozenPrefix
 from pipetransformer.run.context import Run
 
 

@@ -16,7 +16,7 @@ from pipetransformer import records
 from pipetransformer.autodp import PeerFailure
 from pipetransformer.changes import Changes
 from pipetransformer.recovery import Recovery
-from pipetransformer.role import Role
+from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
 from pipetransformer.standing import END, FIRST, Standing, Verdict, assess

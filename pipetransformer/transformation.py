@@ -22,7 +22,7 @@ from typing import Any
 
 from pipetransformer.autodp import ActiveGroup, PeerFailure, Transition
 from pipetransformer.proposal import Proposal
-from pipetransformer.replica import Replica
+from pipetransformer.replica.replica import Replica
 from pipetransformer.report import Phases
 from pipetransformer.rewire import move, rewire
 from pipetransformer.run.context import Run

@@ -14,11 +14,11 @@ from pipetransformer.config import Config
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.pass_loop import PassLoop
 from pipetransformer.proposal import Proposal
-from pipetransformer.replica import Replica
+from pipetransformer.replica.replica import Replica
+from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
-from pipetransformer.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import ScriptLog
 from pipetransformer.run.measured_costs import Prices

@@ -19,11 +19,11 @@ from pipetransformer.pass_loop import PassLoop
 from pipetransformer.planner import Plan
 from pipetransformer.proposal import Proposal
 from pipetransformer.recovery import Recovery
-from pipetransformer.replica import Replica
+from pipetransformer.replica.replica import Replica
+from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
-from pipetransformer.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations, ScriptLog
 from pipetransformer.run.layout import Layout

@@ -7,10 +7,10 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.autocache import record_bytes
 from pipetransformer.data.sampler import ElasticSampler
-from pipetransformer.draws import DrawPosition
 from pipetransformer.pipe import Workers
 from pipetransformer.pipe.skip import skippable
-from pipetransformer.prefix import FrozenPrefix
+from pipetransformer.replica.draws import DrawPosition
+from pipetransformer.replica.frozen_prefix import FrozenPrefix
 from pipetransformer.report.clock import Clock
 from pipetransformer.skip.tracker import current_skip_tracker
 from tests.engine.scenario import config, schedule

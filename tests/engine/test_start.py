@@ -15,7 +15,7 @@ import torch
 import pipetransformer as pt
 from pipetransformer import director, planner, rewire, session, transformation
 from pipetransformer.autodp import launch, meeting
-from pipetransformer.replica import warm_up
+from pipetransformer.replica.replica import warm_up
 from tests.engine.scenario import QUICK, config, make_engine, schedule
 from tests.support.ranks import Ranks
 from tests.support.store_host import StoreHost

@@ -15,10 +15,10 @@ from pipetransformer.autocache import ActivationCache
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.data import Batch
 from pipetransformer.data.structures import call_with
-from pipetransformer.draws import DrawPosition
 from pipetransformer.pipe import Pipe, Workers
 from pipetransformer.planner import Plan
-from pipetransformer.prefix import FrozenPrefix
+from pipetransformer.replica.draws import DrawPosition
+from pipetransformer.replica.frozen_prefix import FrozenPrefix
 from pipetransformer.report.clock import Clock
 
 

@@ -31,8 +31,8 @@ from pipetransformer.data.structures import (
     slice_rows,
     tensors_of,
 )
-from pipetransformer.draws import DrawPosition
 from pipetransformer.pipe import Workers, draw_scope
+from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.report.clock import Clock
 from pipetransformer.skip import SkipTracker, use_skip_tracker
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipetransformer.replica import Replica
+from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
 
 

@@ -1,0 +1,1 @@
+"""What an active rank drives: its stages, the frozen layers before them."""

@@ -22,7 +22,7 @@ from _forked import Ranks
 from _small_run import Deadlines, state_hash
 from torch import Tensor
 
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 
 POLL_S = 0.02
 HANG_S = 45.0

@@ -23,7 +23,7 @@ from _forked import Log, read_log
 from _small_run import Deadlines
 from torch import Tensor, nn
 
-from pipetransformer import persistence, planner
+from pipetransformer import planner
 from pipetransformer.autocache import ActivationCache
 from pipetransformer.autodp import (
     ActiveGroup,
@@ -32,6 +32,7 @@ from pipetransformer.autodp import (
     _binding,
     group,
 )
+from pipetransformer.checkpoint import content as persistence
 from pipetransformer.pipe import Pipe
 
 STANDING_BY_S = 0.03

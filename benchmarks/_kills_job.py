@@ -14,7 +14,7 @@ from _child import RunFailed
 from _forked import Ranks
 from _kills_worker import BATCH, PLACES, SAMPLES, STEPS, Part, run_part
 
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 
 PART_DEADLINE_S = 300.0
 

@@ -20,7 +20,7 @@ from _loss_worker import KINDS, WORLD_SIZE, Kind, mark_of, place_of, run_rank
 from _small_run import Deadlines
 from torch import Tensor
 
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 
 POLL_S = 0.01
 WAKE_S = 25.0

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipetransformer import evaluation, persistence, training
+from pipetransformer import evaluation, training
 from pipetransformer.ahead import Ahead
 from pipetransformer.autodp import PeerFailure
-from pipetransformer.autosave import AutoSave
 from pipetransformer.changes import Changes
+from pipetransformer.checkpoint import content as persistence
+from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.data import Batch
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.pass_loop import PassLoop

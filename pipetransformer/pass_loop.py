@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from pipetransformer.autosave import AutoSave
+from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.data import Batch
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.replica.replica import Replica

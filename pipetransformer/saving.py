@@ -7,7 +7,8 @@ import os
 
 from torch import Tensor
 
-from pipetransformer import checkpoint, persistence
+from pipetransformer.checkpoint import content as persistence
+from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import tensor_files as files
 from pipetransformer.director import Director
 

@@ -8,8 +8,10 @@ import os
 
 import torch
 
-from pipetransformer import checkpoint, persistence, records
+from pipetransformer import records
 from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
+from pipetransformer.checkpoint import content as persistence
+from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.director import Director
 from pipetransformer.replica.replica import warm_up
 from pipetransformer.report.clock import Clock

@@ -28,7 +28,7 @@ from _damage import (
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.cli import main, output
 from pipetransformer.planner import (
     Cluster,

@@ -20,7 +20,7 @@ import time
 from _provenance import begin
 from _results import Row, write_json
 
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 from tests.distributed import host_run, partitions
 from tests.distributed.namespaces import TwoHosts, missing
 from tests.support.ranks import Ranks

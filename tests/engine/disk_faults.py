@@ -30,7 +30,8 @@ import time
 import torch
 
 import pipetransformer as pt
-from pipetransformer import checkpoint, planner
+from pipetransformer import planner
+from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import disk
 from tests.engine.even_profile import even_profile
 from tests.engine.scenario import config, make_engine

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import pipetransformer as pt
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import disk, text_files
 from pipetransformer.core import tensor_files as files
 from pipetransformer.report import History, write_summary

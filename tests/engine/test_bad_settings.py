@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pipetransformer as pt
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 from tests.engine.scenario import make_engine
 from tests.support.toy import ToySet, toy_model
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer import checkpoint, director
+from pipetransformer import director
+from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import tensor_files as files
 from pipetransformer.pipe import DeferredBatchNorm
 from pipetransformer.state.signature import model_signature

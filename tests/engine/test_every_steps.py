@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 from tests.engine.scenario import config, make_engine, moments, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, accuracy

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pipetransformer as pt
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 from tests.engine.scenario import config, make_engine
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
@@ -53,7 +53,7 @@ def test_an_automatic_save_that_fails_is_a_warning_and_the_next_is_tried(
     error, names = train(tmp_path, 6)
     assert error is None
     assert names == ["step-0000000003.pt", "step-0000000006.pt"]
-    own = (r for r in caplog.records if r.name == "pipetransformer.autosave")
+    own = (r for r in caplog.records if r.name == "pipetransformer.checkpoint.autosave")
     texts = [record.getMessage() for record in own]
     assert len(texts) == 4 and all("No space left on device" in t for t in texts)
     assert [text.split(",")[0][-6:] for text in texts] == ["failed"] * 4

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import disk
 from pipetransformer.core import tensor_files as files
 

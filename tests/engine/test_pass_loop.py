@@ -8,8 +8,8 @@ import pytest
 from pipetransformer.accounting import Pass
 from pipetransformer.ahead import Ahead
 from pipetransformer.autofreeze import LayerFreezer
-from pipetransformer.autosave import AutoSave
 from pipetransformer.changes import Changes
+from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.config import Config
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.pass_loop import PassLoop

@@ -5,7 +5,7 @@ import types
 import pytest
 
 import pipetransformer as pt
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.planner import PauseModel
 from pipetransformer.plans import remaining_steps
 from pipetransformer.run.measured_costs import Market, Prices, kind_of

@@ -10,8 +10,8 @@ from pipetransformer import director as director_module
 from pipetransformer import placing
 from pipetransformer.autodp import AutoDPConfig, LaunchInfo, MessagePlane, PeerFailure
 from pipetransformer.autofreeze import LayerFreezer, Never
-from pipetransformer.autosave import AutoSave
 from pipetransformer.changes import Changes
+from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.config import Config
 from pipetransformer.director import Director
 from pipetransformer.open_pass import OpenPass

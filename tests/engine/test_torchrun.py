@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 from tests.support import restart_script
 from tests.support.ranks import run_ranks
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import pipetransformer as pt
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import tensor_files as files
 from tests.engine.scenario import config, make_engine, moments
 from tests.support.toy import ToySet

@@ -22,7 +22,7 @@ from _file_kinds import (
     whole_checkpoint_bytes,
 )
 
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 
 FEW = 120  # the program's default is 100,000 over all kinds
 CHANGED = "step-0000000008.pt"

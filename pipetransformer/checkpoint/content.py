@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipetransformer import checkpoint
+from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core.wire import printable
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run

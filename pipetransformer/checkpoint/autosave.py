@@ -6,7 +6,8 @@ import logging
 import os
 import pathlib
 
-from pipetransformer import checkpoint, persistence
+from pipetransformer.checkpoint import content as persistence
+from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import disk
 from pipetransformer.core import tensor_files as files
 from pipetransformer.replica.replica import Replica

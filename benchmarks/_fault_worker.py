@@ -31,12 +31,12 @@ from torch import Tensor
 import pipetransformer as pt
 from pipetransformer import training
 from pipetransformer.autodp import _binding
-from pipetransformer.changes import Changes
 from pipetransformer.data import Batch
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
-from pipetransformer.transformation import Outcome
+from pipetransformer.transformation.attempts import Changes
+from pipetransformer.transformation.phases import Outcome
 
 EVALUATION_ROWS = 21
 # Forced under "continue": the others must be able to go on without one.

@@ -30,13 +30,14 @@ from _small_run import (
 from torch import Tensor
 
 import pipetransformer as pt
-from pipetransformer import rewire, transformation
 from pipetransformer.autodp.meeting import Meeting
-from pipetransformer.changes import Changes
 from pipetransformer.director import Director
 from pipetransformer.report import Phases
 from pipetransformer.report.clock import Clock
 from pipetransformer.survivors import Survivors
+from pipetransformer.transformation import phases as transformation
+from pipetransformer.transformation import rewire
+from pipetransformer.transformation.attempts import Changes
 
 WORLD_SIZE = 4
 FREEZES = (0, 5, 6, 0, 3, 6, 0, 0)  # one entry per epoch; down and up

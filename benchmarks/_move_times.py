@@ -18,11 +18,11 @@ from _harness import Row
 from _pause_runs import Load
 from _switch_times import PATIENT
 
-from pipetransformer import rewire
 from pipetransformer.autodp import MessagePlane, build_group, connect
 from pipetransformer.report import Phases
 from pipetransformer.run.context import Run
 from pipetransformer.state.state import TrainingState
+from pipetransformer.transformation import rewire
 
 WARM_UP = 2  # hand-overs that are not counted
 

@@ -10,16 +10,12 @@ import torch
 from torch import Tensor
 
 from pipetransformer import evaluation, training
-from pipetransformer.ahead import Ahead
 from pipetransformer.autodp import PeerFailure
-from pipetransformer.changes import Changes
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.data import Batch
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.pass_loop import PassLoop
-from pipetransformer.planning import agree_on_profile, propose, take_decision
-from pipetransformer.proposal import Proposal
 from pipetransformer.recovery import Recovery
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
@@ -30,6 +26,14 @@ from pipetransformer.run.recipe import Workload
 from pipetransformer.shares import Loading
 from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.survivors import Survivors
+from pipetransformer.transformation.attempts import Changes
+from pipetransformer.transformation.background import Ahead
+from pipetransformer.transformation.proposal import Proposal
+from pipetransformer.transformation.propose import (
+    agree_on_profile,
+    propose,
+    take_decision,
+)
 
 
 class Director:

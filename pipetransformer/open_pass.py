@@ -7,17 +7,17 @@ import json
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from pipetransformer import records
 from pipetransformer.accounting import Counts, Pass
 from pipetransformer.autodp import ActiveGroup, broadcast_tensors
-from pipetransformer.changes import Changes
 from pipetransformer.data import Batch
-from pipetransformer.proposal import Proposal
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord
 from pipetransformer.run.context import Run
 from pipetransformer.run.layout import Layout
 from pipetransformer.shares import Loading, Shares
+from pipetransformer.transformation import records
+from pipetransformer.transformation.attempts import Changes
+from pipetransformer.transformation.proposal import Proposal
 
 
 class OpenPass:

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 import torch
 
-from pipetransformer.ahead import Ahead
-from pipetransformer.changes import Changes
 from pipetransformer.open_pass import OpenPass
-from pipetransformer.placing import propose_again
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.standing import Standing, Verdict
+from pipetransformer.transformation.attempts import Changes
+from pipetransformer.transformation.background import Ahead
+from pipetransformer.transformation.rank_layout import propose_again
 
 
 class Recovery:

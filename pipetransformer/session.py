@@ -8,7 +8,6 @@ import os
 
 import torch
 
-from pipetransformer import records
 from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint import format as checkpoint
@@ -18,6 +17,7 @@ from pipetransformer.report.clock import Clock
 from pipetransformer.run.context import Run
 from pipetransformer.run.recipe import Recipe
 from pipetransformer.state.signature import agree, signature_lines, trainable_lines
+from pipetransformer.transformation import records
 
 _LOG = logging.getLogger(__name__)
 

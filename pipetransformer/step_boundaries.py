@@ -11,15 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pipetransformer.ahead import Ahead
-from pipetransformer.changes import Changes
 from pipetransformer.open_pass import OpenPass
-from pipetransformer.planning import is_due, propose, take_decision
-from pipetransformer.proposal import Proposal
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.survivors import Survivors
-from pipetransformer.transformation import Outcome
+from pipetransformer.transformation.attempts import Changes
+from pipetransformer.transformation.background import Ahead
+from pipetransformer.transformation.phases import Outcome
+from pipetransformer.transformation.proposal import Proposal
+from pipetransformer.transformation.propose import is_due, propose, take_decision
 
 
 class StepBoundaries:

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from pipetransformer import records
 from pipetransformer.autodp import PeerFailure
-from pipetransformer.changes import Changes
 from pipetransformer.recovery import Recovery
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
 from pipetransformer.standing import END, FIRST, Standing, Verdict, assess
+from pipetransformer.transformation import records
+from pipetransformer.transformation.attempts import Changes
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,13 +9,14 @@ from datetime import timedelta
 import torch
 
 import pipetransformer as pt
-from pipetransformer import director, transformation
-from pipetransformer.ahead import Ahead
+from pipetransformer import director
 from pipetransformer.autodp import Transition
-from pipetransformer.changes import Changes
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.recovery import Recovery
-from pipetransformer.rewire import rewire
+from pipetransformer.transformation import phases as transformation
+from pipetransformer.transformation.attempts import Changes
+from pipetransformer.transformation.background import Ahead
+from pipetransformer.transformation.rewire import rewire
 from tests.engine.scenario import (
     QUICK,
     config,

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 import pipetransformer as pt
-from pipetransformer import transformation
+from pipetransformer.transformation import phases as transformation
 from tests.engine.scenario import config, make_engine
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, toy_model

@@ -8,8 +8,8 @@ from torch import nn
 
 from pipetransformer.config import Config, PlanConfig
 from pipetransformer.planner import Cluster, PauseModel
-from pipetransformer.plans import first_plan, next_plan
 from pipetransformer.run.measured_costs import Market
+from pipetransformer.transformation.plan_search import first_plan, next_plan
 from tests.engine.even_profile import even_profile
 
 ROWS = 12

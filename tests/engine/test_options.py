@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.data import get_worker_info
 
 import pipetransformer as pt
-from pipetransformer import planning
 from pipetransformer.pipe import is_recomputing
+from pipetransformer.transformation import propose as planning
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, toy_model, toy_units

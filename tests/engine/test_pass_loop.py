@@ -6,14 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from pipetransformer.accounting import Pass
-from pipetransformer.ahead import Ahead
 from pipetransformer.autofreeze import LayerFreezer
-from pipetransformer.changes import Changes
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.config import Config
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.pass_loop import PassLoop
-from pipetransformer.proposal import Proposal
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
@@ -27,6 +24,9 @@ from pipetransformer.shares import Loading
 from pipetransformer.state.state import TrainingState
 from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.survivors import Survivors
+from pipetransformer.transformation.attempts import Changes
+from pipetransformer.transformation.background import Ahead
+from pipetransformer.transformation.proposal import Proposal
 from tests.engine.stand_ins import stand_in
 
 RECORD = EpochRecord(2, PlanShape(0, 0, 1, 1, 1), 100, 100, 4, 2.0, 0.5, 0, 0)

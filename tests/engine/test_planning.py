@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer import planner, planning, rewire
+from pipetransformer import planner
 from pipetransformer.explanation import options
 from pipetransformer.pipe import DeferredBatchNorm
 from pipetransformer.planner import Plan
+from pipetransformer.transformation import propose as planning
+from pipetransformer.transformation import rewire
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet

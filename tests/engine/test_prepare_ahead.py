@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import pipetransformer as pt
-from pipetransformer.changes import Changes
 from pipetransformer.report import Phases
 from pipetransformer.run.context import Run
-from pipetransformer.transformation import Prepared
+from pipetransformer.transformation.attempts import Changes
+from pipetransformer.transformation.phases import Prepared
 from tests.engine.scenario import (
     assert_same_across_boundaries,
     config,

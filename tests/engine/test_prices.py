@@ -7,8 +7,8 @@ import pytest
 import pipetransformer as pt
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.planner import PauseModel
-from pipetransformer.plans import remaining_steps
 from pipetransformer.run.measured_costs import Market, Prices, kind_of
+from pipetransformer.transformation.plan_search import remaining_steps
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet

@@ -7,8 +7,8 @@ import pytest
 
 from pipetransformer._extension import hash_bytes
 from pipetransformer.planner import Plan
-from pipetransformer.proposal import Proposal
 from pipetransformer.run.layout import Layout
+from pipetransformer.transformation.proposal import Proposal
 
 PROPOSAL = Proposal(
     plan_epoch=3,

@@ -7,12 +7,12 @@ import pytest
 
 from pipetransformer.explanation import explain_run
 from pipetransformer.planner import Plan
-from pipetransformer.proposal import Proposal
-from pipetransformer.records import record_abort, record_change
 from pipetransformer.report import History, PlanShape
 from pipetransformer.run.context import Run
 from pipetransformer.state.state import TrainingState
-from pipetransformer.transformation import Outcome
+from pipetransformer.transformation.phases import Outcome
+from pipetransformer.transformation.proposal import Proposal
+from pipetransformer.transformation.records import record_abort, record_change
 from tests.engine.stand_ins import stand_in
 
 SAID = "RuntimeError: \x1b[2Jno\nroom, \ud800" + "K=2, " * 1000

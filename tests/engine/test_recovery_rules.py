@@ -5,19 +5,15 @@ import types
 
 import pytest
 
-from pipetransformer import changes as changes_module
 from pipetransformer import director as director_module
-from pipetransformer import placing
 from pipetransformer.autodp import AutoDPConfig, LaunchInfo, MessagePlane, PeerFailure
 from pipetransformer.autofreeze import LayerFreezer, Never
-from pipetransformer.changes import Changes
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.config import Config
 from pipetransformer.director import Director
 from pipetransformer.open_pass import OpenPass
 from pipetransformer.pass_loop import PassLoop
 from pipetransformer.planner import Plan
-from pipetransformer.proposal import Proposal
 from pipetransformer.recovery import Recovery
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
@@ -33,7 +29,11 @@ from pipetransformer.shares import Loading
 from pipetransformer.state.state import TrainingState
 from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.survivors import Survivors
-from pipetransformer.transformation import Outcome
+from pipetransformer.transformation import attempts as changes_module
+from pipetransformer.transformation import rank_layout as placing
+from pipetransformer.transformation.attempts import Changes
+from pipetransformer.transformation.phases import Outcome
+from pipetransformer.transformation.proposal import Proposal
 from tests.engine.stand_ins import stand_in
 
 SHAPE = PlanShape(0, 0, 1, 1, 1)

@@ -7,10 +7,11 @@ from datetime import timedelta
 import pytest
 
 import pipetransformer as pt
-from pipetransformer import retries, transformation
 from pipetransformer.autodp import LaunchInfo, Transition
 from pipetransformer.run import context as run_module
 from pipetransformer.run.layout import ranks_of_plan
+from pipetransformer.transformation import attempts as retries
+from pipetransformer.transformation import phases as transformation
 from tests.engine.scenario import QUICK, config, make_engine, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import pipetransformer as pt
-from pipetransformer import plans
+from pipetransformer.transformation import plan_search as plans
 from tests.engine.scenario import config, schedule, train
 from tests.support.ranks import run_ranks
 

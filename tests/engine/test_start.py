@@ -13,9 +13,11 @@ import pytest
 import torch
 
 import pipetransformer as pt
-from pipetransformer import director, planner, rewire, session, transformation
+from pipetransformer import director, planner, session
 from pipetransformer.autodp import launch, meeting
 from pipetransformer.replica.replica import warm_up
+from pipetransformer.transformation import phases as transformation
+from pipetransformer.transformation import rewire
 from tests.engine.scenario import QUICK, config, make_engine, schedule
 from tests.support.ranks import Ranks
 from tests.support.store_host import StoreHost

@@ -10,7 +10,7 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.planner import search
 from pipetransformer.run import caches as slabs
-from pipetransformer.supply import cache_slots
+from pipetransformer.transformation.cache_capacity import cache_slots
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import Block, ToySet

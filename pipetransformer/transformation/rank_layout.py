@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 
 from pipetransformer.autodp import PeerFailure
 from pipetransformer.planner import Plan
-from pipetransformer.plans import smaller_plan
-from pipetransformer.proposal import Proposal, group_name
 from pipetransformer.run.context import Run
 from pipetransformer.run.layout import Layout, ranks_of_plan
+from pipetransformer.transformation.plan_search import smaller_plan
+from pipetransformer.transformation.proposal import Proposal, group_name
 
 
 def placed(

@@ -13,7 +13,6 @@ from pipetransformer.autodp import (
     hash_tensors,
 )
 from pipetransformer.pipe import Pipe, Workers
-from pipetransformer.proposal import Proposal
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.frozen_prefix import FrozenPrefix
 from pipetransformer.replica.replica import ActiveModel, LastGradient, Replica, wrap
@@ -21,6 +20,7 @@ from pipetransformer.report import Phases
 from pipetransformer.run.context import Run
 from pipetransformer.state.message import decode, encode, named_tensors
 from pipetransformer.state.state import load_optimizer, optimizer_tree
+from pipetransformer.transformation.proposal import Proposal
 
 
 def move(

@@ -14,21 +14,21 @@ from pipetransformer.autofreeze import (
     boundary_of,
     movable_boundary,
 )
-from pipetransformer.placing import placed
 from pipetransformer.planner import CacheTiers, Cluster, Plan, Profile
-from pipetransformer.plans import (
+from pipetransformer.replica.replica import Replica
+from pipetransformer.run.context import Run
+from pipetransformer.run.layout import joiners
+from pipetransformer.run.measured_costs import Market
+from pipetransformer.transformation.cache_capacity import cache_slots
+from pipetransformer.transformation.plan_search import (
     first_plan,
     next_plan,
     progress_of,
     remaining_steps,
 )
-from pipetransformer.proposal import Proposal, group_name
-from pipetransformer.records import record_refusal
-from pipetransformer.replica.replica import Replica
-from pipetransformer.run.context import Run
-from pipetransformer.run.layout import joiners
-from pipetransformer.run.measured_costs import Market
-from pipetransformer.supply import cache_slots
+from pipetransformer.transformation.proposal import Proposal, group_name
+from pipetransformer.transformation.rank_layout import placed
+from pipetransformer.transformation.records import record_refusal
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipetransformer.autodp import ActiveGroup, PeerFailure, Transition
-from pipetransformer.proposal import Proposal
 from pipetransformer.replica.replica import Replica
 from pipetransformer.report import Phases
-from pipetransformer.rewire import move, rewire
 from pipetransformer.run.context import Run
+from pipetransformer.transformation.proposal import Proposal
+from pipetransformer.transformation.rewire import move, rewire
 
 _LOG = logging.getLogger(__name__)
 

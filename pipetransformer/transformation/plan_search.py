@@ -25,7 +25,7 @@ from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
 from pipetransformer.run.measured_costs import Market
 from pipetransformer.run.recipe import Workload
-from pipetransformer.supply import cluster_at
+from pipetransformer.transformation.cache_capacity import cluster_at
 
 
 def first_plan(

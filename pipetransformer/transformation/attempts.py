@@ -4,19 +4,60 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
-from pipetransformer import records, retries
 from pipetransformer.autodp import announced_epoch
-from pipetransformer.proposal import Proposal
 from pipetransformer.replica.role import Role
 from pipetransformer.report import PlanShape, first_step_line, profiled
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
-from pipetransformer.transformation import Outcome, Prepared, conclude, drop, prepare
+from pipetransformer.transformation import records
+from pipetransformer.transformation.phases import (
+    Outcome,
+    Prepared,
+    conclude,
+    drop,
+    prepare,
+)
+from pipetransformer.transformation.proposal import Proposal
 
 _LOG = logging.getLogger(__name__)
+
+MOST_RETRIES = 3
+"""Attempts after the first one."""
+
+_BACK_OFF_S = 0.1
+
+
+def left_out(
+    absent: Collection[int],
+    culprits: Collection[int],
+    *,
+    holders: Collection[int],
+    attempt: int,
+) -> tuple[int, ...] | None:
+    """Return the ranks without which the change is tried again.
+
+    Args:
+        absent: The ranks without which it was tried.
+        culprits: Who did not come, or refused; may be empty, when nobody knows.
+        holders: The ranks that hold the training state.
+        attempt: Number of the attempt that was aborted, from 0.
+
+    Returns:
+        World ranks, ascending; None: give up, the old plan goes on.
+    """
+    if attempt >= MOST_RETRIES:
+        return None
+    without = {*absent, *culprits}
+    return tuple(sorted(without)) if set(holders) - without else None
+
+
+def back_off_s(attempt: int) -> float:
+    """Return how long to wait after the aborted attempt `attempt`, in seconds."""
+    return _BACK_OFF_S * (attempt + 1)
+
 
 Proposer = Callable[[tuple[int, ...]], Proposal | None]
 """Plans without some absent ranks; None: the plan in force stays."""
@@ -98,7 +139,7 @@ class Changes:
             without = self._next_absent(absent, outcome, attempt)
             if without is None:
                 return outcome
-            time.sleep(retries.back_off_s(attempt))
+            time.sleep(back_off_s(attempt))
             absent, attempt, begun = without, attempt + 1, time.perf_counter()
 
     def tell_plan(self, proposal: Proposal, absent: tuple[int, ...] = ()) -> None:
@@ -240,9 +281,7 @@ class Changes:
         """Return without whom to try again, equal on every rank."""
         run = self._run
         holders = run.layout.active if run.layout is not None else (0,)
-        return retries.left_out(
-            absent, outcome.culprits, holders=holders, attempt=attempt
-        )
+        return left_out(absent, outcome.culprits, holders=holders, attempt=attempt)
 
     def shape(self) -> PlanShape | None:
         """Return the plan that this rank drives under, for the records."""

@@ -20,7 +20,7 @@ from pipetransformer.report import (
 )
 from pipetransformer.run.context import Run
 from pipetransformer.run.measured_costs import kind_of
-from pipetransformer.transformation import Outcome
+from pipetransformer.transformation.phases import Outcome
 
 _LOG = logging.getLogger(__name__)
 

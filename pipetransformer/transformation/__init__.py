@@ -1,0 +1,1 @@
+"""One change of plan: proposed, agreed on, prepared, moved, recorded."""

@@ -32,7 +32,7 @@ import pipetransformer as pt
 from pipetransformer import training
 from pipetransformer.autodp import _binding
 from pipetransformer.data import Batch
-from pipetransformer.open_pass import OpenPass
+from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
 from pipetransformer.transformation.attempts import Changes

@@ -14,8 +14,9 @@ from pipetransformer.autodp import PeerFailure
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.data import Batch
-from pipetransformer.open_pass import OpenPass
 from pipetransformer.pass_loop import PassLoop
+from pipetransformer.progress.open_pass import OpenPass
+from pipetransformer.progress.sharding import Loading
 from pipetransformer.recovery import Recovery
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
@@ -23,7 +24,6 @@ from pipetransformer.report import profiled
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
 from pipetransformer.run.recipe import Workload
-from pipetransformer.shares import Loading
 from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.survivors import Survivors
 from pipetransformer.transformation.attempts import Changes

@@ -19,12 +19,12 @@ from pipetransformer.data.loading import ElasticSampler, check_dataset
 from pipetransformer.director import Director
 from pipetransformer.explanation import Explanation
 from pipetransformer.planner import Plan, least_rows
+from pipetransformer.progress.sharding import Loading
 from pipetransformer.report.history import History
 from pipetransformer.run.context import Run
 from pipetransformer.run.recipe import Loss, Workload
 from pipetransformer.saving import Saving
 from pipetransformer.session import Session
-from pipetransformer.shares import Loading
 from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
 from pipetransformer.transformation.plan_search import explain_replica
 from pipetransformer.validation import make_recipe

@@ -13,12 +13,12 @@ from typing import Any
 
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.data import Batch
-from pipetransformer.open_pass import OpenPass
+from pipetransformer.progress.open_pass import OpenPass
+from pipetransformer.progress.sharding import Loading
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, epoch_line
 from pipetransformer.run.context import Run
-from pipetransformer.shares import Loading
 from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.survivors import Survivors
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from pipetransformer.open_pass import OpenPass
+from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.standing import Standing, Verdict

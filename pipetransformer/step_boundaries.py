@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pipetransformer.open_pass import OpenPass
+from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.survivors import Survivors

@@ -11,7 +11,7 @@ import torch
 import pipetransformer as pt
 from pipetransformer import director
 from pipetransformer.autodp import Transition
-from pipetransformer.open_pass import OpenPass
+from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.recovery import Recovery
 from pipetransformer.transformation import phases as transformation
 from pipetransformer.transformation.attempts import Changes

@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipetransformer.accounting import Pass
 from pipetransformer.autofreeze import LayerFreezer
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.config import Config
-from pipetransformer.open_pass import OpenPass
 from pipetransformer.pass_loop import PassLoop
+from pipetransformer.progress.counts import Pass
+from pipetransformer.progress.open_pass import OpenPass
+from pipetransformer.progress.sharding import Loading
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
@@ -20,7 +21,6 @@ from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import ScriptLog
 from pipetransformer.run.measured_costs import Prices
 from pipetransformer.run.recipe import Workload
-from pipetransformer.shares import Loading
 from pipetransformer.state.state import TrainingState
 from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.survivors import Survivors

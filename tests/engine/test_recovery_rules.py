@@ -11,9 +11,10 @@ from pipetransformer.autofreeze import LayerFreezer, Never
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.config import Config
 from pipetransformer.director import Director
-from pipetransformer.open_pass import OpenPass
 from pipetransformer.pass_loop import PassLoop
 from pipetransformer.planner import Plan
+from pipetransformer.progress.open_pass import OpenPass
+from pipetransformer.progress.sharding import Loading
 from pipetransformer.recovery import Recovery
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
@@ -25,7 +26,6 @@ from pipetransformer.run.control_log import Operations, ScriptLog
 from pipetransformer.run.layout import Layout
 from pipetransformer.run.measured_costs import Prices
 from pipetransformer.run.recipe import Workload
-from pipetransformer.shares import Loading
 from pipetransformer.state.state import TrainingState
 from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.survivors import Survivors

@@ -7,14 +7,14 @@ import json
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from pipetransformer.accounting import Counts, Pass
 from pipetransformer.autodp import ActiveGroup, broadcast_tensors
 from pipetransformer.data import Batch
+from pipetransformer.progress.counts import Counts, Pass
+from pipetransformer.progress.sharding import Loading, Shares
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord
 from pipetransformer.run.context import Run
 from pipetransformer.run.layout import Layout
-from pipetransformer.shares import Loading, Shares
 from pipetransformer.transformation import records
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.proposal import Proposal

@@ -1,0 +1,1 @@
+"""What the running epoch has done: its batches, their counts, who loads them."""

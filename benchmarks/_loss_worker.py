@@ -32,9 +32,9 @@ from torch import Tensor
 import pipetransformer as pt
 from pipetransformer.autodp.meeting import Meeting
 from pipetransformer.director import Director
+from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.report import Phases
 from pipetransformer.report.clock import Clock
-from pipetransformer.survivors import Survivors
 from pipetransformer.transformation import phases as transformation
 from pipetransformer.transformation import rewire
 from pipetransformer.transformation.attempts import Changes

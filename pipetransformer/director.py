@@ -17,7 +17,8 @@ from pipetransformer.data import Batch
 from pipetransformer.pass_loop import PassLoop
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
-from pipetransformer.recovery import Recovery
+from pipetransformer.recovery.resume import Recovery
+from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import profiled
@@ -25,7 +26,6 @@ from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
 from pipetransformer.run.recipe import Workload
 from pipetransformer.step_boundaries import StepBoundaries
-from pipetransformer.survivors import Survivors
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.proposal import Proposal

@@ -15,12 +15,12 @@ from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.data import Batch
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
+from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, epoch_line
 from pipetransformer.run.context import Run
 from pipetransformer.step_boundaries import StepBoundaries
-from pipetransformer.survivors import Survivors
 
 _LOG = logging.getLogger(__name__)
 

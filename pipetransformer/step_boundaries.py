@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 
 from pipetransformer.progress.open_pass import OpenPass
+from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
-from pipetransformer.survivors import Survivors
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.phases import Outcome

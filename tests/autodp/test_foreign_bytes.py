@@ -10,8 +10,8 @@ from torch.distributed import HashStore
 from pipetransformer.autodp import PeerFailure, Transition, announced_epoch
 from pipetransformer.autodp.cards import Card, Cards, Job
 from pipetransformer.autodp.meeting import Meeting
+from pipetransformer.recovery.decision import Standing
 from pipetransformer.run.control_log import ScriptLog
-from pipetransformer.standing import Standing
 from tests.autodp.world import FAST, joined
 
 ESCAPES = b"\x1b]0;owned\x07\x1b[2J\xff\xfe"

@@ -12,7 +12,7 @@ import pipetransformer as pt
 from pipetransformer import director
 from pipetransformer.autodp import Transition
 from pipetransformer.progress.open_pass import OpenPass
-from pipetransformer.recovery import Recovery
+from pipetransformer.recovery.resume import Recovery
 from pipetransformer.transformation import phases as transformation
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead

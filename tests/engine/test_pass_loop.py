@@ -12,6 +12,7 @@ from pipetransformer.pass_loop import PassLoop
 from pipetransformer.progress.counts import Pass
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
+from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
@@ -23,7 +24,6 @@ from pipetransformer.run.measured_costs import Prices
 from pipetransformer.run.recipe import Workload
 from pipetransformer.state.state import TrainingState
 from pipetransformer.step_boundaries import StepBoundaries
-from pipetransformer.survivors import Survivors
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.proposal import Proposal

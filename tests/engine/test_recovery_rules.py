@@ -15,7 +15,8 @@ from pipetransformer.pass_loop import PassLoop
 from pipetransformer.planner import Plan
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
-from pipetransformer.recovery import Recovery
+from pipetransformer.recovery.resume import Recovery
+from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
@@ -28,7 +29,6 @@ from pipetransformer.run.measured_costs import Prices
 from pipetransformer.run.recipe import Workload
 from pipetransformer.state.state import TrainingState
 from pipetransformer.step_boundaries import StepBoundaries
-from pipetransformer.survivors import Survivors
 from pipetransformer.transformation import attempts as changes_module
 from pipetransformer.transformation import rank_layout as placing
 from pipetransformer.transformation.attempts import Changes
@@ -175,7 +175,7 @@ def test_a_failure_that_no_lost_rank_explains_ends_the_run_after_some_attempts(
     monkeypatch,
 ):
     monkeypatch.setattr(
-        "pipetransformer.survivors.records.record_loss", lambda *_: None
+        "pipetransformer.recovery.resume.retrying.records.record_loss", lambda *_: None
     )
     # Every rank lives, and yet each operation fails.
     failure = PeerFailure(None, "all_reduce", reason="sizes differ")

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pipetransformer.standing import Standing, assess
+from pipetransformer.recovery.decision import Standing, assess
 
 
 def active(done=7, **changes):

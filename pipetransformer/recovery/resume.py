@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import torch
 
 from pipetransformer.progress.open_pass import OpenPass
+from pipetransformer.recovery.decision import Standing, Verdict
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
-from pipetransformer.standing import Standing, Verdict
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.rank_layout import propose_again

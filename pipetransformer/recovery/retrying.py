@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pipetransformer.autodp import PeerFailure
-from pipetransformer.recovery import Recovery
+from pipetransformer.recovery.decision import END, FIRST, Standing, Verdict, assess
+from pipetransformer.recovery.resume import Recovery
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
-from pipetransformer.standing import END, FIRST, Standing, Verdict, assess
 from pipetransformer.transformation import records
 from pipetransformer.transformation.attempts import Changes
 

@@ -29,9 +29,9 @@ from _small_run import (
 from torch import Tensor
 
 import pipetransformer as pt
-from pipetransformer import training
 from pipetransformer.autodp import _binding
 from pipetransformer.data import Batch
+from pipetransformer.loop import step as training
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run

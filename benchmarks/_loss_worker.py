@@ -31,7 +31,7 @@ from torch import Tensor
 
 import pipetransformer as pt
 from pipetransformer.autodp.meeting import Meeting
-from pipetransformer.director import Director
+from pipetransformer.loop.coordinator import Director
 from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.report import Phases
 from pipetransformer.report.clock import Clock

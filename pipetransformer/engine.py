@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipetransformer import evaluation, training
 from pipetransformer.autofreeze import Manual, Policy
 from pipetransformer.config import Config
 from pipetransformer.config.checks import check_count
 from pipetransformer.data import Batch
 from pipetransformer.data.loading import ElasticSampler, check_dataset
-from pipetransformer.director import Director
 from pipetransformer.explanation import Explanation
+from pipetransformer.loop import evaluation
+from pipetransformer.loop import step as training
+from pipetransformer.loop.coordinator import Director
 from pipetransformer.planner import Plan, least_rows
 from pipetransformer.progress.sharding import Loading
 from pipetransformer.report.history import History

@@ -10,7 +10,7 @@ from torch import Tensor
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import tensor_files as files
-from pipetransformer.director import Director
+from pipetransformer.loop.coordinator import Director
 
 
 class Saving(abc.ABC):

@@ -11,7 +11,7 @@ import torch
 from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint import format as checkpoint
-from pipetransformer.director import Director
+from pipetransformer.loop.coordinator import Director
 from pipetransformer.replica.replica import warm_up
 from pipetransformer.report.clock import Clock
 from pipetransformer.run.context import Run

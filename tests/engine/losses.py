@@ -9,8 +9,8 @@ from datetime import timedelta
 import torch
 
 import pipetransformer as pt
-from pipetransformer import director
 from pipetransformer.autodp import Transition
+from pipetransformer.loop import coordinator as director
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.recovery.resume import Recovery
 from pipetransformer.transformation import phases as transformation

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer import director
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import tensor_files as files
+from pipetransformer.loop import coordinator as director
 from pipetransformer.pipe import DeferredBatchNorm
 from pipetransformer.state.signature import model_signature
 from tests.engine.scenario import config, make_engine, moments, schedule

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.evaluation import microbatches
+from pipetransformer.loop.evaluation import microbatches
 
 
 @given(st.integers(1, 5000), st.integers(1, 300))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import pipetransformer as pt
-from pipetransformer.loss_check import checked_loss
+from pipetransformer.loop.loss_check import checked_loss
 from tests.engine.scenario import config, make_engine
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet

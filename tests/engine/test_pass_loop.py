@@ -8,7 +8,8 @@ import pytest
 from pipetransformer.autofreeze import LayerFreezer
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.config import Config
-from pipetransformer.pass_loop import PassLoop
+from pipetransformer.loop.epoch import PassLoop
+from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.progress.counts import Pass
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
@@ -23,7 +24,6 @@ from pipetransformer.run.control_log import ScriptLog
 from pipetransformer.run.measured_costs import Prices
 from pipetransformer.run.recipe import Workload
 from pipetransformer.state.state import TrainingState
-from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.proposal import Proposal

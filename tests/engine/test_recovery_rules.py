@@ -5,13 +5,14 @@ import types
 
 import pytest
 
-from pipetransformer import director as director_module
 from pipetransformer.autodp import AutoDPConfig, LaunchInfo, MessagePlane, PeerFailure
 from pipetransformer.autofreeze import LayerFreezer, Never
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.config import Config
-from pipetransformer.director import Director
-from pipetransformer.pass_loop import PassLoop
+from pipetransformer.loop import coordinator as director_module
+from pipetransformer.loop.coordinator import Director
+from pipetransformer.loop.epoch import PassLoop
+from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.planner import Plan
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
@@ -28,7 +29,6 @@ from pipetransformer.run.layout import Layout
 from pipetransformer.run.measured_costs import Prices
 from pipetransformer.run.recipe import Workload
 from pipetransformer.state.state import TrainingState
-from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.transformation import attempts as changes_module
 from pipetransformer.transformation import rank_layout as placing
 from pipetransformer.transformation.attempts import Changes

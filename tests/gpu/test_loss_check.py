@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipetransformer.loss_check import checked_loss
+from pipetransformer.loop.loss_check import checked_loss
 
 from .devices import CPU, cuda
 

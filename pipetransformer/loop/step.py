@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipetransformer.data import Batch
 from pipetransformer.data.structures import rows_of
-from pipetransformer.loss_check import checked_loss
+from pipetransformer.loop.loss_check import checked_loss
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
 

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipetransformer import evaluation, training
 from pipetransformer.autodp import PeerFailure
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.data import Batch
-from pipetransformer.pass_loop import PassLoop
+from pipetransformer.loop import evaluation
+from pipetransformer.loop import step as training
+from pipetransformer.loop.epoch import PassLoop
+from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
 from pipetransformer.recovery.resume import Recovery
@@ -25,7 +27,6 @@ from pipetransformer.report import profiled
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
 from pipetransformer.run.recipe import Workload
-from pipetransformer.step_boundaries import StepBoundaries
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.proposal import Proposal

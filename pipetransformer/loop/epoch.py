@@ -13,6 +13,7 @@ from typing import Any
 
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.data import Batch
+from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
 from pipetransformer.recovery.retrying import Survivors
@@ -20,7 +21,6 @@ from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, epoch_line
 from pipetransformer.run.context import Run
-from pipetransformer.step_boundaries import StepBoundaries
 
 _LOG = logging.getLogger(__name__)
 

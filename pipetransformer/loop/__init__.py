@@ -1,0 +1,1 @@
+"""The user's script, call by call: epoch, step, evaluation."""

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import pipetransformer as pt
-from pipetransformer import planner, session
+from pipetransformer import planner
 from pipetransformer.autodp import launch, meeting
+from pipetransformer.engine import session
 from pipetransformer.loop import coordinator as director
 from pipetransformer.replica.replica import warm_up
 from pipetransformer.transformation import phases as transformation

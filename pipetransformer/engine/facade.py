@@ -15,6 +15,9 @@ from pipetransformer.config import Config
 from pipetransformer.config.checks import check_count
 from pipetransformer.data import Batch
 from pipetransformer.data.loading import ElasticSampler, check_dataset
+from pipetransformer.engine.arguments import make_recipe
+from pipetransformer.engine.saving import Saving
+from pipetransformer.engine.session import Session
 from pipetransformer.explanation import Explanation
 from pipetransformer.loop import evaluation
 from pipetransformer.loop import step as training
@@ -24,11 +27,8 @@ from pipetransformer.progress.sharding import Loading
 from pipetransformer.report.history import History
 from pipetransformer.run.context import Run
 from pipetransformer.run.recipe import Loss, Workload
-from pipetransformer.saving import Saving
-from pipetransformer.session import Session
 from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
 from pipetransformer.transformation.plan_search import explain_replica
-from pipetransformer.validation import make_recipe
 
 
 class PipeTransformer(Saving):

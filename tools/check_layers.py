@@ -16,20 +16,51 @@ from collections.abc import Iterator
 
 PACKAGE = "pipetransformer"
 
-# Room -> rooms it may use, in C++ and in Python alike. Rooms that are not in each
-# other's sets meet only in the engine-level modules (every top-level module or
-# package of pipetransformer that is no room), which may use all of them.
+# Room -> rooms it may use, in C++ and in Python alike. What is no room (the package's
+# own `__init__` and `__main__`) may use all of them.
+_FEATURES = frozenset({"planner", "pipe", "autodp", "autocache", "autofreeze"})
 ARROWS: dict[str, frozenset[str]] = {
+    # What a part of the work needs; most have a C++ side.
     "core": frozenset(),
     "skip": frozenset(),
+    "network": frozenset(),
     "planner": frozenset({"core", "skip"}),
     "simulator": frozenset({"planner", "core"}),
     "device": frozenset({"core"}),
     "pipe": frozenset({"device", "planner", "core", "skip"}),
-    "network": frozenset(),
     "autodp": frozenset({"device", "core", "network"}),
     "autocache": frozenset({"device", "core", "skip"}),
     "autofreeze": frozenset({"device", "core", "skip"}),
+    "data": frozenset(),
+    "report": frozenset({"core"}),
+    "explanation": frozenset({"planner", "simulator", "core"}),
+    # A run, bottom up: each room may use those above it in this list.
+    "config": frozenset({"autodp"}),
+    "state": frozenset({"autodp", "autofreeze", "core"}),
+    "run": frozenset({"state", "config", "data", "report", *_FEATURES - {"pipe"}}),
+    "replica": frozenset(
+        {"run", "data", "report", "skip", *_FEATURES - {"autofreeze"}}
+    ),
+    "checkpoint": frozenset({"replica", "run", "state", "pipe", "core"}),
+    "transformation": frozenset(
+        {"replica", "run", "state", "report", "explanation", "core", *_FEATURES}
+    ),
+    "progress": frozenset(
+        {"transformation", "replica", "run", "data", "report", "autodp"}
+    ),
+    "recovery": frozenset({"progress", "transformation", "replica", "run", "autodp"}),
+    "loop": frozenset(
+        {"recovery", "progress", "transformation", "checkpoint", "replica", "run"}
+    )
+    | {"data", "report", "autodp", "autocache"},
+    "engine": frozenset(
+        {"loop", "progress", "transformation", "checkpoint", "replica", "run", "state"}
+    )
+    | {"config", "data", "report", "explanation", "planner", "autodp", "autofreeze"}
+    | {"core", "skip"},
+    # At the edge.
+    "cli": frozenset({"explanation", "simulator", "planner", "network", "core"})
+    | {PACKAGE},  # its version
     "adapters": frozenset(),
     "compat": frozenset({"pipe", "skip"}),
 }
@@ -76,6 +107,8 @@ HEADER_KINDS = {
 EXTENSION = f"{PACKAGE}._C"
 LOADER = f"{PACKAGE}._extension"
 BINDING_FILE = "_binding.py"
+# The only modules that are in no room.
+LOOSE = frozenset({LOADER, EXTENSION, f"{PACKAGE}.__main__", f"{PACKAGE}._build_info"})
 NEVER_IMPORTED = frozenset({"tests", "benchmarks", "examples", "tools"})
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
@@ -191,12 +224,15 @@ def check_python(root: pathlib.Path) -> Iterator[str]:
     graph: dict[str, list[str]] = {}
     for module, path in files.items():
         graph[module] = []
+        room = room_of(module)
+        if room is not None and room not in ARROWS:
+            yield f"{path.relative_to(root)}: {room} is not in the table of rooms"
+            continue
         tree = ast.parse(path.read_text(), filename=str(path))
-        typing_only = lines_for_typing(tree)
         for number, target in imports_of(tree, module, path, files):
             where = f"{path.relative_to(root)}:{number}"
             yield from check_import(where, module, path, target)
-            if target in files and number not in typing_only:
+            if target in files:
                 graph[module].append(target)
     yield from cycles(graph, "import")
 
@@ -207,20 +243,14 @@ def module_name(path: pathlib.PurePath) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def lines_for_typing(tree: ast.Module) -> set[int]:
-    """Lines below ``if TYPE_CHECKING:``, which never run."""
-    lines: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            for statement in node.body:
-                lines.update(range(statement.lineno, (statement.end_lineno or 0) + 1))
-    return lines
-
-
 def imports_of(
     tree: ast.Module, module: str, path: pathlib.Path, files: dict[str, pathlib.Path]
 ) -> Iterator[tuple[int, str]]:
-    """Line and module of each import; ``from a import b`` is a.b if that exists."""
+    """Line and module of each import; ``from a import b`` is a.b if that exists.
+
+    What only a type checker imports counts, too: it ties the two files together.
+    A private name that is imported from another room is given as a.b.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -234,7 +264,9 @@ def imports_of(
                 base = f"{package}.{base}" if base else package
             for alias in node.names:
                 full = f"{base}.{alias.name}"
-                yield node.lineno, full if full in {*files, EXTENSION} else base
+                is_module = full in {*files, EXTENSION}
+                is_private = alias.name.startswith("_") and alias.name[1:2] != "_"
+                yield node.lineno, full if is_module or is_private else base
 
 
 def check_import(
@@ -246,25 +278,27 @@ def check_import(
         yield f"{where}: the package must not import {target}"
     if top != PACKAGE:
         return
-    room = room_of(module)
+    room, target_room = room_of(module), room_of(target)
     if target == EXTENSION or target.startswith(EXTENSION + "."):
         if module != LOADER and (room is None or path.name != BINDING_FILE):
             yield f"{where}: only the loader and a room's {BINDING_FILE} import _C"
         return
-    if room is None or target == LOADER:
+    if target == LOADER or target_room == room:
         return
-    target_room = room_of(target)
-    if target_room is None:
-        named = ".".join(rest) or PACKAGE
-        yield f"{where}: {room} must not import the engine level ({named})"
-    elif target_room != room and target_room not in ARROWS[room]:
+    if any(part.startswith("_") for part in rest):
+        yield f"{where}: {target} is private to {target_room}"
+    if room is None:
+        return
+    if (target_room or PACKAGE) not in ARROWS[room]:
         yield f"{where}: {room} must not import {target} ({may_use(room)})"
 
 
 def room_of(module: str) -> str | None:
-    """Room of a module, or None for the engine level and foreign modules."""
+    """Room of a module; None for what joins the rooms, and for foreign modules."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in ARROWS else None
+    if parts[0] != PACKAGE or len(parts) < 2 or module in LOOSE:
+        return None
+    return parts[1]
 
 
 # --- both --------------------------------------------------------------------

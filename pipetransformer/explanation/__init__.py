@@ -3,12 +3,12 @@
 from pipetransformer.explanation.document import Column, Section, Table
 from pipetransformer.explanation.explain import explain_plan, hash_notes, outline
 from pipetransformer.explanation.options import Options
+from pipetransformer.explanation.outcomes import Measurement
 from pipetransformer.explanation.report import (
     Counterfactual,
     Explanation,
     Inputs,
     Limit,
-    Measurement,
     StageReport,
 )
 from pipetransformer.explanation.run import Abort, Change, Refusal, RunExplanation

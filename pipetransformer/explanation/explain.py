@@ -8,7 +8,8 @@ from dataclasses import replace
 from pipetransformer.explanation.alternatives import find_alternatives
 from pipetransformer.explanation.limits import find_limits
 from pipetransformer.explanation.options import Options
-from pipetransformer.explanation.report import Explanation, Inputs, Measurement
+from pipetransformer.explanation.outcomes import Measurement
+from pipetransformer.explanation.report import Explanation, Inputs
 from pipetransformer.explanation.stages import bare_stages, stage_reports
 from pipetransformer.planner import Cluster, Plan, Profile
 from pipetransformer.simulator import Simulation, simulate

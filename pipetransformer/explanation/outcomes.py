@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from pipetransformer.explanation.document import (
     Section,
@@ -13,8 +13,27 @@ from pipetransformer.explanation.document import (
 )
 from pipetransformer.planner import Plan, Transition
 
-if TYPE_CHECKING:
-    from pipetransformer.explanation.report import Measurement
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A prediction beside what happened.
+
+    Args:
+        what: such as ``"step of epoch 3"`` or ``"pause before epoch 4"``.
+        predicted_ns: None where nothing was predicted.
+        measured_ns: wall time.
+    """
+
+    what: str
+    predicted_ns: int | None
+    measured_ns: int
+
+    @property
+    def error(self) -> float | None:
+        """(predicted - measured) / measured; None where that means nothing."""
+        if self.predicted_ns is None or self.measured_ns <= 0:
+            return None
+        return (self.predicted_ns - self.measured_ns) / self.measured_ns
 
 
 def transition(plan: Plan) -> Section:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipetransformer.core.wire import LONGEST_NAME, check_str
 from pipetransformer.explanation import fields
-from pipetransformer.explanation.report import Measurement
+from pipetransformer.explanation.outcomes import Measurement
 from pipetransformer.explanation.run import (
     Abort,
     Change,

@@ -14,9 +14,9 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parent.parent
 RESULTS = "benchmarks/results"
 PRODUCT = ("csrc", "pipetransformer")
-PIPE = ("csrc/pipe", "csrc/bindings", "pipetransformer/pipe", "pipetransformer/skip")
-PLANNER = ("csrc/planner", "csrc/bindings", "pipetransformer/planner")
-SIMULATOR = ("csrc/simulator", "csrc/bindings", "pipetransformer/simulator")
+PIPE = ("csrc/pipe", "csrc/python", "pipetransformer/pipe", "pipetransformer/skip")
+PLANNER = ("csrc/planner", "csrc/python", "pipetransformer/planner")
+SIMULATOR = ("csrc/simulator", "csrc/python", "pipetransformer/simulator")
 # Parts: which target of the Makefile runs a command.
 BENCH, SEEDS, HOSTS = "bench", "seeds", "hosts"
 

@@ -65,24 +65,24 @@ ARROWS: dict[str, frozenset[str]] = {
     "compat": frozenset({"pipe", "skip"}),
 }
 # The C++ room that joins the others to Python; nobody includes it.
-BINDINGS = "bindings"
+BINDINGS = "python"
 
 # Folders and single files (without suffix) of csrc that include no torch.
 TORCH_FREE = (
     "core",
     "planner",
     "simulator",
-    "autodp/board",
-    "autodp/decision",
-    "autodp/failure",
-    "autodp/liveness",
-    "autodp/membership",
-    "autodp/plan_message",
-    "autodp/run_state",
-    "autodp/task_thread",
-    "autodp/text_lines",
-    "autodp/transition",
-    "autodp/transition_announce",
+    "autodp/store/board",
+    "autodp/protocol/decision",
+    "autodp/failure/failure",
+    "autodp/failure/liveness",
+    "autodp/membership/membership",
+    "autodp/protocol/plan_message",
+    "autodp/failure/run_state",
+    "autodp/failure/task_thread",
+    "autodp/store/text_lines",
+    "autodp/protocol/transition",
+    "autodp/protocol/transition_announce",
     "autofreeze/alpha_cap",
     "autocache/shared_memory",
     "autocache/slab",

@@ -33,17 +33,21 @@ esac
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 execution="tests/cpp/stress_execution.cpp csrc/pipe/execution.cpp
-  csrc/pipe/worker_pool.cpp csrc/planner/schedule.cpp csrc/planner/schedules.cpp"
+  csrc/pipe/worker_pool.cpp csrc/planner/schedule/schedule.cpp
+  csrc/planner/schedule/schedules.cpp"
 # Not those of csrc/autodp that compute with tensors, which have no threads.
 plane="tests/autodp/cpp/stress_plane.cpp csrc/core/hash.cpp csrc/core/plain_text.cpp"
-for name in active_group decision failure guarded_backend guarded_work membership \
-  message_plane patient_store plan_message roll_board run_state single_backend \
-  store_board store_client task_thread transition transition_announce watcher; do
+for name in groups/active_group protocol/decision failure/failure groups/guarded_backend \
+  groups/guarded_work membership/membership message_plane store/patient_store \
+  protocol/plan_message membership/roll_board failure/run_state \
+  groups/single_backend store/store_board store/store_client failure/task_thread \
+  protocol/transition protocol/transition_announce failure/watcher; do
   plane="$plane csrc/autodp/$name.cpp"
 done
 readers="tests/cpp/feed_readers.cpp csrc/core/hash.cpp csrc/core/plain_text.cpp
-  csrc/planner/*.cpp csrc/simulator/*.cpp"
-for name in decision failure membership plan_message transition transition_announce
+  csrc/planner/*/*.cpp csrc/simulator/*.cpp"
+for name in protocol/decision failure/failure membership/membership protocol/plan_message \
+  protocol/transition protocol/transition_announce
 do
   readers="$readers csrc/autodp/$name.cpp"
 done

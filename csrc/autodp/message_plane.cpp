@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "autodp/patient_store.h"
+#include "autodp/store/patient_store.h"
 
 namespace pipetransformer::autodp {
 

@@ -20,12 +20,12 @@
 #include <string>
 #include <vector>
 
-#include "autodp/failure.h"
-#include "autodp/roll_board.h"
-#include "autodp/run_state.h"
-#include "autodp/store_client.h"
-#include "autodp/task_thread.h"
-#include "autodp/watcher.h"
+#include "autodp/failure/failure.h"
+#include "autodp/failure/run_state.h"
+#include "autodp/failure/task_thread.h"
+#include "autodp/failure/watcher.h"
+#include "autodp/membership/roll_board.h"
+#include "autodp/store/store_client.h"
 
 namespace pipetransformer::autodp {
 

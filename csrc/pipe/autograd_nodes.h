@@ -14,7 +14,7 @@
 #include "pipe/pipe_call.h"
 #include "pipe/scatter_gather.h"
 #include "pipe/worker_pool.h"
-#include "planner/schedule_cache.h"
+#include "planner/schedule/schedule_cache.h"
 
 namespace pipetransformer::pipe {
 

@@ -16,7 +16,7 @@
 #include "pipe/execution.h"
 #include "pipe/pipe_call.h"
 #include "pipe/split_backward.h"
-#include "planner/schedule.h"
+#include "planner/schedule/schedule.h"
 
 namespace pipetransformer::pipe {
 

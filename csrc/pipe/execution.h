@@ -17,7 +17,7 @@
 
 #include "pipe/dispatch.h"
 #include "pipe/worker_pool.h"
-#include "planner/schedule.h"
+#include "planner/schedule/schedule.h"
 
 namespace pipetransformer::pipe {
 

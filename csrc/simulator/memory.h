@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "planner/schedule.h"
-#include "planner/step_costs.h"
+#include "planner/costs/step_costs.h"
+#include "planner/schedule/schedule.h"
 
 namespace pipetransformer::simulator {
 

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "planner/schedule.h"
-#include "planner/step_costs.h"
+#include "planner/costs/step_costs.h"
+#include "planner/schedule/schedule.h"
 #include "simulator/devices.h"
 #include "simulator/step_options.h"
 #include "simulator/task_graph.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "planner/step_costs.h"
+#include "planner/costs/step_costs.h"
 #include "simulator/devices.h"
 #include "simulator/task_graph.h"
 

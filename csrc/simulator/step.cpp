@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-#include "planner/schedules.h"
+#include "planner/schedule/schedules.h"
 #include "simulator/memory.h"
 #include "simulator/replay.h"
 #include "simulator/step_tasks.h"

@@ -2,14 +2,14 @@
 // what it keeps in memory, and when each operation runs.
 //
 // Pure functions, int64 ns and bytes, thread-safe. Source: the operations are
-// those of planner/schedules.h, which the pipe runs too.
+// those of planner/schedule/schedules.h, which the pipe runs too.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "planner/schedule.h"
-#include "planner/step_costs.h"
+#include "planner/costs/step_costs.h"
+#include "planner/schedule/schedule.h"
 #include "simulator/devices.h"
 #include "simulator/step_options.h"
 #include "simulator/task_graph.h"

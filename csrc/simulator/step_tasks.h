@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "planner/schedule.h"
-#include "planner/step_costs.h"
+#include "planner/costs/step_costs.h"
+#include "planner/schedule/schedule.h"
 #include "simulator/devices.h"
 #include "simulator/replay.h"
 #include "simulator/step_options.h"

@@ -10,7 +10,7 @@ from pipetransformer.autodp import _binding
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.plane import SLICE, MessagePlane
 
-_OPEN = b"OPEN"  # of `decision/<e>`, see csrc/autodp/decision.h
+_OPEN = b"OPEN"  # of `decision/<e>`, see csrc/autodp/protocol/decision.h
 
 
 def announced_epoch(plane: MessagePlane) -> int:
@@ -37,7 +37,7 @@ class Transition:
     On every rank in this order: `receive` (the writer calls `announce` first),
     `meet`, prepare, `acknowledge`, `decide`. Exactly one decision is ever written
     per epoch, and all ranks read that one. The rules are those of the C++ state
-    machine ``csrc/autodp/transition.h``.
+    machine ``csrc/autodp/protocol/transition.h``.
 
     Args:
         plane: the message plane.

@@ -8,7 +8,10 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMPILER = shutil.which("g++")
-SOURCES = ["tests/autodp/cpp/membership_model.cpp", "csrc/autodp/membership.cpp"]
+SOURCES = [
+    "tests/autodp/cpp/membership_model.cpp",
+    "csrc/autodp/membership/membership.cpp",
+]
 
 # The order of the model's `Bug`; which invariant finds it.
 PLANTED = [

@@ -16,9 +16,9 @@ CPP = ROOT / "tests/autodp/cpp"
 SOURCES = [
     *(CPP / name for name in ("protocol_model.cpp", "protocol_world.cpp")),
     CPP / "model_board.cpp",
-    *sorted((ROOT / "csrc/autodp").glob("transition*.cpp")),
-    ROOT / "csrc/autodp/plan_message.cpp",
-    ROOT / "csrc/autodp/decision.cpp",
+    *sorted((ROOT / "csrc/autodp/protocol").glob("transition*.cpp")),
+    ROOT / "csrc/autodp/protocol/plan_message.cpp",
+    ROOT / "csrc/autodp/protocol/decision.cpp",
     ROOT / "csrc/core/hash.cpp",
     ROOT / "csrc/core/plain_text.cpp",
 ]

@@ -15,7 +15,7 @@ CLEAN = {
     "csrc/planner/plan.h": '#include "core/ids.h"\n',
     "csrc/pipe/pipe.cpp": '#include <ATen/core/Tensor.h>\n#include "planner/plan.h"\n',
     "csrc/autocache/cuda/copy.cu": '#include <cuda_runtime.h>\n#include "core/ids.h"\n',
-    "csrc/bindings/bind_pipe.cpp": "#include <pybind11/pybind11.h>\n",
+    "csrc/python/bind_pipe.cpp": "#include <pybind11/pybind11.h>\n",
     "pipetransformer/__init__.py": "from pipetransformer._extension import load\n",
     "pipetransformer/_extension.py": "from pipetransformer import _C\n",
     "pipetransformer/__main__.py": "from pipetransformer.cli import main\n",
@@ -54,12 +54,12 @@ VIOLATIONS = [
     (
         "csrc/pipe/node.cpp",
         "#include <pybind11/pybind11.h>\n",
-        "only bindings may include pybind11/pybind11.h",
+        "only python may include pybind11/pybind11.h",
     ),
     (
         "csrc/pipe/node.cpp",
         "#include <torch/extension.h>\n",
-        "only bindings may include torch/extension.h",
+        "only python may include torch/extension.h",
     ),
     (
         "csrc/pipe/node.cpp",

@@ -19,15 +19,15 @@
 #include <utility>
 #include <vector>
 
-#include "autodp/board.h"
-#include "autodp/decision.h"
-#include "autodp/failure.h"
-#include "autodp/membership.h"
-#include "autodp/plan_message.h"
-#include "autodp/text_lines.h"
-#include "autodp/transition.h"
-#include "planner/search.h"
-#include "planner/step_model.h"
+#include "autodp/failure/failure.h"
+#include "autodp/membership/membership.h"
+#include "autodp/protocol/decision.h"
+#include "autodp/protocol/plan_message.h"
+#include "autodp/protocol/transition.h"
+#include "autodp/store/board.h"
+#include "autodp/store/text_lines.h"
+#include "planner/costs/step_model.h"
+#include "planner/search/search.h"
 #include "simulator/step.h"
 
 namespace {

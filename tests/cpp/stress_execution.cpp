@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "pipe/execution.h"
-#include "planner/schedules.h"
+#include "planner/schedule/schedules.h"
 
 namespace {
 

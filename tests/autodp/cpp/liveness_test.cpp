@@ -1,6 +1,6 @@
 // Tests of the liveness tracker, which needs neither torch nor time. Prints
 // what failed and returns 1, or returns 0.
-#include "autodp/liveness.h"
+#include "autodp/failure/liveness.h"
 
 #include <cstdio>
 

@@ -1,6 +1,6 @@
 // Walks every interleaving of a roll call of three ranks over the real rules
-// (autodp/membership.h): ranks that answer late or never, leave or crash at any
-// point, and suspicions that come at any look, wrong ones too.
+// (autodp/membership/membership.h): ranks that answer late or never, leave or
+// crash at any point, and suspicions that come at any look, wrong ones too.
 // Prints "<states> <broken invariant or ok>" and returns 0; with a number from
 // 1 on as its argument the rules are spoilt on purpose.
 #include <array>
@@ -13,7 +13,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "autodp/membership.h"
+#include "autodp/membership/membership.h"
 
 namespace {
 

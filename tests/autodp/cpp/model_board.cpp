@@ -1,6 +1,6 @@
 #include "model_board.h"
 
-#include "autodp/text_lines.h"
+#include "autodp/store/text_lines.h"
 
 namespace model {
 

@@ -1,7 +1,7 @@
 // The model's board: a map that checks what is done to it, and may be mutated.
 #pragma once
 
-#include "autodp/board.h"
+#include "autodp/store/board.h"
 #include "protocol_world.h"
 
 namespace model {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "autodp/text_lines.h"
+#include "autodp/store/text_lines.h"
 #include "model_board.h"
 
 namespace model {

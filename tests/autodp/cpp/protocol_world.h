@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "autodp/transition.h"
+#include "autodp/protocol/transition.h"
 
 namespace model {
 

@@ -15,9 +15,9 @@
 #include <thread>
 #include <vector>
 
-#include "autodp/active_group.h"
+#include "autodp/groups/active_group.h"
 #include "autodp/message_plane.h"
-#include "autodp/store_board.h"
+#include "autodp/store/store_board.h"
 #include "memory_store.h"
 #include "slow_backend.h"
 

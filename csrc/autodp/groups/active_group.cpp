@@ -1,0 +1,98 @@
+#include "autodp/groups/active_group.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace pipetransformer::autodp {
+
+namespace {
+
+// The store answers in less, or is lost.
+constexpr double kAccountS = 0.25;
+
+}  // namespace
+
+ActiveGroup::ActiveGroup(
+    std::shared_ptr<MessagePlane> plane,
+    const c10::intrusive_ptr<c10d::Store>& store,
+    c10::intrusive_ptr<c10d::Backend> inner,
+    c10::DeviceType device_type,
+    std::chrono::milliseconds timeout)
+    : plane_(std::move(plane)),
+      latch_(plane_->latch()),
+      guarded_(c10::make_intrusive<GuardedBackend>(
+          std::move(inner),
+          latch_,
+          timeout)) {
+  make_process_group(store, guarded_, device_type);
+}
+
+ActiveGroup::ActiveGroup(
+    std::shared_ptr<MessagePlane> plane,
+    const c10::intrusive_ptr<c10d::Store>& store,
+    c10::DeviceType device_type)
+    : plane_(std::move(plane)), latch_(plane_->latch()) {
+  make_process_group(
+      store, c10::make_intrusive<SingleBackend>(latch_), device_type);
+}
+
+ActiveGroup::~ActiveGroup() {
+  retire();
+}
+
+void ActiveGroup::make_process_group(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Backend>& backend,
+    c10::DeviceType device_type) {
+  constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
+  process_group_ = c10::make_intrusive<c10d::ProcessGroup>(
+      store, backend->getRank(), backend->getSize());
+  process_group_->setBackend(c10::DeviceType::CPU, kType, backend);
+  if (device_type != c10::DeviceType::CPU) {
+    process_group_->setBackend(device_type, kType, backend);
+  }
+  process_group_->setDefaultBackend(kType);
+}
+
+void ActiveGroup::retire() noexcept {
+  if (!guarded_ || retired_.exchange(true)) {
+    return;
+  }
+  if (!plane_->owned_by_this_process()) {
+    // A forked child: the backend's threads and sockets are its parent's.
+    static_cast<void>(guarded_.release());
+    static_cast<void>(process_group_.release());
+    return;
+  }
+  // Dropping the last reference joins the backend's threads, which may wait for
+  // a stuck collective until its timeout. It also closes the connections: see
+  // Note [Accounts come first] in watcher.cpp.
+  auto task = [inner = guarded_->take_inner(), latch = latch_]() mutable {
+    latch->wait_told(kAccountS);
+    inner.reset();
+  };
+  if (plane_->latch() == latch_) {
+    plane_->retire(std::move(task));
+    return;
+  }
+  // Without a deadline: it goes on by itself.
+  run_apart("pt-retire", std::move(task), std::chrono::milliseconds(0));
+}
+
+bool wait_done(c10d::Work& work, std::chrono::milliseconds slice) {
+  const auto end = std::chrono::steady_clock::now() + slice;
+  auto pause = std::chrono::microseconds(20);
+  while (!work.isCompleted()) {
+    if (std::chrono::steady_clock::now() >= end) {
+      return false;
+    }
+    std::this_thread::sleep_for(pause);
+    // Grows slowly, so that little is slept away behind the end of a short
+    // wait.
+    pause = std::min(pause * 5 / 4, std::chrono::microseconds(1000));
+  }
+  return true;
+}
+
+}  // namespace pipetransformer::autodp

@@ -1,0 +1,63 @@
+#include "planner/costs/all_reduce.h"
+
+#include <algorithm>
+
+#include "planner/costs/rates.h"
+
+namespace pipetransformer::planner {
+
+namespace {
+
+using Wide = __int128;
+
+// A ring moves 2 (n-1)/n of the bytes over each link.
+int64_t ring_ns(
+    int64_t bytes,
+    int64_t num_members,
+    const std::optional<int64_t>& bytes_per_s,
+    int64_t latency_ns) {
+  if (num_members < 2) {
+    return 0;
+  }
+  const Wide moved = Wide{2} * (num_members - 1) * bytes / num_members;
+  return transfer_ns(static_cast<int64_t>(moved), bytes_per_s, latency_ns);
+}
+
+// Replicas are dealt to the nodes in turn, so that each has one as soon as it
+// can: what the runtime does with fewer replicas than would fit.
+int64_t nodes_of(const Cluster& cluster, const Shape& shape) {
+  return std::min(cluster.num_nodes, shape.num_replicas);
+}
+
+}  // namespace
+
+int64_t
+all_reduce_ns(int64_t bytes, const Cluster& cluster, const Shape& shape) {
+  if (bytes == 0) {
+    return 0;
+  }
+  const int64_t nodes = nodes_of(cluster, shape);
+  const int64_t in_node = (shape.num_replicas + nodes - 1) / nodes;
+  return ring_ns(
+             bytes,
+             in_node,
+             cluster.device_link_bytes_per_s,
+             cluster.device_link_latency_ns) +
+         network_all_reduce_ns(bytes, cluster, shape);
+}
+
+int64_t network_all_reduce_ns(
+    int64_t bytes,
+    const Cluster& cluster,
+    const Shape& shape) {
+  if (bytes == 0) {
+    return 0;
+  }
+  return ring_ns(
+      bytes,
+      nodes_of(cluster, shape),
+      cluster.network_bytes_per_s,
+      cluster.network_latency_ns);
+}
+
+}  // namespace pipetransformer::planner

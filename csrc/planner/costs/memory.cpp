@@ -1,0 +1,167 @@
+#include "planner/costs/memory.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "planner/costs/layer_costs.h"
+
+namespace pipetransformer::planner {
+
+namespace {
+
+const LayerProfile& layer_at(const Profile& profile, int64_t index) {
+  return profile.layers[static_cast<std::size_t>(index)];
+}
+
+int64_t state_of(const LayerProfile& layer, const Cluster& cluster) {
+  if (!layer.trainable) {
+    return layer.parameter_bytes;
+  }
+  const auto optimizer = static_cast<int64_t>(std::ceil(
+      static_cast<double>(layer.parameter_bytes) *
+      cluster.optimizer_bytes_per_parameter_byte));
+  return 2 * layer.parameter_bytes + optimizer;
+}
+
+// Per micro-batch of the active layer `index`; no gradient passes the leading
+// layers that the user froze, so they keep nothing.
+struct Kept {
+  int64_t whole = 0;
+  int64_t for_weights = 0;
+};
+
+Kept kept_of(
+    const Profile& profile,
+    int64_t boundary,
+    int64_t forward_only,
+    int64_t index,
+    int64_t samples) {
+  if (index < forward_only) {
+    return {};
+  }
+  const LayerProfile& layer = layer_at(profile, boundary + index);
+  return {
+      layer.activation_bytes_per_sample * samples,
+      layer.weight_grad_activation_bytes_per_sample * samples};
+}
+
+int64_t input_bytes(
+    const Profile& profile,
+    int64_t boundary,
+    int64_t begin,
+    int64_t samples) {
+  const int64_t index = boundary + begin;
+  return index == 0
+             ? 0
+             : layer_at(profile, index - 1).boundary_bytes_per_sample * samples;
+}
+
+}  // namespace
+
+std::vector<int64_t> in_flight(ScheduleKind schedule, const Shape& shape) {
+  std::vector<int64_t> counts;
+  for (int64_t k = 0; k < shape.num_stages; ++k) {
+    counts.push_back(
+        schedule == ScheduleKind::kGPipe
+            ? shape.num_microbatches
+            : std::min(shape.num_microbatches, shape.num_stages - k));
+  }
+  return counts;
+}
+
+// Note [What a stage keeps]
+// From F to B a stage keeps the activations (a) of `in_flight` micro-batches.
+// With recomputation it keeps their inputs, and the activations of one between
+// R and B. With `except_last` the last micro-batch keeps its own from F on:
+// GPipe runs its B first, before any R; 1F1B and ZB-H1 run other micro-batches'
+// R and B in between, so there (on stages before the last) it is two. ZB-H1
+// lets W lag, on every stage, until F to W holds min(M, K) micro-batches: those
+// beyond the in-flight ones keep what W still needs (a_w). The frozen prefix
+// has run for the whole batch before the first F: on the first stage its
+// outputs wait for the micro-batches that are not yet in flight. All
+// micro-batches are charged with the rows of the largest.
+StageMemory stage_memory(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Workload& workload,
+    const Shape& shape,
+    ScheduleKind schedule,
+    int64_t prefix_bytes) {
+  const bool recompute = num_recomputed(workload.checkpoint, shape) > 0;
+  const int64_t samples = samples_per_microbatch(workload.global_batch, shape);
+  const int64_t boundary = workload.boundary;
+  const int64_t forward_only = num_forward_only(profile, boundary);
+  const int64_t num_active = profile.num_layers() - boundary;
+  const bool split = schedule == ScheduleKind::kZbH1;
+  const bool last_beside_another =
+      workload.checkpoint == Checkpoint::kExceptLast &&
+      schedule != ScheduleKind::kGPipe && shape.num_stages > 1;
+  const int64_t computed_again = recompute ? (last_beside_another ? 2 : 1) : 0;
+  const int64_t lagging = std::min(shape.num_microbatches, shape.num_stages);
+  std::vector<int64_t> base;
+  std::vector<int64_t> per_microbatch;
+  std::vector<int64_t> inputs(static_cast<std::size_t>(num_active) + 1, 0);
+  for (int64_t i = 0; i < num_active; ++i) {
+    const Kept kept = kept_of(profile, boundary, forward_only, i, samples);
+    int64_t constant = state_of(layer_at(profile, boundary + i), cluster);
+    int64_t repeated = recompute ? 0 : kept.whole;
+    if (split) {
+      constant += lagging * kept.for_weights;
+      repeated = std::max<int64_t>(0, repeated - kept.for_weights);
+    }
+    base.push_back(constant + computed_again * kept.whole);
+    per_microbatch.push_back(repeated);
+    if (recompute) {
+      inputs[static_cast<std::size_t>(i)] =
+          input_bytes(profile, boundary, i, samples);
+    }
+  }
+  return StageMemory{
+      cluster.context_bytes + prefix_bytes,
+      SpanCost(base),
+      SpanCost(
+          per_microbatch,
+          std::move(inputs),
+          std::vector<int64_t>(static_cast<std::size_t>(num_active) + 1, 0)),
+      in_flight(schedule, shape)};
+}
+
+KeptBytes kept_bytes(
+    const Profile& profile,
+    const Workload& workload,
+    const Shape& shape,
+    int64_t begin,
+    int64_t end) {
+  const int64_t samples = samples_per_microbatch(workload.global_batch, shape);
+  const int64_t forward_only = num_forward_only(profile, workload.boundary);
+  KeptBytes bytes;
+  for (int64_t i = begin; i < end; ++i) {
+    const Kept kept =
+        kept_of(profile, workload.boundary, forward_only, i, samples);
+    bytes.kept += kept.whole;
+    bytes.for_weights += kept.for_weights;
+  }
+  if (num_recomputed(workload.checkpoint, shape) > 0) {
+    bytes.recomputed = bytes.kept;
+    bytes.kept = end <= forward_only
+                     ? 0
+                     : input_bytes(profile, workload.boundary, begin, samples);
+  }
+  return bytes;
+}
+
+int64_t state_bytes(
+    const Profile& profile,
+    const Cluster& cluster,
+    int64_t boundary,
+    int64_t begin,
+    int64_t end) {
+  int64_t bytes = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    bytes += state_of(layer_at(profile, boundary + i), cluster);
+  }
+  return bytes;
+}
+
+}  // namespace pipetransformer::planner

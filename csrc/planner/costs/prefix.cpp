@@ -1,0 +1,201 @@
+#include "planner/costs/prefix.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "planner/costs/rates.h"
+#include "planner/solvers/partition.h"
+
+namespace pipetransformer::planner {
+
+namespace {
+
+using Wide = __int128;
+
+constexpr int64_t kNeverFits = int64_t{1} << 60;  // bytes
+
+int64_t divide_up(int64_t value, int64_t divisor) {
+  return (value + divisor - 1) / divisor;
+}
+
+struct Tier {
+  std::optional<int64_t> bytes;  // per node; nullopt: without limit
+  std::optional<int64_t> bytes_per_s;
+};
+
+Tier tier_of(const Cluster& cluster, CacheTier tier) {
+  if (!cluster.cache || tier == CacheTier::kDevice) {
+    return {};
+  }
+  const CacheTiers& tiers = *cluster.cache;
+  const bool host = tier == CacheTier::kHost;
+  const int64_t rate = host ? tiers.host_bytes_per_s : tiers.disk_bytes_per_s;
+  return {
+      host ? tiers.host_bytes : tiers.disk_bytes,
+      rate > 0 ? std::optional(rate) : std::nullopt};
+}
+
+// Of `rows` those that the tier cannot serve, when each node keeps the samples
+// it owns.
+int64_t
+missed_rows(int64_t rows, int64_t held, std::optional<int64_t> num_samples) {
+  if (!num_samples || held >= *num_samples) {
+    return 0;
+  }
+  return rows - static_cast<int64_t>(Wide{rows} * held / *num_samples);
+}
+
+// Samples of the data set that the tier holds on all nodes.
+int64_t held_samples(
+    const Cluster& cluster,
+    const Workload& workload,
+    const Tier& tier,
+    int64_t sample_bytes) {
+  const int64_t all = workload.num_samples.value_or(kNeverFits);
+  if (!tier.bytes || sample_bytes == 0) {
+    return all;
+  }
+  const Wide held = Wide{*tier.bytes / sample_bytes} * cluster.num_nodes;
+  return static_cast<int64_t>(std::min<Wide>(held, all));
+}
+
+std::vector<int64_t>
+frozen_times(const Profile& profile, int64_t boundary, int64_t samples) {
+  std::vector<int64_t> times;
+  for (int64_t i = 0; i < boundary && samples > 0; ++i) {
+    times.push_back(interpolate(
+        profile.microbatch_samples,
+        profile.layers[static_cast<std::size_t>(i)].forward_only_ns,
+        samples));
+  }
+  return times;
+}
+
+int64_t sum(const std::vector<int64_t>& values) {
+  int64_t total = 0;
+  for (const int64_t value : values) {
+    total += value;
+  }
+  return total;
+}
+
+// Chunk per device by time, and the largest chunk's weights.
+void place_pipelined(
+    PrefixCosts& costs,
+    const Profile& profile,
+    const std::vector<int64_t>& times,
+    int64_t num_devices) {
+  const auto num_frozen = static_cast<int64_t>(times.size());
+  const int64_t chunks = std::min(num_devices, num_frozen);
+  const Rules anywhere{
+      std::vector<char>(static_cast<std::size_t>(num_frozen) + 1, 1), {}, {}};
+  const SpanCost cost(times);
+  const Cuts cuts = min_max(cost, anywhere, chunks).value().cuts;
+  for (int64_t k = 0; k < chunks; ++k) {
+    const int64_t begin = cuts[static_cast<std::size_t>(k)];
+    const int64_t end = cuts[static_cast<std::size_t>(k) + 1];
+    costs.per_microbatch_ns.push_back(cost.layers(begin, end));
+    int64_t bytes = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      bytes += profile.layers[static_cast<std::size_t>(i)].parameter_bytes;
+    }
+    costs.bytes = std::max(costs.bytes, bytes);
+  }
+  costs.per_microbatch_ns.resize(static_cast<std::size_t>(num_devices), 0);
+}
+
+}  // namespace
+
+bool has_tier(const Cluster& cluster, CacheTier tier) {
+  if (tier == CacheTier::kNone || tier == CacheTier::kDevice) {
+    return true;
+  }
+  return tier_of(cluster, tier).bytes.value_or(1) > 0;
+}
+
+PrefixCosts prefix_costs(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Workload& workload,
+    const Shape& shape,
+    PrefixPlacement placement,
+    CacheTier tier) {
+  PrefixCosts costs;
+  if (workload.boundary == 0) {
+    return costs;
+  }
+  costs.placement = placement;
+  const int64_t samples = samples_per_microbatch(workload.global_batch, shape);
+  const int64_t sample_bytes =
+      profile.layers[static_cast<std::size_t>(workload.boundary) - 1]
+          .boundary_bytes_per_sample;
+  int64_t missed = samples;
+  int64_t cached_bytes = 0;
+  if (tier == CacheTier::kDevice) {
+    // The data set's activations are spread over all devices that run.
+    const int64_t devices = shape.num_stages * shape.num_replicas;
+    const int64_t kept = divide_up(
+        workload.num_samples.value_or(workload.global_batch), devices);
+    cached_bytes = static_cast<int64_t>(
+        std::min<Wide>(Wide{kept} * sample_bytes, kNeverFits));
+    missed = 0;
+  } else if (tier != CacheTier::kNone) {
+    const Tier found = tier_of(cluster, tier);
+    const int64_t held = held_samples(cluster, workload, found, sample_bytes);
+    missed = missed_rows(samples, held, workload.num_samples);
+    const int64_t rows = divide_up(workload.global_batch, cluster.num_nodes);
+    const int64_t read = rows - missed_rows(rows, held, workload.num_samples);
+    costs.cache_read_ns =
+        transfer_ns(read * sample_bytes, found.bytes_per_s, 0);
+  }
+  const std::vector<int64_t> times =
+      frozen_times(profile, workload.boundary, missed);
+  if (placement == PrefixPlacement::kPipelined) {
+    const std::vector<int64_t> weighed =
+        frozen_times(profile, workload.boundary, samples);
+    place_pipelined(costs, profile, weighed, shape.num_stages);
+    if (missed < samples) {  // the same chunks, for the rows that miss
+      const int64_t whole = sum(weighed);
+      for (int64_t& chunk : costs.per_microbatch_ns) {
+        chunk = whole == 0
+                    ? 0
+                    : static_cast<int64_t>(Wide{chunk} * sum(times) / whole);
+      }
+    }
+  } else {
+    costs.per_microbatch_ns = {sum(times)};
+    for (int64_t i = 0; i < workload.boundary; ++i) {
+      costs.bytes +=
+          profile.layers[static_cast<std::size_t>(i)].parameter_bytes;
+    }
+  }
+  costs.copy_ns = missed == 0 ? 0
+                              : transfer_ns(
+                                    sample_bytes * missed,
+                                    cluster.device_link_bytes_per_s,
+                                    cluster.device_link_latency_ns);
+  costs.bytes += cached_bytes;
+  return costs;
+}
+
+int64_t prefix_phase_ns(
+    PrefixPlacement placement,
+    const std::vector<int64_t>& prefix_ns,
+    int64_t num_devices,
+    int64_t num_microbatches) {
+  switch (placement) {
+    case PrefixPlacement::kNone:
+      return 0;
+    case PrefixPlacement::kReplicated:
+      return divide_up(num_microbatches, num_devices) * prefix_ns.front();
+    case PrefixPlacement::kPipelined:
+      break;
+  }
+  int64_t slowest = 0;
+  for (const int64_t chunk : prefix_ns) {
+    slowest = std::max(slowest, chunk);
+  }
+  return sum(prefix_ns) + (num_microbatches - 1) * slowest;
+}
+
+}  // namespace pipetransformer::planner

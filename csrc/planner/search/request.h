@@ -1,0 +1,46 @@
+// What a caller asks the planner for, and the errors it can be told at once.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "planner/costs/step_costs.h"
+#include "planner/input/layer_profile.h"
+#include "planner/input/workload.h"
+#include "planner/solvers/partition.h"
+
+namespace pipetransformer::planner {
+
+// Most cells (stages x micro-batches) of a plan.
+inline constexpr int64_t kMostCells = int64_t{1} << 19;
+
+// Unset options are the planner's choice.
+struct Request {
+  Workload workload;
+  std::optional<int64_t> num_stages;
+  std::optional<int64_t> max_replicas;
+  std::optional<int64_t> num_microbatches;
+  std::optional<Cuts> cuts;  // layer indices from the boundary to L
+  int64_t min_microbatch_samples = 1;
+  // What may be chosen, none of them empty. Placements and tiers matter to
+  // frozen layers alone.
+  std::vector<ScheduleKind> schedules{ScheduleKind::kGPipe};
+  std::vector<PrefixPlacement> prefix_placements{
+      PrefixPlacement::kReplicated,
+      PrefixPlacement::kPipelined};
+  std::vector<CacheTier> cache_tiers{CacheTier::kNone};
+};
+
+// Throws std::invalid_argument naming the option, what is expected and what was
+// given. Expects a checked profile and cluster.
+void check(
+    const Request& request,
+    const Profile& profile,
+    const Cluster& cluster);
+
+// Cuts that separate no layers sharing a parameter; n + 1 entries counted from
+// the boundary.
+std::vector<char> allowed_cuts(const Profile& profile, int64_t boundary);
+
+}  // namespace pipetransformer::planner

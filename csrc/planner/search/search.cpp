@@ -1,0 +1,185 @@
+#include "planner/search/search.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "planner/search/shapes.h"
+
+namespace pipetransformer::planner {
+
+namespace {
+
+constexpr std::size_t kMostCandidates = 8;
+constexpr std::size_t kMostPerVariant = 3;
+constexpr int64_t kNoCutoff = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMostCuts = 4096;           // of a variant that is enumerated
+constexpr std::size_t kMostSimulated = 4096;  // beyond the best by estimate
+
+class Search {
+ public:
+  Search(
+      const Profile& profile,
+      const Cluster& cluster,
+      const Request& request,
+      const Simulate& simulate)
+      : profile_(profile),
+        cluster_(cluster),
+        request_(request),
+        simulate_(simulate),
+        variants_(variants(profile, cluster, request)) {}
+
+  SearchResult run() {
+    SearchResult result;
+    rank_by_estimate();
+    name_refusals(result);
+    for (Candidate& candidate : best_) {
+      simulate(candidate);
+    }
+    std::sort(best_.begin(), best_.end(), simulated_better);
+    result.exhaustive = !best_.empty() && improve_by_enumeration();
+    result.candidates = std::move(best_);
+    return result;
+  }
+
+ private:
+  // Variants come by rising bound: once no bound is below the estimate of the
+  // last of the best, none that follows can enter.
+  void rank_by_estimate() {
+    for (const Variant& variant : variants_) {
+      if (best_.size() == kMostCandidates &&
+          variant.bound_ns > best_.back().estimate_ns) {
+        break;
+      }
+      std::vector<Candidate> found =
+          candidates_of(profile_, cluster_, request_, variant, kMostPerVariant);
+      if (!found.empty()) {
+        feasible_.insert(variant.shape.num_stages);
+      }
+      for (Candidate& candidate : found) {
+        if (!placed_no_worse(candidate)) {
+          best_.push_back(std::move(candidate));
+        }
+      }
+      std::sort(best_.begin(), best_.end(), estimated_better);
+      best_.resize(std::min(best_.size(), kMostCandidates));
+    }
+  }
+
+  // Whether the same is there with the prefix placed otherwise, and no slower:
+  // cached, it takes no time wherever it is.
+  bool placed_no_worse(const Candidate& candidate) const {
+    return std::any_of(best_.begin(), best_.end(), [&](const Candidate& other) {
+      return same_but_for_placement(other, candidate) &&
+             other.estimate_ns <= candidate.estimate_ns;
+    });
+  }
+
+  static bool same_but_for_placement(const Candidate& a, const Candidate& b) {
+    return a.choice.shape == b.choice.shape &&
+           a.choice.schedule == b.choice.schedule &&
+           a.choice.cache == b.choice.cache && a.choice.cuts == b.choice.cuts;
+  }
+
+  void name_refusals(SearchResult& result) const {
+    for (const int64_t num_stages :
+         stage_counts(request_, profile_, cluster_)) {
+      if (feasible_.count(num_stages) > 0) {
+        continue;
+      }
+      if (auto refusal = refusal_of(profile_, cluster_, request_, num_stages)) {
+        result.refusals.push_back(*refusal);
+      }
+    }
+  }
+
+  // Note [Simulating what the estimate may have missed]
+  // The estimate of 1F1B and ZB-H1 is neither a bound nor exact. Where a
+  // variant has few cuts, all are bounded, and those whose bound is below the
+  // best simulated time are simulated, lowest bound first: then nothing better
+  // can be left. Everything is counted, nothing timed, so ranks agree. Returns
+  // whether that covered every variant.
+  bool improve_by_enumeration() {
+    std::vector<Candidate> open;
+    bool all = true;
+    for (const Variant& variant : variants_) {
+      const int64_t best_ns = best_.front().simulated_ns;
+      if (variant.bound_ns >= best_ns) {
+        break;
+      }
+      all &= for_each_candidate(
+          profile_,
+          cluster_,
+          request_,
+          variant,
+          kMostCuts,
+          [&](Candidate&& candidate) {
+            if (candidate.lower_bound_ns < best_ns) {
+              open.push_back(std::move(candidate));
+            }
+          });
+    }
+    std::sort(
+        open.begin(), open.end(), [](const Candidate& a, const Candidate& b) {
+          return a.lower_bound_ns != b.lower_bound_ns
+                     ? a.lower_bound_ns < b.lower_bound_ns
+                     : estimated_better(a, b);
+        });
+    for (std::size_t i = 0; i < open.size(); ++i) {
+      if (open[i].lower_bound_ns >= best_.front().simulated_ns) {
+        return all;
+      }
+      if (i == kMostSimulated) {
+        return false;
+      }
+      simulate(open[i]);
+      insert(std::move(open[i]));
+    }
+    return all;
+  }
+
+  void insert(Candidate candidate) {
+    const bool known =
+        std::any_of(best_.begin(), best_.end(), [&](const Candidate& other) {
+          return same_but_for_placement(other, candidate) &&
+                 other.simulated_ns <= candidate.simulated_ns;
+        });
+    if (known) {
+      return;
+    }
+    best_.push_back(std::move(candidate));
+    std::sort(best_.begin(), best_.end(), simulated_better);
+    best_.resize(std::min(best_.size(), kMostCandidates));
+  }
+
+  void simulate(Candidate& candidate) const {
+    const Simulated simulated =
+        simulate_(costs_of(profile_, cluster_, request_, candidate));
+    candidate.simulated_ns = simulated.step_ns;
+    candidate.bubble_fraction = simulated.bubble_fraction;
+  }
+
+  const Profile& profile_;
+  const Cluster& cluster_;
+  const Request& request_;
+  const Simulate& simulate_;
+  const std::vector<Variant> variants_;
+  std::vector<Candidate> best_;
+  std::set<int64_t> feasible_;
+};
+
+}  // namespace
+
+SearchResult search(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Simulate& simulate) {
+  check(profile, cluster, request.workload.global_batch);
+  check(request, profile, cluster);
+  return Search(profile, cluster, request, simulate).run();
+}
+
+}  // namespace pipetransformer::planner

@@ -1,0 +1,37 @@
+// Which shapes (K, R, M) a search tries. Pure, thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "planner/input/layer_profile.h"
+#include "planner/search/request.h"
+
+namespace pipetransformer::planner {
+
+// R at K stages: pipelines stay within a node, so floor(devices / K) per node;
+// the rest idles.
+int64_t num_replicas(
+    const Request& request,
+    const Cluster& cluster,
+    int64_t num_stages);
+
+// Pipeline lengths to try, increasing.
+std::vector<int64_t> stage_counts(
+    const Request& request,
+    const Profile& profile,
+    const Cluster& cluster);
+
+// At most 8 micro-batch counts: K, 2K .. 6K and divisors of the replica's batch
+// between them, nearest to 3K first. Increasing; not yet checked against the
+// batch.
+std::vector<int64_t> microbatch_counts(
+    const Request& request,
+    int64_t num_stages,
+    int64_t num_replicas);
+
+// Whether every micro-batch of every replica gets its least number of rows, and
+// the plan has at most kMostCells cells.
+bool fills_microbatches(const Request& request, const Shape& shape);
+
+}  // namespace pipetransformer::planner

@@ -1,0 +1,138 @@
+#include "planner/search/variants.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "planner/search/shapes.h"
+
+namespace pipetransformer::planner {
+
+namespace {
+
+// Largest entry, and the share of K stages if all were equal.
+int64_t slowest_at_least(const Column& costs, int64_t num_stages) {
+  int64_t sum = 0;
+  int64_t largest = 0;
+  for (const int64_t cost : costs) {
+    sum += cost;
+    largest = std::max(largest, cost);
+  }
+  return std::max(largest, (sum + num_stages - 1) / num_stages);
+}
+
+// As lower_bound_ns, for the best cuts that could be: equal stages.
+int64_t bound_of(const StepModel& model, const Variant& variant) {
+  const LayerCosts& layers = model.layers();
+  Column backward = layers.input_grad_ns;
+  Column both = layers.forward_ns;
+  int64_t once = 0;
+  for (std::size_t i = 0; i < backward.size(); ++i) {
+    backward[i] += layers.weight_grad_ns[i];
+    both[i] += backward[i];
+    once += variant.schedule == ScheduleKind::kZbH1
+                ? layers.forward_ns[i] + layers.input_grad_ns[i]
+                : both[i];
+  }
+  const int64_t num_stages = variant.shape.num_stages;
+  const int64_t count = variant.shape.num_microbatches;
+  int64_t pipe = 0;
+  if (variant.schedule == ScheduleKind::kGPipe) {
+    pipe =
+        once + (count - 1) * (slowest_at_least(layers.forward_ns, num_stages) +
+                              slowest_at_least(backward, num_stages));
+  } else {
+    pipe = std::max(once, count * slowest_at_least(both, num_stages));
+  }
+  const int64_t prefix = prefix_phase_ns(
+      model.prefix().placement,
+      model.prefix().per_microbatch_ns,
+      num_stages,
+      count);
+  return std::max(pipe + prefix, model.prefix().cache_read_ns);
+}
+
+// A single micro-batch has one order; a single stage runs ZB-H1 as 1F1B.
+std::vector<ScheduleKind>
+schedules(const Request& request, const Shape& shape) {
+  std::vector<ScheduleKind> all = request.schedules;
+  const auto last = std::find(all.begin(), all.end(), ScheduleKind::kOneFOneB);
+  if (shape.num_microbatches == 1) {
+    all.resize(1);
+  } else if (shape.num_stages == 1 && last != all.end()) {
+    all.erase(
+        std::remove(all.begin(), all.end(), ScheduleKind::kZbH1), all.end());
+  }
+  return all;
+}
+
+std::vector<CacheTier> tiers(const Request& request, const Cluster& cluster) {
+  if (request.workload.boundary == 0) {
+    return {CacheTier::kNone};
+  }
+  std::vector<CacheTier> found;
+  for (const CacheTier tier : request.cache_tiers) {
+    if (has_tier(cluster, tier)) {
+      found.push_back(tier);
+    }
+  }
+  // Asked for tiers that are not there: the prefix is computed.
+  return found.empty() ? std::vector<CacheTier>{CacheTier::kNone} : found;
+}
+
+std::vector<PrefixPlacement> placements(const Request& request) {
+  return request.workload.boundary == 0
+             ? std::vector<PrefixPlacement>{PrefixPlacement::kNone}
+             : request.prefix_placements;
+}
+
+}  // namespace
+
+std::vector<Variant> variants(
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request) {
+  std::vector<Variant> all;
+  for (const int64_t num_stages : stage_counts(request, profile, cluster)) {
+    const int64_t replicas = num_replicas(request, cluster, num_stages);
+    for (const int64_t count :
+         microbatch_counts(request, num_stages, replicas)) {
+      const Shape shape{num_stages, replicas, count};
+      if (!fills_microbatches(request, shape)) {
+        continue;
+      }
+      for (const ScheduleKind schedule : schedules(request, shape)) {
+        for (const CacheTier cache : tiers(request, cluster)) {
+          for (const PrefixPlacement placement : placements(request)) {
+            Variant variant{shape, schedule, placement, cache, 0};
+            const StepModel model(
+                profile,
+                cluster,
+                request.workload,
+                shape,
+                schedule,
+                placement,
+                cache);
+            variant.bound_ns = bound_of(model, variant);
+            all.push_back(variant);
+          }
+        }
+      }
+    }
+  }
+  const auto key = [](const Variant& v) {
+    return std::tuple(
+        v.bound_ns,
+        v.shape.num_stages,
+        v.shape.num_microbatches,
+        v.schedule,
+        v.prefix,
+        v.cache);
+  };
+  std::stable_sort(
+      all.begin(), all.end(), [&key](const Variant& a, const Variant& b) {
+        return key(a) < key(b);
+      });
+  return all;
+}
+
+}  // namespace pipetransformer::planner

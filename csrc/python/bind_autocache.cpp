@@ -1,0 +1,132 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <string>
+#include <system_error>
+#include <tuple>
+
+#include "autocache/activation_store.h"
+#include "autocache/content_hash.h"
+#include "autocache/slab.h"
+#include "python/bindings.h"
+
+namespace pipetransformer::bindings {
+
+namespace py = pybind11;
+using autocache::ActivationStore;
+using autocache::CacheCounts;
+using autocache::Slab;
+
+namespace {
+
+using Group = std::tuple<int64_t, at::Tensor, std::vector<at::Tensor>>;
+
+// Throws what Python knows as OSError with its errno; needs the GIL.
+[[noreturn]] void raise_os_error(const std::system_error& error) {
+  const py::tuple arguments =
+      py::make_tuple(error.code().value(), std::string(error.what()));
+  PyErr_SetObject(PyExc_OSError, arguments.ptr());
+  throw py::error_already_set();
+}
+
+template <class Make>
+std::unique_ptr<ActivationStore> opened(Make make, bool verify_all) {
+  try {
+    const py::gil_scoped_release release;
+    return std::make_unique<ActivationStore>(make(), verify_all);
+  } catch (const std::system_error& error) {
+    raise_os_error(error);
+  }
+}
+
+std::unique_ptr<ActivationStore> create(
+    const std::string& run_id,
+    uint64_t num_samples,
+    uint64_t slot_bytes,
+    uint64_t budget_bytes,
+    bool verify_all) {
+  return opened(
+      [&] {
+        return Slab::create({run_id, num_samples, slot_bytes, budget_bytes});
+      },
+      verify_all);
+}
+
+std::unique_ptr<ActivationStore>
+attach(const std::string& path, const std::string& run_id, bool verify_all) {
+  return opened([&] { return Slab::attach(path, run_id); }, verify_all);
+}
+
+std::vector<Group> fetch(
+    ActivationStore& store,
+    const at::Tensor& ids,
+    const std::vector<uint64_t>& chain,
+    const std::optional<at::Tensor>& input_hashes) {
+  std::vector<Group> groups;
+  for (auto& group : store.fetch(ids, chain, input_hashes)) {
+    groups.emplace_back(group.boundary, group.rows, std::move(group.tensors));
+  }
+  return groups;
+}
+
+}  // namespace
+
+void bind_autocache(py::module_& m) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::class_<CacheCounts>(m, "CacheCounts")
+      .def_readonly("hits", &CacheCounts::hits)
+      .def_readonly("misses", &CacheCounts::misses)
+      .def_readonly("stale", &CacheCounts::stale)
+      .def_readonly("corrupt", &CacheCounts::corrupt)
+      .def_readonly("stored", &CacheCounts::stored)
+      .def_readonly("skipped", &CacheCounts::skipped)
+      .def_readonly("full", &CacheCounts::full);
+  py::class_<ActivationStore>(m, "ActivationStore")
+      .def_static(
+          "create",
+          &create,
+          py::arg("run_id"),
+          py::arg("num_samples"),
+          py::arg("slot_bytes"),
+          py::arg("budget_bytes"),
+          py::arg("verify_all"))
+      .def_static(
+          "attach",
+          &attach,
+          py::arg("path"),
+          py::arg("run_id"),
+          py::arg("verify_all"))
+      .def(
+          "fetch",
+          &fetch,
+          py::arg("ids"),
+          py::arg("chain"),
+          py::arg("input_hashes"),
+          NoGil())
+      .def(
+          "store",
+          &ActivationStore::store,
+          py::arg("ids"),
+          py::arg("tensors"),
+          py::arg("boundary"),
+          py::arg("fingerprint"),
+          py::arg("input_hashes"),
+          NoGil())
+      .def("counts", &ActivationStore::counts)
+      .def("close", &ActivationStore::close, NoGil())
+      .def_property_readonly("num_samples", &ActivationStore::num_samples)
+      .def_property_readonly("num_slots", &ActivationStore::num_slots)
+      .def_property_readonly("slot_bytes", &ActivationStore::slot_bytes)
+      .def_property_readonly("descriptor", &ActivationStore::descriptor);
+  m.def("record_bytes", &autocache::record_bytes, py::arg("tensors"));
+  m.def(
+      "hash_tensor",
+      &autocache::hash_tensor,
+      py::arg("tensor"),
+      py::arg("seed"),
+      NoGil());
+  m.def("hash_rows", &autocache::hash_rows, py::arg("tensors"), NoGil());
+}
+
+}  // namespace pipetransformer::bindings

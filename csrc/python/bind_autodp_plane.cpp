@@ -1,0 +1,173 @@
+#include "python/bind_autodp_common.h"
+
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "autodp/message_plane.h"
+#include "autodp/store/sealed_store.h"
+#include "core/plain_text.h"
+
+namespace py = pybind11;
+using namespace pipetransformer::autodp;
+
+namespace {
+
+using FailureTuple = std::tuple<int, std::string, int64_t, double, std::string>;
+
+}  // namespace
+
+namespace pipetransformer::bindings {
+
+void bind_autodp_plane(py::module_& m) {
+  py::class_<Seal, std::shared_ptr<Seal>>(m, "StoreSeal")
+      .def(
+          py::init([](const py::bytes& secret) {
+            return std::make_shared<Seal>(static_cast<std::string>(secret));
+          }),
+          py::arg("secret"))
+      .def(
+          "sealed",
+          [](const std::shared_ptr<Seal>& self,
+             c10::intrusive_ptr<c10d::Store> store)
+              -> c10::intrusive_ptr<c10d::Store> {
+            return c10::make_intrusive<SealedStore>(std::move(store), self);
+          },
+          py::arg("store"))
+      .def("refusals", [](const Seal& self) {
+        const auto refusals = self.refusals();
+        return std::tuple(
+            refusals.count, pipetransformer::core::plain_text(refusals.first));
+      });
+  py::class_<MessagePlane, std::shared_ptr<MessagePlane>>(m, "MessagePlane")
+      .def(
+          py::init([](c10::intrusive_ptr<c10d::Store> store,
+                      c10::intrusive_ptr<c10d::Store> watched_store,
+                      int rank,
+                      int world_size,
+                      int store_rank,
+                      double heartbeat_interval_s,
+                      double heartbeat_timeout_s,
+                      double group_timeout_s,
+                      bool survives) {
+            const py::gil_scoped_release no_gil;
+            return free_without_gil(std::make_unique<MessagePlane>(
+                std::move(store),
+                std::move(watched_store),
+                WatcherOptions{
+                    rank,
+                    world_size,
+                    store_rank,
+                    heartbeat_interval_s,
+                    heartbeat_timeout_s,
+                    survives},
+                group_timeout_s));
+          }),
+          py::arg("store"),
+          py::arg("watched_store"),
+          py::kw_only(),
+          py::arg("rank"),
+          py::arg("world_size"),
+          py::arg("store_rank"),
+          py::arg("heartbeat_interval_s"),
+          py::arg("heartbeat_timeout_s"),
+          py::arg("group_timeout_s"),
+          py::arg("survives"))
+      .def(
+          "set",
+          [](MessagePlane& self, const std::string& key, const py::bytes& v) {
+            const auto value = static_cast<std::string>(v);
+            const py::gil_scoped_release no_gil;
+            self.store().set(key, value);
+          })
+      .def(
+          "read",
+          [](MessagePlane& self, const std::string& key) {
+            std::optional<std::string> value;
+            {
+              const py::gil_scoped_release no_gil;
+              value = self.store().read(key);
+            }
+            return to_bytes(value);
+          })
+      .def(
+          "compare_set",
+          [](MessagePlane& self,
+             const std::string& key,
+             const py::bytes& expected,
+             const py::bytes& desired) {
+            auto before = static_cast<std::string>(expected);
+            auto after = static_cast<std::string>(desired);
+            {
+              const py::gil_scoped_release no_gil;
+              after = self.store().compare_set(key, before, after);
+            }
+            return py::bytes(after);
+          })
+      .def(
+          "remove",
+          [](MessagePlane& self, const std::vector<std::string>& keys) {
+            self.store().remove(keys);
+          },
+          NoGil())
+      .def(
+          "remove_later",
+          [](MessagePlane& self, std::vector<std::string> keys) {
+            self.store().remove_later(std::move(keys));
+          },
+          NoGil())
+      .def(
+          "num_store_operations",
+          [](MessagePlane& self) { return self.store().num_operations(); })
+      .def(
+          "wait_any",
+          [](MessagePlane& self,
+             const std::vector<std::vector<std::string>>& groups,
+             Milliseconds slice) {
+            return self.store().wait_any(groups, slice);
+          },
+          NoGil())
+      .def(
+          "fail",
+          [](MessagePlane& self, const FailureTuple& failure) {
+            const auto& [rank, phase, epoch, deadline_s, reason] = failure;
+            self.fail(Failure{rank, phase, epoch, deadline_s, reason});
+          },
+          NoGil())
+      .def(
+          "failure",
+          [](const MessagePlane& self) -> std::optional<FailureTuple> {
+            const auto failure = self.latch()->failure();
+            if (!failure.has_value()) {
+              return std::nullopt;
+            }
+            return FailureTuple(
+                failure->rank,
+                failure->phase,
+                failure->epoch,
+                failure->deadline_s,
+                failure->reason);
+          })
+      .def(
+          "set_epoch",
+          [](MessagePlane& self, int64_t epoch) {
+            self.run().set_epoch(epoch);
+          })
+      .def(
+          "watch_signals",
+          [](MessagePlane& self,
+             int read_fd,
+             int forward_fd,
+             std::map<int, std::string> ends) {
+            self.watcher().watch_signals(read_fd, forward_fd, std::move(ends));
+          },
+          NoGil())
+      .def(
+          "unwatch_signals",
+          [](MessagePlane& self) { self.watcher().unwatch_signals(); },
+          NoGil())
+      .def("stop_watching", &MessagePlane::stop_watching, NoGil())
+      .def("close", &MessagePlane::close, NoGil());
+}
+
+}  // namespace pipetransformer::bindings

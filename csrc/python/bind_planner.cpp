@@ -1,0 +1,226 @@
+// Planner: plain structs in, a struct out. JSON and sentences are Python's.
+#include <pybind11/stl.h>
+
+#include "planner/costs/step_model.h"
+#include "planner/input/layer_profile.h"
+#include "planner/search/paper.h"
+#include "planner/search/request.h"
+#include "planner/search/search.h"
+#include "python/bindings.h"
+#include "simulator/step.h"
+
+namespace pipetransformer::bindings {
+
+namespace py = pybind11;
+using namespace pipetransformer::planner;
+
+namespace {
+
+void bind_inputs(py::module_& m) {
+  py::class_<LayerProfile>(m, "PlannerLayer")
+      .def(py::init<>())
+      .def_readwrite("forward_ns", &LayerProfile::forward_ns)
+      .def_readwrite("input_grad_ns", &LayerProfile::input_grad_ns)
+      .def_readwrite("weight_grad_ns", &LayerProfile::weight_grad_ns)
+      .def_readwrite("forward_only_ns", &LayerProfile::forward_only_ns)
+      .def_readwrite("parameter_bytes", &LayerProfile::parameter_bytes)
+      .def_readwrite(
+          "activation_bytes_per_sample",
+          &LayerProfile::activation_bytes_per_sample)
+      .def_readwrite(
+          "weight_grad_activation_bytes_per_sample",
+          &LayerProfile::weight_grad_activation_bytes_per_sample)
+      .def_readwrite(
+          "boundary_bytes_per_sample", &LayerProfile::boundary_bytes_per_sample)
+      .def_readwrite("trainable", &LayerProfile::trainable);
+  py::class_<Profile>(m, "PlannerProfile")
+      .def(py::init<>())
+      .def_readwrite("microbatch_samples", &Profile::microbatch_samples)
+      .def_readwrite("layers", &Profile::layers)
+      .def_readwrite("tied_layers", &Profile::tied_layers)
+      .def_readwrite("skips", &Profile::skips);
+  py::class_<CacheTiers>(m, "PlannerCacheTiers")
+      .def(py::init<>())
+      .def_readwrite("host_bytes", &CacheTiers::host_bytes)
+      .def_readwrite("host_bytes_per_s", &CacheTiers::host_bytes_per_s)
+      .def_readwrite("disk_bytes", &CacheTiers::disk_bytes)
+      .def_readwrite("disk_bytes_per_s", &CacheTiers::disk_bytes_per_s);
+  py::class_<Cluster>(m, "PlannerCluster")
+      .def(py::init<>())
+      .def_readwrite("num_nodes", &Cluster::num_nodes)
+      .def_readwrite("devices_per_node", &Cluster::devices_per_node)
+      .def_readwrite("device_memory_bytes", &Cluster::device_memory_bytes)
+      .def_readwrite(
+          "device_link_bytes_per_s", &Cluster::device_link_bytes_per_s)
+      .def_readwrite("device_link_latency_ns", &Cluster::device_link_latency_ns)
+      .def_readwrite("network_bytes_per_s", &Cluster::network_bytes_per_s)
+      .def_readwrite("network_latency_ns", &Cluster::network_latency_ns)
+      .def_readwrite(
+          "optimizer_bytes_per_parameter_byte",
+          &Cluster::optimizer_bytes_per_parameter_byte)
+      .def_readwrite("context_bytes", &Cluster::context_bytes)
+      .def_readwrite("cache", &Cluster::cache);
+}
+
+void bind_request(py::module_& m) {
+  py::enum_<Checkpoint>(m, "PlannerCheckpoint")
+      .value("NEVER", Checkpoint::kNever)
+      .value("EXCEPT_LAST", Checkpoint::kExceptLast)
+      .value("ALWAYS", Checkpoint::kAlways);
+  py::enum_<CopyModel>(m, "PlannerCopyModel")
+      .value("OVERLAPPED", CopyModel::kOverlapped)
+      .value("SERIAL", CopyModel::kSerial);
+  py::enum_<CacheTier>(m, "PlannerCacheTier")
+      .value("NONE", CacheTier::kNone)
+      .value("DEVICE", CacheTier::kDevice)
+      .value("HOST", CacheTier::kHost)
+      .value("DISK", CacheTier::kDisk);
+  py::class_<Shape>(m, "PlannerShape")
+      .def(
+          py::init<int64_t, int64_t, int64_t>(),
+          py::arg("num_stages"),
+          py::arg("num_replicas"),
+          py::arg("num_microbatches"))
+      .def_readonly("num_stages", &Shape::num_stages)
+      .def_readonly("num_replicas", &Shape::num_replicas)
+      .def_readonly("num_microbatches", &Shape::num_microbatches);
+  py::class_<Workload>(m, "PlannerWorkload")
+      .def(py::init<>())
+      .def_readwrite("global_batch", &Workload::global_batch)
+      .def_readwrite("boundary", &Workload::boundary)
+      .def_readwrite("checkpoint", &Workload::checkpoint)
+      .def_readwrite("copies", &Workload::copies)
+      .def_readwrite("num_samples", &Workload::num_samples);
+  py::class_<Choice>(m, "PlannerChoice")
+      .def(
+          py::init<
+              Shape,
+              ScheduleKind,
+              PrefixPlacement,
+              CacheTier,
+              std::vector<int64_t>>(),
+          py::arg("shape"),
+          py::arg("schedule"),
+          py::arg("prefix"),
+          py::arg("cache"),
+          py::arg("cuts"))
+      .def_readonly("shape", &Choice::shape)
+      .def_readonly("schedule", &Choice::schedule)
+      .def_readonly("prefix", &Choice::prefix)
+      .def_readonly("cache", &Choice::cache)
+      .def_readonly("cuts", &Choice::cuts);
+  py::class_<Request>(m, "PlannerRequest")
+      .def(py::init<>())
+      .def_readwrite("workload", &Request::workload)
+      .def_readwrite("num_stages", &Request::num_stages)
+      .def_readwrite("max_replicas", &Request::max_replicas)
+      .def_readwrite("num_microbatches", &Request::num_microbatches)
+      .def_readwrite("cuts", &Request::cuts)
+      .def_readwrite("min_microbatch_samples", &Request::min_microbatch_samples)
+      .def_readwrite("schedules", &Request::schedules)
+      .def_readwrite("prefix_placements", &Request::prefix_placements)
+      .def_readwrite("cache_tiers", &Request::cache_tiers);
+}
+
+void bind_result(py::module_& m) {
+  py::class_<Candidate>(m, "PlannerCandidate")
+      .def_readonly("choice", &Candidate::choice)
+      .def_readonly("estimate_ns", &Candidate::estimate_ns)
+      .def_readonly("lower_bound_ns", &Candidate::lower_bound_ns)
+      .def_readonly("simulated_ns", &Candidate::simulated_ns)
+      .def_readonly("bubble_fraction", &Candidate::bubble_fraction)
+      .def_readonly("bytes_per_stage", &Candidate::bytes_per_stage);
+  py::enum_<RefusalCause>(m, "PlannerRefusalCause")
+      .value("MEMORY", RefusalCause::kMemory)
+      .value("FIXED_MEMORY", RefusalCause::kFixedMemory)
+      .value("SHARED_PARAMETERS", RefusalCause::kSharedParameters)
+      .value("BATCH", RefusalCause::kBatch);
+  py::class_<Refusal>(m, "PlannerRefusal")
+      .def_readonly("shape", &Refusal::shape)
+      .def_readonly("cause", &Refusal::cause)
+      .def_readonly("missing_bytes", &Refusal::missing_bytes)
+      .def_readonly("stage_begin", &Refusal::stage_begin)
+      .def_readonly("stage_end", &Refusal::stage_end)
+      .def_readonly("layer", &Refusal::layer);
+  py::class_<SearchResult>(m, "PlannerResult")
+      .def_readonly("candidates", &SearchResult::candidates)
+      .def_readonly("exhaustive", &SearchResult::exhaustive)
+      .def_readonly("refusals", &SearchResult::refusals);
+}
+
+// Here the planner meets the simulator, which decides between its candidates.
+Simulated simulated(const StepCosts& costs) {
+  const simulator::StepResult result =
+      simulator::simulate_step(costs, /*keep_timeline=*/false);
+  return {result.step_ns, result.pipelines.front().bubble_fraction};
+}
+
+void bind_search(py::module_& m) {
+  m.def(
+      "planner_search",
+      [](const Profile& profile,
+         const Cluster& cluster,
+         const Request& request) {
+        return search(profile, cluster, request, simulated);
+      },
+      py::arg("profile"),
+      py::arg("cluster"),
+      py::arg("request"),
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "planner_step_costs",
+      [](const Profile& profile,
+         const Cluster& cluster,
+         const Workload& workload,
+         const Choice& choice) {
+        Request request;
+        request.workload = workload;
+        request.cuts = choice.cuts;
+        check(profile, cluster, workload.global_batch);
+        check(request, profile, cluster);
+        return step_costs(profile, cluster, workload, choice);
+      },
+      py::arg("profile"),
+      py::arg("cluster"),
+      py::arg("workload"),
+      py::arg("choice"));
+}
+
+void bind_paper(py::module_& m) {
+  m.def(
+      "planner_paper_partition",
+      &paper::greedy_partition,
+      py::arg("active_sizes"),
+      py::arg("frozen_sizes"),
+      py::arg("num_stages"));
+  m.def(
+      "planner_paper_largest_load",
+      &paper::largest_load,
+      py::arg("active_sizes"),
+      py::arg("frozen_sizes"),
+      py::arg("num_stages"));
+  m.def(
+      "planner_paper_compress",
+      &paper::compress,
+      py::arg("active_sizes"),
+      py::arg("frozen_sizes"),
+      py::arg("num_stages"),
+      py::arg("largest_allowed"));
+  m.def(
+      "planner_paper_num_microbatches",
+      &paper::num_microbatches,
+      py::arg("num_stages"));
+}
+
+}  // namespace
+
+void bind_planner(py::module_& m) {
+  bind_inputs(m);
+  bind_request(m);
+  bind_result(m);
+  bind_search(m);
+  bind_planner_solvers(m);
+  bind_paper(m);
+}
+
+}  // namespace pipetransformer::bindings

@@ -1,0 +1,227 @@
+#include "python/pipe/workers.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <future>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "python/pipe/stages.h"
+
+namespace pipetransformer::bindings {
+
+namespace py = pybind11;
+
+namespace {
+
+constexpr std::chrono::milliseconds kPollInterval{100};
+
+// Threads need the GIL to end, so a pool is never joined with it held.
+void destroy_pool(std::unique_ptr<pipe::WorkerPool> pool) {
+  // After the interpreter there is no GIL, and no thread left to join.
+  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+    const py::gil_scoped_release no_gil;
+    pool.reset();
+  }
+}
+
+// Note [Threads end before the interpreter]
+// A thread that still has Python state when the interpreter goes would abort
+// the process, so all threads end at exit. A pool may outlive every Python
+// object: a graph owns it as well. So pools are listed where they are made.
+class PoolRegistry {
+ public:
+  static PoolRegistry& instance() {
+    static PoolRegistry registry;
+    return registry;
+  }
+
+  void add(const PoolPtr& pool) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(pools_, [](const auto& known) { return known.expired(); });
+    pools_.push_back(pool);
+  }
+
+  std::vector<PoolPtr> alive() {
+    const std::lock_guard lock(mutex_);
+    std::vector<PoolPtr> pools;
+    for (const auto& known : pools_) {
+      if (PoolPtr pool = known.lock()) {
+        pools.push_back(std::move(pool));
+      }
+    }
+    return pools;
+  }
+
+ private:
+  std::mutex mutex_;  // held for moments, and never while a pool is destroyed
+  std::vector<std::weak_ptr<pipe::WorkerPool>> pools_;
+};
+
+// The calls of one map() and what became of them.
+struct MapRun {
+  py::object function;
+  std::vector<py::object> items;
+  std::vector<py::object> results;
+  at::ThreadLocalState context;
+  // The former leaves it out.
+  bool autocast_cache = at::autocast::is_autocast_cache_enabled();
+  std::mutex mutex;
+  std::condition_variable changed;
+  int num_running = 0;
+  std::size_t first_failure = SIZE_MAX;
+  std::exception_ptr error;
+
+  void run(std::size_t first, std::size_t stride) noexcept {
+    const bool previous_cache = at::autocast::is_autocast_cache_enabled();
+    for (std::size_t k = first; k < items.size(); k += stride) {
+      {
+        const std::lock_guard lock(mutex);
+        if (k > first_failure) {
+          break;
+        }
+      }
+      const at::ThreadLocalStateGuard guard(context);
+      at::autocast::set_autocast_cache_enabled(autocast_cache);
+      const py::gil_scoped_acquire gil;
+      try {
+        results[k] = function(items[k]);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (k < first_failure) {
+          first_failure = k;
+          error = std::current_exception();
+        }
+      }
+    }
+    at::autocast::set_autocast_cache_enabled(previous_cache);
+    const std::lock_guard lock(mutex);
+    --num_running;
+    changed.notify_all();
+  }
+
+  // Bounded by the calls; looks up every 100 ms for signals, which let the
+  // running calls end and start no further one.
+  void wait() {
+    std::exception_ptr interrupt;
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(
+        lock, kPollInterval, [this] { return num_running == 0; })) {
+      lock.unlock();
+      try {
+        check_signals();
+      } catch (...) {
+        interrupt = std::current_exception();
+      }
+      lock.lock();
+      if (interrupt != nullptr) {
+        first_failure = 0;
+      }
+    }
+    if (interrupt == nullptr) {
+      interrupt = std::exchange(error, nullptr);
+    }
+    if (interrupt != nullptr) {
+      std::rethrow_exception(interrupt);
+    }
+  }
+};
+
+}  // namespace
+
+PoolPtr make_pool(int num_workers, int intra_op_threads) {
+  if (intra_op_threads < 1) {
+    throw py::value_error(
+        "intra_op_threads: expected at least 1, got " +
+        std::to_string(intra_op_threads));
+  }
+  const py::gil_scoped_release no_gil;
+  // Also the default of threads made later: the caller's value is put back.
+  const int callers_threads = at::get_num_threads();
+  pipe::WorkerPool::ThreadHooks hooks;
+  hooks.start = [intra_op_threads] {
+    at::set_num_threads(intra_op_threads);
+    // A thread takes the process-wide number when it first asks: ask now,
+    // before the caller's is put back.
+    static_cast<void>(at::get_num_threads());
+    // One Python thread state for the thread's life: cells do not pay for it,
+    // and Python's thread-local data survives between them.
+    static_cast<void>(PyGILState_Ensure());
+    static_cast<void>(PyEval_SaveThread());
+  };
+  hooks.stop = [] {
+    PyThreadState* const state = PyGILState_GetThisThreadState();
+    PyEval_RestoreThread(state);
+    // Not PyGILState_Release: it counts the state as unused before it clears
+    // it, and a tensor that dies then (in thread-local data, say) takes and
+    // gives back the GIL, which deletes the state a first time.
+    PyThreadState_Clear(state);
+    PyThreadState_DeleteCurrent();
+  };
+  hooks.borrow = [intra_op_threads]() -> std::shared_ptr<void> {
+    const int callers = at::get_num_threads();
+    if (callers == intra_op_threads) {
+      return nullptr;
+    }
+    at::set_num_threads(intra_op_threads);
+    return {nullptr, [callers](void*) { at::set_num_threads(callers); }};
+  };
+  auto pool = std::make_unique<pipe::WorkerPool>(num_workers, std::move(hooks));
+  at::set_num_threads(callers_threads);
+  PoolPtr shared(pool.release(), [](pipe::WorkerPool* raw) {
+    destroy_pool(std::unique_ptr<pipe::WorkerPool>(raw));
+  });
+  PoolRegistry::instance().add(shared);
+  return shared;
+}
+
+void shutdown_all_pools() {
+  for (const PoolPtr& pool : PoolRegistry::instance().alive()) {
+    pool->shutdown();
+  }
+}
+
+bool drain_pool(const PoolPtr& pool, double timeout_s) {
+  using Clock = std::chrono::steady_clock;
+  const py::gil_scoped_release no_gil;
+  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
+  for (const std::future<void>& done : pool->when_done()) {
+    while (done.wait_for(kPollInterval) != std::future_status::ready) {
+      check_signals();
+      if (Clock::now() >= deadline) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+std::vector<py::object> map_on_pool(
+    const PoolPtr& pool,
+    py::object function,
+    std::vector<py::object> items) {
+  MapRun run;
+  run.function = std::move(function);
+  run.items = std::move(items);
+  run.results.resize(run.items.size());
+  const auto stride = static_cast<std::size_t>(pool->num_workers());
+  std::vector<pipe::WorkerPool::Task> tasks;
+  for (std::size_t w = 0; w < stride && w < run.items.size(); ++w) {
+    tasks.emplace_back([&run, w, stride] { run.run(w, stride); });
+  }
+  run.num_running = static_cast<int>(tasks.size());
+  {
+    const py::gil_scoped_release no_gil;
+    pool->submit(std::move(tasks));
+    run.wait();
+  }
+  return std::move(run.results);
+}
+
+}  // namespace pipetransformer::bindings

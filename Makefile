@@ -34,7 +34,7 @@ test: build
 sanitize:
 	tools/sanitize.sh
 
-# The published measurements: benchmarks/_bench_commands.py is the table of them all.
+# The published measurements: benchmarks/harness/commands.py is the table of them all.
 bench: build
 	$(PY) benchmarks/bench.py
 	$(PY) tools/readme_tables.py

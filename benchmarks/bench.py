@@ -16,8 +16,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from _bench_commands import BENCH, COMMANDS, HOSTS, SEEDS, Command
-from _provenance import ROOT, tree_of
+from harness.commands import BENCH, COMMANDS, HOSTS, SEEDS, Command
+from harness.provenance import ROOT, tree_of
 
 
 def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -1,6 +1,6 @@
 """How far two result files of the same benchmark differ.
 
-python benchmarks/compare_results.py FIRST.json SECOND.json
+python benchmarks/compareharness/results.py FIRST.json SECOND.json
 
 Prints each ratio and each row of both files and the difference in percent of the
 first.
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from _text import text_table
+from harness.text import text_table
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[list[str]]:

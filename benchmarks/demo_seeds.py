@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from _harness import (
+from harness.common import (
     Repeat,
     Row,
     add_common_arguments,
@@ -24,7 +24,7 @@ from _harness import (
     seeds_of,
     write_json,
 )
-from _paired import non_inferiority
+from harness.paired import non_inferiority
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "finetune_vit.py"
 ELASTIC, STATIC = "elastic", "static"

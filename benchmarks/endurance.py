@@ -24,11 +24,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from _forked import Log, Ranks, fork_server
-from _provenance import begin
-from _results import write_json
-from _small_run import BATCH, Deadlines, SmallSet, small_engine
-from _text import text_table
+from faults.small_run import BATCH, Deadlines, SmallSet, small_engine
+from harness.forked import Log, Ranks, fork_server
+from harness.provenance import begin
+from harness.results import write_json
+from harness.text import text_table
 
 from pipetransformer import AutoDPConfig
 
@@ -179,7 +179,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
     start = begin()
-    fork_server("_small_run")
+    fork_server("faults.small_run")
     found = {
         name: endure(args.changes, args.early, options)
         for name, options in variants().items()

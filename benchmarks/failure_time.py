@@ -22,9 +22,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from _forked import Log, Ranks, fork_server
-from _harness import Row, Target, begin, write_json
-from _results import spread_table
+from harness.common import Row, Target, begin, write_json
+from harness.forked import Log, Ranks, fork_server
+from harness.results import spread_table
 
 from pipetransformer.autodp import (
     AutoDPConfig,

@@ -27,17 +27,17 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from _fault_case import DRIFTING, Case, Kind, Moment, Policy
-from _fault_checks import SLACK_S, Attempt, Verdict, judge, struck_in_time
-from _fault_drive import HANG_S, run_case, run_undisturbed
-from _fault_places import mounts_refused
-from _fault_report import case_rows, document, summary
-from _fault_table import cases
-from _fault_trace import Reference
-from _forked import fork_server
-from _provenance import begin
-from _results import write_json
-from _small_run import Deadlines
+from faults.case import DRIFTING, Case, Kind, Moment, Policy
+from faults.checks import SLACK_S, Attempt, Verdict, judge, struck_in_time
+from faults.drive import HANG_S, run_case, run_undisturbed
+from faults.places import mounts_refused
+from faults.report import case_rows, document, summary
+from faults.small_run import Deadlines
+from faults.table import cases
+from faults.trace import Reference
+from harness.forked import fork_server
+from harness.provenance import begin
+from harness.results import write_json
 
 NAMES = {"raise": "fault_injection", "continue": "fault_injection_continue"}
 QUICK_CASES = 3
@@ -163,7 +163,7 @@ def _report(verdict: Verdict, moment: Moment) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
     start = begin()
-    fork_server("_fault_worker", "_fault_drive")
+    fork_server("faults.worker", "faults.drive")
     verdicts = run_all(args, chosen(args))
     settings = {
         "heartbeat timeout": f"{args.heartbeat:g} s",

@@ -18,8 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-import _workload
-from _harness import (
+from harness.common import (
     Ratio,
     add_common_arguments,
     begin,
@@ -27,13 +26,21 @@ from _harness import (
     seeds_of,
     write_json,
 )
-from _paired import NonInferiority, non_inferiority
-from _rounds import NO_LIMITS, Rounds, run_rounds
-from _runs import ACCURACY, WALL_TIME, Job, Result, pace_without_freezing, run_job
-from _systems import FULL, REFERENCE
-from _table1_report import median_work, results_of
-from _table1_text import told_ratio
-from _text import text_table
+from harness.paired import NonInferiority, non_inferiority
+from harness.rounds import NO_LIMITS, Rounds, run_rounds
+from harness.text import text_table
+from training import workload
+from training.runs import (
+    ACCURACY,
+    WALL_TIME,
+    Job,
+    Result,
+    pace_without_freezing,
+    run_job,
+)
+from training.systems import FULL, REFERENCE
+from training.table1_report import median_work, results_of
+from training.table1_text import told_ratio
 
 UNFROZEN = "unfrozen"
 
@@ -48,7 +55,7 @@ def parse_args() -> argparse.Namespace:
     add("--alphas", nargs="+", default=["1/5", "1/3", "1/2"], help="fractions")
     add("--out", type=Path, default=Path("runs/fig10"), metavar="DIR")
     args = parser.parse_args()
-    args.epochs = _workload.EPOCHS
+    args.epochs = workload.EPOCHS
     args.seeds = seeds_of(args)
     if args.quick:
         args.seeds, args.alphas, args.epochs = args.seeds[:1], ["1/2"], 2
@@ -145,7 +152,7 @@ def print_tables(
 def main() -> int:
     args = parse_args()
     start = begin()
-    _workload.pretrained(Path("runs"), args.seeds[0])  # before any run is timed
+    workload.pretrained(Path("runs"), args.seeds[0])  # before any run is timed
     names = [UNFROZEN, *(f"alpha {alpha}" for alpha in args.alphas)]
     curves = Curves()
     rounds = run_rounds(

@@ -16,8 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import torch
-from _encoder import Shape, batch, encoder, mean_loss
-from _harness import (
+from harness.common import (
     Ratio,
     Row,
     Target,
@@ -26,11 +25,12 @@ from _harness import (
     compared,
     write_json,
 )
-from _quiet import add_patience_argument
-from _simulated import Case, median_profile, slots
-from _slot_profile import profile_on_slots
-from _text import text_table
-from _trials import Compared, Subject, Trial
+from harness.quiet import add_patience_argument
+from harness.text import text_table
+from pipe.encoder import Shape, batch, encoder, mean_loss
+from simulated.slot_profile import profile_on_slots
+from simulated.steps import Case, median_profile, slots
+from simulated.trials import Compared, Subject, Trial
 
 from pipetransformer import planner
 from pipetransformer.config import PlanConfig

@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from _cells import LOOP, TOLERANCE, WIDTH, System, measure_cells, print_table
-from _harness import (
+from harness.common import (
     Ratio,
     Repeat,
     Row,
@@ -30,10 +29,11 @@ from _harness import (
     interleave,
     write_json,
 )
-from _pipe_bounds import pipeline_speedup
-from _pipes import CHECKPOINT_MODES, plain_loop, tensor_of
-from _provenance import Start
-from _text import text_table
+from harness.provenance import Start
+from harness.text import text_table
+from pipe.bounds import pipeline_speedup
+from pipe.cells import LOOP, TOLERANCE, WIDTH, System, measure_cells, print_table
+from pipe.pipes import CHECKPOINT_MODES, plain_loop, tensor_of
 from torch import Tensor, nn
 
 from pipetransformer.pipe import Pipe

@@ -33,17 +33,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _child import RunFailed
-from _forked import fork_server
-from _harness import Row, Target, add_common_arguments, begin, write_json
-from _kills_job import (
+from faults.kills_job import (
     Curve,
     random_parts,
     run_to_end,
     samples_exactly_once,
     tear_newest,
 )
-from _kills_worker import FREEZES, STEPS, Part
+from faults.kills_worker import FREEZES, STEPS, Part
+from harness.child import RunFailed
+from harness.common import Row, Target, add_common_arguments, begin, write_json
+from harness.forked import fork_server
 
 ROUNDINGS = 2048
 PERTURBATION = 1e-8
@@ -185,7 +185,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
     start = begin()
-    fork_server("_kills_worker")
+    fork_server("faults.kills_worker")
     try:
         with tempfile.TemporaryDirectory() as folder:
             results = run(args, Path(folder))

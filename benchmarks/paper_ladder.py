@@ -20,11 +20,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from _harness import Ratio, Row, add_common_arguments, begin, ratio, write_json
-from _ladder_forms import closed_forms
-from _ladder_instance import Instance, Rates
-from _ladder_notes import NOTES
-from _ladder_rows import (
+from harness.common import Ratio, Row, add_common_arguments, begin, ratio, write_json
+from simulated.ladder_forms import closed_forms
+from simulated.ladder_instance import Instance, Rates
+from simulated.ladder_notes import NOTES
+from simulated.ladder_rows import (
     MAIN,
     OURS,
     PAPER_CACHED,
@@ -35,10 +35,10 @@ from _ladder_rows import (
     STATIC_BEST_M,
     Section,
 )
-from _ladder_sensitivity import table as sensitivity
-from _ladder_steps import Ladder
-from _ladder_text import Told, print_epochs, print_given, print_table
-from _simulator_error import simulator_error
+from simulated.ladder_sensitivity import table as sensitivity
+from simulated.ladder_steps import Ladder
+from simulated.ladder_text import Told, print_epochs, print_given, print_table
+from simulated.simulator_error import simulator_error
 
 BEST_M_GAIN = 1.15  # decides the overhead
 METRIC = "ten epochs of a global batch each"

@@ -18,7 +18,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from _harness import (
+from harness.common import (
     Ratio,
     Row,
     Target,
@@ -27,9 +27,9 @@ from _harness import (
     compared,
     write_json,
 )
-from _layer_rows import TIMES, LayerRow, model_rows, random_row
-from _partitioners import OURS, PARTITIONERS, optimum
-from _text import text_table
+from harness.text import text_table
+from planner.layer_rows import TIMES, LayerRow, model_rows, random_row
+from planner.partitioners import OURS, PARTITIONERS, optimum
 
 METRIC = "bottleneck_over_optimum"
 

@@ -1,6 +1,6 @@
 """The published models through the pipeline, against the plain model of equal batch.
 
-python benchmarks/pipe_models.py --json benchmarks/results/pipe_models.json
+python benchmarks/pipepipe/models.py --json benchmarks/results/pipe_models.json
 
 U-Net, AmoebaNet-D and ResNet-101 train on one batch each: plain, and over n stages with
 m micro-batches, ``except_last``. On CPU the models are narrow and each stage has a
@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from _cuts import balanced_cuts, move_stages, stage_devices
-from _harness import (
+from harness.common import (
     Ratio,
     Repeat,
     Row,
@@ -30,9 +29,10 @@ from _harness import (
     interleave,
     write_json,
 )
-from _history import MODEL_SPEEDUPS
-from _models import amoebanet_d, resnet101, unet
-from _text import text_table
+from harness.text import text_table
+from pipe.cuts import balanced_cuts, move_stages, stage_devices
+from pipe.history import MODEL_SPEEDUPS
+from pipe.models import amoebanet_d, resnet101, unet
 from torch import Tensor, nn
 
 from pipetransformer.pipe import Pipe

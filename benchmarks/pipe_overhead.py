@@ -17,7 +17,16 @@ import sys
 from collections.abc import Sequence
 
 import torch
-from _cells import (
+from harness.common import (
+    Ratio,
+    Row,
+    Target,
+    add_common_arguments,
+    begin,
+    compared,
+    write_json,
+)
+from pipe.cells import (
     BACKWARD,
     BACKWARD_ABOVE,
     FORWARD,
@@ -29,17 +38,8 @@ from _cells import (
     measure_cells,
     print_table,
 )
-from _harness import (
-    Ratio,
-    Row,
-    Target,
-    add_common_arguments,
-    begin,
-    compared,
-    write_json,
-)
-from _history import OVERHEAD_US
-from _pipes import CHECKPOINT_MODES, DISPATCHES, load_factory, our_pipe, plain_loop
+from pipe.history import OVERHEAD_US
+from pipe.pipes import CHECKPOINT_MODES, DISPATCHES, load_factory, our_pipe, plain_loop
 from torch import nn
 
 MOST_US = 10.0  # per cell above the loop, forward and backward

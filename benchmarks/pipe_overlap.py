@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from _harness import (
+from harness.common import (
     Ratio,
     Repeat,
     Sample,
@@ -27,8 +27,8 @@ from _harness import (
     interleave,
     write_json,
 )
-from _pipes import DISPATCHES, load_factory, our_pipe, plain_loop, tensor_of
-from _text import text_table
+from harness.text import text_table
+from pipe.pipes import DISPATCHES, load_factory, our_pipe, plain_loop, tensor_of
 from torch import Tensor, nn
 
 LOOP, OURS = "loop", "never"

@@ -19,9 +19,8 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 
 import torch
-from _child import foreign_cpu_s, machine_busy_s
-from _encoder import Shape, batch
-from _harness import (
+from harness.child import foreign_cpu_s, machine_busy_s
+from harness.common import (
     Ratio,
     Repeat,
     Row,
@@ -34,13 +33,14 @@ from _harness import (
     interleave,
     write_json,
 )
-from _live_bytes import LiveBytes
-from _pipe_bounds import one_f_one_b_saved_share
-from _pipes import DISPATCHES
-from _rank_pool import RankPool
-from _rank_systems import RankSystems
-from _text import text_table
-from _throughput_systems import (
+from harness.rank_pool import RankPool
+from harness.text import text_table
+from pipe.bounds import one_f_one_b_saved_share
+from pipe.encoder import Shape, batch
+from pipe.live_bytes import LiveBytes
+from pipe.pipes import DISPATCHES
+from pipe.rank_systems import RankSystems
+from pipe.throughput_systems import (
     ONE_THREAD,
     OUR_SCHEDULES,
     RIVAL_OF,

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from _harness import (
+from harness.common import (
     Ratio,
     Repeat,
     Row,
@@ -31,8 +31,8 @@ from _harness import (
     measured,
     write_json,
 )
-from _planner_cases import TARGETS_MS, Case, cases
-from _text import text_table
+from harness.text import text_table
+from planner.cases import TARGETS_MS, Case, cases
 
 METRIC, UNIT = "processor_ms", "ms"
 # Short calls: how busy they keep a core says nothing about a disturbance.

@@ -1,7 +1,7 @@
 r"""Ranks are lost at random times, and those that are left go on.
 
-python benchmarks/random_losses.py --json benchmarks/results/random_losses.json
-python benchmarks/random_losses.py --losses 40 --seed 7
+python benchmarks/randomtraining/losses.py --json benchmarks/results/random_losses.json
+python benchmarks/randomtraining/losses.py --losses 40 --seed 7
 
 Runs of four processes over the small model, under ``on_peer_failure="continue"``. A
 process of its own serves the store. One or two ranks at a time get SIGKILL or SIGSTOP,
@@ -32,10 +32,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from _forked import fork_server
-from _harness import Row, begin, write_json
-from _loss_job import SIGNALS, Job, draw_job, run_job
-from _loss_judge import (
+from faults.loss_job import SIGNALS, Job, draw_job, run_job
+from faults.loss_judge import (
     ENDED,
     NOT_OPEN,
     OVER,
@@ -47,8 +45,10 @@ from _loss_judge import (
     Verdict,
     judge,
 )
-from _loss_worker import KINDS, Kind
-from _small_run import Deadlines
+from faults.loss_worker import KINDS, Kind
+from faults.small_run import Deadlines
+from harness.common import Row, begin, write_json
+from harness.forked import fork_server
 
 NAME = "random_losses"
 LOSSES, QUICK_LOSSES = 500, 6
@@ -206,7 +206,7 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
     start = begin()
-    fork_server("_loss_worker", "_loss_job")
+    fork_server("faults.loss_worker", "faults.loss_job")
     verdicts, failures = Campaign(args).run()
     failed = [verdict for verdict in verdicts if verdict.problems]
     told = summary(verdicts)

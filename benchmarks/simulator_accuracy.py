@@ -1,6 +1,6 @@
 """How far the simulator is from what a step takes, on CPU slots.
 
-python benchmarks/simulator_accuracy.py --json OUT.json
+python benchmarks/simulatorsimulated/accuracy.py --json OUT.json
 
 Random pipelines of 2 to 8 stages that wait, different from stage to stage, some with
 frozen stages in front, and an encoder that computes, on one and two slots: each stage
@@ -19,10 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import torch
-from _accuracy import ALL, Error, Summary, summaries
-from _accuracy_cases import computing_subjects, waiting_subjects
-from _encoder import Shape
-from _harness import (
+from harness.common import (
     Ratio,
     Row,
     Target,
@@ -31,9 +28,12 @@ from _harness import (
     compared,
     write_json,
 )
-from _quiet import add_patience_argument
-from _text import text_table
-from _trials import Compared, Subject, Trial
+from harness.quiet import add_patience_argument
+from harness.text import text_table
+from pipe.encoder import Shape
+from simulated.accuracy import ALL, Error, Summary, summaries
+from simulated.accuracy_cases import computing_subjects, waiting_subjects
+from simulated.trials import Compared, Subject, Trial
 
 MEDIAN, WORST = "median error", "worst error"
 MEDIAN_AIM, WORST_AIM = 0.03, 0.10

@@ -19,9 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-import _workload
 import torch
-from _harness import (
+from harness.common import (
     Repeat,
     RunFailed,
     add_common_arguments,
@@ -29,13 +28,22 @@ from _harness import (
     seeds_of,
     write_json,
 )
-from _memory_cap import memory_cap
-from _rounds import NO_LIMITS, Rounds, run_rounds
-from _row_cost import row_seconds
-from _runs import ACCURACY, Job, Result, pace_without_freezing, run_job
-from _systems import AGAIN, CACHED_DDP, FULL, REFERENCE, STATIC_PIPE, SYSTEMS, UNCACHED
-from _table1_report import Table
-from _table1_text import print_table
+from harness.rounds import NO_LIMITS, Rounds, run_rounds
+from training import workload
+from training.memory_cap import memory_cap
+from training.row_cost import row_seconds
+from training.runs import ACCURACY, Job, Result, pace_without_freezing, run_job
+from training.systems import (
+    AGAIN,
+    CACHED_DDP,
+    FULL,
+    REFERENCE,
+    STATIC_PIPE,
+    SYSTEMS,
+    UNCACHED,
+)
+from training.table1_report import Table
+from training.table1_text import print_table
 
 NO_CAP, CAP = "no-cap", "cap"
 
@@ -73,7 +81,7 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--slots", type=int, default=2, help="CPU slots, one process each")
     add("--alpha", type=float, default=1 / 3, help="freezing pace, in [0, 1)")
-    add("--epochs", type=int, default=_workload.EPOCHS)
+    add("--epochs", type=int, default=workload.EPOCHS)
     add("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     add("--settings", nargs="+", choices=[NO_CAP, CAP], default=[NO_CAP, CAP])
     add("--baseline-pipe", metavar="MODULE:ATTR", help="another static-pipe")
@@ -88,15 +96,15 @@ def parse_args() -> argparse.Namespace:
 
 def settings_of(args: argparse.Namespace) -> list[Setting]:
     """Return the settings asked for; pre-trains the model if need be."""
-    model = _workload.pretrained(Path("runs"), args.seeds[0])
+    model = workload.pretrained(Path("runs"), args.seeds[0])
     systems = tuple(args.systems)
     settings = []
     if NO_CAP in args.settings:
         settings.append(Setting(NO_CAP, None, systems))
     if CAP in args.settings:
-        inputs, _ = _workload.load_split()[0].first(4).tensors()
-        sizes = {"slots": args.slots, "batch_size": _workload.BATCH_SIZE}
-        boundary = _workload.UNITS[first_freeze(args.alpha) - 1]
+        inputs, _ = workload.load_split()[0].first(4).tensors()
+        sizes = {"slots": args.slots, "batch_size": workload.BATCH_SIZE}
+        boundary = workload.UNITS[first_freeze(args.alpha) - 1]
         cap = memory_cap(model, inputs, frozen_boundary=boundary, **sizes)
         settings.append(capped(cap, systems, args.slots))
     return settings
@@ -119,7 +127,7 @@ def capped(cap: int, systems: tuple[str, ...], slots: int) -> Setting:
 
 def first_freeze(alpha: float) -> int:
     """Return the units that the alpha cap freezes first, at least 1."""
-    return max(1, math.ceil(len(_workload.UNITS) * alpha - 1e-9))
+    return max(1, math.ceil(len(workload.UNITS) * alpha - 1e-9))
 
 
 @dataclass(frozen=True)
@@ -147,7 +155,7 @@ class Calibration:
         """Cost of a row in that M's micro-batches over that at the best size."""
         if self.microbatches is None:
             return 1.0
-        rows = _workload.BATCH_SIZE // self.microbatches
+        rows = workload.BATCH_SIZE // self.microbatches
         return self.rows_s[rows] / min(self.rows_s.values())
 
 
@@ -163,10 +171,10 @@ def calibrate(args: argparse.Namespace) -> Calibration:
         epochs = [float(epoch["seconds"]) for epoch in result.summary["epochs"]]
         tried[microbatches] = epochs
         print(f"static-pipe, M={microbatches}: shortest epoch {min(epochs):.2f} s")
-    model = _workload.pretrained(Path("runs"), args.seeds[0])
-    inputs, targets = _workload.load_split()[0].first(_workload.BATCH_SIZE).tensors()
+    model = workload.pretrained(Path("runs"), args.seeds[0])
+    inputs, targets = workload.load_split()[0].first(workload.BATCH_SIZE).tensors()
     torch.set_num_threads(1)
-    sizes = {_workload.BATCH_SIZE // m for m in (1, *tried)}
+    sizes = {workload.BATCH_SIZE // m for m in (1, *tried)}
     return Calibration(tried, row_seconds(model, inputs, targets, sizes))
 
 

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _curve_runs import CurveRun, Job, run_job
-from _forked import fork_server
-from _provenance import begin
-from _results import write_json
+from harness.forked import fork_server
+from harness.provenance import begin
+from harness.results import write_json
+from transformations.curve_runs import CurveRun, Job, run_job
 
 # Units frozen per epoch, of 12: K is forced to 4, or to the layers left to train.
 FREEZES = (0, 10, 11, 12, 11, 10, 0)
@@ -119,7 +119,9 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
     start = begin()
-    fork_server("_curve_runs", "sklearn.datasets", "sklearn.model_selection")
+    fork_server(
+        "transformations.curve_runs", "sklearn.datasets", "sklearn.model_selection"
+    )
     job, shapes = Job(4, FREEZES, args.samples, double=True), SHAPES
     if args.quick:
         job = Job(2, QUICK_FREEZES, 96, double=True, blocks=4, width=16)

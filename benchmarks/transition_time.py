@@ -20,12 +20,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from _forked import fork_server
-from _harness import Row, Target, begin, write_json
-from _move_times import move_rows
-from _pause_runs import AHEAD, DEMO, LARGE, TINY, PauseRun, by_name, run_load
-from _results import spread_table
-from _switch_times import PARTS, switch_times
+from harness.common import Row, Target, begin, write_json
+from harness.forked import fork_server
+from harness.results import spread_table
+from transformations.move_times import move_rows
+from transformations.pause_runs import (
+    AHEAD,
+    DEMO,
+    LARGE,
+    TINY,
+    PauseRun,
+    by_name,
+    run_load,
+)
+from transformations.switch_times import PARTS, switch_times
 
 SOURCE_S = (10.0, 40.0)
 TARGETS_MS = {("new, 8 processes", "p50"): 50.0}
@@ -114,7 +122,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
     start = begin()
-    fork_server("_switch_times", "_move_times")
+    fork_server("transformations.switch_times", "transformations.move_times")
     worlds, loads = ((2,), (TINY,)) if args.quick else (WORLDS, (DEMO, AHEAD, LARGE))
     rows = switch_rows(worlds, 5 if args.quick else args.changes, args.repeats)
     for load, world in MOVES if not args.quick else ((TINY, 2),):

@@ -18,8 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from _cuts import balanced_cuts, move_stages, stage_devices
-from _harness import (
+from harness.common import (
     Ratio,
     Repeat,
     Row,
@@ -30,10 +29,11 @@ from _harness import (
     interleave,
     write_json,
 )
-from _history import UNET_TIMELINE
-from _live_bytes import LiveOutputs
-from _models import unet
-from _text import text_table
+from harness.text import text_table
+from pipe.cuts import balanced_cuts, move_stages, stage_devices
+from pipe.history import UNET_TIMELINE
+from pipe.live_bytes import LiveOutputs
+from pipe.models import unet
 from torch import Tensor, nn
 
 from pipetransformer.pipe import Pipe

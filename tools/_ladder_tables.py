@@ -8,7 +8,7 @@ from pathlib import Path
 from _markdown import Content, markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-from _simulator_error import simulator_error  # noqa: E402
+from simulated.simulator_error import simulator_error  # noqa: E402
 
 ABSENT = "-"
 

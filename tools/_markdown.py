@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-# A result file as benchmarks/_results.py writes it.
+# A result file as benchmarks/harness/results.py writes it.
 Content = dict[str, Any]
 
 

@@ -13,7 +13,7 @@ there is no such file the block says that this was not measured on this version:
 figures back, remove the file and run this script.
 
 Refused are results that do not say where they come from, of a tree with changes, of
-another command than that of ``make bench`` (benchmarks/_bench_commands.py) or of a
+another command than that of ``make bench`` (benchmarks/harness/commands.py) or of a
 commit that is not in the history; quick ones, those with failed or too few repeats or
 with a verdict that does not follow from the figures, and those that no table shows. For
 each the script prints how many commits to what it measures are newer. Needs nothing but
@@ -41,8 +41,8 @@ from _origin import REPEATS, complaints
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from _age import Age, age  # noqa: E402
-from _bench_commands import COMMANDS, Command  # noqa: E402
+from harness.age import Age, age  # noqa: E402
+from harness.commands import COMMANDS, Command  # noqa: E402
 
 START = re.compile(r"<!-- results: (\S+) (\S+) -->")
 END = "<!-- end results -->"

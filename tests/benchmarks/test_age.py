@@ -1,7 +1,7 @@
 """How many commits to what was measured are newer, or why nobody knows."""
 
 import pytest
-from _age import age
+from harness.age import age
 
 from tests.benchmarks.test_provenance import Tree
 

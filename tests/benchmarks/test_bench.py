@@ -5,8 +5,8 @@ from pathlib import Path
 
 import bench
 import pytest
-from _bench_commands import COMMANDS
-from _provenance import Tree
+from harness.commands import COMMANDS
+from harness.provenance import Tree
 
 ROOT = Path(__file__).parents[2]
 CLEAN = Tree("0" * 40, ())
@@ -50,9 +50,12 @@ def test_each_command_runs_a_script_and_measures_what_there_is():
 @pytest.mark.parametrize(
     ("name", "files"),
     [
-        ("table1_speedup", ["_systems", "_plain_loops", "_frozen_prefix"]),
-        ("fault_injection_continue", ["_fault_states", "_fault_worker"]),
-        ("random_losses", ["_loss_judge", "_loss_worker"]),
+        (
+            "table1_speedup",
+            ["training/systems", "training/frozen_prefix"],
+        ),
+        ("fault_injection_continue", ["faults/states", "faults/worker"]),
+        ("random_losses", ["faults/loss_judge", "faults/loss_worker"]),
     ],
 )
 def test_a_script_measures_by_files_of_its_own(name, files):
@@ -105,6 +108,6 @@ def test_unknown_measurement_is_refused(runs, capsys):
 def test_makefile_runs_the_table_and_names_no_script_of_its_own():
     text = (ROOT / "Makefile").read_text()
     used = {word for word in text.split() if word.startswith("benchmarks/")}
-    assert used - {"benchmarks/_bench_commands.py"} == {"benchmarks/bench.py"}
+    assert used - {"benchmarks/harness/commands.py"} == {"benchmarks/bench.py"}
     for part in {command.part for command in COMMANDS.values()}:
         assert f"\n{part}: build\n" in text

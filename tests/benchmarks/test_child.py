@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from _child import RunFailed, run_child
+from harness.child import RunFailed, run_child
 
 # A grandchild in a session of its own, as torchrun starts its workers.
 FAMILY = """

@@ -11,12 +11,12 @@ import re
 import fault_injection
 import pytest
 import torch
-from _fault_case import KILLS, RETRIED, Case, Kind, Moment
-from _fault_checks import Attempt, judge
-from _fault_outcomes import right_blames, right_outcomes
-from _fault_table import cases
-from _fault_trace import Reference, Saved, Trace
-from _small_run import Deadlines
+from faults.case import KILLS, RETRIED, Case, Kind, Moment
+from faults.checks import Attempt, judge
+from faults.outcomes import right_blames, right_outcomes
+from faults.small_run import Deadlines
+from faults.table import cases
+from faults.trace import Reference, Saved, Trace
 
 LAST, STRUCK, ENDED = 15, 7, 8.6  # steps; the step before the strike; seconds
 IDS = list(range(12))

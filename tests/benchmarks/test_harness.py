@@ -6,7 +6,7 @@ import platform
 
 import pytest
 import torch
-from _harness import (
+from harness.common import (
     Dropped,
     RatioRefused,
     Repeat,

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from _kills_job import Curve, Done, random_parts, samples_exactly_once
-from _kills_worker import BATCH, SAMPLES, STEPS, Part
+from faults.kills_job import Curve, Done, random_parts, samples_exactly_once
+from faults.kills_worker import BATCH, SAMPLES, STEPS, Part
 from kills_and_resumes import differences, holds
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))

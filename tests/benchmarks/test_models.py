@@ -6,10 +6,10 @@ import pipe_models
 import pytest
 import torch
 import unet_timeline
-from _cuts import balanced_cuts, layer_costs
-from _harness import Row
-from _live_bytes import LiveOutputs
-from _models import amoebanet_d, resnet101, unet
+from harness.common import Row
+from pipe.cuts import balanced_cuts, layer_costs
+from pipe.live_bytes import LiveOutputs
+from pipe.models import amoebanet_d, resnet101, unet
 from torch import nn
 from unet_timeline import SCALES, VARIANTS, Runner, Variant
 

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import paper_ladder
 import pytest
-from _ladder_forms import closed_forms, gpipe_step, left_in_stages, paper_system
-from _ladder_instance import Instance, Rates, profile_of
-from _ladder_rows import (
+from simulated.ladder_forms import (
+    closed_forms,
+    gpipe_step,
+    left_in_stages,
+    paper_system,
+)
+from simulated.ladder_instance import Instance, Rates, profile_of
+from simulated.ladder_rows import (
     ANY_K,
     FREEZE_ONLY,
     MAIN,
@@ -23,10 +28,10 @@ from _ladder_rows import (
     STATIC,
     STATIC_BEST_M,
 )
-from _ladder_sensitivity import variants
-from _ladder_steps import Ladder, microbatch_counts
-from _ladder_text import TOLERANCE, Told
-from _simulator_error import simulator_error
+from simulated.ladder_sensitivity import variants
+from simulated.ladder_steps import Ladder, microbatch_counts
+from simulated.ladder_text import TOLERANCE, Told
+from simulated.simulator_error import simulator_error
 
 from pipetransformer.planner import InfeasiblePlan, search
 

@@ -6,17 +6,16 @@ import sys
 from itertools import combinations, pairwise
 from pathlib import Path
 
-import _layer_rows
-import _partitioners
 import partition_quality
 import pytest
-from _layer_rows import LayerRow, model_rows, random_row
-from _partitioners import OURS, PARTITIONERS, optimum
+from planner import layer_rows, partitioners
+from planner.layer_rows import LayerRow, model_rows, random_row
+from planner.partitioners import OURS, PARTITIONERS, optimum
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from readme_tables import TABLES
 
-ROWS = [random_row(kind, seed) for kind in _layer_rows.TIMES for seed in range(24)]
+ROWS = [random_row(kind, seed) for kind in layer_rows.TIMES for seed in range(24)]
 
 
 def row_of(times, num_stages, copies=None):
@@ -28,7 +27,7 @@ def test_ours_is_optimal_on_250_instances():
     rows = ROWS + model_rows()
     assert len(rows) == 250
     for row in rows:
-        assert row.largest_stage(_partitioners.ours(row)) == optimum(row), row
+        assert row.largest_stage(partitioners.ours(row)) == optimum(row), row
 
 
 def test_optimum_is_that_of_enumeration():
@@ -57,13 +56,13 @@ def test_every_method_cuts_all_layers_in_order_and_none_beats_the_optimum(name):
 def test_block_partition_evens_out_to_the_largest_layer():
     for row in ROWS:
         times = [max(1, time) for time in row.times]
-        cuts = _partitioners.block_partition(row)
+        cuts = partitioners.block_partition(row)
         sizes = [sum(times[a:b]) for a, b in pairwise(cuts)]
         assert max(sizes) - min(sizes) <= max(times)
 
 
 def test_equal_counts_differ_by_one_layer():
-    assert _partitioners.equal_counts(row_of([1] * 8, 3)) == [0, 3, 6, 8]
+    assert partitioners.equal_counts(row_of([1] * 8, 3)) == [0, 3, 6, 8]
 
 
 def test_rows_are_the_same_for_equal_seeds():
@@ -74,7 +73,7 @@ def test_rows_are_the_same_for_equal_seeds():
 
 def test_unit_times_count_multiplications_and_scores():
     width, tokens = 768, 197
-    times = _layer_rows.unit_times(_layer_rows.VIT_B, tokens, width)
+    times = layer_rows.unit_times(layer_rows.VIT_B, tokens, width)
     attention = 2 * tokens * 2_363_904 + 4 * tokens**2 * width
     passed = 10 * tokens * width
     assert times[1] == 3 * attention // 1000

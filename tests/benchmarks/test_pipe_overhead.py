@@ -3,14 +3,14 @@
 import argparse
 import sys
 
-import _cells
 import gpu_pipe
 import pipe_overhead
 import pytest
 import torch
-from _cells import BACKWARD, FORWARD, LOOP
-from _harness import Repeat, Sample, Series
-from _pipes import load_factory, our_pipe, recomputed_share, tensor_of
+from harness.common import Repeat, Sample, Series
+from pipe import cells
+from pipe.cells import BACKWARD, FORWARD, LOOP
+from pipe.pipes import load_factory, our_pipe, recomputed_share, tensor_of
 from torch import nn
 
 TINY = {"stages": 2, "microbatches": 3, "iterations": 1, "seed": 0, "dispatch": "auto"}
@@ -41,7 +41,7 @@ def test_overhead_takes_the_loop_and_the_recomputed_forward_off_pair_by_pair():
         LOOP: series(LOOP, {0: (4.0, 10.0), 1: (6.0, 10.0), 2: (1.0, 1.0)}),
         "x": series("x", {0: (9.0, 20.0), 1: (9.0, 20.0)}),
     }
-    forward, backward, both = _cells.overheads("x", given, 0.5)
+    forward, backward, both = cells.overheads("x", given, 0.5)
     assert forward.values == (5.0, 3.0)
     assert backward.values == (20.0 - 10.0 - 2.0, 20.0 - 10.0 - 3.0)
     assert both.values == (13.0, 10.0)
@@ -50,7 +50,7 @@ def test_overhead_takes_the_loop_and_the_recomputed_forward_off_pair_by_pair():
 
 def test_every_system_computes_the_loops_gradients():
     systems = pipe_overhead.build(arguments(modes=["never", "except_last", "always"]))
-    rows = torch.randn(6, _cells.WIDTH)
+    rows = torch.randn(6, cells.WIDTH)
     gradients = {}
     for name, system in systems.items():
         tensor_of(system.call(rows)).sum().backward()
@@ -69,7 +69,7 @@ def test_another_pipe_is_measured_beside_ours():
     args = arguments(pipe=f"{__name__}:other_pipe", modes=["never"])
     systems = pipe_overhead.build(args)
     assert list(systems) == [LOOP, "never", f"{__name__}:other_pipe never"]
-    metrics = _cells.runner(args, systems)(list(systems)[-1], 0).metrics
+    metrics = cells.runner(args, systems)(list(systems)[-1], 0).metrics
     assert metrics.keys() == {FORWARD, BACKWARD}
     assert min(metrics.values()) > 0
 
@@ -88,7 +88,7 @@ def test_parts_of_the_gpu_benchmark_run_on_any_device():
     args, device = arguments(microbatches=2), torch.device("cpu")
     systems = gpu_pipe.cell_systems(args, device)
     assert list(systems) == [LOOP, "never", "except_last", "always"]
-    run = _cells.runner(args, systems, device)
+    run = cells.runner(args, systems, device)
     assert min(run("always", 0).metrics.values()) > 0
     for step in gpu_pipe.overlap_systems(args, device).values():
         step()

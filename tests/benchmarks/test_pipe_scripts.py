@@ -4,7 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import _timing
 import gpu_pipe
 import pipe_models
 import pipe_overhead
@@ -13,8 +12,9 @@ import pipe_throughput
 import pytest
 import torch
 import unet_timeline
-from _encoder import Shape
-from _models import resnet101
+from harness import timing
+from pipe.encoder import Shape
+from pipe.models import resnet101
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from readme_tables import TABLES
@@ -27,7 +27,7 @@ MODELS = ["--device=cpu", "--models=resnet101", "--stages=2", "--microbatches=2"
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     # No repeat counts as disturbed: a test must not depend on what else runs.
-    monkeypatch.setattr(_timing, "MIN_BUSY_CORES", float("inf"))
+    monkeypatch.setattr(timing, "MIN_BUSY_CORES", float("inf"))
     workload = pipe_models.Workload(lambda: resnet101(width=4, classes=2), 32, 4)
     monkeypatch.setattr(pipe_models, "CPU_WORKLOADS", {"resnet101": workload})
     tiny = Shape(blocks=2, width=8, heads=1, tokens=2, rows=4)

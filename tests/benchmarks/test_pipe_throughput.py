@@ -7,18 +7,18 @@ import pipe_overlap
 import pipe_throughput
 import pytest
 import torch
-from _child import RunFailed
-from _encoder import Shape, batch, encoder, train_step
-from _harness import Row
-from _live_bytes import LiveBytes
-from _pipe_bounds import (
+from harness.child import RunFailed
+from harness.common import Row
+from harness.rank_pool import RankPool
+from pipe.bounds import (
     one_f_one_b_saved_share,
     pipeline_speedup,
     zero_bubble_speedup,
 )
-from _rank_pool import RankPool
-from _rank_systems import DDP, SCHEDULES, RankSystems
-from _throughput_systems import ONE_THREAD, Maker
+from pipe.encoder import Shape, batch, encoder, train_step
+from pipe.live_bytes import LiveBytes
+from pipe.rank_systems import DDP, SCHEDULES, RankSystems
+from pipe.throughput_systems import ONE_THREAD, Maker
 
 TINY = Shape(blocks=2, width=8, heads=1, tokens=2, rows=6)
 

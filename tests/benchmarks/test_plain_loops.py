@@ -3,18 +3,16 @@
 import argparse
 import functools
 
-import _plain_loops
-import _table1_worker
-import _workload
 import pytest
 import torch
-from _frozen_prefix import frozen_units
-from _plain_loops import run_ddp, run_pipe, run_plain
-from _runs import Job
-from _systems import CACHED_DDP, DDP, FULL, PLAIN, REFERENCE, SYSTEMS
-from _table1_worker import run_engine
-from _work import LayerCounter
-from _workload import Settings, build_model
+from training import plain_loops, table1_worker, workload
+from training.frozen_prefix import frozen_units
+from training.plain_loops import run_ddp, run_pipe, run_plain
+from training.runs import Job
+from training.systems import CACHED_DDP, DDP, FULL, PLAIN, REFERENCE, SYSTEMS
+from training.table1_worker import run_engine
+from training.work import LayerCounter
+from training.workload import Settings, build_model
 
 import pipetransformer as pt
 from pipetransformer.autofreeze import FreezeStatistics, Progress
@@ -51,12 +49,12 @@ def small_split():
     """Return parts of both sets in float64."""
     parts = [s.first(n) for s, n in zip(SPLIT(), (TRAIN, TEST), strict=True)]
     return tuple(
-        _workload.Digits(inputs.double(), targets)
+        workload.Digits(inputs.double(), targets)
         for inputs, targets in (part.tensors() for part in parts)
     )
 
 
-SPLIT = _workload.load_split
+SPLIT = workload.load_split
 
 
 def sgd(model, params):
@@ -66,9 +64,9 @@ def sgd(model, params):
 
 def train(rank, name):
     """Train in float64; in a process of its own, so what is replaced stays so."""
-    for module in (_plain_loops, _table1_worker):
+    for module in (plain_loops, table1_worker):
         module.load_split = small_split
-    _workload.make_optimizer = sgd
+    workload.make_optimizer = sgd
     model = tiny_model().double()
     counter, args = counted(model), arguments(epochs=EPOCHS)
     system = SYSTEMS[name]
@@ -217,8 +215,8 @@ def test_a_baseline_pipeline_is_started_alone(tmp_path):
 
 def test_ranks_meet_before_the_clock_starts(tmp_path, monkeypatch):
     (tmp_path / "ready-1").touch()
-    _table1_worker.meet(tmp_path, 0, 2)
+    table1_worker.meet(tmp_path, 0, 2)
     assert (tmp_path / "ready-0").exists()
-    monkeypatch.setattr(_table1_worker, "MEETING_DEADLINE_S", 0.05)
+    monkeypatch.setattr(table1_worker, "MEETING_DEADLINE_S", 0.05)
     with pytest.raises(TimeoutError, match="expected all 3 to start"):
-        _table1_worker.meet(tmp_path, 0, 3)
+        table1_worker.meet(tmp_path, 0, 3)

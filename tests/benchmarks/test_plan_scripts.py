@@ -6,18 +6,18 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-import _timing
-import _waits
 import fig11_microbatches
 import pytest
 import simulator_accuracy
-from _accuracy import ALL, Error, summaries
-from _encoder import Shape
-from _harness import Row
-from _simulated import Case
-from _trials import Compared, Subject
-from _waits import MIXES
 from fig11_microbatches import best_of, choice_ratios, counts_of
+from harness import timing
+from harness.common import Row
+from pipe.encoder import Shape
+from simulated import waits
+from simulated.accuracy import ALL, Error, summaries
+from simulated.steps import Case
+from simulated.trials import Compared, Subject
+from simulated.waits import MIXES
 
 from pipetransformer import planner
 from tests.benchmarks.test_simulated import layer, profile
@@ -29,9 +29,9 @@ from readme_tables import TABLES
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     # No repeat counts as disturbed: a test must not depend on what else runs.
-    monkeypatch.setattr(_timing, "MIN_BUSY_CORES", float("inf"))
-    monkeypatch.setattr(_waits, "LEAST_S", 1e-4)
-    monkeypatch.setattr(_waits, "MOST_S", 2e-4)
+    monkeypatch.setattr(timing, "MIN_BUSY_CORES", float("inf"))
+    monkeypatch.setattr(waits, "LEAST_S", 1e-4)
+    monkeypatch.setattr(waits, "MOST_S", 2e-4)
     tiny = Shape(blocks=2, width=8, heads=1, tokens=2, rows=8)
     for script in (simulator_accuracy, fig11_microbatches):
         monkeypatch.setattr(script, "SHAPE", tiny)

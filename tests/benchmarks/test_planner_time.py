@@ -4,11 +4,11 @@ import json
 import sys
 from pathlib import Path
 
-import _planner_cases
 import planner_time
 import pytest
-from _harness import Row
-from _planner_cases import random_cluster, random_profile
+from harness.common import Row
+from planner import cases
+from planner.cases import random_cluster, random_profile
 
 from pipetransformer.planner import InfeasiblePlan, search
 
@@ -18,14 +18,14 @@ from readme_tables import TABLES
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(_planner_cases, "SOLVER_SIZES", ((40, 4), (80, 4)))
-    monkeypatch.setattr(_planner_cases, "SWEEP_LAYERS", (8, 12))
-    monkeypatch.setattr(_planner_cases, "MOST_STAGES", 4)
-    monkeypatch.setattr(_planner_cases, "DEVICES", (16,))
+    monkeypatch.setattr(cases, "SOLVER_SIZES", ((40, 4), (80, 4)))
+    monkeypatch.setattr(cases, "SWEEP_LAYERS", (8, 12))
+    monkeypatch.setattr(cases, "MOST_STAGES", 4)
+    monkeypatch.setattr(cases, "DEVICES", (16,))
 
 
 def test_every_case_gives_an_answer(small):
-    found = _planner_cases.cases(0, quick=True)
+    found = cases.cases(0, quick=True)
     assert len(found) == 2 + 1 + 2 * 3 + 1 + 1
     for name, case in found.items():
         assert case(), name
@@ -56,8 +56,8 @@ def test_growth_leaves_out_what_was_not_timed():
 
 
 def test_targets_and_growth_name_cases():
-    names = _planner_cases.cases(0, quick=False)
-    assert set(_planner_cases.TARGETS_MS) <= set(names)
+    names = cases.cases(0, quick=False)
+    assert set(cases.TARGETS_MS) <= set(names)
     assert {name for pair in planner_time.GROWTH for name in pair} <= set(names)
 
 

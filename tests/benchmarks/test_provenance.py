@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
-from _child import cpu_of_descendants_s
-from _provenance import begin, command, provenance, tree_of
+from harness.child import cpu_of_descendants_s
+from harness.provenance import begin, command, provenance, tree_of
 
 BURN = "import time\nwhile time.process_time() < {}: pass\n"
 
@@ -119,8 +119,8 @@ def test_command_line_is_the_whole_one(monkeypatch):
 
 def test_time_of_children_is_none_of_others(tree, monkeypatch):
     busy = [100.0]
-    monkeypatch.setattr("_provenance.machine_busy_s", lambda: busy[0])
-    monkeypatch.setattr("_provenance.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("harness.provenance.machine_busy_s", lambda: busy[0])
+    monkeypatch.setattr("harness.provenance.os.cpu_count", lambda: 2)
     start = begin(tree.root)
     spent = -sum(os.times()[:4])
     subprocess.run([sys.executable, "-c", BURN.format(0.3)], check=True)

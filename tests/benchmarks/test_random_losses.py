@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from _loss_job import Strike, Trace, _Driver, draw_job
-from _loss_judge import (
+from faults.loss_job import Strike, Trace, _Driver, draw_job
+from faults.loss_judge import (
     ENDED,
     NOT_OPEN,
     OVER,
@@ -23,8 +23,8 @@ from _loss_judge import (
     Reference,
     judge,
 )
-from _loss_worker import BATCH, EPOCHS, WORLD_SIZE
-from _small_run import SAMPLES, STEPS, Deadlines
+from faults.loss_worker import BATCH, EPOCHS, WORLD_SIZE
+from faults.small_run import SAMPLES, STEPS, Deadlines
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from readme_tables import TABLES

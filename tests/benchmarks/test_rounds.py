@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from _harness import MIN_REPEATS, RatioRefused, Repeat, RunFailed, Sample, ratio
-from _rounds import NO_LIMITS, Limits, Round, judge, run_rounds
+from harness.common import MIN_REPEATS, RatioRefused, Repeat, RunFailed, Sample, ratio
+from harness.rounds import NO_LIMITS, Limits, Round, judge, run_rounds
 
 LIMITS = Limits(foreign_share=0.03, slow=1.15)
 OTHERS = "others used 10.0% of the machine"

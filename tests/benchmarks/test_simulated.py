@@ -2,13 +2,13 @@
 
 import dataclasses
 
-import _quiet
 import pytest
-from _accuracy import ALL, Error, summaries
-from _harness import Row
-from _quiet import others_share, when_quiet
-from _simulated import Case, median_profile, plan_of, simulated_s
-from _trials import Compared, Subject
+from harness import quiet
+from harness.common import Row
+from harness.quiet import others_share, when_quiet
+from simulated.accuracy import ALL, Error, summaries
+from simulated.steps import Case, median_profile, plan_of, simulated_s
+from simulated.trials import Compared, Subject
 from simulator_accuracy import errors_of
 
 from pipetransformer.planner import LayerProfile, Profile
@@ -132,11 +132,11 @@ class Machine:
     def __init__(self, monkeypatch, shares):
         self.now = self.busy = self.cpu = 0.0
         self.shares = list(shares)
-        monkeypatch.setattr(_quiet.os, "cpu_count", lambda: 2)
-        monkeypatch.setattr(_quiet, "machine_busy_s", lambda: self.busy)
-        monkeypatch.setattr(_quiet.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(_quiet.time, "process_time", lambda: self.cpu)
-        monkeypatch.setattr(_quiet.time, "sleep", self.sleep)
+        monkeypatch.setattr(quiet.os, "cpu_count", lambda: 2)
+        monkeypatch.setattr(quiet, "machine_busy_s", lambda: self.busy)
+        monkeypatch.setattr(quiet.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(quiet.time, "process_time", lambda: self.cpu)
+        monkeypatch.setattr(quiet.time, "sleep", self.sleep)
 
     def sleep(self, seconds):
         self.now += seconds
@@ -167,7 +167,7 @@ def test_patience_ends_with_the_result_as_it_is(monkeypatch):
 
 
 def test_share_of_others_is_of_all_cores(monkeypatch):
-    monkeypatch.setattr(_quiet.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(quiet.os, "cpu_count", lambda: 4)
     assert others_share(3.0, 2.0, 1.0) == pytest.approx(0.25)
     assert others_share(0.5, 2.0, 1.0) == 0.0
     assert others_share(None, 2.0, 1.0) is None

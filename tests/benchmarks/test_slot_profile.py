@@ -3,7 +3,7 @@
 import threading
 
 import torch
-from _slot_profile import PROFILES, profile_on_slots
+from simulated.slot_profile import PROFILES, profile_on_slots
 from torch import nn
 
 from tests.benchmarks.test_simulated import layer, profile

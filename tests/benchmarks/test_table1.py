@@ -7,13 +7,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from _harness import Sample, Series
-from _losses import WORK, breakdown, category_of, losses, seconds_per_work
-from _memory_cap import memory_cap
-from _paired import non_inferiority
-from _row_cost import row_seconds
-from _runs import ACCURACY, TRAINING_TIME, WALL_TIME, Job, Result, training_seconds
-from _systems import (
+from harness.common import Sample, Series
+from harness.paired import non_inferiority
+from table1_speedup import Calibration, Runner, Setting, at_fault, capped
+from torch import nn
+from training.losses import WORK, breakdown, category_of, losses, seconds_per_work
+from training.memory_cap import memory_cap
+from training.row_cost import row_seconds
+from training.runs import (
+    ACCURACY,
+    TRAINING_TIME,
+    WALL_TIME,
+    Job,
+    Result,
+    training_seconds,
+)
+from training.systems import (
     AGAIN,
     CACHED_DDP,
     DDP,
@@ -24,11 +33,9 @@ from _systems import (
     SYSTEMS,
     UNCACHED,
 )
-from _table1_report import Table, throughput
-from _table1_text import AT_FAULT, _bounds_text, _systems_text, told_ratio
-from _work import TRAINING, LayerCounter, work_of
-from table1_speedup import Calibration, Runner, Setting, at_fault, capped
-from torch import nn
+from training.table1_report import Table, throughput
+from training.table1_text import AT_FAULT, _bounds_text, _systems_text, told_ratio
+from training.work import TRAINING, LayerCounter, work_of
 
 import pipetransformer as pt
 from pipetransformer import planner

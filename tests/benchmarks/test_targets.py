@@ -4,11 +4,11 @@ import failure_time
 import pipe_overhead
 import pytest
 import transition_time
-from _fault_case import Case
-from _fault_checks import Verdict
-from _fault_report import summary
-from _harness import Row
-from _pause_runs import Change, PauseRun
+from faults.case import Case
+from faults.checks import Verdict
+from faults.report import summary
+from harness.common import Row
+from transformations.pause_runs import Change, PauseRun
 
 
 def verdict_of(fault, outcome, seconds):

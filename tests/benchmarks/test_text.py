@@ -1,7 +1,7 @@
 """Plain-text tables and charts."""
 
 import pytest
-from _text import bar_chart, text_table
+from harness.text import bar_chart, text_table
 
 
 def test_table_columns_are_aligned():

@@ -1,8 +1,8 @@
 """Which samples count as undisturbed."""
 
 import pytest
-from _child import foreign_cpu_s
-from _timing import Sample, measured, select_clean
+from harness.child import foreign_cpu_s
+from harness.timing import Sample, measured, select_clean
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformation_curve as curve
 import transition_time
-from _curve_runs import CurveRun
+from transformations.curve_runs import CurveRun
 
 from tests.support import fork_server
 

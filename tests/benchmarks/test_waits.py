@@ -2,12 +2,19 @@
 
 import threading
 
-import _waits
 import pytest
 import torch
-from _simulated import SCHEDULES, Case
-from _trials import Stepper, Subject
-from _waits import HALF_FROZEN, UNEQUAL, Wait, WaitLayer, WaitPipeline, random_pipelines
+from simulated import waits
+from simulated.steps import SCHEDULES, Case
+from simulated.trials import Stepper, Subject
+from simulated.waits import (
+    HALF_FROZEN,
+    UNEQUAL,
+    Wait,
+    WaitLayer,
+    WaitPipeline,
+    random_pipelines,
+)
 from torch import nn
 
 WAIT = Wait(forward_s=0.3, input_grad_s=0.5, weight_grad_s=0.8)
@@ -22,7 +29,7 @@ def waited(monkeypatch):
         if seconds > 0:
             log.append((threading.get_ident(), round(seconds, 9)))
 
-    monkeypatch.setattr(_waits, "_wait", record)
+    monkeypatch.setattr(waits, "_wait", record)
     return log
 
 

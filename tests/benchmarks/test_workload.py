@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from _pretrain import BACKGROUND, Pretraining, augment
-from _workload import (
+from training.pretrain import BACKGROUND, Pretraining, augment
+from training.workload import (
     BATCH_SIZE,
     EPOCHS,
     SETTINGS,

@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 
-from _provenance import begin
-from _results import Row, write_json
+from harness.provenance import begin
+from harness.results import Row, write_json
 
 from pipetransformer.checkpoint import format as checkpoint
 from tests.distributed import host_run, partitions

@@ -5,8 +5,8 @@ import re
 
 import pytest
 import readme_tables
-from _age import Age
-from _bench_commands import Command
+from harness.age import Age
+from harness.commands import Command
 from readme_tables import main
 
 MARKED = "before\n<!-- results: speed {} -->\n{}<!-- end results -->\nafter\n"

@@ -1,0 +1,1 @@
+"""Runs that faults strike, and who judges them."""

@@ -1,0 +1,1 @@
+"""What all benchmarks share: processes, clocks, rounds, results and their origin."""

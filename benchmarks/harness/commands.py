@@ -1,0 +1,121 @@
+"""The one table of published measurements: each result file and the command it is of.
+
+`bench.py` runs them, `make bench` and its like call that, and tools/readme_tables.py
+refuses a result of any other command. Needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[2]
+RESULTS = "benchmarks/results"
+PRODUCT = ("csrc", "pipetransformer")
+PIPE = ("csrc/pipe", "csrc/python", "pipetransformer/pipe", "pipetransformer/skip")
+PLANNER = ("csrc/planner", "csrc/python", "pipetransformer/planner")
+SIMULATOR = ("csrc/simulator", "csrc/python", "pipetransformer/simulator")
+# Parts: which target of the Makefile runs a command.
+BENCH, SEEDS, HOSTS = "bench", "seeds", "hosts"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One measurement.
+
+    Attributes:
+        name: Of its result file, without ``.json``.
+        program: What the interpreter is given before ``--json``.
+        measures: Paths of what is measured: a later commit to them makes the result
+            older than the code. The script's own files are among them.
+        part: The Makefile's target that runs it.
+    """
+
+    name: str
+    program: tuple[str, ...]
+    measures: tuple[str, ...]
+    part: str = BENCH
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The interpreter's arguments, from the top folder."""
+        return (*self.program, "--json", f"{RESULTS}/{self.name}.json")
+
+    @property
+    def line(self) -> str:
+        """The command line as a result file holds it."""
+        return shlex.join(["python", *self.arguments])
+
+
+def _script(
+    name: str,
+    measures: tuple[str, ...],
+    part: str = BENCH,
+    *,
+    file: str = "",
+    options: tuple[str, ...] = (),
+) -> Command:
+    path = f"benchmarks/{file or name}.py"
+    return Command(name, (path, *options), (*measures, *_files_of(path)), part)
+
+
+def _files_of(path: str, known: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Return a script and the files beside it that it imports, directly or not."""
+    tree = ast.parse((_ROOT / path).read_text())
+    found = {path}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            file = f"benchmarks/{name.replace('.', '/')}.py"
+            if file not in known | found and (_ROOT / file).is_file():
+                found |= set(_files_of(file, known | found))
+    return tuple(sorted(found))
+
+
+_TABLE1 = (
+    *PRODUCT,
+    *_files_of("benchmarks/training/table1_worker.py"),
+)  # started by name
+
+_ALL = (
+    _script("table1_speedup", _TABLE1),
+    _script("fig10_alpha", _TABLE1),
+    _script("pipe_overhead", PIPE),
+    _script("pipe_throughput", PIPE),
+    _script("pipe_overlap", PIPE),
+    _script("unet_timeline", PIPE),
+    _script("pipe_models", PIPE),
+    _script("partition_quality", PLANNER),
+    _script("planner_time", (*PLANNER, *SIMULATOR)),
+    _script("simulator_accuracy", (*PIPE, *PLANNER, *SIMULATOR)),
+    _script("fig11_microbatches", (*PIPE, *PLANNER, *SIMULATOR)),
+    _script("paper_ladder", (*PLANNER, *SIMULATOR)),
+    _script("fault_injection", PRODUCT),
+    _script(
+        "fault_injection_continue",
+        PRODUCT,
+        file="fault_injection",
+        options=("--policy", "continue"),
+    ),
+    _script("random_losses", PRODUCT),
+    _script("failure_time", ("csrc/autodp", "pipetransformer/autodp")),
+    _script("endurance", PRODUCT),
+    _script("transition_time", PRODUCT),
+    _script("transformation_curve", PRODUCT),
+    _script("kills_and_resumes", PRODUCT),
+    _script("demo_seeds", (*PRODUCT, "examples"), SEEDS),
+    Command(
+        "two_hosts",
+        ("-m", "tests.distributed.two_hosts"),
+        (*PRODUCT, "tests/distributed/two_hosts.py"),
+        HOSTS,
+    ),
+)
+COMMANDS = {command.name: command for command in _ALL}

@@ -1,0 +1,1 @@
+"""The pipeline alone: models, rivals, bounds."""

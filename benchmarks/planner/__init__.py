@@ -1,0 +1,1 @@
+"""What the planner cuts, and how else it could be cut."""

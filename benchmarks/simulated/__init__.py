@@ -1,0 +1,1 @@
+"""Simulated steps beside measured ones, and the ladder of the paper."""

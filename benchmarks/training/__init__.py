@@ -1,0 +1,1 @@
+"""Whole fine-tuning runs, with the engine and without it."""

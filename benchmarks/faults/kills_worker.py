@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from harness.forked import Log
+from harness.private import model_of, run_of
 from torch import Tensor, nn
 
 import pipetransformer as pt
@@ -91,13 +92,13 @@ def run_part(rank: int, folder: Path, part: Part, checkpoints: str) -> None:
     with engine:
         _train(engine, part, killer, log)
     if rank == 0:
-        weights = [p.detach() for p in engine._recipe.model.parameters()]
+        weights = [p.detach() for p in model_of(engine).parameters()]
         torch.save(weights, folder / "weights.pt")
 
 
 def _train(engine: pt.PipeTransformer, part: Part, killer: Killer, log: Log) -> None:
     train_set, test_set = SmallSet(SAMPLES), SmallSet(TEST_SAMPLES, seed=2)
-    state = engine._open().run.state
+    state = run_of(engine).state
     killer.step = state.step
     log.write("start", step=state.step)
 

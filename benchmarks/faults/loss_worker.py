@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from harness.forked import Log
+from harness.private import model_of
 from torch import Tensor
 
 import pipetransformer as pt
@@ -208,7 +209,7 @@ def _outcome(engine: pt.PipeTransformer, log: Log, weights: Path) -> dict[str, A
             "phase": failure.phase,
             "text": str(failure),
         }
-    torch.save([p.detach() for p in engine._recipe.model.parameters()], weights)
+    torch.save([p.detach() for p in model_of(engine).parameters()], weights)
     history = engine.history.to_json()
     return {"ended": "finished", "lead": engine.is_main, "history": history}
 
@@ -230,6 +231,6 @@ def _train(engine: pt.PipeTransformer, log: Log) -> None:
                 step=number_of(epoch, batch.index),
                 ids=batch.ids.tolist(),
                 hash=engine_hash(engine),
-                mark=mark_of(engine._recipe.model.parameters()),
+                mark=mark_of(model_of(engine).parameters()),
             )
         engine.evaluate(test_set, {"accuracy": metric})

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from harness.forked import Log
+from harness.private import model_of, run_of
 from torch import Tensor
 
 import pipetransformer as pt
@@ -91,13 +92,13 @@ def run_rank(rank: int, folder: Path, job: Job) -> None:
             halfway=lambda: striker.at("in optimizer step"),
             width=LARGE_WIDTH if kind.large else WIDTH,
         )
-        striker.watch_backward(engine._recipe.model)
+        striker.watch_backward(model_of(engine))
         starves = case is not None and case.fault == "starved"
         slowed_s = STARVING_S if starves else SLOWED_S
         states = folder if case is None else None
         script = Script(engine, striker, log, states, kind, slowed_s)
         if rank == 0:
-            script.keep(0, list(engine._recipe.model.parameters()))
+            script.keep(0, list(model_of(engine).parameters()))
         log.write("outcome", **_outcome(script, folder / f"rank-{rank}.pt"))
         faulthandler.cancel_dump_traceback_later()
 
@@ -144,7 +145,7 @@ def _watch(log: Log, rank: int) -> None:
 
 def _outcome(script: Script, weights: Path) -> dict[str, Any]:
     engine = script.engine
-    model = engine._recipe.model
+    model = model_of(engine)
     first = state_hash(model.parameters(), [])
     try:
         with engine:
@@ -174,7 +175,7 @@ def _outcome(script: Script, weights: Path) -> dict[str, Any]:
 
 def _counters(engine: pt.PipeTransformer) -> dict[str, Any]:
     """Return what a checkpoint of this moment counts, its scheduler included."""
-    state = engine._open().run.state
+    state = run_of(engine).state
     scheduler = state.scheduler.state_dict() if state.scheduler is not None else None
     return {**state.progress(), "scheduler": scheduler}
 

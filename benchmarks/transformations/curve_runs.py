@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import pipetransformer as pt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+from harness.private import model_of
 from vit_digits import (  # noqa: E402  # in examples/
     Digits,
     build_vit,
@@ -130,7 +131,7 @@ def run_rank(rank: int, folder: Path, job: Job) -> None:
                 "epoch", losses=[after, before], begin=begin, end=end, shape=shape
             )
     if rank == 0:
-        weights = [p.detach() for p in engine._recipe.model.parameters()]
+        weights = [p.detach() for p in model_of(engine).parameters()]
         torch.save(weights, folder / "weights.pt")
     log.write("end")
 
@@ -163,7 +164,7 @@ def state(engine: pt.PipeTransformer) -> dict[str, str] | None:
     scheduler = engine.scheduler
     done = scheduler.last_epoch if scheduler is not None else -1
     return {
-        "weights": _hash(engine._recipe.model.parameters()),
+        "weights": _hash(model_of(engine).parameters()),
         "moments": _hash(moments),
         "rates": f"{rates} after {done} steps",
     }

@@ -284,7 +284,7 @@ except OSError as error:
     refusal = str(error)
 with make_engine(freeze=schedule(1), config=config()) as engine:
     engine.prepare(ToySet(24), 12)
-    run = engine._open().run
+    run = run_of(engine)
     facts, memory = read_facts({}), host_memory()
     print(json.dumps({
         "slot": run.cluster.device_memory_bytes * run.num_slots,

@@ -35,6 +35,7 @@ from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import disk
 from tests.engine.even_profile import even_profile
 from tests.engine.scenario import config, make_engine
+from tests.support.private import run_of
 from tests.support.toy import ToySet
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -256,7 +257,7 @@ class Campaign:
             ends[:] = [None, None]
             try:
                 with self._engine() as engine:
-                    ends[0] = engine._open().run.state.step
+                    ends[0] = run_of(engine).state.step
             except Exception as error:
                 ends[1] = error
 

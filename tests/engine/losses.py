@@ -9,13 +9,6 @@ from datetime import timedelta
 import torch
 
 import pipetransformer as pt
-from pipetransformer.autodp import Transition
-from pipetransformer.loop import coordinator as director
-from pipetransformer.progress.open_pass import OpenPass
-from pipetransformer.recovery.resume import Recovery
-from pipetransformer.transformation import phases as transformation
-from pipetransformer.transformation.attempts import Changes
-from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.rewire import rewire
 from tests.engine.scenario import (
     QUICK,
@@ -25,6 +18,7 @@ from tests.engine.scenario import (
     moments,
     schedule,
 )
+from tests.support.private import function_at, inject, run_of
 from tests.support.toy import ToySet
 
 EPOCHS, BATCH = 3, 12
@@ -51,7 +45,7 @@ CASES = {
         (0,),
         {1: ("step", 0, 1), 3: ("between", 1)},
     ),
-    "member before the decision": (SHRINKING, (0, 6), {3: ("_build", 0)}),
+    "member before the decision": (SHRINKING, (0, 6), {3: ("build", 0)}),
     "new member in the move": (SHRINKING, (0, 6), {2: ("move", 0)}),
     "lead in the move": (ONE_STAGE, (0, 3), {0: ("move", 0)}),
     "new member in the move between two batches": (
@@ -96,27 +90,27 @@ CASES.update(
         "another while the lead profiles": (
             ONE_STAGE,
             (0, 3),
-            {2: ("first", director, "agree_on_profile")},
+            {2: ("first", "profile")},
         ),
         "member before the first plan is decided": (
             ONE_STAGE,
             (0, 3),
-            {1: ("first", transformation, "_build")},
+            {1: ("first", "build")},
         ),
         "member in the move of the first plan": (
             ONE_STAGE,
             (0, 3),
-            {2: ("first", transformation, "move")},
+            {2: ("first", "move")},
         ),
         "standby before the first plan is decided": (
             TWO_STAGES,
             (0,),
-            {1: ("first", Transition, "decide")},
+            {1: ("first", "decide")},
         ),
     }
 )
 LATE_LEAD = "member after the first plan, while the lead still builds its pipeline"
-CASES[LATE_LEAD] = ONE_STAGE, (0, 3), {3: ("first", OpenPass, "begin")}
+CASES[LATE_LEAD] = ONE_STAGE, (0, 3), {3: ("first", "begin pass")}
 # One of the survivors cannot connect at the first try.
 REFUSED = "member in a step, and the survivors' first plan is refused"
 CASES[REFUSED] = ONE_STAGE, (0,), {3: ("step", 1, 2)}
@@ -125,7 +119,7 @@ SECOND_LOSSES = {
     "lead before the decision of the survivors": (
         ONE_STAGE,
         (0,),
-        {3: ("step", 1, 2), 0: ("recovery", "_build")},
+        {3: ("step", 1, 2), 0: ("recovery", "build")},
     ),
     "member in the move of the survivors": (
         ONE_STAGE,
@@ -144,7 +138,7 @@ ENDS = {
     "the lead in the move of the first plan": (
         ONE_STAGE,
         (0,),
-        {0: ("first", transformation, "move")},
+        {0: ("first", "move")},
     ),
     "the only replica": (SHRINKING, (0,), {0: ("step", 1, 2)}),
     # A new member has the weights by then, and not yet what was counted of the pass.
@@ -166,20 +160,20 @@ def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_in_recovery(name):
-    """Kill this process when it comes to `transformation.name` after a loss."""
-    go_on = Recovery.go_on
+def die_in_recovery(point):
+    """Kill this process when it comes to a point after a loss."""
+    go_on = function_at("recover")
 
     def doomed(*args):
-        setattr(transformation, name, die)
+        inject(point, die)
         return go_on(*args)
 
-    Recovery.go_on = doomed
+    inject("recover", doomed)
 
 
 def rewire_until_a_rank_is_lost(run, *args):
     """Build a pipeline, and hear of a loss before it is in use."""
-    transformation.rewire = rewire
+    inject("rewire", rewire)
     rewire(run, *args)
     end = time.monotonic() + 60
     while run.plane.failure is None and time.monotonic() < end:
@@ -189,18 +183,18 @@ def rewire_until_a_rank_is_lost(run, *args):
 
 def refuse_in_recovery():
     """Refuse the first plan that the survivors of a loss make."""
-    go_on, build = Recovery.go_on, transformation._build
+    go_on, build = function_at("recover"), function_at("build")
 
     def refuse(*_):
-        transformation._build = build
+        inject("build", build)
         return None, "OSError: too many open files"
 
     def refusing(*args):
-        Recovery.go_on = go_on
-        transformation._build = refuse
+        inject("recover", go_on)
+        inject("build", refuse)
         return go_on(*args)
 
-    Recovery.go_on = refusing
+    inject("recover", refusing)
 
 
 class DyingSet(ToySet):
@@ -242,21 +236,20 @@ def lose(rank, case, environment):
     if where is not None and where[0] == "recovery":
         die_in_recovery(where[1])
     if where is not None and where[0] == "first":
-        _, owner, name = where
-        setattr(owner, name, die)
+        inject(where[1], die)
     if case == REFUSED and rank == 1:
         refuse_in_recovery()
     if case == LATE_LEAD and rank == 0:
-        transformation.rewire = rewire_until_a_rank_is_lost
+        inject("rewire", rewire_until_a_rank_is_lost)
     with engine:
         engine.prepare(train_set, BATCH)
         if where == ("move", "open"):
-            transformation.move = die  # in the first change after the first plan
+            inject("move", die)  # in the first change after the first plan
         for epoch in engine.epochs(EPOCHS):
             if where == ("standby", epoch):
                 die()
             if where == ("close", epoch):
-                OpenPass.close_segment = die
+                inject("close segment", die)
             for batch in engine.batches(train_set, BATCH):
                 if where == ("step", epoch, batch.index):
                     die()
@@ -266,12 +259,12 @@ def lose(rank, case, environment):
                     engine.evaluate(test_set)
             if where == ("between", epoch):
                 die()
-            if where in (("move", epoch), ("_build", epoch)):
-                setattr(transformation, where[0], die)  # in the change that follows
+            if where in (("move", epoch), ("build", epoch)):
+                inject(where[0], die)  # in the change that follows
             if where == ("switch", epoch):
-                Changes._await_switch = die
+                inject("await switch", die)
             if where == ("tell", epoch):
-                Ahead._tell_switch = die
+                inject("tell switch", die)
             test_set.doomed = where == ("evaluate", epoch)
             losses.append(engine.evaluate(test_set)["loss"])
         last = moments(engine) if is_active(engine) else None
@@ -312,8 +305,8 @@ def lose_store(rank, store_pid, environment, when, prepare_steps):
                     if rank == 0 and (epoch, batch.index) == when:
                         os.kill(store_pid, signal.SIGKILL)
                     engine.step(batch)
-                while epoch == when[0] and not engine._open().run.plane.store_lost:
-                    engine._open().run.plane.check()
+                while epoch == when[0] and not run_of(engine).plane.store_lost:
+                    run_of(engine).plane.check()
                     time.sleep(0.05)
                 losses.append(engine.evaluate(test_set)["loss"])
     except pt.PeerFailure as failure:

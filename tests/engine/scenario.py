@@ -10,6 +10,7 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer import planner
 from tests.engine.even_profile import even_profile
+from tests.support.private import model_of, run_of
 from tests.support.toy import ToySet, accuracy, toy_model, toy_units
 
 # What the folder's fixture does for the tests' own process, and each rank for itself.
@@ -54,7 +55,7 @@ def make_engine(
 
 def moments(engine):
     """Return the optimizer's tensors, learning rate and step, copied."""
-    run = engine._open().run
+    run = run_of(engine)
     state = run.state.optimizer.state_dict()
     tensors = [
         value.clone()
@@ -130,5 +131,5 @@ def train(rank, freeze, epochs, options):
         "shapes": shapes,
         "history": engine.history.to_json(),
         "last": last,
-        "model": [p.detach().clone() for p in engine._recipe.model.parameters()],
+        "model": [p.detach().clone() for p in model_of(engine).parameters()],
     }

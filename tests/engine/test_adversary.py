@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.engine.scenario import QUICK, config, is_active, make_engine, schedule
+from tests.support.private import model_of, run_of
 from tests.support.ranks import Ranks
 from tests.support.toy import ToySet
 
@@ -43,7 +44,7 @@ def _train(rank, folder, secret, spaced):
     losses, shapes = [], []
     with engine:
         engine.prepare(train_set, BATCH)
-        plane = engine._open().run.plane
+        plane = run_of(engine).plane
         if rank == 0:
             told = {"run_id": plane.info.run_id, "port": os.environ["MASTER_PORT"]}
             _write(folder / "run", json.dumps(told))
@@ -56,7 +57,7 @@ def _train(rank, folder, secret, spaced):
             losses.append(engine.evaluate(test_set)["loss"])
             shapes.append(engine.plan.num_stages if is_active(engine) else 0)
         refused = plane.num_refused
-    weights = [p.detach().clone() for p in engine._recipe.model.parameters()]
+    weights = [p.detach().clone() for p in model_of(engine).parameters()]
     active = bool(shapes and shapes[-1])
     return {
         "losses": losses,

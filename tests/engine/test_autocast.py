@@ -6,6 +6,7 @@ import torch
 import pipetransformer as pt
 from pipetransformer.pipe.runner import Runner
 from tests.engine.scenario import config, equal, make_engine, schedule
+from tests.support.private import model_of
 from tests.support.toy import ToySet
 
 
@@ -30,7 +31,7 @@ def train(*, slots=1, microbatches=2, checkpoint="never", around_all=False):
             for batch in engine.batches(ToySet(36), 12):
                 with casting():
                     losses.append(engine.step(batch))
-        weights = [p.detach().clone() for p in engine._recipe.model.parameters()]
+        weights = [p.detach().clone() for p in model_of(engine).parameters()]
     return losses + weights
 
 

@@ -15,6 +15,7 @@ from pipetransformer.loop import coordinator as director
 from pipetransformer.pipe import DeferredBatchNorm
 from pipetransformer.state.signature import model_signature
 from tests.engine.scenario import config, make_engine, moments, schedule
+from tests.support.private import run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
@@ -242,9 +243,7 @@ def test_older_checkpoint_still_loads(tmp_path):
     with make_engine(freeze=pt.freeze.Never()) as engine:
         engine.load(path)
         engine.prepare(ToySet(12), 4)
-        assert (
-            len(moments(engine)["tensors"]) > 0 and engine._open().run.state.step == 3
-        )
+        assert len(moments(engine)["tensors"]) > 0 and run_of(engine).state.step == 3
 
 
 def norm_engine(kind=DeferredBatchNorm):
@@ -336,9 +335,7 @@ def test_emergency_takes_the_place_of_another_runs_file_only(tmp_path):
         content["extra"]["run_id"] = "another"
         torch.save(content, path)
         director.autosave.in_emergency(director.replica, lead=False)
-        assert (
-            checkpoint.read(path)["extra"]["run_id"] == engine._open().run.info.run_id
-        )
+        assert checkpoint.read(path)["extra"]["run_id"] == run_of(engine).info.run_id
 
 
 def test_load_after_the_first_pass_is_refused(tmp_path):

@@ -11,6 +11,7 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.checkpoint import format as checkpoint
 from tests.engine.scenario import config, make_engine, moments, schedule
+from tests.support.private import run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, accuracy
 
@@ -42,11 +43,11 @@ def train(engine):
     with engine:
         for _ in engine.epochs(EPOCHS):
             for batch in engine.batches(ToySet(50), 12):
-                at = engine._open().run.state.step
+                at = run_of(engine).state.step
                 steps.append((at, batch.ids.tolist(), float(engine.step(batch))))
             engine.evaluate(ToySet(21, seed=2), {"accuracy": accuracy})
         end = moments(engine)
-        end["freezes"] = engine._open().run.state.freezes
+        end["freezes"] = run_of(engine).state.freezes
     return steps, end
 
 

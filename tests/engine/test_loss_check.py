@@ -13,6 +13,7 @@ from torch.nn import functional
 import pipetransformer as pt
 from pipetransformer.loop.loss_check import checked_loss
 from tests.engine.scenario import config, make_engine
+from tests.support.private import model_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
@@ -247,14 +248,14 @@ def test_engine_asks_once_a_run():
 
 
 def test_engine_refuses_a_sum_before_any_step():
-    before = make_engine(freeze=pt.freeze.Never())._recipe.model
+    before = model_of(make_engine(freeze=pt.freeze.Never()))
     loss = Counted("sum")
     engine = make_engine(freeze=pt.freeze.Never(), loss=loss)
     with pytest.raises(ValueError, match="loss: expected a mean over rows"), engine:
         for batch in engine.batches(ToySet(24), 12):
             engine.step(batch)
     assert loss.calls == [12, 24]
-    now = engine._recipe.model
+    now = model_of(engine)
     assert all(map(torch.equal, before.parameters(), now.parameters()))
 
 

@@ -11,6 +11,7 @@ import pipetransformer as pt
 from pipetransformer.pipe import is_recomputing
 from pipetransformer.transformation import propose as planning
 from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import model_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, toy_model, toy_units
 
@@ -19,7 +20,7 @@ FROZEN = 3  # layers under two frozen units
 
 
 def weights_of(engine):
-    return [p.detach().clone() for p in engine._recipe.model.parameters()]
+    return [p.detach().clone() for p in model_of(engine).parameters()]
 
 
 def train_clipped(rank, frozen, plan):
@@ -115,7 +116,7 @@ def train_recomputing(checkpoint, stages=2, micro=4):
     )
     with engine:
         engine.prepare(ToySet(24, dtype=torch.float64), 12)
-        for layer in (engine._recipe.model[0], engine._recipe.model[-1]):
+        for layer in (model_of(engine)[0], model_of(engine)[-1]):
             layer.register_forward_hook(
                 lambda layer, *_: calls.append((id(layer), is_recomputing()))
             )
@@ -152,7 +153,7 @@ def train_with_cuts(cuts, slots=3):
         stages = engine._open().active().pipe.partitions
         names = [[id(layer) for layer in stage] for stage in stages]
         plan = engine.plan
-    layers = [id(layer) for layer in engine._recipe.model]
+    layers = [id(layer) for layer in model_of(engine)]
     return weights_of(engine), plan, names, layers
 
 

@@ -16,6 +16,7 @@ from pipetransformer.planner import Plan
 from pipetransformer.transformation import propose as planning
 from pipetransformer.transformation import rewire
 from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
@@ -150,7 +151,7 @@ def prepared_with(memory):
     engine = make_engine(freeze=schedule(4), config=settings)
     with engine:
         engine.prepare(ToySet(24), 12)
-        run = engine._open().run
+        run = run_of(engine)
         return engine.plan, run.profile, run.cluster
 
 

@@ -20,6 +20,7 @@ from tests.engine.scenario import (
     moments,
     schedule,
 )
+from tests.support.private import run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
@@ -43,7 +44,7 @@ def train_ahead(rank, settings, counts=COUNTS, epochs=EPOCHS, leave_after=None):
     with engine:
         for _ in engine.epochs(epochs):
             for batch in engine.batches(train_set, 12, num_workers=0):
-                step = engine._open().run.state.step
+                step = run_of(engine).state.step
                 after[step] = engine.evaluate(test_set)["loss"], moments(engine)
                 plan = engine.plan
                 shapes[step] = plan.num_stages, plan.num_replicas, plan.boundary

@@ -10,6 +10,7 @@ from pipetransformer.planner import PauseModel
 from pipetransformer.run.measured_costs import Market, Prices, kind_of
 from pipetransformer.transformation.plan_search import remaining_steps
 from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
@@ -29,12 +30,12 @@ def train(rank, freeze, epochs, options):
                 engine.step(batch)
             if tamper is not None:
                 seconds = tamper * rank
-                prices = engine._open().run.prices
+                prices = run_of(engine).prices
                 prices.pauses = PauseModel().observed(
                     {"prepare": seconds, "rewire": seconds}, kind="shape"
                 )
                 prices.record_pace(1.0 + rank, 10**9)
-        pauses = engine._open().run.prices.pauses.to_dict()
+        pauses = run_of(engine).prices.pauses.to_dict()
     return engine.history.to_json(), plans, pauses
 
 

@@ -13,6 +13,7 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.checkpoint import format as checkpoint
 from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import model_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, accuracy, toy_model
 
@@ -92,7 +93,7 @@ def poison(rank, folder):
         value = nn.functional.cross_entropy(outputs, targets)
         if rank == 1 and len(calls) == 3:
             with torch.no_grad():
-                engine._recipe.model[0].weight.fill_(float("nan"))
+                model_of(engine)[0].weight.fill_(float("nan"))
             return value * float("nan")
         return value
 
@@ -174,7 +175,7 @@ def own_loop_with_an_empty_share(rank):
                 engine.optimizer.step()
                 engine.optimizer.zero_grad()
                 seen.append(batch.rows)
-    return seen, [p.detach().clone() for p in engine._recipe.model.parameters()]
+    return seen, [p.detach().clone() for p in model_of(engine).parameters()]
 
 
 @pytest.mark.distributed
@@ -210,7 +211,7 @@ def stop_in_the_middle(folder, batch_size=4, stop=None, resume=False, seed=3):
                     raise KeyError("stop")
                 engine.step(batch)
                 seen.extend(batch.ids.tolist())
-    return seen, [p.detach().clone() for p in engine._recipe.model.parameters()]
+    return seen, [p.detach().clone() for p in model_of(engine).parameters()]
 
 
 def test_resume_in_the_middle_of_an_epoch_goes_on_with_the_next_batch(tmp_path):
@@ -284,7 +285,7 @@ def test_changed_frozen_weights_are_seen_by_the_next_evaluation():
                 engine.step(batch)
         before = engine.evaluate(ToySet(8))["loss"]
         with torch.no_grad():
-            engine._recipe.model[1].down.weight.mul_(3)
+            model_of(engine)[1].down.weight.mul_(3)
         assert engine.evaluate(ToySet(8))["loss"] != before
 
 

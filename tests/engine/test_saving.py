@@ -5,6 +5,7 @@ import torch
 
 import pipetransformer as pt
 from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import model_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, toy_model
 
@@ -32,7 +33,7 @@ def test_weights_leave_as_a_copy_a_file_and_from_a_checkpoint_alike(tmp_path):
         assert engine.plan.boundary > 0, "names must not depend on the plan"
         engine.step(torch.randn(3, 4), torch.tensor([0, 1, 2]))
     pt.export_checkpoint(saved, offline)
-    trained = engine._recipe.model.state_dict()
+    trained = model_of(engine).state_dict()
     assert any(not torch.equal(copied[n], trained[n]) for n in copied), "a copy"
     for path in (plain, offline):
         model = toy_model(seed=9)

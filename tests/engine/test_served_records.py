@@ -9,6 +9,7 @@ import torch
 import pipetransformer as pt
 from pipetransformer.autocache import fingerprint_chain, values_context
 from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import model_of
 from tests.support.toy import ToySet, accuracy, toy_model
 
 FROZEN = 2  # units: three layers
@@ -23,7 +24,7 @@ def casting(dtype):
 def count_prefix_rows(engine):
     """Return a list that grows by the rows of each call of the first layer."""
     rows = []
-    first = engine._recipe.model[0]
+    first = model_of(engine)[0]
     first.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     return rows
 

@@ -11,6 +11,7 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.checkpoint import format as checkpoint
 from tests.engine.scenario import config, schedule
+from tests.support.private import run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import Block, ToySet, accuracy
 
@@ -38,7 +39,7 @@ class Striker:
         pid = int((self.folder / f"pid-{victim}").read_text())
         os.kill(pid, signal.SIGTERM)
         end = time.monotonic() + 60
-        while self.engine._open().run.plane.failure is None:
+        while run_of(self.engine).plane.failure is None:
             assert time.monotonic() < end, "SIGTERM was not noticed"
             time.sleep(0.01)
 
@@ -59,7 +60,7 @@ class Counting(nn.Module):
 def make(folder, striker):
     def loss(outputs, targets):
         if torch.is_grad_enabled():
-            step = striker.engine._open().run.state.step
+            step = run_of(striker.engine).state.step
             striker.at(f"standby in step {step}", victim=1)
             striker.at(f"replica in step {step}", rank=1)
         return nn.functional.cross_entropy(outputs, targets)

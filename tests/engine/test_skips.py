@@ -14,6 +14,7 @@ from pipetransformer.replica.frozen_prefix import FrozenPrefix
 from pipetransformer.report.clock import Clock
 from pipetransformer.skip.tracker import current_skip_tracker
 from tests.engine.scenario import config, schedule
+from tests.support.private import model_of, run_of
 from tests.support.ranks import run_ranks
 from tests.support.skip_model import BOUNDARIES, NUM_LAYERS, PAIRS, skip_model
 from tests.support.toy import ToySet
@@ -101,8 +102,8 @@ def train(rank, settings):
 
     def watched(parameters):
         def note(*_):
-            step = engine._open().run.state.step
-            gradients[step] = gradients_of(engine._recipe.model.parameters())
+            step = run_of(engine).state.step
+            gradients[step] = gradients_of(model_of(engine).parameters())
 
         optimizer = adamw(parameters)
         optimizer.register_step_pre_hook(note)
@@ -114,7 +115,7 @@ def train(rank, settings):
     with engine:
         for _ in engine.epochs(len(WANTED)):
             for batch in engine.batches(data, BATCH):
-                step = engine._open().run.state.step
+                step = run_of(engine).state.step
                 losses[step] = engine.step(batch).item() * batch.rows
             evaluated.append(engine.evaluate(held_out)["loss"])
             plans.append(engine.plan)
@@ -124,7 +125,7 @@ def train(rank, settings):
         "evaluated": evaluated,
         "plans": plans,
         "history": engine.history.to_json(),
-        "weights": [p.detach().clone() for p in engine._recipe.model.parameters()],
+        "weights": [p.detach().clone() for p in model_of(engine).parameters()],
     }
 
 
@@ -174,7 +175,7 @@ def first_gradients(cuts, checkpoint):
         loss = engine.loss(batch)
         engine.backward(loss)
         assert engine.plan.cuts == cuts
-        return loss.item(), gradients_of(engine._recipe.model.parameters())
+        return loss.item(), gradients_of(model_of(engine).parameters())
 
 
 CUTS = [(0, cut, NUM_LAYERS) for cut in range(1, NUM_LAYERS)]
@@ -218,7 +219,7 @@ def test_records_are_as_wide_as_a_boundary_not_as_its_skips():
     engine = skip_engine(freeze=schedule(0))
     with engine:
         engine.prepare(training_set(), BATCH)
-        run = engine._open().run
+        run = run_of(engine)
         wide = [layer.boundary_bytes_per_sample for layer in run.profile.layers]
         assert max(wide) == 192 and max(wide[b - 1] for b in BOUNDARIES[1:]) == 64
         assert run._slot_bytes() == record_bytes(

@@ -14,6 +14,7 @@ from tests.engine.scenario import (
     moments,
     schedule,
 )
+from tests.support.private import run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
@@ -36,7 +37,7 @@ def train_by_steps(rank, settings):
     with engine:
         for _ in engine.epochs(EPOCHS):
             for batch in engine.batches(train_set, 12, num_workers=0):
-                step = engine._open().run.state.step
+                step = run_of(engine).state.step
                 after[step] = engine.evaluate(test_set)["loss"], moments(engine)
                 shapes[step] = engine.plan.num_stages, engine.plan.num_replicas
                 engine.step(batch)

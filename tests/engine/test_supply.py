@@ -12,6 +12,7 @@ from pipetransformer.planner import search
 from pipetransformer.run import caches as slabs
 from pipetransformer.transformation.cache_capacity import cache_slots
 from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import Block, ToySet
 
@@ -26,8 +27,8 @@ def run_frozen(engine, epochs=3):
         for _ in engine.epochs(epochs):
             for batch in engine.batches(ToySet(SAMPLES), 12):
                 engine.step(batch)
-            plans.append((engine.plan, engine._open().run.cache_slots))
-        return plans, engine._open().run
+            plans.append((engine.plan, run_of(engine).cache_slots))
+        return plans, run_of(engine)
 
 
 def plan_with(budget):
@@ -112,7 +113,7 @@ def opened():
     """A run with a profile and no cache yet."""
     with make_engine(freeze=schedule(0), config=config()) as engine:
         engine.prepare(ToySet(SAMPLES), 12)
-        yield engine._open().run
+        yield run_of(engine)
 
 
 def made(run, *, samples=SAMPLES, more_bytes=0):
@@ -163,7 +164,7 @@ def explained(rank, available):
         for _ in engine.epochs(3):
             for batch in engine.batches(ToySet(SAMPLES), 12):
                 engine.step(batch)
-        run = engine._open().run
+        run = run_of(engine)
         told = engine.explain().to_dict()["inputs"]["notes"]
         return engine.plan.plan_hash, engine.plan.cache, run.cache_slots, told
 

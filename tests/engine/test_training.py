@@ -8,6 +8,7 @@ import pipetransformer as pt
 from pipetransformer import planner
 from tests.engine.even_profile import measured_profile
 from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import model_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, accuracy, toy_model
 
@@ -43,7 +44,7 @@ def engine_training(rank, slots, stages, micro_batches, replicas):
                 engine.step(batch)
                 batches.append(batch.ids.tolist())
             order.append(batches)
-    weights = [p.detach().clone() for p in engine._recipe.model.parameters()]
+    weights = [p.detach().clone() for p in model_of(engine).parameters()]
     return order, weights
 
 
@@ -98,7 +99,7 @@ def test_users_own_loop_trains_like_step():
         with engine:
             for batch in engine.batches(ToySet(24), 12):
                 step(engine, batch)
-        return [p.detach().clone() for p in engine._recipe.model.parameters()]
+        return [p.detach().clone() for p in model_of(engine).parameters()]
 
     for a, b in zip(run(own), run(lambda e, b: e.step(b)), strict=True):
         assert torch.equal(a, b)
@@ -138,7 +139,7 @@ def test_frozen_layers_do_not_move_and_keep_their_moments():
         for epoch in engine.epochs(2):
             for batch in engine.batches(ToySet(24), 12):
                 engine.step(batch)
-            model, optimizer = engine._recipe.model, engine.optimizer
+            model, optimizer = model_of(engine), engine.optimizer
             frozen = [p for layer in model[:4] for p in layer.parameters()]
             now = [p.detach().clone() for p in frozen]
             states = [optimizer.state[p]["exp_avg"].clone() for p in frozen]
@@ -147,8 +148,8 @@ def test_frozen_layers_do_not_move_and_keep_their_moments():
                 assert all(map(torch.equal, *seen))
                 assert not any(p.requires_grad for p in frozen)
                 assert not any(layer.training for layer in model[:4])
-    assert all(p.requires_grad for p in engine._recipe.model.parameters())
-    assert all(layer.training for layer in engine._recipe.model)
+    assert all(p.requires_grad for p in model_of(engine).parameters())
+    assert all(layer.training for layer in model_of(engine))
 
 
 def test_cached_inputs_are_not_loaded_again():
@@ -210,7 +211,7 @@ def test_same_seed_gives_the_same_bits():
             for _ in engine.epochs(2):
                 for batch in engine.batches(ToySet(24), 12):
                     engine.step(batch)
-        return [p.detach().clone() for p in engine._recipe.model.parameters()]
+        return [p.detach().clone() for p in model_of(engine).parameters()]
 
     assert all(map(torch.equal, run(), run()))
 

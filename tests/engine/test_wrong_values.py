@@ -14,6 +14,7 @@ import pipetransformer as pt
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import tensor_files as files
 from tests.engine.scenario import config, make_engine, moments
+from tests.support.private import run_of
 from tests.support.toy import ToySet
 
 
@@ -124,7 +125,7 @@ def test_wrong_values_are_refused_before_anything_is_loaded_and_skipped(
         with pytest.raises(ValueError) as caught:
             engine.load(newest)
         assert str(newest) in str(caught.value) and text in str(caught.value)
-        run = engine._open().run
+        run = run_of(engine)
         assert run.state.step == 0 and run.loaded is None
         torch.testing.assert_close(engine.state_dict(), before, rtol=0, atol=0)
     assert checkpoint.newest_valid(tmp_path)[0] == older
@@ -164,7 +165,7 @@ def test_values_that_do_not_fit_the_run_name_the_file_and_load_nothing(
         found = str(caught.value)
         assert found.startswith(f"checkpoint {path}: expected") and text in found
         assert found.isprintable() and len(found) < len(str(path)) + 1000
-        assert engine._open().run.state.step == 0
+        assert run_of(engine).state.step == 0
         torch.testing.assert_close(engine.state_dict(), before, rtol=0, atol=0)
 
 
@@ -188,7 +189,7 @@ def test_optimizer_state_that_does_not_load_names_the_file(tmp_path, whole):
         text = f"checkpoint {path}: expected the optimizer's state, got what does not"
         with pytest.raises(ValueError, match=text):
             engine.load(path)
-        assert engine._open().run.loaded is None
+        assert run_of(engine).loaded is None
 
 
 def test_batches_of_another_kind_are_quoted_in_short(tmp_path, whole):

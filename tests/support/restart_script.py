@@ -11,6 +11,7 @@ from torch import nn
 
 import pipetransformer as pt
 from tests.engine.scenario import QUICK
+from tests.support.private import run_of
 from tests.support.toy import ToySet, toy_model, toy_units
 
 EPOCHS, STEPS, SAMPLES = 3, 5, 50
@@ -27,7 +28,7 @@ def train(rank, folder, victim=None, step=None):
     state = folder / "killed"
 
     def loss(outputs, targets):
-        run = engine._open().run
+        run = run_of(engine)
         if (rank, run.state.step) == (victim, step) and not state.exists():
             state.write_text(str(step))
             os.kill(os.getpid(), signal.SIGKILL)
@@ -54,7 +55,7 @@ def train(rank, folder, victim=None, step=None):
     with open(folder / f"log-{rank}", "a") as log, engine:
         for _ in engine.epochs(EPOCHS):
             for batch in engine.batches(ToySet(SAMPLES), 12):
-                at = engine._open().run.state.step
+                at = run_of(engine).state.step
                 mean = float(engine.step(batch))
                 log.write(json.dumps([at, batch.ids.tolist(), mean]) + "\n")
                 log.flush()

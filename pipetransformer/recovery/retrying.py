@@ -1,7 +1,7 @@
 """Runs what ranks meet in, and goes on after the loss of one of them.
 
 Under ``on_peer_failure="continue"`` a call that fails because a rank was lost is not
-the end: the survivors take up a new plan (`recovery.py`), and the call is made again,
+the end: the survivors take up a new plan (`resume.py`), and the call is made again,
 or ends with the result that a survivor already has. So the user's script sees nothing.
 """
 

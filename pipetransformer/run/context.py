@@ -27,7 +27,7 @@ from pipetransformer.state.step_buffers import StepBuffers
 
 
 class PassCounter(Protocol):
-    """What a training step reports to; see `pipetransformer.loop.step.Pass`."""
+    """What a training step reports to; see `pipetransformer.progress.counts.Pass`."""
 
     def begin_step(self) -> None:
         """Note that a forward begins."""

@@ -29,7 +29,6 @@ from harness.forked import Log, Ranks, fork_server
 from harness.provenance import begin
 from harness.results import write_json
 from harness.text import text_table
-
 from pipetransformer import AutoDPConfig
 
 WORLD = 4

@@ -22,10 +22,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+
 from harness.common import Row, Target, begin, write_json
 from harness.forked import Log, Ranks, fork_server
 from harness.results import spread_table
-
 from pipetransformer.autodp import (
     AutoDPConfig,
     MessagePlane,

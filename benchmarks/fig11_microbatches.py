@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import torch
+
 from harness.common import (
     Ratio,
     Row,
@@ -28,13 +29,12 @@ from harness.common import (
 from harness.quiet import add_patience_argument
 from harness.text import text_table
 from pipe.encoder import Shape, batch, encoder, mean_loss
-from simulated.slot_profile import profile_on_slots
-from simulated.steps import Case, median_profile, slots
-from simulated.trials import Compared, Subject, Trial
-
 from pipetransformer import planner
 from pipetransformer.config import PlanConfig
 from pipetransformer.planner import Profile
+from simulated.slot_profile import profile_on_slots
+from simulated.steps import Case, median_profile, slots
+from simulated.trials import Compared, Subject, Trial
 
 AIM = 0.03
 FACTORS = (1, 2, 3, 4, 5, 6)  # M over K

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from harness.common import (
     Ratio,
     Repeat,
@@ -34,8 +36,6 @@ from harness.text import text_table
 from pipe.bounds import pipeline_speedup
 from pipe.cells import LOOP, TOLERANCE, WIDTH, System, measure_cells, print_table
 from pipe.pipes import CHECKPOINT_MODES, plain_loop, tensor_of
-from torch import Tensor, nn
-
 from pipetransformer.pipe import Pipe
 
 STEP = "step time"

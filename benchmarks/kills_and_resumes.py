@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from faults.kills_job import (
     Curve,
     random_parts,

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
+
 from harness.common import (
     Ratio,
     Repeat,
@@ -33,8 +35,6 @@ from harness.text import text_table
 from pipe.cuts import balanced_cuts, move_stages, stage_devices
 from pipe.history import MODEL_SPEEDUPS
 from pipe.models import amoebanet_d, resnet101, unet
-from torch import Tensor, nn
-
 from pipetransformer.pipe import Pipe
 
 PLAIN, STEP = "plain", "step time"

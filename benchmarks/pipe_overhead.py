@@ -17,6 +17,8 @@ import sys
 from collections.abc import Sequence
 
 import torch
+from torch import nn
+
 from harness.common import (
     Ratio,
     Row,
@@ -40,7 +42,6 @@ from pipe.cells import (
 )
 from pipe.history import OVERHEAD_US
 from pipe.pipes import CHECKPOINT_MODES, DISPATCHES, load_factory, our_pipe, plain_loop
-from torch import nn
 
 MOST_US = 10.0  # per cell above the loop, forward and backward
 

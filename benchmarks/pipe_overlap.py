@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from harness.common import (
     Ratio,
     Repeat,
@@ -29,7 +31,6 @@ from harness.common import (
 )
 from harness.text import text_table
 from pipe.pipes import DISPATCHES, load_factory, our_pipe, plain_loop, tensor_of
-from torch import Tensor, nn
 
 LOOP, OURS = "loop", "never"
 FORWARD, BACKWARD = "forward", "backward"

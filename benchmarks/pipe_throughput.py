@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 
 import torch
+
 from harness.child import foreign_cpu_s, machine_busy_s
 from harness.common import (
     Ratio,

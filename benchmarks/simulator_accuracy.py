@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import torch
+
 from harness.common import (
     Ratio,
     Row,

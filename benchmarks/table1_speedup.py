@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import torch
+
 from harness.common import (
     Repeat,
     RunFailed,

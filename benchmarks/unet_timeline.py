@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
+
 from harness.common import (
     Ratio,
     Repeat,
@@ -34,8 +36,6 @@ from pipe.cuts import balanced_cuts, move_stages, stage_devices
 from pipe.history import UNET_TIMELINE
 from pipe.live_bytes import LiveOutputs
 from pipe.models import unet
-from torch import Tensor, nn
-
 from pipetransformer.pipe import Pipe
 from pipetransformer.pipe.ablation import Ablation
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from harness.forked import Ranks
 from torch import Tensor
 
 from faults.case import Case, Kind, Moment, Policy
@@ -22,6 +21,7 @@ from faults.places import small_disk
 from faults.small_run import Deadlines, state_hash
 from faults.trace import Reference, Saved, Trace
 from faults.worker import Job, run_rank
+from harness.forked import Ranks
 from pipetransformer.checkpoint import format as checkpoint
 
 POLL_S = 0.02

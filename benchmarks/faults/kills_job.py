@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from faults.kills_worker import BATCH, PLACES, SAMPLES, STEPS, Part, run_part
 from harness.child import RunFailed
 from harness.forked import Ranks
-
-from faults.kills_worker import BATCH, PLACES, SAMPLES, STEPS, Part, run_part
 from pipetransformer.checkpoint import format as checkpoint
 
 PART_DEADLINE_S = 300.0

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness.forked import Log
-from harness.private import model_of, run_of
 from torch import Tensor, nn
 
 import pipetransformer as pt
 from faults.small_run import DEPTH, Deadlines, Momentum, SmallSet, small_model
+from harness.forked import Log
+from harness.private import model_of, run_of
 
 SAMPLES, BATCH, STEPS = 90, 12, 8  # the last batch of an epoch has six rows
 TEST_SAMPLES = 21

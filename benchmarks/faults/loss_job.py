@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness.forked import Ranks, read_log
 from torch import Tensor
 
 from faults.loss_worker import KINDS, WORLD_SIZE, Kind, mark_of, place_of, run_rank
 from faults.small_run import Deadlines
+from harness.forked import Ranks, read_log
 from pipetransformer.checkpoint import format as checkpoint
 
 POLL_S = 0.01

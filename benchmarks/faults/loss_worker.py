@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness.forked import Log
-from harness.private import model_of
 from torch import Tensor
 
 import pipetransformer as pt
@@ -31,6 +29,8 @@ from faults.small_run import (
     engine_hash,
     small_engine,
 )
+from harness.forked import Log
+from harness.private import model_of
 from pipetransformer.autodp.meeting import Meeting
 from pipetransformer.loop.coordinator import Director
 from pipetransformer.recovery.retrying import Survivors

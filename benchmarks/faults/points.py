@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness.forked import Log, read_log
 from torch import Tensor, nn
 
 from faults.case import DOUBLE, MAKING_CACHE, Case, Moment
 from faults.outcomes import FSYNCS, LATE, SLOW_DISK, SLOW_S
 from faults.places import fill_disk, jump_clock, slow_fsync, without_room
 from faults.small_run import Deadlines
+from harness.forked import Log, read_log
 from pipetransformer import planner
 from pipetransformer.autocache import ActivationCache
 from pipetransformer.autodp import (

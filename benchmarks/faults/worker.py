@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness.forked import Log
-from harness.private import model_of, run_of
 from torch import Tensor
 
 import pipetransformer as pt
@@ -30,6 +28,8 @@ from faults.small_run import (
     small_engine,
     state_hash,
 )
+from harness.forked import Log
+from harness.private import model_of, run_of
 from pipetransformer.autodp import _binding
 from pipetransformer.data import Batch
 from pipetransformer.loop import step as training

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from harness.common import Repeat, Row, Series, interleave, measured
-from harness.text import text_table
 from torch import Tensor, nn
 
+from harness.common import Repeat, Row, Series, interleave, measured
+from harness.text import text_table
 from pipe.pipes import recomputed_share, tensor_of
 
 LOOP = "loop"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from pipe.encoder import Shape, batch, encoder, mean_loss
 from torch import Tensor
 
+from pipe.encoder import Shape, batch, encoder, mean_loss
 from pipetransformer import planner
 from pipetransformer.planner import Profile
 from simulated.slot_profile import profile_on_slots

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from harness.text import text_table
-
 from simulated.ladder_instance import Rates
 from simulated.ladder_rows import Section
 from simulated.ladder_steps import Ladder, Rung

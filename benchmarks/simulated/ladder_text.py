@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.text import text_table
-
 from simulated.ladder_forms import EXPECTED
 from simulated.ladder_instance import Rates
 from simulated.ladder_rows import Section

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from torch import Tensor, nn
+
 from harness.common import Dropped, Repeat, Row, Series, interleave
 from harness.quiet import Measured, when_quiet
 from harness.timing import Sample
-from torch import Tensor, nn
-
 from pipetransformer.pipe import Pipe
 from pipetransformer.planner import Profile
 from simulated.steps import Case, simulated_s

@@ -13,23 +13,28 @@ import datetime
 import gc
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from pipe.pipes import load_factory, tensor_of
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from vit_digits import Digits, accuracy, load_split
+
+from pipe.pipes import load_factory, tensor_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import pipetransformer as pt
 from pipetransformer.data.loading import ElasticSampler
 from training import workload
 from training.frozen_prefix import FrozenPrefix, frozen_units
+from vit_digits import Digits, accuracy, load_split
 
 DEADLINE = datetime.timedelta(seconds=120)
 EVAL_ROWS = 64  # of a micro-batch

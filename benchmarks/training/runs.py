@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.common import Repeat, run_child
-
 from training.systems import SYSTEMS
 from training.work import TRAINING, work_of
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from harness.common import Ratio, Row, Series, Target, compared
 from harness.paired import NonInferiority, non_inferiority
-
 from training.losses import breakdown, losses, seconds_per_work
 from training.runs import ACCURACY, TRAINING_TIME, WALL_TIME, Result
 from training.systems import (

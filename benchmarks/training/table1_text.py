@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from harness.common import Ratio
 from harness.text import bar_chart, text_table
-
 from training.runs import ACCURACY, WALL_TIME, Result
 from training.systems import AGAIN, FULL, PLAIN, RIVALS, STATIC_PIPE
 from training.table1_report import TIMES, Table, median_work, shares, throughput

@@ -18,12 +18,11 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
-from vit_digits import accuracy, load_split
-
 import pipetransformer as pt
 from training import plain_loops, workload
 from training.systems import SYSTEMS, System
 from training.work import LayerCounter
+from vit_digits import accuracy, load_split
 
 MEETING_DEADLINE_S = 60.0
 

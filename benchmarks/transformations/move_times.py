@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+
 from harness.common import Row
 from harness.forked import Log, Ranks
-
 from pipetransformer.autodp import MessagePlane, build_group, connect
 from pipetransformer.report import Phases
 from pipetransformer.run.context import Run

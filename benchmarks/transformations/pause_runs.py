@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness.forked import Log, Ranks
 from torch import Tensor, nn
 
 import pipetransformer as pt
+from harness.forked import Log, Ranks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 from vit_digits import build_vit, freeze_units  # noqa: E402  # in examples/

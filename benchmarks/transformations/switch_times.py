@@ -13,8 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from harness.forked import Log, Ranks
 
+from harness.forked import Log, Ranks
 from pipetransformer.autodp import (
     ActiveGroup,
     AutoDPConfig,

@@ -191,7 +191,8 @@ def _refuse(parsed: argparse.Namespace, refusal: InfeasiblePlan) -> int:
 
 
 def _print(console: Console, plan: Plan, profile: Profile, cluster: Cluster) -> None:
-    from pipetransformer.explanation import outcomes, outline, sections
+    from pipetransformer.explanation import outcomes, outline
+    from pipetransformer.explanation import report as sections
     from pipetransformer.simulator import simulate
 
     simulation = simulate(plan, profile, cluster)
@@ -207,7 +208,7 @@ def _print(console: Console, plan: Plan, profile: Profile, cluster: Cluster) -> 
 
 
 def _headline(plan: Plan) -> Section:
-    from pipetransformer.explanation import sections
+    from pipetransformer.explanation import report as sections
 
     section = sections.headline(plan)
     if plan.schedule == "gpipe":

@@ -82,7 +82,7 @@ def run(parsed: argparse.Namespace) -> int:
 def _print(
     console: Console, plan: Plan, simulation: Simulation, notes: tuple[str, ...]
 ) -> None:
-    from pipetransformer.explanation import sections
+    from pipetransformer.explanation import report as sections
 
     drawing.draw(console, [sections.simulated(plan, simulation, notes)])
     drawing.draw_grid(console, simulation)

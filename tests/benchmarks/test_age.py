@@ -1,8 +1,8 @@
 """How many commits to what was measured are newer, or why nobody knows."""
 
 import pytest
-from harness.age import age
 
+from harness.age import age
 from tests.benchmarks.test_provenance import Tree
 
 

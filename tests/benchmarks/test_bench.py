@@ -3,8 +3,9 @@
 import subprocess
 from pathlib import Path
 
-import bench
 import pytest
+
+import bench
 from harness.commands import COMMANDS
 from harness.provenance import Tree
 

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from harness.child import RunFailed, run_child
 
 # A grandchild in a session of its own, as torchrun starts its workers.

@@ -1,6 +1,7 @@
 """Two result files of one benchmark, figure by figure."""
 
 import pytest
+
 from compare_results import differences
 
 

@@ -8,9 +8,10 @@ import dataclasses
 import math
 import re
 
-import fault_injection
 import pytest
 import torch
+
+import fault_injection
 from faults.case import KILLS, RETRIED, Case, Kind, Moment
 from faults.checks import Attempt, judge
 from faults.outcomes import right_blames, right_outcomes

@@ -6,6 +6,7 @@ import platform
 
 import pytest
 import torch
+
 from harness.common import (
     Dropped,
     RatioRefused,
@@ -23,7 +24,6 @@ from harness.common import (
     seeds_of,
     write_json,
 )
-
 from pipetransformer import _build_info
 
 CLEAN = Sample(10.0, 19.0)

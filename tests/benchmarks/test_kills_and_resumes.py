@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from faults.kills_job import Curve, Done, random_parts, samples_exactly_once
 from faults.kills_worker import BATCH, SAMPLES, STEPS, Part
 from kills_and_resumes import differences, holds

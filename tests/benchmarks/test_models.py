@@ -2,15 +2,16 @@
 
 import argparse
 
-import pipe_models
 import pytest
 import torch
+from torch import nn
+
+import pipe_models
 import unet_timeline
 from harness.common import Row
 from pipe.cuts import balanced_cuts, layer_costs
 from pipe.live_bytes import LiveOutputs
 from pipe.models import amoebanet_d, resnet101, unet
-from torch import nn
 from unet_timeline import SCALES, VARIANTS, Runner, Variant
 
 

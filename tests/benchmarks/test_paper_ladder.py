@@ -6,8 +6,10 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
-import paper_ladder
 import pytest
+
+import paper_ladder
+from pipetransformer.planner import InfeasiblePlan, search
 from simulated.ladder_forms import (
     closed_forms,
     gpipe_step,
@@ -32,8 +34,6 @@ from simulated.ladder_sensitivity import variants
 from simulated.ladder_steps import Ladder, microbatch_counts
 from simulated.ladder_text import TOLERANCE, Told
 from simulated.simulator_error import simulator_error
-
-from pipetransformer.planner import InfeasiblePlan, search
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from readme_tables import TABLES

@@ -6,8 +6,9 @@ import sys
 from itertools import combinations, pairwise
 from pathlib import Path
 
-import partition_quality
 import pytest
+
+import partition_quality
 from planner import layer_rows, partitioners
 from planner.layer_rows import LayerRow, model_rows, random_row
 from planner.partitioners import OURS, PARTITIONERS, optimum

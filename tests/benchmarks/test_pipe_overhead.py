@@ -3,15 +3,16 @@
 import argparse
 import sys
 
-import gpu_pipe
-import pipe_overhead
 import pytest
 import torch
+from torch import nn
+
+import gpu_pipe
+import pipe_overhead
 from harness.common import Repeat, Sample, Series
 from pipe import cells
 from pipe.cells import BACKWARD, FORWARD, LOOP
 from pipe.pipes import load_factory, our_pipe, recomputed_share, tensor_of
-from torch import nn
 
 TINY = {"stages": 2, "microbatches": 3, "iterations": 1, "seed": 0, "dispatch": "auto"}
 

@@ -4,13 +4,14 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 import gpu_pipe
 import pipe_models
 import pipe_overhead
 import pipe_overlap
 import pipe_throughput
-import pytest
-import torch
 import unet_timeline
 from harness import timing
 from pipe.encoder import Shape

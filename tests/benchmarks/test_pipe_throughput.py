@@ -3,10 +3,11 @@
 import argparse
 import gc
 
-import pipe_overlap
-import pipe_throughput
 import pytest
 import torch
+
+import pipe_overlap
+import pipe_throughput
 from harness.child import RunFailed
 from harness.common import Row
 from harness.rank_pool import RankPool

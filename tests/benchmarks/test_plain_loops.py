@@ -5,6 +5,10 @@ import functools
 
 import pytest
 import torch
+
+import pipetransformer as pt
+from pipetransformer.autofreeze import FreezeStatistics, Progress
+from tests.support.ranks import run_ranks
 from training import plain_loops, table1_worker, workload
 from training.frozen_prefix import frozen_units
 from training.plain_loops import run_ddp, run_pipe, run_plain
@@ -13,10 +17,6 @@ from training.systems import CACHED_DDP, DDP, FULL, PLAIN, REFERENCE, SYSTEMS
 from training.table1_worker import run_engine
 from training.work import LayerCounter
 from training.workload import Settings, build_model
-
-import pipetransformer as pt
-from pipetransformer.autofreeze import FreezeStatistics, Progress
-from tests.support.ranks import run_ranks
 
 TINY = Settings(width=8, heads=1)
 TRAIN, TEST = 150, 61  # samples: three steps of an epoch, the last one short

@@ -6,20 +6,20 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-import fig11_microbatches
 import pytest
+
+import fig11_microbatches
 import simulator_accuracy
 from fig11_microbatches import best_of, choice_ratios, counts_of
 from harness import timing
 from harness.common import Row
 from pipe.encoder import Shape
+from pipetransformer import planner
 from simulated import waits
 from simulated.accuracy import ALL, Error, summaries
 from simulated.steps import Case
 from simulated.trials import Compared, Subject
 from simulated.waits import MIXES
-
-from pipetransformer import planner
 from tests.benchmarks.test_simulated import layer, profile
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))

@@ -4,13 +4,13 @@ import json
 import sys
 from pathlib import Path
 
-import planner_time
 import pytest
+
+import planner_time
 from harness.common import Row
+from pipetransformer.planner import InfeasiblePlan, search
 from planner import cases
 from planner.cases import random_cluster, random_profile
-
-from pipetransformer.planner import InfeasiblePlan, search
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from readme_tables import TABLES

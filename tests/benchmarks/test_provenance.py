@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+
 from harness.child import cpu_of_descendants_s
 from harness.provenance import begin, command, provenance, tree_of
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from faults.loss_job import Strike, Trace, _Driver, draw_job
 from faults.loss_judge import (
     ENDED,

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from harness.common import MIN_REPEATS, RatioRefused, Repeat, RunFailed, Sample, ratio
 from harness.rounds import NO_LIMITS, Limits, Round, judge, run_rounds
 

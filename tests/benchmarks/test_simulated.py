@@ -3,15 +3,15 @@
 import dataclasses
 
 import pytest
+
 from harness import quiet
 from harness.common import Row
 from harness.quiet import others_share, when_quiet
+from pipetransformer.planner import LayerProfile, Profile
 from simulated.accuracy import ALL, Error, summaries
 from simulated.steps import Case, median_profile, plan_of, simulated_s
 from simulated.trials import Compared, Subject
 from simulator_accuracy import errors_of
-
-from pipetransformer.planner import LayerProfile, Profile
 
 MS = 1_000_000
 

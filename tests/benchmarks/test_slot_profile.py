@@ -3,9 +3,9 @@
 import threading
 
 import torch
-from simulated.slot_profile import PROFILES, profile_on_slots
 from torch import nn
 
+from simulated.slot_profile import PROFILES, profile_on_slots
 from tests.benchmarks.test_simulated import layer, profile
 
 

@@ -7,10 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+
+import pipetransformer as pt
 from harness.common import Sample, Series
 from harness.paired import non_inferiority
+from pipetransformer import planner
+from pipetransformer.planner import Cluster, InfeasiblePlan, search
 from table1_speedup import Calibration, Runner, Setting, at_fault, capped
-from torch import nn
+from tests.engine.scenario import config, make_engine, schedule
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet, accuracy, toy_model
 from training.losses import WORK, breakdown, category_of, losses, seconds_per_work
 from training.memory_cap import memory_cap
 from training.row_cost import row_seconds
@@ -36,13 +43,6 @@ from training.systems import (
 from training.table1_report import Table, throughput
 from training.table1_text import AT_FAULT, _bounds_text, _systems_text, told_ratio
 from training.work import TRAINING, LayerCounter, work_of
-
-import pipetransformer as pt
-from pipetransformer import planner
-from pipetransformer.planner import Cluster, InfeasiblePlan, search
-from tests.engine.scenario import config, make_engine, schedule
-from tests.support.ranks import run_ranks
-from tests.support.toy import ToySet, accuracy, toy_model
 
 
 def run_system(rank, name):

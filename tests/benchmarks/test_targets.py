@@ -1,8 +1,9 @@
 """What is aimed at stands with its figure, and what nobody waited for is no time."""
 
+import pytest
+
 import failure_time
 import pipe_overhead
-import pytest
 import transition_time
 from faults.case import Case
 from faults.checks import Verdict

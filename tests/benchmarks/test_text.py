@@ -1,6 +1,7 @@
 """Plain-text tables and charts."""
 
 import pytest
+
 from harness.text import bar_chart, text_table
 
 

@@ -1,10 +1,11 @@
 """Which samples count as undisturbed."""
 
 import pytest
-from harness.child import foreign_cpu_s
-from harness.timing import Sample, measured, select_clean
 from hypothesis import given
 from hypothesis import strategies as st
+
+from harness.child import foreign_cpu_s
+from harness.timing import Sample, measured, select_clean
 
 
 def _kept(*samples):

@@ -5,16 +5,16 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 import endurance
 import failure_time
 import fault_injection
-import pytest
-import torch
 import transformation_curve as curve
 import transition_time
-from transformations.curve_runs import CurveRun
-
 from tests.support import fork_server
+from transformations.curve_runs import CurveRun
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from readme_tables import TABLES

@@ -4,6 +4,8 @@ import threading
 
 import pytest
 import torch
+from torch import nn
+
 from simulated import waits
 from simulated.steps import SCHEDULES, Case
 from simulated.trials import Stepper, Subject
@@ -15,7 +17,6 @@ from simulated.waits import (
     WaitPipeline,
     random_pipelines,
 )
-from torch import nn
 
 WAIT = Wait(forward_s=0.3, input_grad_s=0.5, weight_grad_s=0.8)
 

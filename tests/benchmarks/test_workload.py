@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from training.pretrain import BACKGROUND, Pretraining, augment
 from training.workload import (
     BATCH_SIZE,

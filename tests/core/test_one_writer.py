@@ -21,7 +21,7 @@ OF_MODULES = {
 }
 OF_PATHS = {"write_text", "write_bytes", "touch", "mkdir", "rename", "hardlink_to"}
 # Besides core/disk.py: devices and FIFOs, which take no other way, and no file at all.
-ELSEWHERE = {("planner/text_files.py", "open"), ("cli/output.py", "open")}
+ELSEWHERE = {("core/text_files.py", "open"), ("cli/output.py", "open")}
 
 
 def opens_to_write(call, *, place):

@@ -9,10 +9,10 @@ from functools import partial
 
 import torch
 from torch import nn
-from vit_digits import accuracy, build_vit, freeze_units, load_split
 
 import pipetransformer as pt
 from tests.distributed.namespaces import TwoHosts, enter
+from vit_digits import accuracy, build_vit, freeze_units, load_split
 
 MEBIBYTE = 2**20
 BATCH = 32

@@ -12,13 +12,13 @@ import pathlib
 import tempfile
 import time
 
+from torch.distributed import TCPStore
+
 from faults.loss_job import Job, Strike, collect
 from faults.loss_judge import Reference, judge
 from faults.loss_worker import WORLD_SIZE, Kind, place_of, run_rank
 from faults.small_run import Deadlines
 from harness.forked import read_log
-from torch.distributed import TCPStore
-
 from tests.distributed.namespaces import TwoHosts, enter
 from tests.support.ranks import Ranks
 

@@ -19,7 +19,6 @@ import time
 
 from harness.provenance import begin
 from harness.results import Row, write_json
-
 from pipetransformer.checkpoint import format as checkpoint
 from tests.distributed import host_run, partitions
 from tests.distributed.namespaces import TwoHosts, missing

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from compare_runs import comparison, load_summary
 
 

@@ -4,6 +4,8 @@ import fcntl
 
 import pytest
 import torch
+
+from tests.support.ranks import run_ranks
 from vit_digits import (
     Pretraining,
     accuracy,
@@ -12,8 +14,6 @@ from vit_digits import (
     load_split,
     pretrained_vit,
 )
-
-from tests.support.ranks import run_ranks
 
 TINY = Pretraining(share=0.1, epochs=1, blocks=1, width=8, heads=2)
 

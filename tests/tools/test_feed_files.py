@@ -21,7 +21,6 @@ from _file_kinds import (
     run_command,
     whole_checkpoint_bytes,
 )
-
 from pipetransformer.checkpoint import format as checkpoint
 
 FEW = 120  # the program's default is 100,000 over all kinds

@@ -1,6 +1,7 @@
 """The tables of the pipeline's benchmarks show what the result files hold."""
 
 import pytest
+
 from _pipe_tables import models, overhead, throughput, timeline
 
 

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+
 import readme_tables
 from harness.age import Age
 from harness.commands import Command

@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+import types
 
 import pytest
 from torch.distributed import HashStore
@@ -10,6 +11,7 @@ from torch.distributed import HashStore
 from pipetransformer.autodp import PeerFailure, Transition, announced_epoch
 from pipetransformer.autodp.cards import Card, Cards, Job
 from pipetransformer.autodp.meeting import Meeting
+from pipetransformer.planning import agree_on_profile
 from pipetransformer.script import ScriptLog
 from pipetransformer.standing import Standing
 from tests.autodp.world import FAST, joined
@@ -95,6 +97,32 @@ def test_a_message_of_the_lead_that_no_rank_wrote_is_refused(case):
         with pytest.raises(RuntimeError, match="script position 0: exp") as caught:
             ScriptLog(plane).follow("epoch")
         assert is_plain(str(caught.value))
+
+
+def test_a_message_of_the_lead_without_a_field_is_refused_where_it_is_asked_for():
+    with joined() as plane:
+        plane.publish(plane.own_key("pos/0"), b'{"kind": "epoch"}')
+        message = ScriptLog(plane).follow("epoch")
+        with pytest.raises(RuntimeError, match="position 0: expected the field 'goes'"):
+            message["goes"]
+        assert message.get("goes") is None and dict(message) == {"kind": "epoch"}
+
+
+PROFILES = {
+    "another kind of field": b'{"profile": 5, "cluster": {}}',
+    "no profile within": b'{"profile": "{}", "cluster": "{}"}',
+}
+
+
+@pytest.mark.parametrize("case", [*FOREIGN, *JSON, *PROFILES])
+def test_a_profile_that_no_rank_wrote_is_refused(case):
+    with joined() as plane:
+        plane.publish("profile", {**FOREIGN, **JSON, **PROFILES}[case])
+        run = types.SimpleNamespace(profile=None, workload="some", plane=plane)
+        refused = (RuntimeError, ValueError, TypeError)
+        with pytest.raises(refused, match="profile.*: expected") as caught:
+            agree_on_profile(run, lead=False)
+        assert is_plain(str(caught.value)) and run.profile is None
 
 
 @pytest.mark.parametrize("case", [*FOREIGN, *JSON])

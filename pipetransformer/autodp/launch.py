@@ -248,7 +248,7 @@ class _Joining:
         ticket = store.add(f"{root}/join/{together}/{place.rank}", 1)
         key = f"{root}/meet/{together}/{ticket}"
         ours = place.store_rank is not None
-        cards = Cards(plain, place.rank, job, ticket, ours=ours)
+        cards = Cards(plain, place.rank, job, ticket, ours=ours, attempt=restart)
         meeting = Meeting(
             store, key, place.rank, place.world_size, config, self._given_up, cards
         )

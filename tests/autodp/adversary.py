@@ -52,7 +52,7 @@ MEETING = [
     "pt/meet/0/4/1/{r}",
     "pt/meet/0/4/1/gone",
     "pt/meet/0/4/1/hb/{r}",
-    "pt/card/{r}",
+    "pt/card/0/{r}",
 ]
 VALUES = [
     b"failure 1\n1\n3\n-1.0\nheartbeat\nno heartbeat",

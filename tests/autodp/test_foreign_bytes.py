@@ -184,7 +184,7 @@ def test_a_beat_before_the_meeting_that_no_rank_wrote_ends_nothing(case):
 def test_only_who_has_no_secret_believes_a_card_at_once(sealed):
     gathering = Gathering(sealed=sealed)
     other = Card(Job(3, "", "", sealed=sealed), 1, "elsewhere", 7)
-    gathering.write("pt/card/0", other.encode())
+    gathering.write("pt/card/0/0", other.encode())
     gathering.write("m/hb/0", b"1")
     gathering.write("m/0", b"address")
     comes = threading.Timer(1.0, gathering.write, ("m/id", RUN_ID))
@@ -200,7 +200,7 @@ def test_only_who_has_no_secret_believes_a_card_at_once(sealed):
 def test_who_has_a_secret_is_told_of_the_other_job_in_the_end():
     gathering = Gathering(sealed=True, within_s=0.5)
     other = Card(Job(3, "", "", sealed=True), 1, "elsewhere", 7)
-    gathering.write("pt/card/0", other.encode())
+    gathering.write("pt/card/0/0", other.encode())
     match = "on this store rank 0 is process 7 on 'elsewhere', a job of 3 ranks"
     with pytest.raises(TimeoutError, match=match):
         gathering.attend()

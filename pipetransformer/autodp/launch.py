@@ -226,7 +226,7 @@ class _Joining:
         ) from problem
 
     def _meet(self) -> tuple[LaunchInfo, Store]:
-        """Meet the others; agree on a run id that no earlier run had, and on links."""
+        """Meet the others; agree on a run id that no other run has, and on links."""
         config, deadline = self._config, self._deadline
         self._place, store = _open_store(self._place, deadline)
         if self._given_up.is_set():
@@ -253,7 +253,7 @@ class _Joining:
             store, key, place.rank, place.world_size, config, self._given_up, cards
         )
         self._meeting = meeting
-        run_id, addresses = meeting.attend(uuid.uuid4().hex, address, deadline)
+        run_id, addresses = meeting.attend(address, deadline)
         links = self._choice.settle(addresses)
         logger.debug("rank %d joined run %s", place.rank, run_id)
         place = replace(place, run_id=run_id, links=links)

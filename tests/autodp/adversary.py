@@ -48,7 +48,6 @@ KEYS = [
 ]
 MEETING = [
     "pt/join/0/4/{r}",
-    "pt/meet/0/4/1/id",
     "pt/meet/0/4/1/{r}",
     "pt/meet/0/4/1/gone",
     "pt/meet/0/4/1/hb/{r}",

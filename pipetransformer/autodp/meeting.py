@@ -68,6 +68,7 @@ class Meeting:
         self._given_up = given_up
         self._cards = cards
         self._successor: tuple[int, _binding.LivenessTracker] | None = None
+        self._highest: int | None = None  # beat of the successor
         self._beats = 0
         self.looks = 0
         self.opened = False
@@ -162,8 +163,12 @@ class Meeting:
         if self._successor is None or self._successor[0] != follower:
             tracker = _binding.LivenessTracker(self._timeout_s, self._timeout_s, now)
             self._successor = follower, tracker
+            self._highest = None
+        # Beats only rise: an old one that is put back is no sign of life.
         counter = self._number(f"{self._key}/hb/{follower}")
-        if not self._successor[1].observe(counter, now):
+        if self._highest is None or (counter or 0) > self._highest:
+            self._highest = counter
+        if not self._successor[1].observe(self._highest, now):
             self._store.compare_set(f"{self._key}/gone", "", str(follower))
 
     def _check(self) -> None:

@@ -1,6 +1,7 @@
 """Ranks find each other, and miss one that has joined and is gone."""
 
 import hashlib
+import itertools
 import re
 import threading
 import time
@@ -226,6 +227,26 @@ def test_a_rank_that_has_joined_and_died_is_told_to_all_and_to_who_comes_later(
         assert isinstance(failure, PeerFailure), failure
         assert (failure.rank, failure.phase) == (dead, "connect")
         assert failure.deadline_s == 1.0
+
+
+def test_old_beats_that_are_put_back_are_no_signs_of_life():
+    store = HashStore()
+    join_and_die(store, 1)
+    over = threading.Event()
+
+    def put_back():
+        for beat in itertools.cycle(range(5)):
+            store.set("meet/1/hb/1", str(beat))
+            if over.wait(0.03):
+                break
+
+    adversary = threading.Thread(target=put_back)
+    adversary.start()
+    results = attended(3, [0], store)
+    over.set()
+    adversary.join()
+    assert isinstance(results[0], PeerFailure), results
+    assert results[0].rank == 1
 
 
 def test_a_rank_that_joins_between_two_that_watch_each_other_is_watched():

@@ -19,6 +19,7 @@ from pipetransformer.autodp._binding import plain_text
 
 _LONGEST = 4096  # bytes of a card
 _LONGEST_TEXT = 200  # bytes of one of its texts
+_ABSENT = "\x01 absent"  # no card
 
 
 @dataclass(frozen=True)
@@ -122,18 +123,28 @@ class Cards:
         rank: This rank.
         job: Its job.
         ticket: See `Card`.
+        attempt: How often the launcher has started its ranks anew: a store that
+            outlives them holds the cards of the dead.
         ours: Whether a rank of this job must serve the store.
     """
 
     def __init__(
-        self, store: Store, rank: int, job: Job, ticket: int, *, ours: bool
+        self,
+        store: Store,
+        rank: int,
+        job: Job,
+        ticket: int,
+        *,
+        ours: bool,
+        attempt: str = "0",
     ) -> None:
         self._store = store
+        self._attempt = attempt
         self._job = job
         self._ticket = ticket
         self._ours = ours
         host = plain_text(os.fsencode(socket.gethostname()), _LONGEST_TEXT)
-        store.set(_key(rank), Card(job, ticket, host, os.getpid()).encode())
+        store.set(self._key(rank), Card(job, ticket, host, os.getpid()).encode())
 
     def refusal(self) -> str | None:
         """Return why this rank is at another job's store, None if it is not known.
@@ -169,11 +180,9 @@ class Cards:
         return ""
 
     def _card_of(self, rank: int) -> Card | None:
-        key = _key(rank)
-        if not self._store.check([key]):
-            return None
-        return Card.decode(bytes(self._store.get(key)))
+        # Never waits, also if somebody removes the card at this moment.
+        found = bytes(self._store.compare_set(self._key(rank), _ABSENT, _ABSENT))
+        return None if found == _ABSENT.encode() else Card.decode(found)
 
-
-def _key(rank: int) -> str:
-    return f"pt/card/{rank}"
+    def _key(self, rank: int) -> str:
+        return f"pt/card/{self._attempt}/{rank}"

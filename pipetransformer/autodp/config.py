@@ -16,6 +16,7 @@ FailurePolicy = Literal["raise", "continue"]
 _SHORTEST = timedelta(milliseconds=1)
 _LONGEST = timedelta(days=365)  # clocks count nanoseconds in 64 bits
 _LARGEST_BUFFER = 1 << 32
+_PATH_BEGINS = ("/", "~", "./", "../")
 _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{0,64}")
 
 
@@ -48,8 +49,9 @@ class AutoDPConfig:
             Equal on all ranks.
         secret: what only this run's ranks know, 16 to 4096 bytes; equal on all of
             them. With it, messages of anybody else on the store are ignored: see
-            "Trust" in ``docs/protocol.md``. A path names a file of mode 0600 that
-            holds it; rank 0 makes one that is not there. None: the environment's
+            "Trust" in ``docs/protocol.md``. A `pathlib.Path` names a file of mode
+            0600 that holds it; rank 0 makes one that is not there. A str is the
+            secret itself, and refused if it begins as a path. None: the environment's
             ``PIPETRANSFORMER_SECRET``, else the file that
             ``PIPETRANSFORMER_SECRET_FILE`` names, else none. Never shown.
 
@@ -57,7 +59,8 @@ class AutoDPConfig:
         TypeError: a duration that is no `timedelta`, or a value of another wrong type.
         ValueError: a duration that is not from a millisecond to a year, a size out of
             range, a heartbeat timeout below three intervals, a name of other
-            characters, or an unknown policy.
+            characters, an unknown policy, or a secret that is too short, too long or
+            looks like the name of a file.
     """
 
     heartbeat_interval: timedelta = timedelta(seconds=1)
@@ -116,6 +119,12 @@ def _check_secret(secret: Secret) -> None:
     if isinstance(secret, str | bytes):
         data = secret if isinstance(secret, bytes) else secret.encode(errors="replace")
         check_secret(data, "secret")
+        if isinstance(secret, str) and secret.startswith(_PATH_BEGINS):
+            raise ValueError(
+                "secret: expected the secret itself as a str or bytes, or its file as "
+                "a pathlib.Path, got a str that begins as a path (one that is none: "
+                "give its bytes)"
+            )
     elif not isinstance(secret, os.PathLike | None):
         raise TypeError(
             f"secret: expected str, bytes or a path, got {type(secret).__name__}"

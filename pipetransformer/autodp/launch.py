@@ -6,8 +6,10 @@ The one module that reads the variables torchrun sets.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import socket
 import threading
 import time
 import uuid
@@ -26,7 +28,11 @@ from pipetransformer.autodp.cards import Cards, Job
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.links import LinkChoice, host_of
-from pipetransformer.autodp.listening import handing_over, listening_socket
+from pipetransformer.autodp.listening import (
+    handing_over,
+    listening_socket,
+    listens_itself,
+)
 from pipetransformer.autodp.meeting import Meeting
 from pipetransformer.autodp.secret import find_secret
 from pipetransformer.network import Link
@@ -220,7 +226,7 @@ class _Joining:
         ) from problem
 
     def _meet(self) -> tuple[LaunchInfo, Store]:
-        """Meet the others; agree on a run id that no earlier run had, and on links."""
+        """Meet the others; agree on a run id that no other run has, and on links."""
         config, deadline = self._config, self._deadline
         self._place, store = _open_store(self._place, deadline)
         if self._given_up.is_set():
@@ -242,12 +248,12 @@ class _Joining:
         ticket = store.add(f"{root}/join/{together}/{place.rank}", 1)
         key = f"{root}/meet/{together}/{ticket}"
         ours = place.store_rank is not None
-        cards = Cards(plain, place.rank, job, ticket, ours=ours)
+        cards = Cards(plain, place.rank, job, ticket, ours=ours, attempt=restart)
         meeting = Meeting(
             store, key, place.rank, place.world_size, config, self._given_up, cards
         )
         self._meeting = meeting
-        run_id, addresses = meeting.attend(uuid.uuid4().hex, address, deadline)
+        run_id, addresses = meeting.attend(address, deadline)
         links = self._choice.settle(addresses)
         logger.debug("rank %d joined run %s", place.rank, run_id)
         place = replace(place, run_id=run_id, links=links)
@@ -362,31 +368,61 @@ def _open_store(place: LaunchInfo, deadline: float) -> tuple[LaunchInfo, Store]:
 _served: weakref.WeakSet[TCPStore] = weakref.WeakSet()
 """The stores of this process's engines that it serves; those of a port share one."""
 
+_warned_ports: set[int] = set()
+
 
 def _serve(port: int, timeout: timedelta, place: LaunchInfo) -> TCPStore:
-    listening = None
-    if all(store.port != port for store in _served):
-        one_node = "LOCAL_WORLD_SIZE" in os.environ and place.num_nodes == 1
-        listening = listening_socket(_host(), port, one_node=one_node)
-        if listening is None:
-            logger.warning(
-                "the store listens on every interface of this machine, port %d: "
-                "MASTER_ADDR %s names none of its addresses that all ranks reach",
-                port,
-                _host(),
-            )
+    # Held until the new one is there: a server goes with the last of its stores.
+    held = [store for store in _served if store.port == port]
+    listening, taken = (None, None) if held else _try_to_listen(port, place)
     with contextlib.ExitStack() as stack:
         descriptor = None
         if listening is not None:
             descriptor = stack.enter_context(handing_over(listening))
-        store = TCPStore(
-            _host(),
-            port,
-            is_master=True,
-            timeout=timeout,
-            wait_for_workers=False,
-            multi_tenant=True,
-            master_listen_fd=descriptor,
-        )
+        try:
+            store = TCPStore(
+                _host(),
+                port,
+                is_master=True,
+                timeout=timeout,
+                wait_for_workers=False,
+                multi_tenant=True,
+                master_listen_fd=descriptor,
+            )
+        except RuntimeError:
+            if taken is not None:  # torch joins no server that shares nothing
+                raise taken from None
+            raise
     _served.add(store)
     return store
+
+
+def _try_to_listen(
+    port: int, place: LaunchInfo
+) -> tuple[socket.socket | None, OSError | None]:
+    """Bind the store's port.
+
+    Returns:
+        The socket, None to let torch bind; and why it could not be bound where this
+        process itself has the port: torch may serve a store there already, such as
+        that of a default group which is gone, and then shares it.
+
+    Raises:
+        OSError: as `listening_socket`.
+    """
+    one_node = "LOCAL_WORLD_SIZE" in os.environ and place.num_nodes == 1
+    try:
+        listening = listening_socket(_host(), port, one_node=one_node)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE or not listens_itself(port):
+            raise
+        return None, error
+    if listening is None and port not in _warned_ports:
+        _warned_ports.add(port)
+        logger.warning(
+            "the store listens on every interface of this machine, port %d: "
+            "MASTER_ADDR %s names none of its addresses that all ranks reach",
+            port,
+            _host(),
+        )
+    return listening, None

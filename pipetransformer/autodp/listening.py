@@ -8,6 +8,7 @@ import ipaddress
 import logging
 import os
 import socket
+import stat
 from collections.abc import Iterator
 
 from pipetransformer.network import is_loopback
@@ -15,6 +16,8 @@ from pipetransformer.network import is_loopback
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 4096
+_EVERYWHERE = ("0.0.0.0", "::")
+_OWN_FILES = "/proc/self/fd"
 
 
 def listening_socket(host: str, port: int, *, one_node: bool) -> socket.socket | None:
@@ -29,12 +32,14 @@ def listening_socket(host: str, port: int, *, one_node: bool) -> socket.socket |
         A listening socket, bound to one address. None where this machine cannot tell
         at which of its addresses others reach it: `host` is none of them (a service's
         name, an address before a router), or leads to the loopback here and may lead
-        elsewhere on other nodes.
+        elsewhere on other nodes; or it means every interface (``0.0.0.0``, ``::``).
 
     Raises:
         OSError: `host` is unknown, or the port is taken.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if any(str(address[0]) in _EVERYWHERE for *_, address in found):
+        return None
     # Clients try every address; IPv4 first, as the groups' sockets.
     for family, *_, address in sorted(found, key=lambda f: f[0] != socket.AF_INET):
         if is_loopback(str(address[0])) and not (one_node or _means_loopback(host)):
@@ -63,6 +68,28 @@ def _means_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def listens_itself(port: int) -> bool:
+    """Tell whether this process listens at a port; False where that cannot be told."""
+    with contextlib.suppress(FileNotFoundError):
+        return any(_port_of(int(name)) == port for name in os.listdir(_OWN_FILES))
+    return False
+
+
+def _port_of(descriptor: int) -> int | None:
+    """Return the port that a file of this process listens at, None if it does not."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return None
+        mine = os.dup(descriptor)
+        closing.callback(os.close, mine)
+        with socket.socket(fileno=mine) as each:
+            closing.pop_all()
+            network = each.family in (socket.AF_INET, socket.AF_INET6)
+            if network and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return int(each.getsockname()[1])
+    return None
 
 
 @contextlib.contextmanager

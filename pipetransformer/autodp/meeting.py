@@ -3,13 +3,19 @@
 Each rank says once that it has joined, and beats from then on. So a rank that dies
 while the others still wait for a late one is missed like any other: by the rank that
 has joined before it in the ring, which tells everybody who is there or comes later.
+
+The run is named after what all of them drew for it. So a run whose ranks share a secret
+with an earlier one cannot be led into that one's keys by its old messages, whose seals
+still fit: a rank goes on only under a name that its own draw is part of.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
 import time
+import uuid
 
 from torch._C._distributed_c10d import Store
 
@@ -19,7 +25,8 @@ from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
 
 _POLL_S = 0.02
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
+_SAID = re.compile(r"([0-9a-f]{32}) (.*)")
+_LONGEST_QUOTE = 80  # letters
 _NUMBER = re.compile(r"\d{1,18}")
 
 
@@ -61,37 +68,38 @@ class Meeting:
         self._given_up = given_up
         self._cards = cards
         self._successor: tuple[int, _binding.LivenessTracker] | None = None
+        self._highest: int | None = None  # beat of the successor
         self._beats = 0
         self.looks = 0
         self.opened = False
 
-    def attend(self, name: str, value: str, deadline: float) -> tuple[str, list[str]]:
+    def attend(self, value: str, deadline: float) -> tuple[str, list[str]]:
         """Join, and wait until everybody has.
 
         Args:
-            name: Of the run; that of rank 0 counts.
-            value: What this rank tells the others.
+            value: What this rank tells the others, in one line.
             deadline: A ``time.monotonic()``.
 
         Returns:
-            The run's name and all values, by rank.
+            The run's name, 32 hexadecimal digits that no other run has, and all
+            values, by rank.
 
         Raises:
             PeerFailure: a rank that had joined is gone, or this is another job's store.
             TimeoutError: ranks had not joined by the deadline.
-            RuntimeError: the store holds what no rank writes.
+            RuntimeError: the store holds what no rank writes, or not what this rank
+                wrote.
         """
         self._beat()
-        if self._rank == 0:
-            self._store.set(f"{self._key}/id", name)
-        self._store.set(f"{self._key}/{self._rank}", value)
+        said = f"{uuid.uuid4().hex} {value}"
         keys = [f"{self._key}/{rank}" for rank in self._ranks]
+        self._store.set(keys[self._rank], said)
         next_beat = time.monotonic() + self._interval_s
         while True:
             self._check()  # also for who comes last, and would find all keys there
-            if self._holds(f"{self._key}/id", *keys):
+            if self._holds(*keys):
                 break  # they go, and beat elsewhere: nobody is missed here any more
-            self.opened = self.opened or self._holds(f"{self._key}/id")
+            self.opened = self.opened or self._holds(keys[0])
             now = time.monotonic()
             if self._given_up.is_set():
                 raise RuntimeError("meeting: expected somebody to wait for it")
@@ -110,10 +118,26 @@ class Meeting:
                         break
             time.sleep(_POLL_S)
         self.opened = True
-        run_id = self._read(f"{self._key}/id")
-        if not _RUN_ID.fullmatch(run_id):
-            raise RuntimeError(f"run id: expected 32 digits, got '{run_id[:80]}'")
-        return run_id, [self._read(key) for key in keys]
+        return self._named(said, [self._read(key) for key in keys])
+
+    def _named(self, said: str, told: list[str]) -> tuple[str, list[str]]:
+        """Return the run's name and the values, from what all ranks have said."""
+        if told[self._rank] != said:
+            raise RuntimeError(
+                "meeting: expected what this rank has said, got "
+                f"'{told[self._rank][:_LONGEST_QUOTE]}'"
+            )
+        drawn, values = [], []
+        for text in told:
+            found = _SAID.fullmatch(text)
+            if found is None:
+                raise RuntimeError(
+                    "meeting: expected 32 digits and an address, got "
+                    f"'{text[:_LONGEST_QUOTE]}'"
+                )
+            drawn.append(found[1])
+            values.append(found[2])
+        return hashlib.sha256(" ".join(drawn).encode()).hexdigest()[:32], values
 
     def _holds(self, *keys: str) -> bool:
         found: bool = self._store.check(list(keys))
@@ -139,8 +163,12 @@ class Meeting:
         if self._successor is None or self._successor[0] != follower:
             tracker = _binding.LivenessTracker(self._timeout_s, self._timeout_s, now)
             self._successor = follower, tracker
+            self._highest = None
+        # Beats only rise: an old one that is put back is no sign of life.
         counter = self._number(f"{self._key}/hb/{follower}")
-        if not self._successor[1].observe(counter, now):
+        if self._highest is None or (counter or 0) > self._highest:
+            self._highest = counter
+        if not self._successor[1].observe(self._highest, now):
             self._store.compare_set(f"{self._key}/gone", "", str(follower))
 
     def _check(self) -> None:

@@ -24,16 +24,32 @@ def read_json(data: bytes, what: str) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError):
         raise RuntimeError(
-            f"{what}: expected JSON that a rank wrote, got "
-            f"'{plain_text(data, _LONGEST_QUOTE)}'"
+            f"{what}: expected JSON that a rank wrote, got {_quoted(data)}"
         ) from None
 
 
 def read_fields(data: bytes, what: str) -> dict[str, Any]:
-    """Return the fields of the object that the bytes hold; errors as `read_json`'s."""
+    """Return the fields of the object that the bytes hold; errors as `read_json`'s.
+
+    So is that of a field which is asked for and is not there.
+    """
     content = read_json(data, what)
     if not isinstance(content, dict):
+        raise RuntimeError(f"{what}: expected an object, got {_quoted(data)}")
+    return _Fields(content, data, what)
+
+
+class _Fields(dict[str, Any]):
+    def __init__(self, content: dict[str, Any], data: bytes, what: str) -> None:
+        super().__init__(content)
+        self._data = data
+        self._what = what
+
+    def __missing__(self, name: str) -> Any:
         raise RuntimeError(
-            f"{what}: expected an object, got '{plain_text(data, _LONGEST_QUOTE)}'"
+            f"{self._what}: expected the field '{name}', got {_quoted(self._data)}"
         )
-    return content
+
+
+def _quoted(data: bytes) -> str:
+    return f"'{plain_text(data, _LONGEST_QUOTE)}'"

@@ -48,11 +48,10 @@ KEYS = [
 ]
 MEETING = [
     "pt/join/0/4/{r}",
-    "pt/meet/0/4/1/id",
     "pt/meet/0/4/1/{r}",
     "pt/meet/0/4/1/gone",
     "pt/meet/0/4/1/hb/{r}",
-    "pt/card/{r}",
+    "pt/card/0/{r}",
 ]
 VALUES = [
     b"failure 1\n1\n3\n-1.0\nheartbeat\nno heartbeat",

@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+import types
 
 import pytest
 from torch.distributed import HashStore
@@ -12,6 +13,7 @@ from pipetransformer.autodp.cards import Card, Cards, Job
 from pipetransformer.autodp.meeting import Meeting
 from pipetransformer.recovery.decision import Standing
 from pipetransformer.run.control_log import ScriptLog
+from pipetransformer.transformation.propose import agree_on_profile
 from tests.autodp.world import FAST, joined
 
 ESCAPES = b"\x1b]0;owned\x07\x1b[2J\xff\xfe"
@@ -25,7 +27,7 @@ FOREIGN = {
     "digits of other scripts": "\u0663\n\u0660\n\u0660".encode(),
 }
 LONGEST = 5_000  # letters of an error
-RUN_ID = b"0123456789abcdef" * 2
+SAID = b"0123456789abcdef" * 2 + b" "
 OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -97,6 +99,32 @@ def test_a_message_of_the_lead_that_no_rank_wrote_is_refused(case):
         assert is_plain(str(caught.value))
 
 
+def test_a_message_of_the_lead_without_a_field_is_refused_where_it_is_asked_for():
+    with joined() as plane:
+        plane.publish(plane.own_key("pos/0"), b'{"kind": "epoch"}')
+        message = ScriptLog(plane).follow("epoch")
+        with pytest.raises(RuntimeError, match="position 0: expected the field 'goes'"):
+            message["goes"]
+        assert message.get("goes") is None and dict(message) == {"kind": "epoch"}
+
+
+PROFILES = {
+    "another kind of field": b'{"profile": 5, "cluster": {}}',
+    "no profile within": b'{"profile": "{}", "cluster": "{}"}',
+}
+
+
+@pytest.mark.parametrize("case", [*FOREIGN, *JSON, *PROFILES])
+def test_a_profile_that_no_rank_wrote_is_refused(case):
+    with joined() as plane:
+        plane.publish("profile", {**FOREIGN, **JSON, **PROFILES}[case])
+        run = types.SimpleNamespace(profile=None, workload="some", plane=plane)
+        refused = (RuntimeError, ValueError, TypeError)
+        with pytest.raises(refused, match="profile.*: expected") as caught:
+            agree_on_profile(run, lead=False)
+        assert is_plain(str(caught.value)) and run.profile is None
+
+
 @pytest.mark.parametrize("case", [*FOREIGN, *JSON])
 def test_a_standing_that_no_rank_wrote_is_refused(case):
     with pytest.raises(RuntimeError, match="standing: expected the fields"):
@@ -104,30 +132,29 @@ def test_a_standing_that_no_rank_wrote_is_refused(case):
 
 
 class Gathering:
-    """A meeting of two at which `rank` is; the other one's part is written here."""
+    """A meeting at which rank 1 is; the others' parts are written here."""
 
-    def __init__(self, rank=1, *, sealed=False, within_s=5.0):
+    def __init__(self, world_size=2, *, sealed=False, within_s=5.0):
         self.store = HashStore()
-        self.job = Job(2, "", "", sealed=sealed)
-        cards = Cards(self.store, rank, self.job, 1, ours=True)
-        self.given_up = threading.Event()
-        self.meeting = Meeting(self.store, "m", rank, 2, FAST, self.given_up, cards)
+        job = Job(world_size, "", "", sealed=sealed)
+        cards = Cards(self.store, 1, job, 1, ours=True)
+        given_up = threading.Event()
+        self.meeting = Meeting(self.store, "m", 1, world_size, FAST, given_up, cards)
         self.within_s = within_s
 
     def attend(self):
         deadline = time.monotonic() + self.within_s
-        return self.meeting.attend("", "", deadline)
+        return self.meeting.attend("", deadline)
 
     def write(self, key, data):
         self.store.compare_set(key, "", data)  # takes bytes as they are
 
 
 @pytest.mark.parametrize("case", FOREIGN)
-def test_a_run_id_that_no_rank_wrote_is_refused(case):
+def test_a_name_of_the_run_that_no_rank_wrote_is_refused(case):
     gathering = Gathering()
-    gathering.write("m/id", FOREIGN[case] or b"?")
-    gathering.write("m/0", b"address")
-    with pytest.raises(RuntimeError, match="run id: expected 32 digits") as caught:
+    gathering.write("m/0", FOREIGN[case] or b"?")
+    with pytest.raises(RuntimeError, match="meeting: expected 32 digits") as caught:
         gathering.attend()
     assert is_plain(str(caught.value))
 
@@ -143,12 +170,12 @@ def test_that_somebody_is_gone_names_nobody_if_no_rank_wrote_it(case):
 
 @pytest.mark.parametrize("case", FOREIGN)
 def test_a_beat_before_the_meeting_that_no_rank_wrote_ends_nothing(case):
-    gathering = Gathering()
+    gathering = Gathering(3)
     gathering.write("m/hb/0", FOREIGN[case] or b"?")
-    gathering.write("m/0", b"\x1b[2J")
-    comes = threading.Timer(1.0, gathering.write, ("m/id", RUN_ID))
+    gathering.write("m/0", SAID + b"\x1b[2J")
+    comes = threading.Timer(1.0, gathering.write, ("m/2", SAID))
     comes.start()
-    assert gathering.attend() == (RUN_ID.decode(), [" [2J", ""])
+    assert gathering.attend()[1] == [" [2J", "", ""]
     comes.join()
 
 
@@ -156,13 +183,12 @@ def test_a_beat_before_the_meeting_that_no_rank_wrote_ends_nothing(case):
 def test_only_who_has_no_secret_believes_a_card_at_once(sealed):
     gathering = Gathering(sealed=sealed)
     other = Card(Job(3, "", "", sealed=sealed), 1, "elsewhere", 7)
-    gathering.write("pt/card/0", other.encode())
+    gathering.write("pt/card/0/0", other.encode())
     gathering.write("m/hb/0", b"1")
-    gathering.write("m/0", b"address")
-    comes = threading.Timer(1.0, gathering.write, ("m/id", RUN_ID))
+    comes = threading.Timer(1.0, gathering.write, ("m/0", SAID + b"address"))
     comes.start()
     if sealed:
-        assert gathering.attend()[0] == RUN_ID.decode()
+        assert gathering.attend()[1] == ["address", ""]
     else:
         with pytest.raises(PeerFailure, match="the store is another job's"):
             gathering.attend()
@@ -172,7 +198,7 @@ def test_only_who_has_no_secret_believes_a_card_at_once(sealed):
 def test_who_has_a_secret_is_told_of_the_other_job_in_the_end():
     gathering = Gathering(sealed=True, within_s=0.5)
     other = Card(Job(3, "", "", sealed=True), 1, "elsewhere", 7)
-    gathering.write("pt/card/0", other.encode())
+    gathering.write("pt/card/0/0", other.encode())
     match = "on this store rank 0 is process 7 on 'elsewhere', a job of 3 ranks"
     with pytest.raises(TimeoutError, match=match):
         gathering.attend()

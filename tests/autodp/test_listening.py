@@ -1,5 +1,6 @@
 """The store listens where the ranks reach it, and nowhere else."""
 
+import gc
 import os
 import socket
 import threading
@@ -7,6 +8,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
+from torch.distributed import TCPStore
 
 from pipetransformer.autodp import PeerFailure, connect, launch, listening
 from pipetransformer.autodp.listening import handing_over, listening_socket
@@ -85,6 +88,9 @@ def listens_at(host, *, one_node):
         ("127.0.0.1", ["127.0.0.1"], False, "127.0.0.1"),
         ("service", ["192.0.2.1"], False, None),  # no machine has this address
         ("service", ["192.0.2.1", "127.0.0.1"], True, "127.0.0.1"),
+        ("0.0.0.0", ["0.0.0.0"], True, None),  # every interface, and so it is said
+        ("::", ["::"], False, None),
+        ("anywhere", ["127.0.0.1", "::"], True, None),
     ],
 )
 def test_an_address_that_others_may_not_reach_is_none_to_listen_at(
@@ -108,6 +114,35 @@ def test_where_that_cannot_be_told_it_listens_everywhere_and_warns(monkeypatch, 
     assert f"port {port}" in line
 
 
+def test_it_warns_of_a_port_once_however_often_it_tries(monkeypatch, caplog):
+    monkeypatch.setenv("MASTER_ADDR", "0.0.0.0")
+    place = launch._read_place({"RANK": "0", "WORLD_SIZE": "2"})
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="(?i)address already in use"):
+                launch._serve(port, timedelta(seconds=20), place)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"port {port}: MASTER_ADDR 0.0.0.0 names none" in line
+
+
+def test_a_server_that_goes_meanwhile_does_not_open_another_everywhere(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    port = free_port()
+    place = launch._read_place({"RANK": "0", "WORLD_SIZE": "2"})
+    held = [launch._serve(port, timedelta(seconds=20), place)]
+
+    def late(*args, **options):
+        held.clear()  # the engine before this one ends, on another thread
+        gc.collect()
+        return TCPStore(*args, **options)
+
+    monkeypatch.setattr(launch, "TCPStore", late)
+    store = launch._serve(port, timedelta(seconds=20), place)
+    assert store.port == port
+    assert addresses_of(port) == {"127.0.0.1"}
+
+
 @pytest.fixture
 def rank_0_of_2(monkeypatch):
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
@@ -123,6 +158,35 @@ def test_a_port_that_is_taken_is_named(rank_0_of_2):
         rank_0_of_2.setenv("MASTER_PORT", str(port))
         with pytest.raises(PeerFailure, match=f"in use: 127.0.0.1:{port}"):
             connect(hurried)
+
+
+def test_a_port_at_which_this_process_serves_no_store_is_named(rank_0_of_2):
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        port = own.getsockname()[1]
+        assert listening.listens_itself(port)
+        rank_0_of_2.setenv("MASTER_ADDR", "127.0.0.1")
+        place = launch._read_place(os.environ)
+        with pytest.raises(OSError, match=f"already in use: 127.0.0.1:{port}"):
+            launch._serve(port, timedelta(seconds=5), place)
+    assert not listening.listens_itself(port)
+
+
+def _users_own_server(rank):
+    """The store of a default group that is gone still serves, since it is held."""
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    held = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    dist.destroy_process_group()
+    held.set(f"user's {rank}", "its own")
+    with joined() as plane:
+        told = plane.gather("rank", str(rank).encode(), phase="telling")
+    return told, held.get(f"user's {rank}")
+
+
+@pytest.mark.distributed
+def test_a_server_of_the_users_own_in_this_process_is_shared():
+    expected = [b"0", b"1"], b"its own"
+    assert run_ranks(_users_own_server, 2) == [expected] * 2
 
 
 def test_a_name_that_cannot_be_one_is_refused_as_such(rank_0_of_2):

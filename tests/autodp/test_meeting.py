@@ -1,16 +1,21 @@
 """Ranks find each other, and miss one that has joined and is gone."""
 
+import hashlib
+import itertools
+import re
 import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, PrefixStore
 
 from pipetransformer.autodp import PeerFailure
+from pipetransformer.autodp._binding import StoreSeal
 from pipetransformer.autodp.cards import Cards, Job
 from pipetransformer.autodp.meeting import Meeting
+from tests.autodp.adversary import KEYS
 from tests.autodp.world import FAST
 
 CONFIG = replace(
@@ -31,8 +36,8 @@ def attend(store, rank, world_size, results):
     meeting = make_meeting(store, rank, world_size)
     deadline = time.monotonic() + LONG_S
     try:
-        results[rank] = meeting.attend(f"{rank:032x}", f"value {rank}", deadline)
-    except (PeerFailure, TimeoutError) as error:
+        results[rank] = meeting.attend(f"value {rank}", deadline)
+    except (RuntimeError, TimeoutError) as error:
         results[rank] = error
 
 
@@ -53,13 +58,156 @@ def attended(world_size, ranks, store):
 def join_and_die(store, rank):
     """Leave what a rank leaves that dies right after it has joined."""
     store.set(f"meet/1/hb/{rank}", "0")
-    store.set(f"meet/1/{rank}", f"value {rank}")
+    store.set(f"meet/1/{rank}", f"{rank:032x} value {rank}")
 
 
-def test_all_ranks_hear_the_name_of_rank_0_and_all_values():
-    results = attended(3, range(3), HashStore())
-    expected = f"{0:032x}", ["value 0", "value 1", "value 2"]
-    assert results == {rank: expected for rank in range(3)}
+def test_all_ranks_agree_on_a_name_that_no_other_run_has_and_hear_all_values():
+    names = set()
+    for _ in range(3):
+        results = attended(3, range(3), HashStore())
+        name, values = results[0]
+        assert results == {rank: (name, values) for rank in range(3)}
+        assert values == ["value 0", "value 1", "value 2"]
+        names.add(name)
+    assert len(names) == 3
+    assert all(re.fullmatch("[0-9a-f]{32}", name) for name in names)
+
+
+def test_the_name_is_made_of_what_all_ranks_drew():
+    store = HashStore()
+    for rank in (0, 2):
+        join_and_die(store, rank)
+    meeting = make_meeting(store, 1, 3)
+    name, _ = meeting.attend("value 1", time.monotonic() + LONG_S)
+    own = store.get("meet/1/1").decode().partition(" ")[0]
+    drawn = " ".join([f"{0:032x}", own, f"{2:032x}"])
+    assert name == hashlib.sha256(drawn.encode()).hexdigest()[:32]
+
+
+def key_names(world_size):
+    return [f"meet/1/{rank}" for rank in range(world_size)]
+
+
+class Sealed:
+    """A run's store with a secret, as in `SealedStore`'s tests, and what is below."""
+
+    def __init__(self):
+        self.raw = HashStore()
+        self.raw.set_timeout(timedelta(seconds=1))
+        self.seal = StoreSeal(b"one secret for two runs")
+        self.store = self.seal.sealed(self.raw)
+
+    def held(self):
+        """Return what it holds below the seal."""
+        return {name: self.raw.get(name) for name in self.raw.list_keys()}
+
+    def put(self, name, data):
+        self.raw.delete_key(name)
+        self.raw.compare_set(name, "", data)  # takes bytes as they are
+
+
+class Replaying:
+    """How a rank sees a store on which somebody puts back old messages.
+
+    Args:
+        sealed: The store.
+        recorded: The messages, by their names there.
+    """
+
+    def __init__(self, sealed, recorded):
+        self._sealed, self._recorded = sealed, recorded
+        self.set = sealed.store.set
+        self.compare_set = sealed.store.compare_set
+        self.get = sealed.store.get
+
+    def check(self, keys):
+        for name, data in self._recorded.items():
+            self._sealed.put(name, data)
+        return self._sealed.store.check(keys)
+
+
+needs_list = pytest.mark.skipif(
+    not hasattr(HashStore, "list_keys"), reason="a store that lists no keys"
+)
+
+
+def first_run(world_size):
+    sealed = Sealed()
+    results = attended(world_size, range(world_size), sealed.store)
+    return results[0][0], sealed.held()
+
+
+@needs_list
+def test_a_run_that_is_told_what_another_one_with_its_secret_said_does_not_begin():
+    name, recorded = first_run(2)
+    sealed = Sealed()
+    results = attended(2, range(2), Replaying(sealed, recorded))
+    assert sorted(results) == [0, 1]
+    for error in results.values():
+        assert isinstance(error, RuntimeError), error
+        assert "meeting: expected what this rank has said, got" in str(error)
+    assert sealed.seal.refusals() == (0, ""), "their seals fit"
+    assert name not in str(results)
+
+
+@needs_list
+@pytest.mark.parametrize("own", range(2))
+def test_old_messages_of_others_give_the_run_another_name(own):
+    name, recorded = first_run(2)
+    sealed = Sealed()
+    by_key = {}
+    for key in key_names(2):  # which message is whose, the adversary may guess
+        probe = Sealed()
+        probe.store.set(key, "")
+        (hidden,) = probe.raw.list_keys()
+        by_key[key] = {hidden: recorded[hidden]}
+    replayed = by_key[f"meet/1/{1 - own}"]
+    results = attended(2, [own], Replaying(sealed, replayed))
+    other, values = results[own]
+    assert values == ["value 0", "value 1"]
+    assert other != name, "and so all of its keys differ from those of the first run"
+
+
+@needs_list
+def test_what_a_run_has_written_is_refused_by_the_next_one_with_its_secret():
+    keys = [key.format(r=1, g=0, e=2) for key in KEYS]
+    wrote, recorded = {}, {}
+    for run in ("first", "second"):
+        sealed = Sealed()
+        name = attended(2, range(2), sealed.store)[0][0]
+        met = {*sealed.held()}
+        store = PrefixStore(f"pt/{name}", sealed.store)
+        for key in keys:
+            before = {*sealed.held()}
+            store.set(key, f"of the {run} run")
+            (wrote[run, key],) = {*sealed.held()} - before
+        if run == "first":
+            recorded = {n: d for n, d in sealed.held().items() if n not in met}
+    assert len(recorded) == len(keys)
+    for hidden, data in recorded.items():
+        assert hidden not in sealed.held(), "what is put back there nobody reads"
+        sealed.put(hidden, data)
+    assert all(store.get(key) == b"of the second run" for key in keys)
+    for key in keys:
+        sealed.put(wrote["second", key], recorded[wrote["first", key]])
+        assert not store.check([key])
+    assert sealed.seal.refusals()[0] == len(keys)
+
+
+def told_to_rank_0(text):
+    store = HashStore()
+    store.compare_set("meet/1/1", "", text)
+    return make_meeting(store, 0, 2).attend("value 0", time.monotonic() + LONG_S)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "value 1", "0" * 32, "0" * 31 + " value", "0" * 31 + "A value"]
+)
+def test_who_says_no_name_is_refused(text):
+    match = "meeting: expected 32 digits and an address, got"
+    with pytest.raises(RuntimeError, match=match):
+        told_to_rank_0(text)
+    assert told_to_rank_0("0" * 32 + " value 1")[1] == ["value 0", "value 1"]
 
 
 # Also where the late one is the rank before the dead one, or all between it and others.
@@ -71,8 +219,6 @@ def test_a_rank_that_has_joined_and_died_is_told_to_all_and_to_who_comes_later(
 ):
     store = HashStore()
     join_and_die(store, dead)
-    if dead == 0:
-        store.set("meet/1/id", f"{0:032x}")
     there = [rank for rank in range(4) if rank != dead and rank not in late]
     early = attended(4, there, store)
     later = attended(4, late, store)  # with them everybody would have joined
@@ -81,6 +227,26 @@ def test_a_rank_that_has_joined_and_died_is_told_to_all_and_to_who_comes_later(
         assert isinstance(failure, PeerFailure), failure
         assert (failure.rank, failure.phase) == (dead, "connect")
         assert failure.deadline_s == 1.0
+
+
+def test_old_beats_that_are_put_back_are_no_signs_of_life():
+    store = HashStore()
+    join_and_die(store, 1)
+    over = threading.Event()
+
+    def put_back():
+        for beat in itertools.cycle(range(5)):
+            store.set("meet/1/hb/1", str(beat))
+            if over.wait(0.03):
+                break
+
+    adversary = threading.Thread(target=put_back)
+    adversary.start()
+    results = attended(3, [0], store)
+    over.set()
+    adversary.join()
+    assert isinstance(results[0], PeerFailure), results
+    assert results[0].rank == 1
 
 
 def test_a_rank_that_joins_between_two_that_watch_each_other_is_watched():
@@ -101,4 +267,4 @@ def test_a_rank_that_joins_between_two_that_watch_each_other_is_watched():
 def test_ranks_that_do_not_come_are_named():
     meeting = make_meeting(HashStore(), 0, 3)
     with pytest.raises(TimeoutError, match=r"ranks \[1, 2\] did not join"):
-        meeting.attend("run", "value", time.monotonic())
+        meeting.attend("value", time.monotonic())

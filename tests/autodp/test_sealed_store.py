@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed import HashStore, PrefixStore
+from torch.distributed import HashStore, PrefixStore, Store
 
 from pipetransformer.autodp._binding import StoreSeal
 
@@ -96,6 +96,43 @@ def test_who_writes_a_key_first_takes_the_place_of_a_forgery(forgery):
     assert stores.run.compare_set("decision", "OPEN", "COMMIT") == b"COMMIT"
     assert stores.run.compare_set("decision", "OPEN", "ABORT") == b"COMMIT"
     assert stores.held("decision") == sealed("decision", b"COMMIT")
+
+
+class Recording(Store):
+    """A store that keeps what is sent to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.sent, self.inner = [], HashStore()
+
+    def set(self, key, value):
+        self.sent.append(value)
+        self.inner.compare_set(key, "", value)
+
+    def compare_set(self, key, expected, desired):
+        self.sent.append(desired)
+        return self.inner.compare_set(key, expected, desired)
+
+
+def test_a_look_at_a_key_sends_nothing_that_has_a_seal():
+    raw, seal = Recording(), StoreSeal(SECRET)
+    run = seal.sealed(raw)
+    assert run.compare_set("decision", "absent", "absent") == b"absent"
+    assert all(sealed("decision", b"absent") != data for data in raw.sent)
+    run.set("decision", b"OPEN")
+    assert run.compare_set("decision", "absent", "absent") == b"OPEN"
+    assert run.compare_set("decision", "OPEN", "OPEN") == b"OPEN"
+    assert raw.sent.count(sealed("decision", b"OPEN")) == 1
+    assert seal.refusals() == (0, "")
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_look_at_a_key_finds_no_forgery(forgery):
+    stores = Stores()
+    stores.forge("decision", FORGERIES[forgery])
+    assert stores.run.compare_set("decision", "absent", "absent") == b"absent"
+    assert stores.held("decision") == FORGERIES[forgery]
+    assert stores.seal.refusals() == (1, "decision")
 
 
 def test_of_many_that_write_over_a_forgery_one_wins():

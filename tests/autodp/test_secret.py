@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pathlib
 import stat
 import threading
 import time
@@ -120,6 +121,16 @@ def test_too_short_and_too_long_ones_are_refused_unsaid(tmp_path, text):
 def test_a_secret_of_a_wrong_type_is_refused_unsaid():
     with pytest.raises(TypeError, match="expected str, bytes or a path, got tuple"):
         pt.AutoDPConfig(secret=(SAID,))
+
+
+@pytest.mark.parametrize("begin", ["/", "~", "~user/", "./", "../"])
+def test_the_name_of_a_file_is_no_secret_unless_it_is_a_path(begin):
+    name = begin + "run/secret of the job"
+    with pytest.raises(ValueError, match=r"its file as a pathlib\.Path") as caught:
+        pt.AutoDPConfig(secret=name)
+    assert "secret of the job" not in str(caught.value)
+    for said in (name.encode(), pathlib.Path(name), "a" + name):
+        pt.AutoDPConfig(secret=said)
 
 
 def test_rank_0_makes_the_file_for_which_others_wait(tmp_path):

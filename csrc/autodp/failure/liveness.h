@@ -48,26 +48,25 @@ class LivenessTracker {
   double silence_s_ = 0;
 };
 
-// The same of a counter that the store holds as text.
+// The same of a counter that the store holds as text, and that only rises: what
+// is not above the highest one seen, is no number, or is not there any more is
+// no beat. So an old one that somebody puts back is no sign of life, and takes
+// away none.
 class Heartbeat {
  public:
   explicit Heartbeat(const LivenessTracker& tracker) : tracker_(tracker) {}
 
-  // Text that is no number is no beat: the one before still stands.
   bool observe(const std::optional<std::string>& text, double now_s) {
-    if (text.has_value()) {
-      if (int64_t counter = 0; parse(*text, counter)) {
-        counter_ = counter;
-      }
-    } else {
-      counter_.reset();
+    int64_t counter = 0;
+    if (text.has_value() && parse(*text, counter)) {
+      highest_ = std::max(highest_.value_or(counter), counter);
     }
-    return tracker_.observe(counter_, now_s);
+    return tracker_.observe(highest_, now_s);
   }
 
  private:
   LivenessTracker tracker_;
-  std::optional<int64_t> counter_;
+  std::optional<int64_t> highest_;
 };
 
 }  // namespace pipetransformer::autodp

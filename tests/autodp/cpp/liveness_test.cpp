@@ -3,9 +3,12 @@
 #include "autodp/failure/liveness.h"
 
 #include <cstdio>
+#include <string>
+#include <vector>
 
 namespace {
 
+using pipetransformer::autodp::Heartbeat;
 using pipetransformer::autodp::LivenessTracker;
 
 constexpr double kTimeout = 3;  // of a peer that beats every second
@@ -65,6 +68,48 @@ void test_peer_that_never_starts_dies_after_the_start_timeout() {
   check(!peer.observe(std::nullopt, 31), "after the start timeout");
 }
 
+// A peer that beat up to 9 and then died: how many looks, half a second apart,
+// until that is seen, where others make `texts` in turn of its key.
+int looks_until_missed(
+    const std::vector<std::optional<std::string>>& texts) {
+  Heartbeat peer(LivenessTracker(kTimeout, kStart, 0));
+  peer.observe("8", 0);
+  peer.observe("9", 0);
+  for (int look = 1; look < 1000; ++look) {
+    const auto& text = texts.at(static_cast<size_t>(look) % texts.size());
+    if (!peer.observe(text, look * 0.5)) {
+      return look;
+    }
+  }
+  return -1;
+}
+
+void test_only_a_beat_above_all_before_is_a_sign_of_life() {
+  check(looks_until_missed({"9"}) == 7, "it beats no more");
+  check(looks_until_missed({"8", "9"}) == 7, "an old beat is put back");
+  check(looks_until_missed({"9", std::nullopt}) == 7, "its key is removed");
+  check(looks_until_missed({std::nullopt}) == 7, "and stays away");
+  check(looks_until_missed({"?", "", "1e9", "9"}) == 7, "no numbers");
+}
+
+void test_old_beats_between_new_ones_end_nothing() {
+  Heartbeat peer(LivenessTracker(kTimeout, kStart, 0));
+  double now_s = 0;
+  for (int beat = 0; beat < 50; ++beat) {
+    now_s += 1;
+    check(peer.observe(std::to_string(beat), now_s), "a beat");
+    check(peer.observe("0", now_s + 0.5), "the first one again");
+  }
+}
+
+void test_who_has_not_beaten_yet_may_take_its_time() {
+  Heartbeat peer(LivenessTracker(kTimeout, kStart, 0));
+  for (int now_s = 1; now_s <= 30; ++now_s) {
+    check(peer.observe(std::nullopt, now_s), "within the start timeout");
+  }
+  check(!peer.observe("none", 31), "after the start timeout");
+}
+
 }  // namespace
 
 int main() {
@@ -72,5 +117,8 @@ int main() {
   test_late_observer_is_not_blind();
   test_paused_job_continues();
   test_peer_that_never_starts_dies_after_the_start_timeout();
+  test_only_a_beat_above_all_before_is_a_sign_of_life();
+  test_old_beats_between_new_ones_end_nothing();
+  test_who_has_not_beaten_yet_may_take_its_time();
   return failures == 0 ? 0 : 1;
 }

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from vit_digits import accuracy, freeze_units, load_split, pretrained_vit
 
 import pipetransformer as pt
+from vit_digits import accuracy, freeze_units, load_split, pretrained_vit
 
 PRETRAINED = Path("runs")
 BLOCK_LR = 2e-4  # pre-trained layers move gently

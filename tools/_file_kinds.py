@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
+
+import pipetransformer as pt
 from _damage import (
     TOKEN,
     damaged_archive,
@@ -25,9 +28,6 @@ from _damage import (
     damaged_tree,
     tensor_file,
 )
-from torch import nn
-
-import pipetransformer as pt
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.cli import main, output
 from pipetransformer.planner import (

@@ -175,7 +175,7 @@ def test_a_failure_that_no_lost_rank_explains_ends_the_run_after_some_attempts(
     monkeypatch,
 ):
     monkeypatch.setattr(
-        "pipetransformer.recovery.resume.retrying.records.record_loss", lambda *_: None
+        "pipetransformer.recovery.retrying.records.record_loss", lambda *_: None
     )
     # Every rank lives, and yet each operation fails.
     failure = PeerFailure(None, "all_reduce", reason="sizes differ")

@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from tests.engine.scenario import QUICK, config, is_active, make_engine, schedule
 from tests.support.ranks import Ranks
@@ -118,6 +119,9 @@ def test_ten_thousand_messages_of_somebody_without_the_secret_change_no_bit(
     assert sent == MESSAGES
     kinds = ("random_key", "crafted", "compare", "replay", "store_port", "group_port")
     assert all(counts[kind] > 0 for kind in kinds), counts
+    if hasattr(TCPStore, "list_keys"):
+        assert counts["beat"] > 0, counts
+        assert sum(result["refused"] for result in results) > 0, "none was sealed"
     assert len({shape for shape in results[0]["shapes"]}) > 1, "no change of plan"
     for result, other in zip(results, expected, strict=True):
         assert result["losses"] == other["losses"]

@@ -35,6 +35,7 @@ import _pipe_tables
 import _planner_tables
 import _run_tables
 import _simulated_tables
+import _step_tables
 import _transformation_tables
 from _markdown import Content, ratios, rows
 from _origin import REPEATS, complaints
@@ -72,6 +73,7 @@ TABLES: dict[str, Callable[[Content], list[str]]] = {
     "restarts": _transformation_tables.restarts,
     "rows": rows,
     "simulator": _simulated_tables.simulator,
+    "steps": _step_tables.steps,
     "switches": _transformation_tables.switches,
     "table1": _run_tables.table1,
     "throughput": _pipe_tables.throughput,

@@ -87,6 +87,7 @@ _TABLE1 = (
 _ALL = (
     _script("table1_speedup", _TABLE1),
     _script("fig10_alpha", _TABLE1),
+    _script("engine_overhead", PRODUCT),
     _script("pipe_overhead", PIPE),
     _script("pipe_throughput", PIPE),
     _script("pipe_overlap", PIPE),

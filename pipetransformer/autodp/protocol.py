@@ -11,6 +11,9 @@ from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.plane import SLICE, MessagePlane
 
 _OPEN = b"OPEN"  # of `decision/<e>`, see csrc/autodp/protocol/decision.h
+_KEPT_EPOCHS = (
+    2  # below the head whose keys stay, see csrc/autodp/protocol/transition.h
+)
 
 
 def announced_epoch(plane: MessagePlane) -> int:
@@ -217,8 +220,21 @@ class Transition:
         self._plane.check()
 
     def _check_fence(self) -> None:
-        if self._core.fenced():
+        if not self._core.fenced():
+            return
+        opened = self._core.plan() is not None
+        if not opened or announced_epoch(self._plane) > self.epoch + _KEPT_EPOCHS:
             raise self._fenced("the other ranks have changed plans without this one")
+        # A decision is there before its plan, and no rank removes it until the head is
+        # past: the store does not keep what it was told, for nobody.
+        failure = PeerFailure(
+            None,
+            "store",
+            epoch=self.epoch,
+            reason=f"decision/{self.epoch}: expected a key that stays, got none",
+        )
+        self._plane.core.fail(failure.to_tuple())
+        self._plane.check()
 
     def _fenced(self, reason: str) -> PeerFailure:
         return PeerFailure(self._plane.rank, "fenced", epoch=self.epoch, reason=reason)

@@ -20,6 +20,8 @@ from torch.distributed import TCPStore
 
 HOST = "127.0.0.1"
 LARGEST = 10_000_000  # bytes
+HIDDEN = "pt/[0-9a-f]{64}"  # a run's keys if it has a secret
+LONGEST_BEAT = 32 + 3  # bytes: a seal and a number
 WAIT = timedelta(seconds=20)
 RANKS = 4
 # Every key of the protocol, below a run's prefix, in docs/protocol.md's order.
@@ -111,6 +113,9 @@ class Adversary:
         self.store = TCPStore(HOST, port, timeout=WAIT)
         self.counts = collections.Counter()
         self.open = collections.deque(maxlen=20)
+        self.seen = {}  # what the run's keys held
+        self.others = set()  # those of them that are no beats
+        self.spared = set()  # beats that were written over; the next one stays
         self.kinds = {
             self.random_key: 20,
             self.crafted: 45,
@@ -118,6 +123,7 @@ class Adversary:
             self.counter: 5,
             self.removal: 5,
             self.replay: 10,
+            self.beat: 5,
             self.store_port: 2,
             self.group_port: 3,
         }
@@ -185,8 +191,42 @@ class Adversary:
         absent = "adversary: absent"
         return self.store.compare_set(key, absent, absent)
 
+    def hidden(self):
+        """Return the run's keys, of which nothing but hashes can be seen."""
+        names = self.store.list_keys() if hasattr(self.store, "list_keys") else []
+        return [name for name in names if re.fullmatch(HIDDEN, name)]
+
+    def beat(self):
+        """Write over what a rank wrote a moment ago, once for every two beats.
+
+        Which keys are beats their values tell: they are the shortest ones that change.
+        Of a rank of which no beat is left the others rightly say that it is lost.
+        """
+        beats = []
+        for key in self.hidden():
+            if key in self.others:
+                continue
+            before, now = self.seen.get(key), self.taken(key)
+            self.seen[key] = now
+            if before is None and len(now) > LONGEST_BEAT:
+                self.others.add(key)
+            elif before not in (None, now) and len(now) <= LONGEST_BEAT:
+                if key not in self.spared:
+                    beats.append(key)
+                self.spared.discard(key)
+        if not beats:
+            return "beat: none new"
+        key = self.random.choice(beats)
+        another = self.random.choice([name for name in self.seen if name != key])
+        cut = self.seen[key][:-1]
+        value = self.random.choice([self.garbage(), self.seen[another], cut])
+        self.store.set(key, value)
+        self.seen[key] = value
+        self.spared.add(key)
+        return None
+
     def destroy(self):
-        key = self.listed("pt/[0-9a-f]{64}")  # hidden ones: the run's
+        key = self.listed(HIDDEN)
         if key is None:
             return "destruction of nothing"
         if self.random.random() < 0.5:

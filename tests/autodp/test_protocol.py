@@ -93,6 +93,24 @@ def test_transition_of_a_rank_that_slept_for_three_changes_is_fenced():
             late.receive()
 
 
+@pytest.mark.parametrize("removed", [["decision/2"], ["decision/2", "head"]])
+@pytest.mark.parametrize("later", range(3))
+def test_a_decision_that_no_rank_removed_is_a_loss_of_the_store(removed, later):
+    with pytest.raises(PeerFailure, match="expected a key that stays") as caught:  # noqa: SIM117
+        with joined() as plane:
+            _commit(plane, 1)
+            transition = _alone(plane, 2)
+            transition.announce(b"plan")
+            for epoch in range(3, 3 + later):
+                _commit(plane, epoch)
+            plane.delete(*removed)
+            transition.acknowledge()
+            transition.decide()
+    failure = caught.value
+    assert (failure.rank, failure.phase, failure.epoch) == (None, "store", 2)
+    assert failure.reason.startswith("decision/2: ")
+
+
 def test_plan_that_does_not_follow_the_one_in_force_is_refused():
     with joined() as plane:
         _commit(plane, 1)

@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from tests.engine.scenario import QUICK, config, is_active, make_engine, schedule
 from tests.support.private import model_of, run_of
@@ -119,6 +120,9 @@ def test_ten_thousand_messages_of_somebody_without_the_secret_change_no_bit(
     assert sent == MESSAGES
     kinds = ("random_key", "crafted", "compare", "replay", "store_port", "group_port")
     assert all(counts[kind] > 0 for kind in kinds), counts
+    if hasattr(TCPStore, "list_keys"):
+        assert counts["beat"] > 0, counts
+        assert sum(result["refused"] for result in results) > 0, "none was sealed"
     assert len({shape for shape in results[0]["shapes"]}) > 1, "no change of plan"
     for result, other in zip(results, expected, strict=True):
         assert result["losses"] == other["losses"]
@@ -128,6 +132,41 @@ def test_ten_thousand_messages_of_somebody_without_the_secret_change_no_bit(
         assert all(torch.equal(a, b) for a, b in pairs)
     shown = "".join(capfd.readouterr())
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
+
+
+def _loses_a_decision(rank, folder):
+    """Train; somebody removes the decision of the second plan while it is made."""
+    import pipetransformer as pt
+    from pipetransformer.autodp import PeerFailure, Transition
+
+    meet = Transition.meet
+
+    def late(self):
+        met = meet(self)
+        if rank == 0 and self.epoch > 1:
+            self._plane.delete(f"decision/{self.epoch}")
+        return met
+
+    Transition.meet = late
+    saves = pt.CheckpointConfig(directory=folder, every_epochs=100)
+    settings = dataclasses.replace(_settings(SECRET), checkpoint=saves)
+    engine = make_engine(freeze=schedule(*FREEZE), config=settings)
+    train_set = ToySet(50)
+    with pytest.raises(PeerFailure) as caught, engine:
+        for _ in engine.epochs(EPOCHS):
+            for item in engine.batches(train_set, BATCH):
+                engine.step(item)
+    return caught.value.phase, caught.value.epoch
+
+
+def test_a_run_whose_decision_is_removed_ends_with_an_emergency_checkpoint(tmp_path):
+    from pipetransformer import checkpoint
+
+    with Ranks(_loses_a_decision, RANKS, str(tmp_path)) as ranks:
+        assert ranks.join() == [("store", 2)] * RANKS
+    steps = -(-50 // BATCH)  # those of the first epoch
+    assert [*tmp_path.iterdir()] == [checkpoint.path_of_step(tmp_path, steps)]
+    checkpoint.read(checkpoint.path_of_step(tmp_path, steps))  # it is whole
 
 
 def main(folder, secret, *options):

@@ -38,6 +38,7 @@ SYSTEMS = (ENGINE, PLAIN, AGAIN)
 LAYERS, WIDTH, CLASSES, ROWS = 12, 32, 2, 32  # rows of a replica's batch
 DEADLINE = timedelta(seconds=30)  # of a plain loop's collective
 POLL_S = 0.1
+PROFILED = 10  # steps of a turn under the profiler
 
 Steps = Iterator[object]
 
@@ -264,15 +265,27 @@ def in_turns(
         yield found
 
 
-def profile(steps: Steps, count: int) -> dict[str, dict[str, float]]:
-    """Return what each part took of a step, see `step_parts`."""
-    profiler = cProfile.Profile()
-    profiler.enable()
-    for _ in range(count):
-        next(steps)
-    profiler.disable()
-    parts = parts_of(pstats.Stats(profiler), count)
-    return {part: dataclasses.asdict(own) for part, own in parts.items()}
+def profiles(
+    systems: Mapping[str, Steps], count: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return what each part took of a step of each system, see `step_parts`.
+
+    The systems take turns under the profiler, too.
+    """
+    profilers = {name: cProfile.Profile() for name in systems}
+    for done in range(0, count, PROFILED):
+        for name, profiler in profilers.items():
+            profiler.enable()
+            for _ in range(min(PROFILED, count - done)):
+                next(systems[name])
+            profiler.disable()
+    return {
+        name: {
+            part: dataclasses.asdict(own)
+            for part, own in parts_of(pstats.Stats(profiler), count).items()
+        }
+        for name, profiler in profilers.items()
+    }
 
 
 def stack_at(layer: nn.Module, steps: Steps) -> dict[str, Any]:
@@ -305,8 +318,8 @@ def measure(
             mean={name: statistics.fmean(times) for name, times in found.items()},
         )
     if alone:
-        for name in (ENGINE, PLAIN):
-            parts = profile(systems[name], effort.profiled)
+        compared = {name: systems[name] for name in (ENGINE, PLAIN)}
+        for name, parts in profiles(compared, effort.profiled).items():
             log.write("profile", system=name, parts=parts)
         log.write("stack", **stack_at(layer, systems[ENGINE]))
 

@@ -180,7 +180,7 @@ def _users_own_server(rank):
     held.set(f"user's {rank}", "its own")
     with joined() as plane:
         told = plane.gather("rank", str(rank).encode(), phase="telling")
-    return told, held.get(f"user's {rank}")
+        return told, held.get(f"user's {rank}")  # rank 0, which serves it, goes last
 
 
 @pytest.mark.distributed

@@ -11,9 +11,8 @@ from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.plane import SLICE, MessagePlane
 
 _OPEN = b"OPEN"  # of `decision/<e>`, see csrc/autodp/protocol/decision.h
-_KEPT_EPOCHS = (
-    2  # below the head whose keys stay, see csrc/autodp/protocol/transition.h
-)
+# Below the head, whose keys stay: csrc/autodp/protocol/transition_announce.cpp.
+_KEPT_EPOCHS = 2
 
 
 def announced_epoch(plane: MessagePlane) -> int:

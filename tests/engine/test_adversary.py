@@ -160,7 +160,7 @@ def _loses_a_decision(rank, folder):
 
 
 def test_a_run_whose_decision_is_removed_ends_with_an_emergency_checkpoint(tmp_path):
-    from pipetransformer import checkpoint
+    from pipetransformer.checkpoint import format as checkpoint
 
     with Ranks(_loses_a_decision, RANKS, str(tmp_path)) as ranks:
         assert ranks.join() == [("store", 2)] * RANKS

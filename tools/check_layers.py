@@ -48,11 +48,13 @@ ARROWS: dict[str, frozenset[str]] = {
     "progress": frozenset(
         {"transformation", "replica", "run", "data", "report", "autodp"}
     ),
-    "recovery": frozenset({"progress", "transformation", "replica", "run", "autodp"}),
+    "recovery": frozenset(
+        {"progress", "transformation", "replica", "run", "state", "autodp"}
+    ),
     "loop": frozenset(
         {"recovery", "progress", "transformation", "checkpoint", "replica", "run"}
     )
-    | {"data", "report", "autodp", "autocache"},
+    | {"state", "data", "report", "autodp", "autocache"},
     "engine": frozenset(
         {"loop", "progress", "transformation", "checkpoint", "replica", "run", "state"}
     )

@@ -104,7 +104,7 @@ class AutoSave:
         problem is logged and not raised: the error that brought us here matters more.
         """
         run, directory = self._run, self._wanted.directory
-        if not directory or not run.holds_state or not run.consistent:
+        if not directory or not run.state.can_be_saved:
             return
         if run.state.optimizer is None:
             return  # before the first plan there is nothing to lose

@@ -20,7 +20,6 @@ from pipetransformer.engine.saving import Saving
 from pipetransformer.engine.session import Session
 from pipetransformer.explanation import Explanation
 from pipetransformer.loop import evaluation
-from pipetransformer.loop import step as training
 from pipetransformer.loop.coordinator import Director
 from pipetransformer.planner import Plan, least_rows
 from pipetransformer.progress.sharding import Loading
@@ -255,8 +254,7 @@ class PipeTransformer(Saving):
             The mean loss over this replica's rows, ``()``; zero, with a graph, on a
             replica that has no rows of a short last batch.
         """
-        director = self._open()
-        return training.forward_loss(director.run, director.active(), batch)
+        return self._open().loss(batch)
 
     def backward(self, loss: Tensor) -> None:
         """Run backward of a loss of ``engine.model(batch)`` or ``engine.loss(batch)``.
@@ -264,11 +262,7 @@ class PipeTransformer(Saving):
         Weights the loss by this replica's rows, which a bare ``loss.backward()`` does
         not, and counts the batch.
         """
-        director = self._open()
-        replica = director.active()
-        batch = replica.active_model.last_batch
-        rows = batch.rows if batch is not None else 0
-        training.backward(director.run, replica, loss, batch, rows)
+        self._open().backward(loss)
 
     def evaluate(
         self,

@@ -174,7 +174,7 @@ class Session:
         if failure is not None:
             # A launcher's SIGTERM may end the process as soon as the block is left.
             _LOG.error("rank %d ends: %s", self.run.info.rank, failure)
-        layout = self.run.layout
+        layout = self.run.in_force.layout
         alone = layout is not None and layout.active == (self.run.info.rank,)
         fenced = isinstance(error, PeerFailure) and error.phase == "fenced"
         if fenced and not alone:

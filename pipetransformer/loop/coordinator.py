@@ -27,6 +27,7 @@ from pipetransformer.report import profiled
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
 from pipetransformer.run.recipe import Workload
+from pipetransformer.state.state import Integrity
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.proposal import Proposal
@@ -69,7 +70,7 @@ class Director:
     @property
     def has_plan(self) -> bool:
         """True once a plan has been committed."""
-        return self.run.layout is not None
+        return self.run.in_force.layout is not None
 
     @property
     def replica(self) -> Replica | None:
@@ -93,7 +94,7 @@ class Director:
         run.state.num_batches = workload.num_batches
         if self.is_lead:
             persistence.check_resumed_pass(run)
-            run.holds_state = True  # all others begin with this rank's
+            run.state.become(Integrity.WHOLE)  # all others begin with this rank's
         reason = self._survivors.begin(self._plan_first)
         self._operations.run(lambda: reason)
         if not self._role.stands_by:
@@ -103,7 +104,7 @@ class Director:
             raise PeerFailure(
                 None,
                 "PREPARE",
-                epoch=run.plan_epoch,
+                epoch=run.in_force.plan_epoch,
                 reason=f"the first plan was refused: {reason}",
             )
 
@@ -186,7 +187,7 @@ class Director:
         """Close the epoch: decide about the next one, then save."""
         self.finish_pass()
         run = self.run
-        run.state.epoch, run.state.batch = epoch + 1, 0
+        run.state.begin_epoch(epoch + 1)
         if self.replica is not None:
             with run.clock.phase("pass"):
                 take_decision(run)
@@ -214,20 +215,32 @@ class Director:
         self.active()  # refuses a standby
         if not isinstance(batch, Batch):
             with profiled("step"):
-                return training.step(run, self.active(), batch, targets)
+                counted = self._open_pass.counted
+                return training.step(run, self.active(), counted, batch, targets)
 
         def body() -> Tensor:
             now = self._passes.current(batch)
-            loss = training.step(run, self.active(), now, targets)
-            if run.current_pass is not None:
-                run.current_pass.settle()
-            return loss
+            counted = self._open_pass.counted
+            return training.step(run, self.active(), counted, now, targets)
 
         with profiled("step"):
             loss = self._survivors.call(
                 "step", body, shared=False, position=batch.index
             )
         return loss if loss is not None else torch.tensor(run.last_loss)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Run the model and the loss; see `training.forward_loss`."""
+        counted = self._open_pass.counted
+        return training.forward_loss(self.run, self.active(), counted, batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """Run backward of a loss of the last batch; see `training.backward`."""
+        replica = self.active()
+        batch = replica.active_model.last_batch
+        rows = batch.rows if batch is not None else 0
+        counted = self._open_pass.counted
+        training.backward(self.run, replica, counted, loss, batch, rows)
 
     def evaluate(
         self,
@@ -291,7 +304,7 @@ class Director:
             raise PeerFailure(
                 None,
                 "recovery",
-                epoch=self.run.plan_epoch,
+                epoch=self.run.in_force.plan_epoch,
                 reason="the survivors' plan has no place for this rank, which was "
                 "evaluating within a pass",
             )

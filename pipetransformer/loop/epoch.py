@@ -88,7 +88,7 @@ class PassLoop:
                 for batch in self._segment(position):
                     if role.is_lead:
                         self._autosave.between_batches(role.active())
-                    run.batch_in_hand = batch.index
+                    run.state.hand_out(batch.index)
                     yield batch
                     position = batch.index + 1
                     self._boundaries.at(position)

@@ -11,14 +11,26 @@ from torch import Tensor, nn
 from pipetransformer.data import Batch
 from pipetransformer.data.structures import rows_of
 from pipetransformer.loop.loss_check import checked_loss
+from pipetransformer.progress.counts import Pass
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
 
 
 def forward_loss(
-    run: Run, replica: Replica, batch: Batch | Any, targets: Any = None
+    run: Run,
+    replica: Replica,
+    counted: Pass | None,
+    batch: Batch | Any,
+    targets: Any = None,
 ) -> Tensor:
     """Run the model and the loss on a batch.
+
+    Args:
+        run: The run.
+        replica: What this rank drives.
+        counted: The pass that the step belongs to; None outside of one.
+        batch: A batch of the engine, or bare inputs.
+        targets: With bare inputs: their targets.
 
     Returns:
         The mean loss over this replica's rows, ``()``; zero when it has none.
@@ -31,8 +43,8 @@ def forward_loss(
     bundle = batch if isinstance(batch, Batch) else None
     if replica.ddp is None:
         raise RuntimeError("forward of a replica that was retired; please report")
-    if run.current_pass is not None:
-        run.current_pass.begin_step()
+    if counted is not None:
+        counted.begin_step()
     with run.clock.phase("forward"):
         with run.guarded():
             outputs = replica.ddp(batch)
@@ -54,7 +66,12 @@ def _loss_of(run: Run, outputs: Any, targets: Any) -> Tensor:
 
 
 def backward(
-    run: Run, replica: Replica, loss: Tensor, batch: Batch | None, rows: int
+    run: Run,
+    replica: Replica,
+    counted: Pass | None,
+    loss: Tensor,
+    batch: Batch | None,
+    rows: int,
 ) -> None:
     """Run backward with the loss weighted by rows, and count the batch.
 
@@ -76,11 +93,17 @@ def backward(
             run.clock.split("all_reduce", replica.last_gradient.at)
     if run.gradients is not None:
         run.gradients.accumulate(replica.plan.boundary)
-    if run.current_pass is not None:
-        run.current_pass.count(value, rows, batch)
+    if counted is not None:
+        counted.count(value, rows, batch)
 
 
-def step(run: Run, replica: Replica, batch: Batch | Any, targets: Any = None) -> Tensor:
+def step(
+    run: Run,
+    replica: Replica,
+    counted: Pass | None,
+    batch: Batch | Any,
+    targets: Any = None,
+) -> Tensor:
     """Forward, backward, all-reduce, clipping, optimizer, scheduler.
 
     Returns:
@@ -91,10 +114,12 @@ def step(run: Run, replica: Replica, batch: Batch | Any, targets: Any = None) ->
         PeerFailure: a peer died.
     """
     bundle = batch if isinstance(batch, Batch) else None
-    loss = forward_loss(run, replica, batch, targets)
+    loss = forward_loss(run, replica, counted, batch, targets)
     rows = bundle.rows if bundle is not None else rows_of(batch)
-    backward(run, replica, loss, bundle, rows)
+    backward(run, replica, counted, loss, bundle, rows)
     update(run, replica)
+    if counted is not None:
+        counted.settle()
     return loss.detach()
 
 
@@ -125,7 +150,6 @@ def update(run: Run, replica: Replica) -> None:
         # In a region around several steps they would outlive their weights.
         torch.clear_autocast_cache()
         if state.scheduler is not None:
-            run.consistent = False
-            state.scheduler.step()
-            run.consistent = True
+            with state.being_stepped():
+                state.scheduler.step()
         state.optimizer.zero_grad(set_to_none=True)

@@ -173,12 +173,10 @@ class StepBoundaries:
     def _complete(self, joined: Proposal, position: int) -> None:
         """Complete the operation that the others change the plan in."""
         waiting: list[Proposal] = [joined]
-        self._open.owed = True
 
         def complete() -> bool:
             if waiting:
                 self._open.hand_over(waiting.pop())
-                self._open.owed = False
                 return True
             return self._switch(position)
 

@@ -32,8 +32,6 @@ class OpenPass:
         counted: The pass so far; None between passes and on a standby.
         due_at: The batch before which a plan takes effect that is being prepared, or
             was until a rank was lost; equal on every active rank. None: no such plan.
-        owed: This rank has become active in a pass, and nobody has told it yet what was
-            counted so far; without that it cannot give others the training state.
     """
 
     def __init__(self, run: Run, role: Role, changes: Changes) -> None:
@@ -45,7 +43,6 @@ class OpenPass:
         self._begins = False  # this rank has seen the pass begin, and nothing of it
         self.counted: Pass | None = None
         self.due_at: int | None = None
-        self.owed = False
 
     def begin(self, loading: Loading, *, counts: bool) -> None:
         """Begin a pass.
@@ -61,16 +58,18 @@ class OpenPass:
     def drop(self) -> None:
         """Forget the pass: it is recorded, or this rank stands by from here on."""
         self._take(None)
-        self.due_at = self._run.batch_in_hand = None
+        self.due_at = None
+        self._run.state.hand_out(None)
 
     def _take(self, counted: Pass | None) -> None:
-        self.counted = self._run.current_pass = counted
-        self.owed = False
+        self.counted = counted
+        self._run.state.learn_progress()
 
     def _in_force(self) -> Layout:
-        if self._run.layout is None:
+        layout = self._run.in_force.layout
+        if layout is None:
             raise RuntimeError("pass without a plan; please report")
-        return self._run.layout
+        return layout
 
     def _counting(self) -> Pass:
         if self.counted is None:

@@ -15,8 +15,10 @@ from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.recovery.decision import Standing, Verdict
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
+from pipetransformer.state.state import Integrity
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
+from pipetransformer.transformation.phases import withdraw
 from pipetransformer.transformation.rank_layout import propose_again
 
 
@@ -96,8 +98,6 @@ class Recovery:
                 position=ahead.position,
             )
         self._role.retire()
-        holds = standings[run.info.rank].holds
-        self.open_pass.owed = ahead.position is not None and not holds
         outcome = self._changes.recover(plan_epoch, proposal, ahead.done, ahead.result)
         if not outcome.committed:
             # A rank was slow, or could not connect. Whoever is gone misses the roll.
@@ -117,9 +117,9 @@ class Recovery:
         """
         run, mine = self._run, standings[self._run.info.rank]
         self._role.retire()
-        run.layout = run.plan = None
-        run.holds_state = run.info.rank == verdict.source
-        run.plan_epoch = max(s.plan_epoch for s in standings.values())
+        withdraw(run, max(s.plan_epoch for s in standings.values()))
+        leads = run.info.rank == verdict.source
+        run.state.become(Integrity.WHOLE if leads else Integrity.OLD)
         run.follow_plan(standings[verdict.source].plan_hash)
         if mine.first is not None:
             run.script.go_back(mine.first)

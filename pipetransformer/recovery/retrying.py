@@ -224,7 +224,7 @@ class Survivors:
             raise PeerFailure(
                 lost[0] if len(lost) == 1 else None,
                 "recovery",
-                epoch=run.plan_epoch,
+                epoch=run.in_force.plan_epoch,
                 reason=f"ranks {lost} lost; {error}",
             ) from None
 
@@ -244,14 +244,14 @@ class Survivors:
             done=self._operations.done,
             result=self._operations.result,
             step=run.state.step,
-            holds=run.holds_state and run.consistent and not open_pass.owed,
+            holds=run.state.holds,
             decided=run.state.decided_epoch,
             active=active,
             call=call,
             script=run.script.position,
             first=self.first,
             position=position,
-            plan_epoch=run.plan_epoch,
+            plan_epoch=run.in_force.plan_epoch,
             plan_hash=run.plan_hash,
             segment=segment,
             counts=counts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pipetransformer.autodp import (
     ActiveGroup,
@@ -14,29 +14,15 @@ from pipetransformer.autodp import (
     build_group,
 )
 from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer
-from pipetransformer.data import Batch
-from pipetransformer.planner import Plan
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.run.caches import Slabs
 from pipetransformer.run.control_log import ScriptLog
 from pipetransformer.run.measured_costs import Prices
+from pipetransformer.run.plan_in_force import PlanInForce
 from pipetransformer.run.recipe import Recipe
 from pipetransformer.state.state import TrainingState, load_optimizer_state
 from pipetransformer.state.step_buffers import StepBuffers
-
-
-class PassCounter(Protocol):
-    """What a training step reports to; see `pipetransformer.progress.counts.Pass`."""
-
-    def begin_step(self) -> None:
-        """Note that a forward begins."""
-
-    def count(self, loss: float, rows: int, batch: Batch | None) -> None:
-        """Add one step of this replica, once it is settled."""
-
-    def settle(self) -> None:
-        """Add the step that was counted last: the optimizer has stepped."""
 
 
 class Run(Slabs):
@@ -57,6 +43,7 @@ class Run(Slabs):
             self.build_group,
             generation=lambda: plane.generation,
         )
+        self.in_force = PlanInForce()
         self.state = TrainingState(recipe.model)
         self.policy = recipe.policy
         self.freezer = LayerFreezer(recipe.model)
@@ -70,18 +57,11 @@ class Run(Slabs):
             world_size=plane.info.world_size, seed=recipe.config.seed
         )
         self.prices = Prices()
-        self.cache_slots = 0  # that the plan in force was made for
         self.loaded: dict[str, Any] | None = None
         self.total_epochs = 0
         self.began_at = 0, 0  # steps and freeze decision of the first plan
-        self.plan_epoch = 0
-        self.plan: Plan | None = None
-        self.holds_state = False  # weights and moments are whole, and the latest
-        self.consistent = True
         self.loss_checked = not self.config.check_loss
         self.last_loss = 0.0  # of the last forward of this replica
-        self.current_pass: PassCounter | None = None
-        self.batch_in_hand: int | None = None  # that the user's loop is at
         self.step_buffers = StepBuffers(recipe.model, lambda: self.state.step)
 
     def build_group(
@@ -102,10 +82,11 @@ class Run(Slabs):
     @property
     def is_lead(self) -> bool:
         """True on the first active rank that lives; before the first plan on rank 0."""
-        if self.layout is None:
+        layout = self.in_force.layout
+        if layout is None:
             return self.info.rank == 0
         members = self.plane.members
-        living = [rank for rank in self.layout.active if rank in members]
+        living = [rank for rank in layout.active if rank in members]
         return living[:1] == [self.info.rank]
 
     @property
@@ -130,31 +111,11 @@ class Run(Slabs):
         return wanted or max(1, (os.cpu_count() or 1) // self.num_slots)
 
     def build_optimizer(self) -> None:
-        """Build optimizer and scheduler when the rank first becomes active.
-
-        The step is counted by the optimizer itself, so a user's own loop counts too.
-        """
+        """Build optimizer and scheduler when the rank first becomes active."""
         recipe = self.recipe
-        if self.state.optimizer is not None:
-            return
         self.state.build_optimizer(
             list(recipe.parameters), recipe.optimizer, recipe.lr_scheduler
         )
-        optimizer = self.state.optimizer
-        if optimizer is not None:
-            optimizer.register_step_pre_hook(self._before_step)
-            optimizer.register_step_post_hook(self._after_step)
-
-    def _before_step(self, *_: object) -> None:
-        # A checkpoint must not catch weights in the middle of a step.
-        self.consistent = False
-
-    def _after_step(self, *_: object) -> None:
-        self.state.step += 1
-        # Batches without a step of their own are done with the step that follows.
-        at = self.batch_in_hand
-        self.state.batch = at + 1 if at is not None else self.state.batch + 1
-        self.consistent = True
 
     def restore_optimizer(self) -> None:
         """Load the optimizer state of a checkpoint, once the optimizer is built."""

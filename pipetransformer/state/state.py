@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import inspect
 import io
 from collections.abc import Callable, Iterator, Mapping
@@ -58,6 +59,16 @@ def make_optimizer(
     return built
 
 
+class Integrity(enum.Enum):
+    """Whether others may take the training state of a rank, and save it."""
+
+    OLD = "others have trained since, or nothing was ever given"
+    WHOLE = "the latest weights, moments and counters"
+    IN_STEP = "an optimizer or a scheduler is changing it"
+    RECEIVING = "another rank's is being copied over it"
+    AWAITS_PROGRESS = "whole, but what the running pass has counted is still to come"
+
+
 @dataclasses.dataclass
 class TrainingState:
     """The mutable state of a run on one rank.
@@ -79,6 +90,7 @@ class TrainingState:
         freezes: The boundary's history: one entry per change, with the epoch and step
             from which on it holds.
         gradients: What the freeze policy looks at; None if it needs none.
+        integrity: See `Integrity`; only the methods of this class change it.
     """
 
     model: nn.Sequential
@@ -95,6 +107,59 @@ class TrainingState:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     freezes: list[dict[str, int]] = dataclasses.field(default_factory=list)
     gradients: GradientAccumulator | None = None
+    integrity: Integrity = Integrity.OLD
+    _in_hand: int | None = None  # the batch that the user's loop is at
+
+    # -- whether it is whole ---------------------------------------------------
+
+    @property
+    def holds(self) -> bool:
+        """Whether other ranks can go on from here."""
+        return self.integrity is Integrity.WHOLE
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether a file of it would be whole; a file has no pass that is running."""
+        return self.integrity in (Integrity.WHOLE, Integrity.AWAITS_PROGRESS)
+
+    def become(self, integrity: Integrity) -> None:
+        """Note what a change of plan, or a loss of ranks, has made of it."""
+        self.integrity = integrity
+
+    def learn_progress(self) -> None:
+        """Note that this rank was told what the running pass has counted, if it was to.
+
+        Until then it cannot give others the training state.
+        """
+        if self.integrity is Integrity.AWAITS_PROGRESS:
+            self.integrity = Integrity.WHOLE
+
+    @contextlib.contextmanager
+    def being_stepped(self) -> Iterator[None]:
+        """Within it a scheduler steps; it is whole again if that goes well."""
+        self.integrity = Integrity.IN_STEP
+        yield
+        self.integrity = Integrity.WHOLE
+
+    def _before_step(self, *_: object) -> None:
+        # A checkpoint must not catch weights in the middle of a step.
+        self.integrity = Integrity.IN_STEP
+
+    def _after_step(self, *_: object) -> None:
+        self.step += 1
+        # Batches without a step of their own are done with the step that follows.
+        self.batch = (self.batch if self._in_hand is None else self._in_hand) + 1
+        self.integrity = Integrity.WHOLE
+
+    # -- where it is -----------------------------------------------------------
+
+    def hand_out(self, batch: int | None) -> None:
+        """Note the batch that the user's loop is at; None between passes."""
+        self._in_hand = batch
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch."""
+        self.epoch, self.batch = epoch, 0
 
     def note_boundary(self, boundary: int) -> None:
         """Add to the boundary's history, if it is another one than before."""
@@ -109,11 +174,16 @@ class TrainingState:
         optimizer: OptimizerFactory,
         scheduler: SchedulerFactory | None,
     ) -> None:
-        """Call the user's factories once; later calls do nothing."""
+        """Call the user's factories once; later calls do nothing.
+
+        The optimizer itself counts the steps, so a loop of the user's own counts too.
+        """
         if self.optimizer is not None:
             return
         built = self.optimizer = make_optimizer(optimizer, parameters)
         self.scheduler = scheduler(built) if scheduler is not None else None
+        built.register_step_pre_hook(self._before_step)
+        built.register_step_post_hook(self._after_step)
 
     @property
     def pass_is_done(self) -> bool:

@@ -172,7 +172,7 @@ class Changes:
             if message["kind"] != "plan":
                 return message
             plan_epoch, absent = int(message["plan_epoch"]), tuple(message["absent"])
-            if plan_epoch <= run.plan_epoch or self._is_over(plan_epoch):
+            if plan_epoch <= run.in_force.plan_epoch or self._is_over(plan_epoch):
                 continue
             prepared = self._await_switch(self._prepare(plan_epoch, None, absent))
             if prepared is None:
@@ -216,7 +216,7 @@ class Changes:
             phases["first_step"] = seconds
             self._run.prices.record_first_step(seconds)
             if self._role.is_lead:
-                _LOG.info("%s", first_step_line(self._run.plan_epoch, seconds))
+                _LOG.info("%s", first_step_line(self._run.in_force.plan_epoch, seconds))
 
     def _is_over(self, plan_epoch: int) -> bool:
         """Tell whether so many plans came later that this one's keys are gone.
@@ -265,8 +265,8 @@ class Changes:
         role.replica = outcome.replica
         if outcome.committed:
             # After ABORT what was held is held still, for a checkpoint at least.
-            run.holds_state = outcome.replica is not None
-            run.plane.outlive_store(run.holds_state, outcome.proposal.layout.active)
+            active = outcome.replica is not None
+            run.plane.outlive_store(active, outcome.proposal.layout.active)
             records.learn(run, outcome, old)
             self._fresh = outcome.phases
             if trims:
@@ -280,7 +280,8 @@ class Changes:
     ) -> tuple[int, ...] | None:
         """Return without whom to try again, equal on every rank."""
         run = self._run
-        holders = run.layout.active if run.layout is not None else (0,)
+        layout = run.in_force.layout
+        holders = layout.active if layout is not None else (0,)
         return left_out(absent, outcome.culprits, holders=holders, attempt=attempt)
 
     def shape(self) -> PlanShape | None:

@@ -24,6 +24,8 @@ from pipetransformer.autodp import ActiveGroup, PeerFailure, Transition
 from pipetransformer.replica.replica import Replica
 from pipetransformer.report import Phases
 from pipetransformer.run.context import Run
+from pipetransformer.run.plan_in_force import PlanInForce
+from pipetransformer.state.state import Integrity
 from pipetransformer.transformation.proposal import Proposal
 from pipetransformer.transformation.rewire import move, rewire
 
@@ -177,7 +179,8 @@ def conclude(run: Run, current: Replica | None, prepared: Prepared) -> Outcome:
     transition, proposal = prepared.transition, prepared.proposal
     phases, group = prepared.phases, prepared.group
     run.plane.set_epoch(proposal.plan_epoch)
-    run.plan_epoch = proposal.plan_epoch  # an aborted number is never used again
+    # An aborted number is never used again.
+    run.in_force = dataclasses.replace(run.in_force, plan_epoch=proposal.plan_epoch)
     if prepared.committed:
         transition.adopt()
         source = _take_over(run, current, group)
@@ -228,13 +231,19 @@ def _carry_out(
             run.recipe.model.zero_grad(set_to_none=True)
         _adopt(run, proposal)
         if group is None:
+            run.state.become(Integrity.OLD)
             return None, 0
-        if run.info.rank in proposal.receivers:
-            run.holds_state = False
+        had, receives = run.state.holds, run.info.rank in proposal.receivers
+        if receives:
+            run.state.become(Integrity.RECEIVING)
         with phases.phase("move"):
             moved = move(run, group, proposal.source, proposal.receivers, phases)
         with phases.phase("rewire"):
-            return rewire(run, group, proposal), moved
+            replica = rewire(run, group, proposal)
+        # Who trained in this pass has counts of its own until it is told others'.
+        waits = receives and not had and proposal.position is not None
+        run.state.become(Integrity.AWAITS_PROGRESS if waits else Integrity.WHOLE)
+        return replica, moved
     except PeerFailure:
         raise
     except Exception as error:
@@ -255,7 +264,7 @@ def _build(
     """Build what may fail beside what is in use; an error becomes a refusal."""
     if run.info.rank not in proposal.layout.active:
         return None, None
-    if live is not None and run.layout == proposal.layout:
+    if live is not None and run.in_force.layout == proposal.layout:
         group = live
     else:
         try:
@@ -286,5 +295,19 @@ def _adopt(run: Run, proposal: Proposal) -> None:
     run.state.frozen_units = proposal.frozen_units
     run.policy.load_state_dict(dict(proposal.policy))
     run.prices.load(proposal.pauses)
-    run.cache_slots = proposal.cache_slots
-    run.layout, run.plan = proposal.layout, proposal.plan
+    run.in_force = PlanInForce(
+        plan=proposal.plan,
+        layout=proposal.layout,
+        cache_slots=proposal.cache_slots,
+        plan_epoch=proposal.plan_epoch,
+    )
+
+
+def withdraw(run: Run, plan_epoch: int) -> None:
+    """Go back to before the first plan, after the loss of ranks.
+
+    Args:
+        run: The run.
+        plan_epoch: The highest number that any survivor knows.
+    """
+    run.in_force = PlanInForce(plan_epoch=plan_epoch)

@@ -93,7 +93,7 @@ def smaller_plan(run: Run, current: Plan, most: int) -> Plan:
         InfeasiblePlan: nothing fits.
     """
     boundary = current.boundary
-    profile, cluster, workload = _known(run, boundary, run.cache_slots)
+    profile, cluster, workload = _known(run, boundary, run.in_force.cache_slots)
     options = _options(run, workload, boundary, most)
     alike: _Options = {**options, "num_stages": current.num_stages}
     try:
@@ -108,7 +108,7 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
     Predictions stand beside what this rank measured; the lead's history is complete.
     """
     boundary = replica.plan.boundary
-    profile, cluster, workload = _known(run, boundary, run.cache_slots)
+    profile, cluster, workload = _known(run, boundary, run.in_force.cache_slots)
     options = _options(run, workload, boundary)
     return explain_plan(
         replica.plan,

@@ -188,21 +188,22 @@ def propose(
         plan, layout = placed(
             run,
             absent,
-            run.layout.active if run.layout is not None else (),
+            run.in_force.layout.active if run.in_force.layout is not None else (),
             lambda most: next_plan(run, decision.boundary, held, market, most),
         )
         _compare_plans(replica.group, plan.plan_hash, market)
         record_refusal(run, plan.transition)
-        if _runs_alike(plan, held) and layout == run.layout:
+        if _runs_alike(plan, held) and layout == run.in_force.layout:
             return None
-    joined = joiners(run.layout, layout)
+    before = run.in_force.layout
+    joined = joiners(before, layout)
     holders = [rank for rank in layout.active if rank not in joined]
-    if run.layout is not None and not holders:
+    if before is not None and not holders:
         raise RuntimeError(
-            f"plan: expected one of the ranks {run.layout.active} that hold the state "
+            f"plan: expected one of the ranks {before.active} that hold the state "
             f"to stay active, got {layout.active}; please report"
         )
-    plan_epoch, state = run.plan_epoch + 1, run.state
+    plan_epoch, state = run.in_force.plan_epoch + 1, run.state
     return Proposal(
         plan_epoch=plan_epoch,
         plan=plan,

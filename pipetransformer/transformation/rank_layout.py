@@ -63,7 +63,7 @@ def propose_again(
     Raises:
         PeerFailure: nothing fits the ranks that are left.
     """
-    plan = run.plan
+    plan = run.in_force.plan
     if plan is None:
         raise RuntimeError("recovery without a plan; please report")
     absent = [rank for rank in range(run.info.world_size) if rank not in able]
@@ -89,7 +89,7 @@ def propose_again(
         seed=run.config.seed,
         reason="a rank was lost",
         pauses=run.prices.state(),
-        cache_slots=run.cache_slots,
+        cache_slots=run.in_force.cache_slots,
         source=source,
         receivers=tuple(r for r in layout.active if r != source and r not in whole),
         operations=operations,

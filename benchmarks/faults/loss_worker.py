@@ -172,7 +172,8 @@ def _watch(log: Log) -> None:
     def concluded(self: Changes, *args: Any, **options: Any) -> Any:
         outcome = conclude(self, *args, **options)
         run, drives = self._run, outcome.replica is not None
-        log.write("plan", number=run.plan_epoch, drives=drives, lead=run.is_lead)
+        number = run.in_force.plan_epoch
+        log.write("plan", number=number, drives=drives, lead=run.is_lead)
         return outcome
 
     def moved(run: Any, group: Any, source: int, receivers: Any, *rest: Any) -> int:

@@ -107,10 +107,11 @@ def _watch(log: Log, rank: int) -> None:
     """Log what this rank brings into a step, its changes of plan, and transfers."""
     begun = [0.0]
 
-    def shares(run: Run, _: Replica, batch: Any, *__: Any) -> None:
+    def shares(run: Run, _: Replica, __: Any, batch: Any, *___: Any) -> None:
         if isinstance(batch, Batch):
             place = {"epoch": run.state.epoch, "batch": batch.index}
-            log.write("share", **place, plan=run.plan_epoch, ids=batch.ids.tolist())
+            number, ids = run.in_force.plan_epoch, batch.ids.tolist()
+            log.write("share", **place, plan=number, ids=ids)
 
     def changed(outcome: Outcome) -> None:
         log.write(

@@ -40,13 +40,14 @@ def save(
         raise ValueError(
             "save: expected a call after prepare or batches, got one before"
         )
-    batches = run.workload.describe() if run.workload is not None else {}
+    workload, profile = run.inputs.workload, run.inputs.profile
+    batches = workload.describe() if workload is not None else {}
     extra = {
         "policy": run.policy.state_dict(),
         "pass": {**batches, "seed": run.config.seed},
         "run_id": run.info.run_id,
         "plan": replica.plan.to_json() if replica is not None else None,
-        "profile": run.profile.to_json() if run.profile is not None else None,
+        "profile": profile.to_json() if profile is not None else None,
         "pauses": run.prices.state(),
         "reshaped_ns_ago": run.prices.elapsed_ns(),
     }
@@ -110,9 +111,9 @@ def check_resumed_pass(run: Run) -> None:
     Raises:
         ValueError: naming what the batches were made from, then and now.
     """
-    if run.loaded is None or run.workload is None or run.state.batch == 0:
+    if run.loaded is None or run.inputs.workload is None or run.state.batch == 0:
         return
-    now = {**run.workload.describe(), "seed": run.config.seed}
+    now = {**run.inputs.workload.describe(), "seed": run.config.seed}
     batches = run.loaded["extra"].get("pass", {})
     saved = {name: batches.get(name) for name in now}
     if saved != now:

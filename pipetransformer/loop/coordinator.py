@@ -90,7 +90,7 @@ class Director:
     def first_plan(self, workload: Workload) -> None:
         """Profile on the lead and put the first plan in force, on all ranks."""
         run = self.run
-        run.workload = workload
+        run.inputs.workload = workload
         run.state.num_batches = workload.num_batches
         if self.is_lead:
             persistence.check_resumed_pass(run)

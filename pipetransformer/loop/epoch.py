@@ -144,7 +144,7 @@ class PassLoop:
     # -- one segment -----------------------------------------------------------
 
     def _check(self, loading: Loading) -> None:
-        run, workload = self._run, self._run.workload
+        run, workload = self._run, self._run.inputs.workload
         if workload is None:
             raise RuntimeError("pass without a plan; please report")
         if self._last_epoch == run.state.epoch:

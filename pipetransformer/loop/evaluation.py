@@ -98,7 +98,7 @@ def evaluate(
     if replica.prefix is not None:
         replica.prefix.refresh()
         if replica.prefix.refusal is None:
-            run.open_cache(name, len(dataset))
+            run.caches.open(name, len(dataset), run.in_force.layout)
     run.freezer.train(False)
     try:
         with run.guarded(), torch.no_grad():
@@ -106,7 +106,7 @@ def evaluate(
                 run,
                 replica,
                 dataset,
-                cache=run.cache(name, len(dataset)),
+                cache=run.caches.of(name, len(dataset)),
                 collate=collate or default_collate,
             )
             gathered = _gather(replica, share)

@@ -267,7 +267,7 @@ def combine(
 
 
 def _cache_counts(run: Run) -> tuple[int, int]:
-    cache = run.training_cache()
+    cache = run.caches.training()
     if cache is None:
         return 0, 0
     return cache.counters.hits, cache.counters.misses

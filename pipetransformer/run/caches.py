@@ -13,49 +13,41 @@ from pipetransformer.autocache import (
     record_bytes,
     slots_within,
 )
-from pipetransformer.autodp import LaunchInfo, MessagePlane, PeerFailure
-from pipetransformer.planner import Cluster, Profile
+from pipetransformer.autodp import MessagePlane, PeerFailure
 from pipetransformer.run.layout import Layout
-from pipetransformer.run.recipe import Recipe, Workload
+from pipetransformer.run.plan_inputs import PlanInputs
+from pipetransformer.run.recipe import Recipe
 
 _LOG = logging.getLogger(__name__)
 _LAYOUT_SLACK_BYTES = 256  # alignment of the tensors of a record that has several
 
 
-class Slabs:
-    """The slabs of a run, one per id space; the base of `Run`.
+class Caches:
+    """The slabs of a run, one per id space.
 
     Args:
         recipe: What the user asked for.
         plane: The message plane, open.
-
-    Attributes:
-        workload: Set before the first plan.
-        profile: Set before the first plan.
-        cluster: Set before the first plan.
-        layout: The active ranks of the plan in force.
+        inputs: How many samples there are, and how large a record is.
     """
 
-    def __init__(self, recipe: Recipe, plane: MessagePlane) -> None:
-        self.recipe = recipe
-        self.config = recipe.config
-        self.plane = plane
-        self.info: LaunchInfo = plane.info
-        self.workload: Workload | None = None
-        self.profile: Profile | None = None
-        self.cluster: Cluster | None = None
-        self.layout: Layout | None = None
+    def __init__(self, recipe: Recipe, plane: MessagePlane, inputs: PlanInputs) -> None:
+        self._recipe = recipe
+        self._config = recipe.config.cache
+        self._plane = plane
+        self._info = plane.info
+        self._inputs = inputs
         self._caches: dict[str, ActivationCache | None] = {}
         self._warned: set[str] = set()
 
-    def close_caches(self) -> None:
+    def close(self) -> None:
         """Release the slabs."""
         for cache in self._caches.values():
             if cache is not None:
                 cache.close()
         self._caches.clear()
 
-    def cache(self, space: str, num_samples: int) -> ActivationCache | None:
+    def of(self, space: str, num_samples: int) -> ActivationCache | None:
         """Return the slab of an id space if it is open and of that many samples."""
         cache = self._caches.get(space)
         if cache is None or cache.num_samples == num_samples:
@@ -71,14 +63,14 @@ class Slabs:
             )
         return None
 
-    def training_cache(self) -> ActivationCache | None:
+    def training(self) -> ActivationCache | None:
         """Return the slab of the training set if it is open."""
-        workload = self.workload
-        return self.cache("train", workload.num_samples) if workload else None
+        workload = self._inputs.workload
+        return self.of("train", workload.num_samples) if workload else None
 
-    def cache_bytes(self) -> int:
+    def budget_bytes(self) -> int:
         """Return what a slab of this node may take."""
-        return self.config.cache.budget_bytes or host_memory().available_bytes // 4
+        return self._config.budget_bytes or host_memory().available_bytes // 4
 
     def training_slots(self) -> int:
         """Return how many samples the training set's slab on this node holds.
@@ -88,17 +80,16 @@ class Slabs:
         if "train" in self._caches:
             made = self._caches["train"]
             return made.num_slots if made is not None else 0
-        if self.cluster is None or self.cluster.cache is None or self.workload is None:
+        cluster, workload = self._inputs.cluster, self._inputs.workload
+        if cluster is None or cluster.cache is None or workload is None:
             return 0
         return slots_within(
-            self.cluster.cache.host_bytes,
-            num_samples=self.workload.num_samples,
+            cluster.cache.host_bytes,
+            num_samples=workload.num_samples,
             slot_bytes=self._slot_bytes(),
         )
 
-    def open_cache(
-        self, space: str, num_samples: int, layout: Layout | None = None
-    ) -> None:
+    def open(self, space: str, num_samples: int, layout: Layout | None) -> None:
         """Make or attach the node's slab of an id space, once.
 
         The node's first active rank makes the slab and publishes its address; the
@@ -107,18 +98,17 @@ class Slabs:
         Args:
             space: "train", or the name of an evaluation set.
             num_samples: Ids run from 0 to `num_samples` - 1.
-            layout: The active ranks; by default those of the plan in force.
+            layout: The active ranks of the plan.
         """
-        layout = layout or self.layout
-        if not self.config.cache.enabled or space in self._caches:
+        if not self._config.enabled or space in self._caches:
             return
         if layout is None:
             raise RuntimeError("cache asked for before a plan; please report")
-        creator = layout.node_share(self.info.rank)[1] == 0
+        creator = layout.node_share(self._info.rank)[1] == 0
         try:
             self._caches[space] = self._share(space, num_samples, creator=creator)
         except PeerFailure:
-            if self.plane.failure is not None or not self.plane.store_lost:
+            if self._plane.failure is not None or not self._plane.store_lost:
                 raise
             _LOG.warning("no cache for %r, since the store is lost", space)
             self._caches[space] = None
@@ -126,43 +116,44 @@ class Slabs:
     def _share(
         self, space: str, num_samples: int, *, creator: bool
     ) -> ActivationCache | None:
-        key = f"slab/{self.info.node}/{space}"
+        key = f"slab/{self._info.node}/{space}"
         if not creator:
-            address = self.plane.wait(key, phase=f"attaching the {space} cache")
+            address = self._plane.wait(key, phase=f"attaching the {space} cache")
             return self._attach(address, num_samples)
         made = self._create(num_samples)
-        self.plane.publish(key, made.address if made is not None else b"")
+        self._plane.publish(key, made.address if made is not None else b"")
         return made
 
-    def make_training_cache(self, layout: Layout, boundary: int) -> None:
+    def make_training(self, layout: Layout, boundary: int) -> None:
         """Make this node's slab for a plan to come, if that falls to this rank."""
-        workload = self.workload
-        if workload is None or not self.config.cache.enabled:
+        workload = self._inputs.workload
+        if workload is None or not self._config.enabled:
             return
-        frozen = list(self.recipe.model)[:boundary]
-        if layout.node_share(self.info.rank)[1] or cacheable(frozen, frozen=False):
+        frozen = list(self._recipe.model)[:boundary]
+        if layout.node_share(self._info.rank)[1] or cacheable(frozen, frozen=False):
             return
-        self.open_cache("train", workload.num_samples, layout)
+        self.open("train", workload.num_samples, layout)
 
     def _create(self, num_samples: int) -> ActivationCache | None:
         try:
             return ActivationCache.create(
-                run_id=self.info.run_id,
+                run_id=self._info.run_id,
                 num_samples=num_samples,
                 slot_bytes=self._slot_bytes(),
-                budget_bytes=self.cache_bytes(),
+                budget_bytes=self.budget_bytes(),
             )
         except (OSError, ValueError) as error:
             _LOG.warning("no cache, frozen layers are recomputed: %s", error)
             return None
 
     def _slot_bytes(self) -> int:
-        if self.profile is None:
+        profile = self._inputs.profile
+        if profile is None:
             raise RuntimeError("cache asked for before the profile; please report")
         widest = max(
             layer.boundary_bytes_per_sample
-            for boundary, layer in enumerate(self.profile.layers, start=1)
-            if self.profile.may_be_boundary(boundary)
+            for boundary, layer in enumerate(profile.layers, start=1)
+            if profile.may_be_boundary(boundary)
         )
         record = torch.empty(1, widest + _LAYOUT_SLACK_BYTES, dtype=torch.uint8)
         return record_bytes([record])
@@ -171,7 +162,7 @@ class Slabs:
         if not address:
             return None
         try:
-            cache = ActivationCache.attach(address, run_id=self.info.run_id)
+            cache = ActivationCache.attach(address, run_id=self._info.run_id)
             try:
                 self._require_room(cache, num_samples)
             except ValueError:

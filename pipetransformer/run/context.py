@@ -10,22 +10,24 @@ from typing import Any
 from pipetransformer.autodp import (
     ActiveGroup,
     GroupCache,
+    LaunchInfo,
     MessagePlane,
     build_group,
 )
 from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
-from pipetransformer.run.caches import Slabs
+from pipetransformer.run.caches import Caches
 from pipetransformer.run.control_log import ScriptLog
 from pipetransformer.run.measured_costs import Prices
 from pipetransformer.run.plan_in_force import PlanInForce
+from pipetransformer.run.plan_inputs import PlanInputs
 from pipetransformer.run.recipe import Recipe
 from pipetransformer.state.state import TrainingState, load_optimizer_state
 from pipetransformer.state.step_buffers import StepBuffers
 
 
-class Run(Slabs):
+class Run:
     """The parts of a run that every plan uses.
 
     Args:
@@ -35,7 +37,12 @@ class Run(Slabs):
     """
 
     def __init__(self, recipe: Recipe, plane: MessagePlane, clock: Clock) -> None:
-        super().__init__(recipe, plane)
+        self.recipe = recipe
+        self.config = recipe.config
+        self.plane = plane
+        self.info: LaunchInfo = plane.info
+        self.inputs = PlanInputs()
+        self.caches = Caches(recipe, plane, self.inputs)
         self.clock = clock
         self.script = ScriptLog(plane)
         self.groups = GroupCache(
@@ -140,5 +147,5 @@ class Run(Slabs):
 
     def close(self) -> None:
         """Release the slabs and give the model back as the user built it."""
-        self.close_caches()
+        self.caches.close()
         self.freezer.apply(0)

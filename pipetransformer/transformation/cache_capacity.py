@@ -28,7 +28,7 @@ def cache_slots(run: Run, boundary: int, prefix: FrozenPrefix | None) -> int:
         return 0
     if prefix is not None and prefix.boundary == boundary and prefix.refusal:
         return 0
-    return run.training_slots()
+    return run.caches.training_slots()
 
 
 def cluster_at(

@@ -148,7 +148,7 @@ def prepare(
         is_new = group is not None and group is not live
         try:
             if group is not None and proposal.plan.boundary > 0:
-                run.make_training_cache(proposal.layout, proposal.plan.boundary)
+                run.caches.make_training(proposal.layout, proposal.plan.boundary)
             if met:
                 with phases.phase("acknowledge"):
                     transition.acknowledge(refusal, waited=_kept_waiting(refusal))

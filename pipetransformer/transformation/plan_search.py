@@ -132,10 +132,10 @@ def remaining_steps(run: Run) -> int:
     Until the policy changes its answer, if it knows when, else until the end: the
     next freeze makes another plan.
     """
-    if run.workload is None:
+    if run.inputs.workload is None:
         return 0
     state, every = run.state, run.config.freeze_every
-    batches = run.workload.num_batches
+    batches = run.inputs.workload.num_batches
     done = state.epoch * batches + state.batch
     left = run.total_epochs * batches - done
     change = run.policy.next_change(progress_of(run, state.decided_epoch))
@@ -150,10 +150,11 @@ def remaining_steps(run: Run) -> int:
 def _known(
     run: Run, boundary: int, cache_slots: int
 ) -> tuple[Profile, Cluster, Workload]:
-    if run.profile is None or run.cluster is None or run.workload is None:
+    inputs = run.inputs
+    profile, cluster, workload = inputs.profile, inputs.cluster, inputs.workload
+    if profile is None or cluster is None or workload is None:
         raise RuntimeError("plan asked for before the profile; please report")
-    cluster = cluster_at(run.cluster, run.profile, boundary, cache_slots)
-    return run.profile, cluster, run.workload
+    return profile, cluster_at(cluster, profile, boundary, cache_slots), workload
 
 
 class _Options(TypedDict):
@@ -207,7 +208,7 @@ def progress_of(run: Run, point: int) -> Progress:
     """Return where training stands at an evaluation point, as policies are told."""
     state = run.state
     optimizer = state.optimizer
-    batches = run.workload.num_batches if run.workload is not None else 0
+    batches = run.inputs.workload.num_batches if run.inputs.workload is not None else 0
     return Progress(
         epoch=point,
         step=state.step,

@@ -111,23 +111,26 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
 
     Profiles differ between ranks, so one of them is everybody's.
     """
-    if run.profile is not None or run.workload is None:
+    workload = run.inputs.workload
+    if run.inputs.profile is not None or workload is None:
         return
     if lead:
-        most = run.workload.global_batch
+        most = workload.global_batch
         sizes = [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
         profile = planner.profile(
-            run.recipe.model, run.workload.sample(max(sizes)), microbatch_samples=sizes
+            run.recipe.model,
+            workload.sample(max(sizes)),
+            microbatch_samples=sizes,
         )
         cluster = _cluster(run)
         text = json.dumps({"profile": profile.to_json(), "cluster": cluster.to_json()})
         run.plane.publish("profile", text.encode())
-        run.profile, run.cluster = profile, cluster
+        run.inputs.profile, run.inputs.cluster = profile, cluster
         return
     told = run.plane.wait("profile", phase="profile", timeout=None)
     content = read_fields(told, "profile")
-    run.profile = Profile.from_json(content["profile"])
-    run.cluster = Cluster.from_json(content["cluster"])
+    run.inputs.profile = Profile.from_json(content["profile"])
+    run.inputs.cluster = Cluster.from_json(content["cluster"])
 
 
 def _cluster(run: Run) -> Cluster:
@@ -141,7 +144,7 @@ def _cluster(run: Run) -> Cluster:
         optimizer_bytes_per_parameter_byte=(
             run.config.plan.optimizer_bytes_per_parameter_byte
         ),
-        cache=CacheTiers(host_bytes=run.cache_bytes() if caches else 0),
+        cache=CacheTiers(host_bytes=run.caches.budget_bytes() if caches else 0),
     )
 
 

@@ -87,8 +87,10 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         prefix = FrozenPrefix(
             layers, plan.boundary, workers, run.clock, seed=proposal.seed
         )
-        if run.workload is not None and prefix.refusal is None:
-            run.open_cache("train", run.workload.num_samples)
+        if run.inputs.workload is not None and prefix.refusal is None:
+            run.caches.open(
+                "train", run.inputs.workload.num_samples, run.in_force.layout
+            )
     pipe = Pipe.from_plan(
         nn.Sequential(*layers[plan.boundary :]),
         cuts=[cut - plan.boundary for cut in plan.cuts],
@@ -102,7 +104,7 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
     model = ActiveModel(
         pipe,
         prefix,
-        cache=run.training_cache,
+        cache=run.caches.training,
         position=lambda: DrawPosition(run.state.step, first),
         write=run.will_read_again,
         clock=run.clock,

@@ -122,7 +122,7 @@ def test_a_profile_that_no_rank_wrote_is_refused(case):
         refused = (RuntimeError, ValueError, TypeError)
         with pytest.raises(refused, match="profile.*: expected") as caught:
             agree_on_profile(run, lead=False)
-        assert is_plain(str(caught.value)) and run.profile is None
+        assert is_plain(str(caught.value)) and run.inputs.profile is None
 
 
 @pytest.mark.parametrize("case", [*FOREIGN, *JSON])

@@ -287,8 +287,8 @@ with make_engine(freeze=schedule(1), config=config()) as engine:
     run = run_of(engine)
     facts, memory = read_facts({}), host_memory()
     print(json.dumps({
-        "slot": run.cluster.device_memory_bytes * run.num_slots,
-        "cache": run.cache_bytes() * 4,
+        "slot": run.inputs.cluster.device_memory_bytes * run.num_slots,
+        "cache": run.caches.budget_bytes() * 4,
         "doctor": facts.memory_limit,
         "limited_by": facts.memory_limited_by,
         "limit": memory.limit_bytes,

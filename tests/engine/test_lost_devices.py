@@ -1,7 +1,5 @@
 """Plans of a run that lost ranks count on the ranks that are left; no processes."""
 
-import types
-
 import pytest
 import torch
 from torch import nn
@@ -9,8 +7,10 @@ from torch import nn
 from pipetransformer.config import Config, PlanConfig
 from pipetransformer.planner import Cluster, PauseModel
 from pipetransformer.run.measured_costs import Market
+from pipetransformer.run.recipe import Workload
 from pipetransformer.transformation.plan_search import first_plan, next_plan
 from tests.engine.even_profile import even_profile
+from tests.engine.runs import make_run, plane_of
 
 ROWS = 12
 
@@ -18,14 +18,13 @@ ROWS = 12
 def run_of(members, world_size=4, **plan):
     """What planning reads of a run whose generation has these members."""
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
-    return types.SimpleNamespace(
+    return make_run(
+        plane=plane_of(world_size=world_size, members=tuple(members)),
         config=Config(plan=PlanConfig(reshape="always", **plan)),
-        info=types.SimpleNamespace(world_size=world_size),
-        plane=types.SimpleNamespace(members=tuple(members)),
-        recipe=types.SimpleNamespace(model=model),
+        model=model,
         profile=even_profile(model, torch.randn(ROWS, 8), microbatch_samples=[1, ROWS]),
         cluster=Cluster(devices_per_node=world_size, device_memory_bytes=1 << 30),
-        workload=types.SimpleNamespace(global_batch=ROWS, num_samples=None),
+        workload=Workload(ROWS, ROWS, 1, False, lambda rows: None),
     )
 
 

@@ -5,9 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipetransformer.autofreeze import LayerFreezer
 from pipetransformer.checkpoint.autosave import AutoSave
-from pipetransformer.config import Config
 from pipetransformer.loop.epoch import PassLoop
 from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.progress.counts import Pass
@@ -17,9 +15,6 @@ from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
-from pipetransformer.report.clock import Clock
-from pipetransformer.report.history import History
-from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import ScriptLog
 from pipetransformer.run.measured_costs import Prices
 from pipetransformer.run.recipe import Workload
@@ -27,25 +22,19 @@ from pipetransformer.state.state import TrainingState
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.proposal import Proposal
+from tests.engine.runs import make_run
 from tests.engine.stand_ins import stand_in
 
 RECORD = EpochRecord(2, PlanShape(0, 0, 1, 1, 1), 100, 100, 4, 2.0, 0.5, 0, 0)
 LOADING = Loading(range(4), 2, None, 0, False, False)
 
 
-def make_run(epoch=2):
-    return stand_in(
-        Run,
+def run_in(epoch=2):
+    return make_run(
         state=TrainingState(None, epoch=epoch),
-        clock=Clock(),
-        config=Config(),
         workload=Workload(4, 2, 2, False, lambda rows: None),
-        freezer=stand_in(LayerFreezer),
-        history=History(world_size=2, seed=0),
         prices=stand_in(Prices),
         script=stand_in(ScriptLog),
-        batch_in_hand=None,
-        is_lead=False,
     )
 
 
@@ -58,7 +47,7 @@ def make_role(run, *, active=True):
 @pytest.fixture
 def passes():
     """A pass loop with all that it speaks to."""
-    made = SimpleNamespace(run=make_run())
+    made = SimpleNamespace(run=run_in())
     made.role = make_role(made.run)
     made.boundaries = stand_in(StepBoundaries)
     made.survivors = stand_in(Survivors)
@@ -118,7 +107,7 @@ def test_a_rank_that_left_at_the_passes_end_can_be_taken_back(passes):
 
 
 def test_a_rank_that_joins_and_must_leave_at_once_waits_on():
-    run = make_run()
+    run = run_in()
     role = make_role(run, active=False)
     survivors = stand_in(Survivors, recovered=False)
     changes = stand_in(Changes, joined=stand_in(Proposal, position=3))

@@ -152,7 +152,7 @@ def prepared_with(memory):
     with engine:
         engine.prepare(ToySet(24), 12)
         run = run_of(engine)
-        return engine.plan, run.profile, run.cluster
+        return engine.plan, run.inputs.profile, run.inputs.cluster
 
 
 def test_slots_share_by_default_what_the_job_may_use_of_the_memory(monkeypatch):

@@ -9,8 +9,10 @@ import torch
 import pipetransformer as pt
 from pipetransformer.report import Phases
 from pipetransformer.run.context import Run
+from pipetransformer.run.control_log import ScriptLog
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.phases import Prepared
+from tests.engine.runs import make_run
 from tests.engine.scenario import (
     assert_same_across_boundaries,
     config,
@@ -20,6 +22,7 @@ from tests.engine.scenario import (
     moments,
     schedule,
 )
+from tests.engine.stand_ins import stand_in
 from tests.support.private import run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
@@ -210,7 +213,8 @@ def test_what_a_standby_prepared_ahead_is_no_part_of_its_prices():
     phases = Phases()
     phases.seconds.update({"prepare": 3.0, "prepare/group": 1.0})
     proposal = SimpleNamespace(ahead=True, at_switch=lambda message: message)
-    script = SimpleNamespace(follow=lambda kind: {"goes": True})
-    changes = Changes(SimpleNamespace(script=script), None, None)
+    run = make_run(script=stand_in(ScriptLog))
+    run.script.follow.return_value = {"goes": True}
+    changes = Changes(run, None, None)
     taken = changes._await_switch(Prepared(None, proposal, True, None, False, phases))
     assert taken.phases.seconds == {"ahead": 3.0, "ahead/group": 1.0}

@@ -3,12 +3,16 @@
 import types
 
 import pytest
+from torch import nn
 
 import pipetransformer as pt
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.planner import PauseModel
 from pipetransformer.run.measured_costs import Market, Prices, kind_of
+from pipetransformer.run.recipe import Workload
+from pipetransformer.state.state import TrainingState
 from pipetransformer.transformation.plan_search import remaining_steps
+from tests.engine.runs import make_run
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import run_of
 from tests.support.ranks import run_ranks
@@ -176,21 +180,15 @@ def test_clock_goes_on_from_the_run_before():
 
 def run_at(policy, *, epoch, epochs=10, batches=7, batch=0, every=None):
     """Return what `remaining_steps` reads of a run."""
-    policy.bind(12)
     step = epoch * batches + batch
-    state = types.SimpleNamespace(
-        epoch=epoch,
-        step=step,
-        batch=batch,
-        optimizer=None,
-        metrics={},
-        decided_epoch=epoch if every is None else step // every,
-    )
-    run = types.SimpleNamespace(
-        config=types.SimpleNamespace(freeze_every=every),
+    state = TrainingState(None, epoch=epoch, step=step, batch=batch)
+    state.decided_epoch = epoch if every is None else step // every
+    run = make_run(
+        config=pt.Config(freeze_every=every),
         policy=policy,
+        model=nn.Sequential(*(nn.Linear(1, 1) for _ in range(13))),
         total_epochs=epochs,
-        workload=types.SimpleNamespace(num_batches=batches),
+        workload=Workload(batches, 1, batches, False, lambda rows: None),
         state=state,
     )
     for point in range(state.decided_epoch + 1):

@@ -8,11 +8,10 @@ import pytest
 from pipetransformer.explanation import explain_run
 from pipetransformer.planner import Plan
 from pipetransformer.report import History, PlanShape
-from pipetransformer.run.context import Run
-from pipetransformer.state.state import TrainingState
 from pipetransformer.transformation.phases import Outcome
 from pipetransformer.transformation.proposal import Proposal
 from pipetransformer.transformation.records import record_abort, record_change
+from tests.engine.runs import make_run
 from tests.engine.stand_ins import stand_in
 
 SAID = "RuntimeError: \x1b[2Jno\nroom, \ud800" + "K=2, " * 1000
@@ -25,7 +24,7 @@ def test_a_reason_of_others_is_recorded_as_one_line_that_explain_takes(
 ):
     caplog.set_level(logging.INFO, logger="pipetransformer")
     history = History(world_size=2, seed=0)
-    run = stand_in(Run, state=TrainingState(None), history=history)
+    run = make_run(history=history)
     plan = stand_in(
         Plan,
         boundary=0,

@@ -5,8 +5,7 @@ import types
 
 import pytest
 
-from pipetransformer.autodp import AutoDPConfig, LaunchInfo, MessagePlane, PeerFailure
-from pipetransformer.autofreeze import LayerFreezer, Never
+from pipetransformer.autodp import AutoDPConfig, PeerFailure
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.config import Config
 from pipetransformer.loop import coordinator as director_module
@@ -21,38 +20,19 @@ from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
-from pipetransformer.report.clock import Clock
-from pipetransformer.report.history import History
-from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations, ScriptLog
 from pipetransformer.run.layout import Layout
-from pipetransformer.run.measured_costs import Prices
 from pipetransformer.run.recipe import Workload
-from pipetransformer.state.state import TrainingState
+from pipetransformer.state.state import Integrity, TrainingState
 from pipetransformer.transformation import attempts as changes_module
 from pipetransformer.transformation import rank_layout as placing
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.phases import Outcome
 from pipetransformer.transformation.proposal import Proposal
+from tests.engine.runs import make_run, plane_of
 from tests.engine.stand_ins import stand_in
 
 SHAPE = PlanShape(0, 0, 1, 1, 1)
-FIRST, SECOND = (LaunchInfo(rank, 2, rank, 2, 0, 1, "run", True) for rank in (0, 1))
-
-
-def make_run(**attributes):
-    given = {
-        "clock": Clock(),
-        "config": Config(),
-        "history": History(world_size=2, seed=0),
-        "info": FIRST,
-        "is_lead": False,
-        "layout": Layout((0,), (0,)),
-        "prices": stand_in(Prices),
-        "script": stand_in(ScriptLog),
-        "state": TrainingState(None),
-    }
-    return stand_in(Run, **{**given, **attributes})
 
 
 def make_role(run, *, active=True):
@@ -68,7 +48,8 @@ def outcome(*, committed, replica=None):
 
 def recover(monkeypatch, result):
     """Return the run and the operations after a recovery at operation 7."""
-    run = make_run(plane=stand_in(MessagePlane, members=(0, 1)), holds_state=True)
+    run = make_run(plane=plane_of())
+    run.state.become(Integrity.WHOLE)
     monkeypatch.setattr(changes_module, "prepare", lambda *_: None)
     monkeypatch.setattr(changes_module, "conclude", lambda *_: result)
     monkeypatch.setattr(changes_module.records, "learn", lambda *_: None)
@@ -81,7 +62,7 @@ def recover(monkeypatch, result):
 
 def test_after_an_aborted_recovery_the_state_can_still_be_saved(monkeypatch):
     run, operations = recover(monkeypatch, outcome(committed=False))
-    assert run.holds_state  # else nobody would write the emergency checkpoint
+    assert run.state.can_be_saved  # else nobody would write the emergency checkpoint
     assert operations.done == 6
 
 
@@ -94,11 +75,9 @@ def test_a_rank_that_catches_up_knows_the_result_it_may_have_to_pass_on(monkeypa
 
 def test_a_pass_that_is_still_open_stays_in_its_epoch(monkeypatch):
     layout = Layout((0,), (0,))
-    monkeypatch.setattr(placing, "placed", lambda *_: (run.plan, layout))
+    monkeypatch.setattr(placing, "placed", lambda *_: (run.in_force.plan, layout))
     state = TrainingState(None, step=10, epoch=1, batch=5, num_batches=5)
-    run = make_run(
-        plan=stand_in(Plan), state=state, policy=Never(), prices=Prices(), cache_slots=0
-    )
+    run = make_run(plan=stand_in(Plan), state=state)
     proposal = placing.propose_again(
         run, 2, able=(0,), whole=(0,), operations=9, position=None
     )
@@ -110,12 +89,7 @@ def test_a_pass_that_is_still_open_stays_in_its_epoch(monkeypatch):
 @pytest.mark.parametrize(("joins", "nodes"), [(False, 1), (True, 2)])
 def test_a_rank_that_joins_the_first_batch_divides_the_pass_as_it_began(joins, nodes):
     state = TrainingState(None, pass_nodes=2)  # the other node was lost meanwhile
-    run = make_run(
-        state=state,
-        layout=Layout((0, 1), (0, 0)),
-        info=SECOND,
-        current_pass=None,
-    )
+    run = make_run(plane=plane_of(1), state=state, layout=Layout((0, 1), (0, 0)))
     open_pass = OpenPass(run, make_role(run), stand_in(Changes))
     samplers = []
 
@@ -136,7 +110,7 @@ def loop(run, role, boundaries, survivors, open_pass):
 def test_a_pass_that_a_recovery_has_brought_is_recorded_once():
     run = make_run(
         workload=Workload(2, 1, 2, False, lambda rows: None),
-        freezer=stand_in(LayerFreezer),
+        script=stand_in(ScriptLog),
     )
     survivors, open_pass = stand_in(Survivors), stand_in(OpenPass)
     passes = loop(run, make_role(run), stand_in(StepBoundaries), survivors, open_pass)
@@ -154,8 +128,7 @@ def test_a_pass_that_a_recovery_has_brought_is_recorded_once():
 def test_a_rank_that_stands_by_since_its_last_batch_waits_for_the_passes_end():
     run = make_run(
         workload=Workload(3, 1, 3, False, lambda rows: None),
-        freezer=stand_in(LayerFreezer),
-        batch_in_hand=None,
+        script=stand_in(ScriptLog),
     )
     role, boundaries = make_role(run), stand_in(StepBoundaries)
     boundaries.stand_by.return_value = None
@@ -179,19 +152,16 @@ def test_a_failure_that_no_lost_rank_explains_ends_the_run_after_some_attempts(
     )
     # Every rank lives, and yet each operation fails.
     failure = PeerFailure(None, "all_reduce", reason="sizes differ")
-    plane = stand_in(MessagePlane, members=(0, 1), failure=failure)
+    plane = plane_of(failure=failure)
+    plane.check.side_effect = failure
     plane.survive.side_effect = lambda standing: dict.fromkeys((0, 1), standing)
     run = make_run(
         config=Config(autodp=AutoDPConfig(on_peer_failure="continue")),
         plane=plane,
-        holds_state=True,
-        consistent=True,
         plan_epoch=1,
-        plan_hash="",
-        script=stand_in(ScriptLog, position=0),
     )
-    run.guarded.side_effect = failure
-    recovery = stand_in(Recovery, open_pass=stand_in(OpenPass, due_at=None, owed=False))
+    run.state.become(Integrity.WHOLE)
+    recovery = stand_in(Recovery, open_pass=stand_in(OpenPass, due_at=None))
     recovery.open_pass.standing.return_value = 0, {}
     recovery.go_on.side_effect = lambda *_: {}
     changes = stand_in(Changes)
@@ -205,7 +175,7 @@ def test_a_rank_that_leaves_at_an_epoch_waits_until_the_others_are_through(monke
     # They may lose a rank before they know of the COMMIT, and change the plan again.
     survivors = stand_in(Survivors)
     monkeypatch.setattr(director_module, "Survivors", lambda *_: survivors)
-    run = make_run(state=TrainingState(None, epoch=3))
+    run = make_run(state=TrainingState(None, epoch=3), script=stand_in(ScriptLog))
     director = Director(run)
     director._role.replica = stand_in(Replica)
 

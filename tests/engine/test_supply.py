@@ -27,7 +27,7 @@ def run_frozen(engine, epochs=3):
         for _ in engine.epochs(epochs):
             for batch in engine.batches(ToySet(SAMPLES), 12):
                 engine.step(batch)
-            plans.append((engine.plan, run_of(engine).cache_slots))
+            plans.append((engine.plan, run_of(engine).in_force.cache_slots))
         return plans, run_of(engine)
 
 
@@ -52,8 +52,8 @@ def test_plan_counts_on_the_share_that_the_slab_holds():
     assert plan.cache == "host" and plan.num_samples == SAMPLES
     assert 0 < slots < SAMPLES and (hits, rows) == (slots, SAMPLES)
     free = search(
-        run.profile,
-        dataclasses.replace(run.cluster, cache=None),
+        run.inputs.profile,
+        dataclasses.replace(run.inputs.cluster, cache=None),
         boundary=5,
         global_batch=12,
         cache_tiers=("host",),
@@ -166,7 +166,7 @@ def explained(rank, available):
                 engine.step(batch)
         run = run_of(engine)
         told = engine.explain().to_dict()["inputs"]["notes"]
-        return engine.plan.plan_hash, engine.plan.cache, run.cache_slots, told
+        return engine.plan.plan_hash, engine.plan.cache, run.in_force.cache_slots, told
 
 
 @pytest.mark.distributed

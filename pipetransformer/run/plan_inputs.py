@@ -1,0 +1,23 @@
+"""What every plan of a run is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipetransformer.planner import Cluster, Profile
+from pipetransformer.run.recipe import Workload
+
+
+@dataclass
+class PlanInputs:
+    """Known from the first plan on, and equal on every rank.
+
+    Attributes:
+        workload: The training set and the batch; None before `batches`.
+        profile: What the layers cost; None until it is measured, or received.
+        cluster: The devices; comes with the profile.
+    """
+
+    workload: Workload | None = None
+    profile: Profile | None = None
+    cluster: Cluster | None = None

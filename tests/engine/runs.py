@@ -38,7 +38,7 @@ def make_run(*, plane=None, config=None, policy=None, model=None, plan=None, **c
     """Return a run of a small model, under a plan of rank 0 alone.
 
     Args:
-        plane: Of all ranks; by default of two.
+        plane: Of all ranks; by default that of the second of two.
         config: As for the engine.
         policy: Of freezing; bound here.
         model: A Sequential whose layers are the units, but for the last.
@@ -59,7 +59,7 @@ def make_run(*, plane=None, config=None, policy=None, model=None, plan=None, **c
         parameters=list(model.parameters()),
         config=config or Config(),
     )
-    run = Run(recipe, plane or plane_of(), Clock())
+    run = Run(recipe, plane or plane_of(1), Clock())
     names = ("layout", "cache_slots", "plan_epoch")
     given = {name: changes.pop(name) for name in names if name in changes}
     in_force = {"layout": Layout((0,), (0,)), **given}

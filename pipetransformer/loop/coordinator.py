@@ -30,12 +30,8 @@ from pipetransformer.run.recipe import Workload
 from pipetransformer.state.state import Integrity
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
-from pipetransformer.transformation.proposal import Proposal
-from pipetransformer.transformation.propose import (
-    agree_on_profile,
-    propose,
-    take_decision,
-)
+from pipetransformer.transformation.phases import Outcome
+from pipetransformer.transformation.propose import agree_on_profile, take_decision
 
 
 class Director:
@@ -122,8 +118,7 @@ class Director:
                 return "" if message is None else str(message["reason"])
             if self.has_plan:
                 return ""
-            start = time.perf_counter()
-            outcome = self._changes.carry_out(self._propose, start)
+            outcome = self._change_plan()
             refused = outcome is not None and not outcome.committed
             return outcome.reason if outcome is not None and refused else ""
 
@@ -170,7 +165,7 @@ class Director:
         def body() -> bool:
             proposal = changed.pop() if changed else None
             if proposal is None and self._changes.are_possible():
-                outcome = self._changes.carry_out(self._propose, time.perf_counter())
+                outcome = self._change_plan()
                 if outcome is not None and outcome.committed:
                     proposal = outcome.proposal
             if proposal is not None:
@@ -179,9 +174,10 @@ class Director:
 
         return self._survivors.call("epoch", body)
 
-    def _propose(self, absent: tuple[int, ...]) -> Proposal | None:
-        done = self._operations.done
-        return propose(self.run, self.replica, absent=absent, operations=done)
+    def _change_plan(self) -> Outcome | None:
+        start = time.perf_counter()
+        proposal = self._changes.propose(None)
+        return self._changes.carry_out(proposal, start) if proposal else None
 
     def end_epoch(self, epoch: int) -> None:
         """Close the epoch: decide about the next one, then save."""

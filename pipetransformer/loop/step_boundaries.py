@@ -19,7 +19,7 @@ from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.phases import Outcome
 from pipetransformer.transformation.proposal import Proposal
-from pipetransformer.transformation.propose import is_due, propose, take_decision
+from pipetransformer.transformation.propose import is_due, take_decision
 
 
 class StepBoundaries:
@@ -89,7 +89,7 @@ class StepBoundaries:
         take_decision(run)
         if not self._changes.are_possible():
             return False
-        begun = self._ahead.begin(self._planner(position))
+        begun = self._ahead.begin(position)
         if begun:
             last = run.state.num_batches
             self._open.due_at = min(position + self._steps_ahead, last)
@@ -102,8 +102,7 @@ class StepBoundaries:
             changed = self._change(position)
         else:
             self._pause_pass()
-            planner = self._planner(position)
-            outcome = self._ahead.switch(planner, start, position)
+            outcome = self._ahead.switch(start, position)
             changed = self._resume_pass(outcome)
         self._open.due_at = None
         return changed
@@ -114,28 +113,11 @@ class StepBoundaries:
         take_decision(run)
         if not self._changes.are_possible():
             return False
-        plan = self._planner(position)
-
-        def pause_and_plan(absent: tuple[int, ...]) -> Proposal | None:
-            proposal = plan(absent)
-            if proposal is not None:
-                self._pause_pass()
-            return proposal
-
-        outcome = self._changes.carry_out(pause_and_plan, start)
-        return self._resume_pass(outcome)
-
-    def _planner(self, position: int) -> Callable[[tuple[int, ...]], Proposal | None]:
-        def plan(absent: tuple[int, ...]) -> Proposal | None:
-            return propose(
-                self._run,
-                self._role.active(),
-                absent=absent,
-                operations=self._survivors.done,
-                position=position,
-            )
-
-        return plan
+        proposal = self._changes.propose(position)
+        if proposal is None:
+            return self._resume_pass(None)
+        self._pause_pass()
+        return self._resume_pass(self._changes.carry_out(proposal, start, position))
 
     def _pause_pass(self) -> None:
         self._open.settle_buffers()

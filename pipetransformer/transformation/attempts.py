@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from pipetransformer.autodp import announced_epoch
@@ -21,6 +21,7 @@ from pipetransformer.transformation.phases import (
     prepare,
 )
 from pipetransformer.transformation.proposal import Proposal
+from pipetransformer.transformation.propose import propose
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,10 +60,6 @@ def back_off_s(attempt: int) -> float:
     return _BACK_OFF_S * (attempt + 1)
 
 
-Proposer = Callable[[tuple[int, ...]], Proposal | None]
-"""Plans without some absent ranks; None: the plan in force stays."""
-
-
 class Changes:
     """One rank's part in every change of plan.
 
@@ -93,8 +90,26 @@ class Changes:
             return yes
         return all(replica.group.all_gather_bytes(b"1" if yes else b""))
 
+    def propose(
+        self, position: int | None, absent: tuple[int, ...] = ()
+    ) -> Proposal | None:
+        """Decide and plan, on every active rank; before the first plan on rank 0.
+
+        Args:
+            position: The next batch, within a pass.
+            absent: Ranks that must not become active.
+
+        Returns:
+            The plan; None if the one in force stays.
+        """
+        replica, done = self._role.replica, self._operations.done
+        with profiled("plan"):
+            return propose(
+                self._run, replica, absent=absent, operations=done, position=position
+            )
+
     def carry_out(
-        self, propose: Proposer, start: float, prepared: Prepared | None = None
+        self, plan: Proposal | Prepared, start: float, position: int | None = None
     ) -> Outcome | None:
         """Change the plan, on every active rank; before the first plan on rank 0.
 
@@ -102,9 +117,9 @@ class Changes:
         refused.
 
         Args:
-            propose: Plans, on every active rank alike.
+            plan: The first attempt: proposed, or prepared already.
             start: A ``time.perf_counter()`` from which the pause counts.
-            prepared: The first attempt, if it has been prepared already.
+            position: As for `propose`, which makes the further attempts.
 
         Returns:
             The last attempt's outcome; None if the plan in force stays.
@@ -113,20 +128,13 @@ class Changes:
         absent: tuple[int, ...] = ()
         while True:
             before, writer = self.shape(), self._role.is_lead
-            planned = 0.0
-            if prepared is None:
-                with profiled("plan"):
-                    proposal = propose(absent)
+            if isinstance(plan, Proposal):
                 planned = time.perf_counter() - begun
-                if proposal is None:
-                    return None
-                self.tell_plan(proposal, absent)
-                prepared = self._prepare(
-                    proposal.plan_epoch, proposal if writer else None, absent
-                )
-                prepared.phases.seconds["plan"] = planned
-            outcome = self._conclude(prepared, trims=not absent)
-            prepared = None
+                self.tell_plan(plan, absent)
+                number, own = plan.plan_epoch, plan if writer else None
+                plan = self._prepare(number, own, absent)
+                plan.phases.seconds["plan"] = planned
+            outcome = self._conclude(plan, trims=not absent)
             now = time.perf_counter()
             if outcome.committed:
                 records.record_change(
@@ -141,6 +149,10 @@ class Changes:
                 return outcome
             time.sleep(back_off_s(attempt))
             absent, attempt, begun = without, attempt + 1, time.perf_counter()
+            proposal = self.propose(position, absent)
+            if proposal is None:
+                return None
+            plan = proposal
 
     def tell_plan(self, proposal: Proposal, absent: tuple[int, ...] = ()) -> None:
         """Call the standby ranks to a change of plan; on every active rank."""

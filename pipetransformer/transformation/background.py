@@ -17,10 +17,9 @@ from typing import Any
 
 from pipetransformer.autodp import ActiveGroup, PeerFailure
 from pipetransformer.replica.role import Role
-from pipetransformer.report import profiled
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
-from pipetransformer.transformation.attempts import Changes, Proposer
+from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.phases import Outcome, Prepared, drop, prepare
 from pipetransformer.transformation.proposal import Proposal
 
@@ -146,15 +145,17 @@ class Ahead:
         """Whether a plan is being prepared, or waits to take effect."""
         return self._preparation is not None
 
-    def begin(self, propose: Proposer) -> bool:
+    def begin(self, position: int) -> bool:
         """Plan, and let a thread prepare it; on every active rank.
+
+        Args:
+            position: The next batch.
 
         Returns:
             Whether the plan will change.
         """
         start, replica = time.perf_counter(), self._role.active()
-        with profiled("plan"):
-            proposal = propose(())
+        proposal = self._changes.propose(position)
         if proposal is None:
             return False
         self._changes.tell_plan(proposal)
@@ -168,11 +169,10 @@ class Ahead:
         )
         return True
 
-    def switch(self, propose: Proposer, start: float, position: int) -> Outcome | None:
+    def switch(self, start: float, position: int) -> Outcome | None:
         """Go over to the plan that was prepared ahead; on every active rank.
 
         Args:
-            propose: Plans again if that one was aborted.
             start: A ``time.perf_counter()`` from which the pause counts.
             position: The batch before which it takes effect.
 
@@ -190,7 +190,7 @@ class Ahead:
         prepared = prepared.at_switch(self._place(position))
         self._preparation = None
         planned = prepared.phases.seconds["plan"]
-        return self._changes.carry_out(propose, start - planned, prepared)
+        return self._changes.carry_out(prepared, start - planned, position)
 
     def _tell_switch(self, position: int, goes: bool) -> bool:
         """Tell the standby ranks, which have seen COMMIT, where the plan begins.

@@ -11,9 +11,9 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import tensor_files as files
-from pipetransformer.loop import coordinator as director
 from pipetransformer.pipe import DeferredBatchNorm
 from pipetransformer.state.signature import model_signature
+from pipetransformer.transformation import attempts
 from tests.engine.scenario import config, make_engine, moments, schedule
 from tests.support.private import run_of
 from tests.support.ranks import run_ranks
@@ -222,7 +222,7 @@ def test_a_start_that_fails_before_the_first_plan_has_nothing_to_save(
     def no_plan(*_, **__):
         raise RuntimeError("no plan")
 
-    monkeypatch.setattr(director, "propose", no_plan)
+    monkeypatch.setattr(attempts, "propose", no_plan)
     with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError, match="no plan"):
         with engine_in(tmp_path) as engine:
             engine.prepare(ToySet(12, dtype=torch.float64), 4)

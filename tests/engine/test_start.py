@@ -18,8 +18,8 @@ from pipetransformer.autodp import launch, meeting
 from pipetransformer.engine import session
 from pipetransformer.loop import coordinator as director
 from pipetransformer.replica.replica import warm_up
+from pipetransformer.transformation import attempts, rewire
 from pipetransformer.transformation import phases as transformation
-from pipetransformer.transformation import rewire
 from tests.engine.scenario import QUICK, config, make_engine, schedule
 from tests.support.ranks import Ranks
 from tests.support.store_host import StoreHost
@@ -48,7 +48,7 @@ STEPS = {
     "warming up, while the others still do": (1, session, "build_group"),
     "profile, the lead": (0, planner, "profile"),
     "profile, another": (1, director, "agree_on_profile"),
-    "planning": (0, director, "propose"),
+    "planning": (0, attempts, "propose"),
     "before PREPARE": (1, transformation, "Transition"),
     "building the group": (1, transformation, "_build"),
     "move": (1, transformation, "move"),

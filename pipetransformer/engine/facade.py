@@ -310,10 +310,7 @@ class PipeTransformer(Saving):
     @property
     def model(self) -> DistributedDataParallel:
         """The DDP of the current plan; take it anew after each transformation."""
-        ddp = self._open().active().ddp
-        if ddp is None:
-            raise RuntimeError("model of a retired replica; please report")
-        return ddp
+        return self._open().active().wrapped()
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

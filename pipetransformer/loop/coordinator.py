@@ -92,7 +92,7 @@ class Director:
             persistence.check_resumed_pass(run)
             run.state.become(Integrity.WHOLE)  # all others begin with this rank's
         reason = self._survivors.begin(self._plan_first)
-        self._operations.run(lambda: reason)
+        self._operations.complete(reason)
         if not self._role.stands_by:
             run.script.tell("ready", lead=self.is_lead, reason=reason)
         run.began_at = run.state.step, run.state.decided_epoch
@@ -207,36 +207,35 @@ class Director:
         When a rank is lost the step is taken again with the survivors' shares of the
         batch, or was taken by one of them: then the loss is that of the old share.
         """
-        run = self.run
+        run, opened = self.run, self._open_pass
         self.active()  # refuses a standby
-        if not isinstance(batch, Batch):
-            with profiled("step"):
-                counted = self._open_pass.counted
-                return training.step(run, self.active(), counted, batch, targets)
-
-        def body() -> Tensor:
-            now = self._passes.current(batch)
-            counted = self._open_pass.counted
-            return training.step(run, self.active(), counted, now, targets)
-
         with profiled("step"):
-            loss = self._survivors.call(
-                "step", body, shared=False, position=batch.index
-            )
-        return loss if loss is not None else torch.tensor(run.last_loss)
+            if not isinstance(batch, Batch):
+                with run.guarded():
+                    counted = opened.counted
+                    return training.step(run, self.active(), counted, batch, targets)
+            for attempt in self._survivors.attempts("step", batch.index):
+                with attempt:
+                    # No name for the replica: it must not outlive the attempt.
+                    now, counted = self._passes.current(batch), opened.counted
+                    return training.step(run, self.active(), counted, now, targets)
+        return torch.tensor(run.last_loss)  # a survivor took the step
 
     def loss(self, batch: Batch) -> Tensor:
         """Run the model and the loss; see `training.forward_loss`."""
         counted = self._open_pass.counted
-        return training.forward_loss(self.run, self.active(), counted, batch)
+        with self.run.guarded():
+            return training.forward_loss(self.run, self.active(), counted, batch)
 
     def backward(self, loss: Tensor) -> None:
         """Run backward of a loss of the last batch; see `training.backward`."""
         replica = self.active()
         batch = replica.active_model.last_batch
         rows = batch.rows if batch is not None else 0
-        counted = self._open_pass.counted
-        training.backward(self.run, replica, counted, loss, batch, rows)
+        run, counted = self.run, self._open_pass.counted
+        value = training.finite(run, loss)
+        with run.guarded():
+            training.backward(run, replica, counted, loss, value, batch, rows)
 
     def evaluate(
         self,

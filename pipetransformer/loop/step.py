@@ -41,19 +41,19 @@ def forward_loss(
         PeerFailure: a peer died.
     """
     bundle = batch if isinstance(batch, Batch) else None
-    if replica.ddp is None:
+    model = replica.trained
+    if model is None:
         raise RuntimeError("forward of a replica that was retired; please report")
     if counted is not None:
         counted.begin_step()
     with run.clock.phase("forward"):
-        with run.guarded():
-            outputs = replica.ddp(batch)
+        outputs = model(batch)
         if bundle is not None and bundle.rows == 0:
             loss: Tensor = outputs
         else:
             wanted = bundle.targets if bundle is not None else targets
             loss = _loss_of(run, outputs, wanted)
-        run.last_loss = _finite(run, loss)
+        run.last_loss = finite(run, loss)
     return loss
 
 
@@ -70,6 +70,7 @@ def backward(
     replica: Replica,
     counted: Pass | None,
     loss: Tensor,
+    value: float,
     batch: Batch | None,
     rows: int,
 ) -> None:
@@ -78,19 +79,24 @@ def backward(
     DDP averages over the replicas; the mean over all rows of the batch is that average
     of ``loss * R * rows / global_rows``.
 
-    Raises:
-        FloatingPointError: the loss is NaN or Inf; no gradient was changed.
+    Args:
+        run: The run.
+        replica: What this rank drives.
+        counted: The pass that the step belongs to; None outside of one.
+        loss: Of this replica's rows.
+        value: The same as a finite number.
+        batch: None where the rows are not those of the engine.
+        rows: How many.
     """
-    value = _finite(run, loss)
     size = replica.group.size
     if batch is not None and rows > 0 and rows * size != batch.global_rows:
         loss = loss * (size * rows / batch.global_rows)
     with run.clock.phase("backward"):
         replica.last_gradient.at = 0.0
-        with run.guarded():
-            loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]
         if size > 1 and replica.last_gradient.at > 0:
             run.clock.split("all_reduce", replica.last_gradient.at)
+    replica.check_gradients()
     if run.gradients is not None:
         run.gradients.accumulate(replica.plan.boundary)
     if counted is not None:
@@ -116,14 +122,20 @@ def step(
     bundle = batch if isinstance(batch, Batch) else None
     loss = forward_loss(run, replica, counted, batch, targets)
     rows = bundle.rows if bundle is not None else rows_of(batch)
-    backward(run, replica, counted, loss, bundle, rows)
+    backward(run, replica, counted, loss, run.last_loss, bundle, rows)
     update(run, replica)
     if counted is not None:
         counted.settle()
     return loss.detach()
 
 
-def _finite(run: Run, loss: Tensor) -> float:
+def finite(run: Run, loss: Tensor) -> float:
+    """Return a loss as a number.
+
+    Raises:
+        ValueError: it is no scalar.
+        FloatingPointError: it is NaN or Inf.
+    """
     if loss.dim() != 0:
         raise ValueError(
             f"loss: expected a scalar mean over rows, got shape {tuple(loss.shape)}"

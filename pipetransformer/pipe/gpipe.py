@@ -101,7 +101,7 @@ class GPipe(Pipe):
             RuntimeError: for tensors whose rows give different numbers of
                 micro-batches.
         """
-        return self._forward(input)
+        return super().forward(input)
 
     def _is_training(self) -> bool:
         return self.training

@@ -35,6 +35,10 @@ def check_inputs(
         raise TypeError(
             f"keyword arguments: expected none ({reason}), got {sorted(kwargs)}"
         )
+    if len(inputs) == 1 and not kwargs and type(inputs[0]) is torch.Tensor:
+        only = inputs[0]
+        if device is None or (only.dim() > 0 and only.device == device):
+            return
     values = (*inputs, *kwargs.values())
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if not tensors:

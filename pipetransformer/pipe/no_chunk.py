@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch import Tensor
+
 from pipetransformer.pipe._binding import NoChunk
 
 
@@ -14,6 +16,8 @@ def unwrap_whole(value: object, *, depth: int = -1) -> object:
         value: An argument, or a container of arguments: a tuple, list or dict.
         depth: How many containers deep to look; -1: all the way.
     """
+    if type(value) is Tensor:
+        return value
     if isinstance(value, NoChunk):
         return value.tensor
     if depth == 0:

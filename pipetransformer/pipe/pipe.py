@@ -170,6 +170,7 @@ class Pipe(StageLayers, FixedPlacement):
         )
         runner = Runner(stages, places, settings, workers=workers, seed=seed)
         pipe._set_up(stages, places, checkpoint, runner, schedule, loss)
+        pipe._norms = pipe._find_norms()  # the layers of a plan stay
         return pipe
 
     def _set_up(
@@ -188,6 +189,7 @@ class Pipe(StageLayers, FixedPlacement):
         self.schedule = schedule
         self._loss = (loss,)  # a module in a tuple is no child: nothing of it trains
         self._runner = runner
+        self._norms: list[DeferredBatchNorm] | None = None  # None: layers may change
 
     @property
     def num_microbatches(self) -> int:
@@ -251,16 +253,12 @@ class Pipe(StageLayers, FixedPlacement):
             RuntimeError: for tensors whose rows give different numbers of
                 micro-batches, and 0-dim inputs or outputs.
         """
-        value = self._forward(*inputs, **kwargs)
-        return value if self.return_tensors else PipeResult(value)
-
-    def _forward(self, *inputs: object, **kwargs: object) -> object:
         loss = self._loss[0]
         targets = self._take_targets(kwargs) if loss is not None else None
         self._check_inputs(inputs, kwargs)
         if self.num_stages == 0:
             output = inputs[0] if len(inputs) == 1 else inputs
-            return output if loss is None else loss(output, targets)
+            return self._result(output if loss is None else loss(output, targets))
         stages = self._stages()
         mode = self.checkpoint if self._is_training() else "never"
         norms = self._deferred_norms()
@@ -276,12 +274,20 @@ class Pipe(StageLayers, FixedPlacement):
                 schedule=self.schedule,
             )
         elif self._is_plain_module(mode):
-            value = self._runner.call_plain(stages[0], (inputs, kwargs))
+            # In this thread, as the plain module it is.
+            runner, stage = self._runner, stages[0]
+            args, named = runner.plain_arguments((inputs, kwargs))
+            with runner.plain_scope(stage):
+                output = stage(*args, **named)
+            value = runner.plain_result(output)
         else:
             value = self._runner.forward(stages, (inputs, kwargs), mode)
         for norm in norms:
             norm.finish()
-        return value
+        return self._result(value)
+
+    def _result(self, value: object) -> object:
+        return value if self.return_tensors else PipeResult(value)
 
     def run(
         self, microbatches: Sequence[tuple[object, ...] | Mapping[str, object]]
@@ -337,11 +343,12 @@ class Pipe(StageLayers, FixedPlacement):
         return kwargs.pop("targets")
 
     def _deferred_norms(self) -> list[DeferredBatchNorm]:
-        return [
-            layer
-            for layer in self.partitions.modules()
-            if isinstance(layer, DeferredBatchNorm) and layer.training
-        ]
+        norms = self._find_norms() if self._norms is None else self._norms
+        return [norm for norm in norms if norm.training]
+
+    def _find_norms(self) -> list[DeferredBatchNorm]:
+        layers = self.partitions.modules()
+        return [layer for layer in layers if isinstance(layer, DeferredBatchNorm)]
 
     def _is_training(self) -> bool:
         return self.partitions[0].training

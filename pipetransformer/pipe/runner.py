@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -119,19 +120,27 @@ class Runner:
             self._options("never", record=False),
         )
 
-    def call_plain(self, stage: PipeSequential, arguments: Arguments) -> object:
-        """Call a lone stage in this thread, as the plain module it is."""
+    def plain_arguments(self, arguments: Arguments) -> Arguments:
+        """Return the arguments of a call of a lone stage, whole tensors taken out."""
         # The old interface hands containers on as they are.
         depth = 0 if self.settings.strict else -1
-        args = [unwrap_whole(value, depth=depth) for value in arguments[0]]
-        kwargs = {k: unwrap_whole(v, depth=depth) for k, v in arguments[1].items()}
+        args = tuple(unwrap_whole(value, depth=depth) for value in arguments[0])
+        kwargs = arguments[1]
+        return args, {k: unwrap_whole(v, depth=depth) for k, v in kwargs.items()}
+
+    def plain_scope(self, stage: PipeSequential) -> AbstractContextManager[object]:
+        """Return what a call of a lone stage in this thread draws from."""
         if self.settings.strict:
-            return _binding.gather_one(stage(*args, **kwargs), True)
+            return nullcontext()
         step, microbatch = self.position or (0, 0)
-        with draw_scope(
-            self._call_seed(), step, microbatch=microbatch, layer=stage.first_layer
-        ):
-            return _binding.gather_one(stage(*args, **kwargs), False)
+        seed, first = self._call_seed(), stage.first_layer
+        return draw_scope(seed, step, microbatch=microbatch, layer=first)
+
+    def plain_result(self, value: object) -> object:
+        """Return what a lone stage gave as a pipeline gives it."""
+        if type(value) is torch.Tensor and value.dim() > 0:
+            return value
+        return _binding.gather_one(value, self.settings.strict)
 
     def current_dispatch(self) -> str:
         """Return "serial" or "threads": what the next call uses."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
 from typing import Any, TypeVar
 
-from pipetransformer.autodp import PeerFailure
+from pipetransformer.autodp import MessagePlane, PeerFailure
 from pipetransformer.recovery.decision import END, FIRST, Standing, Verdict, assess
 from pipetransformer.recovery.resume import Recovery
 from pipetransformer.replica.role import Role
@@ -27,6 +28,56 @@ T = TypeVar("T")
 
 _MOST_IN_VAIN = 3
 """Failures of one operation, in a row, that no lost rank explains."""
+
+
+class Attempt:
+    """One attempt at an operation, as a ``with`` block.
+
+    The failure of a peer ends the block and is kept; the frames that it passed through
+    are not.
+
+    Args:
+        plane: Knows what has failed.
+        operations: Counts the operation once the block has ended well.
+
+    Attributes:
+        result: What the operation gave, if every rank gets the same.
+    """
+
+    def __init__(self, plane: MessagePlane, operations: Operations) -> None:
+        self._plane = plane
+        self._operations = operations
+        self._failure: PeerFailure | None = None
+        self.result: object = None
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if error is None:
+            self._operations.complete(self.result)
+            return False
+        try:
+            with self._plane.guard():
+                raise error
+        except PeerFailure as failure:
+            self._failure = bare(failure)
+            return True
+        except BaseException as other:
+            if other is not error:
+                raise
+            return False
+
+    def failed(self) -> PeerFailure:
+        """Return what ended the block."""
+        if self._failure is None:
+            raise RuntimeError("an operation was left open; please report")
+        return self._failure
 
 
 class Survivors:
@@ -71,36 +122,54 @@ class Survivors:
         self,
         name: str,
         body: Callable[[], T],
-        *,
-        shared: bool = True,
-        position: int | None = None,
     ) -> T | None:
         """Run one operation on an active rank; again after each loss of a rank.
 
         Args:
             name: The call that this is, as `standing.assess` knows it.
-            body: Meets the other active ranks; can be run again.
-            shared: Whether every rank gets the same result.
-            position: The number of the batch in hand, in a training step.
+            body: Meets the other active ranks; can be run again. Every rank gets the
+                same result.
 
         Returns:
             What `body` gave here, or on the survivor that was ahead; None if this
-            rank stands by from here on, or if a result that is not shared is lost.
+            rank stands by from here on.
+
+        Raises:
+            PeerFailure: a rank was lost, and the others cannot go on.
+        """
+        for attempt in self.attempts(name):
+            with attempt:
+                result = body()
+                attempt.result = result
+                return result
+        ahead: T | None = None if self._role.stands_by else self._operations.result  # type: ignore[assignment]
+        return ahead
+
+    def attempts(self, name: str, position: int | None = None) -> Iterator[Attempt]:
+        """Make one operation on an active rank; again after each loss of a rank.
+
+        Run the operation in the ``with`` block of each attempt, and leave the loop
+        there; where the loop ends by itself, this rank stands by from here on, or a
+        survivor has completed the operation and `Operations.result` is its result.
+
+        Args:
+            name: The call that this is, as `decision.assess` knows it.
+            position: The number of the batch in hand, in a training step.
 
         Raises:
             PeerFailure: a rank was lost, and the others cannot go on.
         """
         while True:
+            attempt = Attempt(self._run.plane, self._operations)
             try:
-                with self._run.guarded():
-                    return self._operations.run(body, shared=shared)
+                self._run.plane.check()
             except PeerFailure as error:
                 failure = bare(error)
-            if self._survive(failure, name, position):
-                result: T | None = self._operations.result  # type: ignore[assignment]
-                return result
-            if self._role.stands_by:
-                return None
+            else:
+                yield attempt
+                failure = attempt.failed()
+            if self._survive(failure, name, position) or self._role.stands_by:
+                return
 
     def follow(self, *kinds: str, call: str) -> dict[str, Any] | None:
         """Wait on a standby rank for a message; see `Changes.follow`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pipetransformer.autocache import ActivationCache
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.data import Batch
-from pipetransformer.data.structures import call_with
+from pipetransformer.data.structures import arguments_of
 from pipetransformer.pipe import Pipe, Workers
 from pipetransformer.planner import Plan
 from pipetransformer.replica.draws import DrawPosition
@@ -91,22 +91,22 @@ class ActiveModel(nn.Module):
         )
         prefix = self._prefix[0]
         if prefix is None:
-            return call_with(
-                self.pipe, self._inputs(batch) if batch is not None else inputs
+            value = self._inputs(batch) if batch is not None else inputs
+        elif batch is None:
+            value = prefix(lambda: inputs, None, None, position=position)
+        else:
+            value = prefix(
+                lambda: self._inputs(batch),
+                batch.ids,
+                self._cache(),
+                position=position,
+                keys=batch.input_keys,
+                write=self._write(),
             )
-        if batch is None:
-            return call_with(
-                self.pipe, prefix(lambda: inputs, None, None, position=position)
-            )
-        value = prefix(
-            lambda: self._inputs(batch),
-            batch.ids,
-            self._cache(),
-            position=position,
-            keys=batch.input_keys,
-            write=self._write(),
-        )
-        return call_with(self.pipe, value)
+        arguments = arguments_of(value)
+        if isinstance(arguments, Mapping):
+            return self.pipe(**arguments)
+        return self.pipe(*arguments)
 
     def _inputs(self, batch: Batch) -> Any:
         with self._clock.phase("data"):
@@ -131,7 +131,7 @@ class LastGradient:
     """
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
-        self.at = 0.0
+        self.at = 0.0  # no layers: a replica that waits for no other
         trainable = ([p for p in x.parameters() if p.requires_grad] for x in layers)
         first = next((found for found in trainable if found), [])
         self._handles = []
@@ -150,13 +150,7 @@ class LastGradient:
 
 
 def wrap(model: ActiveModel, group: ActiveGroup) -> DistributedDataParallel:
-    """Build DDP over the active group; values are equal already, so none are sent.
-
-    Raises:
-        ValueError: nothing is left to train.
-    """
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError("trainable parameters: expected at least one, got none left")
+    """Build DDP over the active group; values are equal already, so none are sent."""
     return DistributedDataParallel(
         model,
         process_group=group.process_group,
@@ -164,6 +158,11 @@ def wrap(model: ActiveModel, group: ActiveGroup) -> DistributedDataParallel:
         find_unused_parameters=False,
         gradient_as_bucket_view=True,
     )
+
+
+def _require_trainable(model: nn.Module) -> None:
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("trainable parameters: expected at least one, got none left")
 
 
 def warm_up(group: ActiveGroup) -> None:
@@ -185,8 +184,9 @@ class Replica:
         prefix: The frozen layers, or None.
         pipe: The pipeline of the active layers.
         active_model: What DDP wraps.
-        ddp: What the user sees as ``engine.model``.
         last_gradient: When backward has made this replica's last gradient.
+        trained: What a training step calls: DDP; for a replica that is alone what DDP
+            would wrap, until DDP is asked for. None once retired.
     """
 
     plan: Plan
@@ -195,14 +195,52 @@ class Replica:
     prefix: FrozenPrefix | None
     pipe: Pipe
     active_model: ActiveModel
-    ddp: DistributedDataParallel | None
     last_gradient: LastGradient
+    trained: ActiveModel | DistributedDataParallel | None = None
+    _is_checked: bool = False
+
+    def __post_init__(self) -> None:
+        """Wrap the model if there are others to reduce with."""
+        _require_trainable(self.active_model)
+        self.trained = self.active_model
+        if self.group.size > 1:
+            self.wrapped()
+
+    def wrapped(self) -> DistributedDataParallel:
+        """Return what the user sees as ``engine.model``; every step calls it then.
+
+        Raises:
+            RuntimeError: the replica was retired.
+        """
+        if self.trained is None:
+            raise RuntimeError("model of a retired replica; please report")
+        if not isinstance(self.trained, DistributedDataParallel):
+            self.trained = wrap(self.active_model, self.group)
+        return self.trained
+
+    def check_gradients(self) -> None:
+        """Refuse a model that DDP would refuse, once: with others it would fail later.
+
+        Raises:
+            RuntimeError: backward has given some trainable parameters no gradient.
+        """
+        if self._is_checked or self.trained is not self.active_model:
+            return
+        self._is_checked = True
+        named = self.active_model.pipe.named_parameters()
+        unused = [n for n, p in named if p.requires_grad and p.grad is None]
+        if unused:
+            raise RuntimeError(
+                "backward: expected a gradient of every trainable parameter, got none "
+                f"of {', '.join(unused[:5])}{', ...' if len(unused) > 5 else ''}; give "
+                "them requires_grad=False, or use them in every step"
+            )
 
     def retire(self, *, keep_group: bool) -> None:
         """Drop DDP, pipeline and workers; the group too unless it is kept."""
         self.active_model.retire()
         self.last_gradient.forget()
-        self.ddp = None
+        self.trained = None
         self.pipe.close()
         self.workers.close()
         if not keep_group:

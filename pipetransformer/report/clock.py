@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, nullcontext
+from types import TracebackType
 from typing import TypeVar
 
 from pipetransformer.report.ranges import profiled
@@ -13,6 +14,30 @@ from pipetransformer.report.ranges import profiled
 T = TypeVar("T")
 
 OTHER = "other"
+
+
+class _Phase:
+    """A phase of a clock, entered once. Several in each step: so no generator."""
+
+    __slots__ = ("_clock", "_name", "_range")
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        self._clock = clock
+        self._name = name
+        self._range = profiled(name)
+
+    def __enter__(self) -> None:
+        self._clock._begin(self._name)
+        self._range.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._range.__exit__(kind, error, trace)
+        self._clock._end()
 
 
 class Clock:
@@ -32,23 +57,22 @@ class Clock:
         self._open: list[str] = []
         self._since = time.perf_counter()
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[object]:
         """Charge the time inside the ``with`` block to `name`.
 
         A profiler that runs shows it as the range ``pt::<name>``.
         """
         if threading.get_ident() != self._thread:
-            yield
-            return
+            return nullcontext()
+        return _Phase(self, name)
+
+    def _begin(self, name: str) -> None:
         self._settle(time.perf_counter())
         self._open.append(self._inner(name))
-        try:
-            with profiled(name):
-                yield
-        finally:
-            self._settle(time.perf_counter())
-            self._open.pop()
+
+    def _end(self) -> None:
+        self._settle(time.perf_counter())
+        self._open.pop()
 
     def each(self, name: str, items: Generator[T, None, None]) -> Iterator[T]:
         """Yield `items`, charging what making them takes to `name`."""

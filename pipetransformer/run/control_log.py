@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from pipetransformer.autodp import MessagePlane, PeerFailure
 from pipetransformer.autodp.told import read_fields
 
 _LOG = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class Operations:
@@ -39,18 +36,14 @@ class Operations:
         self.done = 0
         self.result: object = None
 
-    def run(self, body: Callable[[], T], *, shared: bool = True) -> T:
-        """Run one operation, and count it once it is complete.
+    def complete(self, result: object) -> None:
+        """Count one operation, which has changed nothing that is found on a second try.
 
         Args:
-            body: Meets the other active ranks; changes nothing that a second run of
-                it would find changed.
-            shared: Whether every rank gets the same result, which is then remembered.
+            result: What every rank gets from it; None where each keeps its own.
         """
-        result = body()
         self.done += 1
-        self.result = result if shared else None
-        return result
+        self.result = result
 
 
 _OF_CHANGES = ("plan", "switch")

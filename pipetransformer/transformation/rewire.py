@@ -15,7 +15,7 @@ from pipetransformer.autodp import (
 from pipetransformer.pipe import Pipe, Workers
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.frozen_prefix import FrozenPrefix
-from pipetransformer.replica.replica import ActiveModel, LastGradient, Replica, wrap
+from pipetransformer.replica.replica import ActiveModel, LastGradient, Replica
 from pipetransformer.report import Phases
 from pipetransformer.run.context import Run
 from pipetransformer.state.message import decode, encode, named_tensors
@@ -78,7 +78,7 @@ def move(
 
 
 def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
-    """Freeze, cut, and build pipeline, prefix and DDP of the new plan."""
+    """Freeze, cut, and build pipeline and prefix of the new plan, and DDP around it."""
     plan, layers = proposal.plan, list(run.recipe.model)
     run.freezer.apply(plan.boundary)
     workers = Workers(plan.num_stages, intra_op_threads=run.threads_per_stage)
@@ -110,7 +110,6 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         clock=run.clock,
     )
     run.step_buffers.watch(model)
-    ddp = wrap(model, group)
     run.freezer.assert_consistent()
     return Replica(
         plan=plan,
@@ -119,6 +118,5 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         prefix=prefix,
         pipe=pipe,
         active_model=model,
-        ddp=ddp,
-        last_gradient=LastGradient(layers[plan.boundary :]),
+        last_gradient=LastGradient(layers[plan.boundary :] if group.size > 1 else ()),
     )

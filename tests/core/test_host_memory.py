@@ -273,6 +273,7 @@ from pipetransformer.autocache import ActivationCache
 from pipetransformer.cli.machine import read_facts
 from pipetransformer._extension import host_memory
 from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import run_of
 from tests.support.toy import ToySet
 
 try:

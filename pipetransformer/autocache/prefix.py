@@ -22,7 +22,7 @@ _MODULE_STATE = frozenset(vars(nn.Module()))
 
 
 def fingerprint_chain(
-    layers: Sequence[nn.Module], count: int, *, context: str = ""
+    layers: Sequence[nn.Module], count: int, *, context: object = ""
 ) -> list[int]:
     """Fingerprint every prefix of up to `count` layers.
 
@@ -34,7 +34,8 @@ def fingerprint_chain(
     Args:
         layers: the model's layers in order.
         count: length of the longest prefix.
-        context: whatever else the values depend on, see `values_context`.
+        context: whatever else the values depend on, see `values_context`; its
+            ``str()`` counts.
 
     Returns:
         ``count + 1`` integers in ``0 .. 2**64 - 1``.
@@ -61,27 +62,29 @@ def fingerprint_chain(
     return chain
 
 
-def values_context() -> str:
-    """Describe what is in force in this thread that changes what layers compute.
+_PRECISE = tuple(
+    getattr(backend, operator)
+    for backend in (torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn)
+    for operator in ("matmul", "conv", "rnn")
+    if hasattr(getattr(backend, operator, None), "fp32_precision")
+)
+
+
+def values_context() -> tuple[object, ...]:
+    """Return what is in force in this thread that changes what layers compute.
 
     Autocast of every device there is, the default dtype and the precision of float32
-    products; for the `context` of `fingerprint_chain`.
+    products; for the `context` of `fingerprint_chain`. Asked for before every batch.
     """
     accelerator = torch.accelerator.current_accelerator()
-    kinds = ["cpu", *([accelerator.type] if accelerator is not None else [])]
-    casts = {
-        kind: str(torch.get_autocast_dtype(kind))
+    kinds = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+    casts = tuple(
+        (kind, torch.get_autocast_dtype(kind))
         for kind in kinds
         if torch.is_autocast_enabled(kind)
-    }
-    backends = (torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn)
-    precisions = [
-        getattr(backend, operator).fp32_precision
-        for backend in backends
-        for operator in ("matmul", "conv", "rnn")
-        if hasattr(backend, operator)
-    ]
-    return f"autocast {casts}, {torch.get_default_dtype()}, float32 {precisions}"
+    )
+    precisions = tuple(operator.fp32_precision for operator in _PRECISE)
+    return casts, torch.get_default_dtype(), precisions
 
 
 def cacheable(layers: Sequence[nn.Module], *, frozen: bool = True) -> str | None:

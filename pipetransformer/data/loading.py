@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
@@ -205,10 +206,7 @@ class _Shares(Dataset[_Share]):
             inputs, targets = self.pair(ids)
         keys = None
         if self.input_key is not None:
-            keys = torch.tensor(
-                [_signed(self.input_key(i, self.epoch)) for i in ids],
-                dtype=torch.int64,
-            )
+            keys = _keys([self.input_key(i, self.epoch) for i in ids])
         return _Share(torch.tensor(ids, dtype=torch.int64), inputs, targets, keys)
 
     def half(self, name: str, ids: list[int]) -> Tree:
@@ -238,16 +236,10 @@ def _load(
     num_workers: int,
     pin_memory: bool,
 ) -> Generator[Batch, None, None]:
-    loader: DataLoader[_Share] = DataLoader(
-        shares,
-        batch_sampler=lists,
-        collate_fn=_unchanged,
-        num_workers=num_workers,
-        pin_memory=pin_memory,
-        # Without a generator of its own the loader draws from the global one.
-        generator=torch.Generator().manual_seed(seed_of("loader", shares.epoch)),
-    )
-    for offset, (share, global_rows) in enumerate(zip(loader, sizes, strict=True)):
+    loaded: Iterable[_Share] = map(shares.__getitems__, lists)
+    if num_workers > 0 or pin_memory:
+        loaded = _loader(shares, lists, num_workers, pin_memory)
+    for offset, (share, global_rows) in enumerate(zip(loaded, sizes, strict=True)):
         yield Batch(
             ids=share.ids,
             targets=share.targets,
@@ -258,6 +250,20 @@ def _load(
         )
 
 
+def _loader(
+    shares: _Shares, lists: Iterator[list[int]], num_workers: int, pin_memory: bool
+) -> DataLoader[_Share]:
+    return DataLoader(
+        shares,
+        batch_sampler=lists,
+        collate_fn=_unchanged,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        # Without a generator of its own the loader draws from the global one.
+        generator=torch.Generator().manual_seed(seed_of("loader", shares.epoch)),
+    )
+
+
 def _inputs_of(share: _Share, shares: _Shares) -> Tree:
     if share.inputs is None:
         return shares.half("inputs", share.ids.tolist())
@@ -266,6 +272,13 @@ def _inputs_of(share: _Share, shares: _Shares) -> Tree:
 
 def _unchanged(share: object) -> object:
     return share  # a collate function must be picklable, which a lambda is not
+
+
+def _keys(keys: list[object]) -> Tensor:
+    if set(map(type, keys)) <= {int}:
+        with contextlib.suppress(ValueError, RuntimeError):  # beyond 63 bits
+            return torch.tensor(keys, dtype=torch.int64)
+    return torch.tensor([_signed(key) for key in keys], dtype=torch.int64)
 
 
 def _signed(key: object) -> int:

@@ -65,7 +65,7 @@ class FrozenPrefix:
         self._workers = workers
         self._clock = clock
         self._seed = seed
-        self._chains: dict[str, list[int]] = {}  # by what was in force, see `_chain`
+        self._chains: dict[object, list[int]] = {}  # by what was in force, see `_chain`
         self.refusal = cacheable(self._layers)
         if self.refusal is not None:
             _LOG.warning("frozen prefix is not cached: %s", self.refusal)

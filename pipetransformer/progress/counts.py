@@ -66,6 +66,7 @@ class Counts:
         if self._began is not None:
             self._durations.append(time.perf_counter() - self._began)
             self._began = None
+        self.settle()  # of a loop whose forward is not the engine's
         self._pending = loss, rows, batch
 
     def settle(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from pipetransformer.core import wire
 
@@ -68,7 +68,7 @@ class Candidate:
 
     def to_dict(self) -> dict[str, object]:
         """Return the candidate as JSON-ready values."""
-        return {**asdict(self), "cuts": list(self.cuts)}
+        return {**vars(self), "cuts": list(self.cuts)}
 
     @classmethod
     def from_dict(cls, value: object, what: str) -> Candidate:

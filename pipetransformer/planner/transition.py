@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 
 from pipetransformer.core import wire
 from pipetransformer.planner.pauses import TERMS
@@ -84,7 +84,8 @@ class Transition:
 
     def to_dict(self) -> dict[str, object]:
         """Return the transition as JSON-ready values."""
-        return asdict(self)
+        terms = ("terms_ns", "anyway_terms_ns")
+        return {**vars(self), **{name: dict(getattr(self, name)) for name in terms}}
 
     @classmethod
     def from_dict(cls, value: object) -> Transition:

@@ -1,6 +1,6 @@
 """How far two result files of the same benchmark differ.
 
-python benchmarks/compareharness/results.py FIRST.json SECOND.json
+python benchmarks/compare_results.py FIRST.json SECOND.json
 
 Prints each ratio and each row of both files and the difference in percent of the
 first.

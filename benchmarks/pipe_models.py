@@ -1,6 +1,6 @@
 """The published models through the pipeline, against the plain model of equal batch.
 
-python benchmarks/pipepipe/models.py --json benchmarks/results/pipe_models.json
+python benchmarks/pipe_models.py --json benchmarks/results/pipe_models.json
 
 U-Net, AmoebaNet-D and ResNet-101 train on one batch each: plain, and over n stages with
 m micro-batches, ``except_last``. On CPU the models are narrow and each stage has a

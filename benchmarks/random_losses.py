@@ -1,7 +1,7 @@
 r"""Ranks are lost at random times, and those that are left go on.
 
-python benchmarks/randomtraining/losses.py --json benchmarks/results/random_losses.json
-python benchmarks/randomtraining/losses.py --losses 40 --seed 7
+python benchmarks/random_losses.py --json benchmarks/results/random_losses.json
+python benchmarks/random_losses.py --losses 40 --seed 7
 
 Runs of four processes over the small model, under ``on_peer_failure="continue"``. A
 process of its own serves the store. One or two ranks at a time get SIGKILL or SIGSTOP,

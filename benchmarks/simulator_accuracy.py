@@ -1,6 +1,6 @@
 """How far the simulator is from what a step takes, on CPU slots.
 
-python benchmarks/simulatorsimulated/accuracy.py --json OUT.json
+python benchmarks/simulator_accuracy.py --json OUT.json
 
 Random pipelines of 2 to 8 stages that wait, different from stage to stage, some with
 frozen stages in front, and an encoder that computes, on one and two slots: each stage

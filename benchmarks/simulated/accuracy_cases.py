@@ -1,4 +1,4 @@
-"""The pipelines that ``simulatorsimulated/accuracy.py`` simulates and runs."""
+"""The pipelines that ``simulator_accuracy.py`` simulates and runs."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from faults.small_run import (
 from harness.forked import Log
 from harness.private import model_of
 from pipetransformer.autodp.meeting import Meeting
-from pipetransformer.loop.coordinator import Director
+from pipetransformer.loop.coordinator import Coordinator
 from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.report import Phases
 from pipetransformer.report.clock import Clock
@@ -157,7 +157,7 @@ def run_rank(
 
 def _watch(log: Log) -> None:
     """Log when this rank joins, leads and holds the state, and what it survives."""
-    begin, conclude, go_on = Director.first_plan, Changes._conclude, Survivors._go_on
+    begin, conclude, go_on = Coordinator.first_plan, Changes._conclude, Survivors._go_on
     move, check = rewire.move, Meeting._check
 
     def checked(self: Meeting) -> None:
@@ -165,7 +165,7 @@ def _watch(log: Log) -> None:
             log.write("joined")
         check(self)
 
-    def began(self: Director, *args: Any) -> None:
+    def began(self: Coordinator, *args: Any) -> None:
         log.write("first plan", lead=self.is_lead)
         begin(self, *args)
 
@@ -190,7 +190,7 @@ def _watch(log: Log) -> None:
 
     replacements: list[tuple[Any, str, Any]] = [
         (Meeting, "_check", checked),
-        (Director, "first_plan", began),
+        (Coordinator, "first_plan", began),
         (Changes, "_conclude", concluded),
         (transformation, "move", moved),
         (Survivors, "_go_on", gone_on),

@@ -20,7 +20,7 @@ from pipetransformer.engine.saving import Saving
 from pipetransformer.engine.session import Session
 from pipetransformer.explanation import Explanation
 from pipetransformer.loop import evaluation
-from pipetransformer.loop.coordinator import Director
+from pipetransformer.loop.coordinator import Coordinator
 from pipetransformer.planner import Plan, least_rows
 from pipetransformer.progress.sharding import Loading
 from pipetransformer.report.history import History
@@ -76,7 +76,7 @@ class PipeTransformer(Saving):
             units=units,
             config=config,
         )
-        self._director: Director | None = None
+        self._coordinator: Coordinator | None = None
         self._session: Session | None = None
 
     # -- opening and closing ---------------------------------------------------
@@ -92,7 +92,7 @@ class PipeTransformer(Saving):
         if self._session is not None:
             raise ValueError("engine: expected one use per engine, got a second with")
         self._session = Session(self._recipe)
-        self._director = self._session.open()
+        self._coordinator = self._session.open()
         return self
 
     def __exit__(
@@ -107,16 +107,16 @@ class PipeTransformer(Saving):
             PeerFailure: in place of the bare error of a collective that a dead peer
                 caused.
         """
-        self._director = None
+        self._coordinator = None
         if self._session is not None:
             self._session.close(error)
 
-    def _open(self) -> Director:
-        if self._director is None:
+    def _open(self) -> Coordinator:
+        if self._coordinator is None:
             raise ValueError(
                 "engine: expected a call inside its with block, got a closed engine"
             )
-        return self._director
+        return self._coordinator
 
     # -- the training loop -----------------------------------------------------
 
@@ -130,16 +130,16 @@ class PipeTransformer(Saving):
             PeerFailure: a peer died.
         """
         count = check_count("epochs", count)
-        director = self._open()
-        director.run.total_epochs = count
+        coordinator = self._open()
+        coordinator.run.total_epochs = count
         while True:
-            director.finish_pass()
-            epoch = director.begin_epoch(count)
+            coordinator.finish_pass()
+            epoch = coordinator.begin_epoch(count)
             if epoch is None:
                 return
             yield epoch
-            director = self._open()
-            director.end_epoch(epoch)
+            coordinator = self._open()
+            coordinator.end_epoch(epoch)
 
     def prepare(
         self,
@@ -163,8 +163,8 @@ class PipeTransformer(Saving):
             InfeasiblePlan: the model does not fit the slots; a ValueError.
             ValueError: no sample, or less than a batch with `drop_last`.
         """
-        director = self._open()
-        if director.has_plan:
+        coordinator = self._open()
+        if coordinator.has_plan:
             return
         check_dataset(dataset)
         batch_size = check_count("batch_size", batch_size)
@@ -182,7 +182,7 @@ class PipeTransformer(Saving):
                 f"dataset with drop_last=True, got {batch_size}; nothing would be "
                 "trained"
             )
-        director.first_plan(
+        coordinator.first_plan(
             Workload(len(dataset), batch_size, len(probe), drop_last, sample)
         )
 
@@ -215,11 +215,11 @@ class PipeTransformer(Saving):
             TypeError: an iterable dataset or one without a length.
             PeerFailure: a peer died.
         """
-        director = self._open()
+        coordinator = self._open()
         check_dataset(dataset)
-        director.finish_pass()
+        coordinator.finish_pass()
         self.prepare(dataset, batch_size, collate_fn=collate_fn, drop_last=drop_last)
-        yield from director.batches(
+        yield from coordinator.batches(
             Loading(
                 dataset,
                 batch_size,
@@ -283,9 +283,9 @@ class PipeTransformer(Saving):
         Returns:
             ``{"loss": ..., **metrics}``.
         """
-        director = self._open()
+        coordinator = self._open()
         check_dataset(dataset)
-        return director.evaluate(dataset, metrics or {}, name, collate_fn)
+        return coordinator.evaluate(dataset, metrics or {}, name, collate_fn)
 
     def freeze(self, units: int) -> None:
         """Ask a `Manual` policy for `units` frozen units from its next decision on.
@@ -297,8 +297,8 @@ class PipeTransformer(Saving):
             TypeError: the policy is not `Manual`.
             ValueError: the engine is closed, or the number is out of range.
         """
-        director = self._open()
-        policy = director.run.policy
+        coordinator = self._open()
+        policy = coordinator.run.policy
         if not isinstance(policy, Manual):
             raise TypeError(
                 f"freeze: expected the Manual policy, got {type(policy).__name__}"
@@ -341,8 +341,8 @@ class PipeTransformer(Saving):
         Raises:
             ValueError: a rank that stands by, or a call before the first plan.
         """
-        director = self._open()
-        return explain_replica(director.run, director.active())
+        coordinator = self._open()
+        return explain_replica(coordinator.run, coordinator.active())
 
     @property
     def rank(self) -> int:

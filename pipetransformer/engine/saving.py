@@ -10,15 +10,15 @@ from torch import Tensor
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import tensor_files as files
-from pipetransformer.loop.coordinator import Director
+from pipetransformer.loop.coordinator import Coordinator
 
 
 class Saving(abc.ABC):
     """Checkpoints of a run, and the plain model's weights."""
 
     @abc.abstractmethod
-    def _open(self) -> Director:
-        """Return the director of the open engine; ValueError if it is closed."""
+    def _open(self) -> Coordinator:
+        """Return the coordinator of the open engine; ValueError if it is closed."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint; replica 0 alone writes, no other rank is needed.
@@ -27,9 +27,9 @@ class Saving(abc.ABC):
             ValueError: no plan has been in force yet, or the path has no file's name.
             OSError: the file could not be written; what is there is whole.
         """
-        director = self._open()
-        if director.is_lead:
-            persistence.save(director.run, director.replica, path)
+        coordinator = self._open()
+        if coordinator.is_lead:
+            persistence.save(coordinator.run, coordinator.replica, path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore a checkpoint, before the first pass; under any N, K and R.
@@ -40,11 +40,11 @@ class Saving(abc.ABC):
             ValueError: a torn file, wrong values, another model, or a call after the
                 first pass.
         """
-        director = self._open()
-        if director.has_plan:
+        coordinator = self._open()
+        if coordinator.has_plan:
             raise ValueError("load: expected a call before the first pass, got a later")
         content = checkpoint.read(path)
-        persistence.restore(director.run, path, content, lead=director.is_lead)
+        persistence.restore(coordinator.run, path, content, lead=coordinator.is_lead)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the plain model's ``state_dict``, on the CPU.
@@ -56,13 +56,13 @@ class Saving(abc.ABC):
         Raises:
             ValueError: a rank that stands by: its weights are old.
         """
-        director = self._open()
-        if director.replica is None and not director.is_lead:
+        coordinator = self._open()
+        if coordinator.replica is None and not coordinator.is_lead:
             raise ValueError(
-                f"state_dict of rank {director.run.info.rank}: expected an active "
+                f"state_dict of rank {coordinator.run.info.rank}: expected an active "
                 "rank, got a standby; use engine.export, or ask the lead"
             )
-        named = persistence.weights(director.run)
+        named = persistence.weights(coordinator.run)
         return {
             name: value.detach().to("cpu", copy=True) for name, value in named.items()
         }
@@ -77,6 +77,6 @@ class Saving(abc.ABC):
             ValueError: the path has no file's name.
             OSError: the file could not be written; what is there is whole.
         """
-        director = self._open()
-        if director.is_lead:
-            files.write(path, persistence.weights(director.run))
+        coordinator = self._open()
+        if coordinator.is_lead:
+            files.write(path, persistence.weights(coordinator.run))

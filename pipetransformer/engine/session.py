@@ -11,7 +11,7 @@ import torch
 from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint import format as checkpoint
-from pipetransformer.loop.coordinator import Director
+from pipetransformer.loop.coordinator import Coordinator
 from pipetransformer.replica.replica import warm_up
 from pipetransformer.report.clock import Clock
 from pipetransformer.run.context import Run
@@ -35,11 +35,11 @@ class Session:
         with clock.phase("connect"):
             info, store = connect(recipe.config.autodp)
             self._plane = MessagePlane(store, info, recipe.config.autodp)
-        self._director: Director | None = None
+        self._coordinator: Coordinator | None = None
         self._exits = contextlib.ExitStack()
         self.run = Run(recipe, self._plane, clock)
 
-    def open(self) -> Director:
+    def open(self) -> Coordinator:
         """Compare models and configs, warm up, resume.
 
         Raises:
@@ -49,7 +49,7 @@ class Session:
         with self.run.clock.phase("open"):
             return self._open()
 
-    def _open(self) -> Director:
+    def _open(self) -> Coordinator:
         run, wanted = self.run, self.run.config.checkpoint
         try:
             self._exits.callback(self._plane.close)
@@ -67,16 +67,16 @@ class Session:
                 )
                 warm_up(solo)
                 solo.retire()
-            self._director = Director(run)
-            lead = self._director.is_lead
-            self._director.autosave.begin(lead=lead)
+            self._coordinator = Coordinator(run)
+            lead = self._coordinator.is_lead
+            self._coordinator.autosave.begin(lead=lead)
             if lead and wanted.resume:
-                self._resume(self._director, str(wanted.directory))
+                self._resume(self._coordinator, str(wanted.directory))
         except BaseException as error:
             self._plane.fail("opening the engine", f"{type(error).__name__}: {error}")
             self._exits.close()
             raise
-        return self._director
+        return self._coordinator
 
     def _announce(self) -> None:
         """Log the run's first line, once per node: the ways of nodes may differ."""
@@ -108,10 +108,10 @@ class Session:
             self._plane.finish()  # every rank refuses alike: leave together
             raise
 
-    def _resume(self, director: Director, directory: str) -> None:
+    def _resume(self, coordinator: Coordinator, directory: str) -> None:
         found = checkpoint.newest_valid(directory)
         if found is not None:
-            persistence.restore(director.run, *found, lead=True)
+            persistence.restore(coordinator.run, *found, lead=True)
             _LOG.info("resumed from %s", found[0])
 
     def close(self, error: BaseException | None) -> None:
@@ -126,12 +126,12 @@ class Session:
         Raises:
             PeerFailure: a peer failed; in place of the bare error of a collective.
         """
-        director = self._director
-        if director is None or os.getpid() != self._pid:
+        coordinator = self._coordinator
+        if coordinator is None or os.getpid() != self._pid:
             return  # a forked child has no part in the run, and no threads for it
         try:
             with self.run.clock.phase("close"):
-                self._end(director, error)
+                self._end(coordinator, error)
         finally:
             spent = self.run.clock.seconds()
             records.count(self.run)
@@ -149,25 +149,25 @@ class Session:
         foreign = failure is not None and failure.rank != self.run.info.rank
         return failure if foreign and isinstance(error, RuntimeError) else None
 
-    def _end(self, director: Director, error: BaseException | None) -> None:
+    def _end(self, coordinator: Coordinator, error: BaseException | None) -> None:
         try:
             if error is not None:
-                self._end_badly(director, error)
+                self._end_badly(coordinator, error)
                 return
             try:
-                self._end_together(director)
+                self._end_together(coordinator)
             except BaseException as late:
-                self._end_badly(director, late)
+                self._end_badly(coordinator, late)
                 raise
         finally:
-            director.close()
+            coordinator.close()
             self.run.close()
             self._exits.close()
 
-    def _end_together(self, director: Director) -> None:
-        director.finish()
+    def _end_together(self, coordinator: Coordinator) -> None:
+        coordinator.finish()
 
-    def _end_badly(self, director: Director, error: BaseException) -> None:
+    def _end_badly(self, coordinator: Coordinator, error: BaseException) -> None:
         if self._plane.failure is None:
             self._plane.fail("user code", f"{type(error).__name__}: {error}")
         failure = self._failure_behind(error)
@@ -179,4 +179,4 @@ class Session:
         fenced = isinstance(error, PeerFailure) and error.phase == "fenced"
         if fenced and not alone:
             return  # the others went on from the same state
-        director.autosave.in_emergency(director.replica, lead=director.is_lead)
+        coordinator.autosave.in_emergency(coordinator.replica, lead=coordinator.is_lead)

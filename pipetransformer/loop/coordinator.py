@@ -34,7 +34,7 @@ from pipetransformer.transformation.phases import Outcome
 from pipetransformer.transformation.propose import agree_on_profile, take_decision
 
 
-class Director:
+class Coordinator:
     """Every engine call at which ranks meet, in the order of the user's script.
 
     Args:

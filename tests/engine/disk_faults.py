@@ -235,13 +235,13 @@ class Campaign:
                 self._strike_saves(engine._open())
             # Leaving the body saves once more, undisturbed.
 
-    def _strike_saves(self, director):
+    def _strike_saves(self, coordinator):
         before = self._folder.snapshot()
-        step = director.run.state.step
+        step = coordinator.run.state.step
         new = checkpoint.path_of_step(self._folder.path, step)
 
         def save():
-            director.autosave.after_epoch(director.replica)
+            coordinator.autosave.after_epoch(coordinator.replica)
 
         for fault in self._each_fault("saves", SAVE_FAULTS, before, save):
             self._judge.save(before, step, self._shim.struck, fault)

@@ -325,16 +325,16 @@ def test_emergency_takes_the_place_of_another_runs_file_only(tmp_path):
         config=config(checkpoint=pt.CheckpointConfig(directory=str(tmp_path))),
     ) as engine:
         engine.prepare(ToySet(12), 4)
-        director = engine._open()
+        coordinator = engine._open()
         path = checkpoint.path_of_step(tmp_path, 0)
         engine.save(path)
         own = path.read_bytes()
-        director.autosave.in_emergency(director.replica, lead=False)
+        coordinator.autosave.in_emergency(coordinator.replica, lead=False)
         assert path.read_bytes() == own, "the lead's is kept"
         content = checkpoint.read(path)
         content["extra"]["run_id"] = "another"
         torch.save(content, path)
-        director.autosave.in_emergency(director.replica, lead=False)
+        coordinator.autosave.in_emergency(coordinator.replica, lead=False)
         assert checkpoint.read(path)["extra"]["run_id"] == run_of(engine).info.run_id
 
 

@@ -8,8 +8,8 @@ import pytest
 from pipetransformer.autodp import AutoDPConfig, PeerFailure
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.config import Config
-from pipetransformer.loop import coordinator as director_module
-from pipetransformer.loop.coordinator import Director
+from pipetransformer.loop import coordinator
+from pipetransformer.loop.coordinator import Coordinator
 from pipetransformer.loop.epoch import PassLoop
 from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.planner import Plan
@@ -174,18 +174,18 @@ def test_a_failure_that_no_lost_rank_explains_ends_the_run_after_some_attempts(
 def test_a_rank_that_leaves_at_an_epoch_waits_until_the_others_are_through(monkeypatch):
     # They may lose a rank before they know of the COMMIT, and change the plan again.
     survivors = stand_in(Survivors)
-    monkeypatch.setattr(director_module, "Survivors", lambda *_: survivors)
+    monkeypatch.setattr(coordinator, "Survivors", lambda *_: survivors)
     run = make_run(state=TrainingState(None, epoch=3), script=stand_in(ScriptLog))
-    director = Director(run)
-    director._role.replica = stand_in(Replica)
+    made = Coordinator(run)
+    made._role.replica = stand_in(Replica)
 
     def leave(name, body):
-        director._role.replica = None
+        made._role.replica = None
         return True
 
     survivors.call.side_effect = leave
     survivors.follow.return_value = {"kind": "epoch", "epoch": 3}
-    assert director.begin_epoch(5) == 3
+    assert made.begin_epoch(5) == 3
     assert not run.script.tell.called
 
 

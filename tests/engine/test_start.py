@@ -16,7 +16,7 @@ import pipetransformer as pt
 from pipetransformer import planner
 from pipetransformer.autodp import launch, meeting
 from pipetransformer.engine import session
-from pipetransformer.loop import coordinator as director
+from pipetransformer.loop import coordinator
 from pipetransformer.replica.replica import warm_up
 from pipetransformer.transformation import attempts, rewire
 from pipetransformer.transformation import phases as transformation
@@ -47,7 +47,7 @@ STEPS = {
     "warming up": (1, session, "warm_up"),
     "warming up, while the others still do": (1, session, "build_group"),
     "profile, the lead": (0, planner, "profile"),
-    "profile, another": (1, director, "agree_on_profile"),
+    "profile, another": (1, coordinator, "agree_on_profile"),
     "planning": (0, attempts, "propose"),
     "before PREPARE": (1, transformation, "Transition"),
     "building the group": (1, transformation, "_build"),

@@ -94,7 +94,7 @@ class Coordinator:
         reason = self._survivors.begin(self._plan_first)
         self._operations.complete(reason)
         if not self._role.stands_by:
-            run.script.tell("ready", lead=self.is_lead, reason=reason)
+            run.control_log.tell("ready", lead=self.is_lead, reason=reason)
         run.began_at = run.state.step, run.state.decided_epoch
         if not self.has_plan:
             raise PeerFailure(
@@ -144,14 +144,14 @@ class Coordinator:
                         return state.epoch
                     joined = not self._survivors.recovered
                 if state.epoch >= count:
-                    run.script.tell("epoch", lead=self.is_lead, epoch=None)
+                    run.control_log.tell("epoch", lead=self.is_lead, epoch=None)
                     return None
                 within = run.config.prepare_steps > 0  # passes alone change plans
                 if not self.has_plan or within or self._enter_epoch(joined) is not None:
                     if self._role.stands_by:
                         # It has left. The others may have to change the plan again.
                         continue
-                    run.script.tell("epoch", lead=self.is_lead, epoch=state.epoch)
+                    run.control_log.tell("epoch", lead=self.is_lead, epoch=state.epoch)
                     return state.epoch
 
     def _enter_epoch(self, joined: bool) -> bool | None:
@@ -287,7 +287,7 @@ class Coordinator:
                     return metrics
             result = self._survivors.call("evaluate", body)
             if result is not None:
-                self.run.script.tell("evaluate", lead=self.is_lead, metrics=result)
+                self.run.control_log.tell("evaluate", lead=self.is_lead, metrics=result)
                 return result
 
     def _evaluate_within(
@@ -311,7 +311,7 @@ class Coordinator:
         """Tell the standby ranks that the script has ended, and meet all others."""
         self.finish_pass()
         if not self._role.stands_by:
-            self.run.script.tell("finish", lead=self.is_lead)
+            self.run.control_log.tell("finish", lead=self.is_lead)
             if self.replica is not None:
                 # Without a store nothing else tells that no rank is still busy.
                 self._survivors.call("leave", lambda: self.active().group.barrier())

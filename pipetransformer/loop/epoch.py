@@ -186,6 +186,6 @@ class PassLoop:
         if not epochs or epochs[-1].epoch != record.epoch:
             # Else a recovery has brought it, from the rank that had closed the pass.
             epochs.append(record)
-        run.script.tell("pass_end", lead=self._role.is_lead)
+        run.control_log.tell("pass_end", lead=self._role.is_lead)
         if self._role.is_lead:
             _LOG.info("%s", epoch_line(record))

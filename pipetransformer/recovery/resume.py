@@ -105,7 +105,7 @@ class Recovery:
             run.plane.check()
         self._hand_over(source, ahead.due_at)
         if self._role.stands_by:
-            run.script.step_back(ahead.script)
+            run.control_log.step_back(ahead.script)
         self._publish(verdict)
         return outcome.phases
 
@@ -122,7 +122,7 @@ class Recovery:
         run.state.become(Integrity.WHOLE if leads else Integrity.OLD)
         run.follow_plan(standings[verdict.source].plan_hash)
         if mine.first is not None:
-            run.script.go_back(mine.first)
+            run.control_log.go_back(mine.first)
         self._publish(verdict)
 
     def _hand_over(self, source: int, due_at: int | None) -> None:
@@ -138,7 +138,7 @@ class Recovery:
     def _publish(self, verdict: Verdict) -> None:
         """Publish what a lost lead may have left unsaid."""
         if self._run.info.rank == verdict.source:
-            self._run.script.publish_again(verdict.script)
+            self._run.control_log.publish_again(verdict.script)
 
 
 def _alike(

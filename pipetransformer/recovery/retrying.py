@@ -198,7 +198,7 @@ class Survivors:
         Raises:
             PeerFailure: a rank was lost, and the others cannot go on.
         """
-        self.first = self._run.script.position
+        self.first = self._run.control_log.position
         while True:
             try:
                 with self._run.guarded():
@@ -317,7 +317,7 @@ class Survivors:
             decided=run.state.decided_epoch,
             active=active,
             call=call,
-            script=run.script.position,
+            script=run.control_log.position,
             first=self.first,
             position=position,
             plan_epoch=run.in_force.plan_epoch,

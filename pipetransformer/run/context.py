@@ -18,7 +18,7 @@ from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.run.caches import Caches
-from pipetransformer.run.control_log import ScriptLog
+from pipetransformer.run.control_log import ControlLog
 from pipetransformer.run.measured_costs import Prices
 from pipetransformer.run.plan_in_force import PlanInForce
 from pipetransformer.run.plan_inputs import PlanInputs
@@ -44,7 +44,7 @@ class Run:
         self.inputs = PlanInputs()
         self.caches = Caches(recipe, plane, self.inputs)
         self.clock = clock
-        self.script = ScriptLog(plane)
+        self.control_log = ControlLog(plane)
         self.groups = GroupCache(
             self.config.autodp.cached_groups,
             self.build_group,

@@ -50,7 +50,7 @@ _OF_CHANGES = ("plan", "switch")
 """Messages of a change of plan; the others need no answer of the standby ranks."""
 
 
-class ScriptLog:
+class ControlLog:
     """A counter of script positions with one store message each.
 
     Args:

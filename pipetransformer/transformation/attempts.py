@@ -156,7 +156,7 @@ class Changes:
 
     def tell_plan(self, proposal: Proposal, absent: tuple[int, ...] = ()) -> None:
         """Call the standby ranks to a change of plan; on every active rank."""
-        self._run.script.tell(
+        self._run.control_log.tell(
             "plan",
             lead=self._role.is_lead,
             plan_epoch=proposal.plan_epoch,
@@ -169,7 +169,7 @@ class Changes:
         Called by a standby rank.
 
         Args:
-            kinds: As for `ScriptLog.follow`; "plan" where the plan may change.
+            kinds: As for `ControlLog.follow`; "plan" where the plan may change.
 
         Returns:
             The message; None when a change of plan has made this rank active.
@@ -178,7 +178,7 @@ class Changes:
         while True:
             # "switch" here is of a change that this rank did not come to, or whose
             # ABORT it knows.
-            message = run.script.follow(*kinds, "switch")
+            message = run.control_log.follow(*kinds, "switch")
             if message["kind"] == "switch":
                 continue
             if message["kind"] != "plan":
@@ -262,7 +262,7 @@ class Changes:
             return prepared
         goes = False
         try:
-            message = self._run.script.follow("switch")
+            message = self._run.control_log.follow("switch")
             goes = bool(message["goes"])
         finally:
             if not goes:
@@ -282,7 +282,7 @@ class Changes:
             records.learn(run, outcome, old)
             self._fresh = outcome.phases
             if trims:
-                run.script.trim(lead=writer)
+                run.control_log.trim(lead=writer)
         else:
             run.history.counters.transformations_aborted += 1
         return outcome

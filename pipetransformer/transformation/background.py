@@ -203,7 +203,7 @@ class Ahead:
             Whether it takes effect: not where the lead could not tell them.
         """
         lead, place = self._role.is_lead, self._place(position)
-        told = self._run.script.tell("switch", lead=lead, goes=goes, **place)
+        told = self._run.control_log.tell("switch", lead=lead, goes=goes, **place)
         return self._changes.all_say(told) and goes
 
     def _place(self, position: int) -> dict[str, Any]:

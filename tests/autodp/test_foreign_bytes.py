@@ -12,7 +12,7 @@ from pipetransformer.autodp import PeerFailure, Transition, announced_epoch
 from pipetransformer.autodp.cards import Card, Cards, Job
 from pipetransformer.autodp.meeting import Meeting
 from pipetransformer.recovery.decision import Standing
-from pipetransformer.run.control_log import ScriptLog
+from pipetransformer.run.control_log import ControlLog
 from pipetransformer.transformation.propose import agree_on_profile
 from tests.autodp.world import FAST, joined
 
@@ -95,14 +95,14 @@ def test_a_message_of_the_lead_that_no_rank_wrote_is_refused(case):
     with joined() as plane:
         plane.publish(plane.own_key("pos/0"), {**FOREIGN, **JSON}[case])
         with pytest.raises(RuntimeError, match="script position 0: exp") as caught:
-            ScriptLog(plane).follow("epoch")
+            ControlLog(plane).follow("epoch")
         assert is_plain(str(caught.value))
 
 
 def test_a_message_of_the_lead_without_a_field_is_refused_where_it_is_asked_for():
     with joined() as plane:
         plane.publish(plane.own_key("pos/0"), b'{"kind": "epoch"}')
-        message = ScriptLog(plane).follow("epoch")
+        message = ControlLog(plane).follow("epoch")
         with pytest.raises(RuntimeError, match="position 0: expected the field 'goes'"):
             message["goes"]
         assert message.get("goes") is None and dict(message) == {"kind": "epoch"}

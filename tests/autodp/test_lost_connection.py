@@ -12,7 +12,7 @@ from torch.distributed import HashStore
 
 from pipetransformer.autodp import LaunchInfo, MessagePlane, PeerFailure, _binding
 from pipetransformer.autodp import rollcall as rollcall_module
-from pipetransformer.run.control_log import ScriptLog
+from pipetransformer.run.control_log import ControlLog
 from tests.autodp.world import FAST
 
 SURVIVING = replace(FAST, on_peer_failure="continue")
@@ -169,9 +169,9 @@ def test_a_job_that_was_stopped_cuts_nobody_off_from_the_roll(
 
 def test_what_a_lost_lead_said_is_not_taken_for_the_next_one():
     with _planes(2) as (planes, _):
-        lead, standby = ScriptLog(planes[1]), ScriptLog(planes[0])
+        lead, standby = ControlLog(planes[1]), ControlLog(planes[0])
         lead.tell("plan", lead=True, plan_epoch=7)
         planes[0].fail("test", "gone", rank=1)
         planes[0].survive(b"")
-        ScriptLog(planes[0]).tell("epoch", lead=True)
+        ControlLog(planes[0]).tell("epoch", lead=True)
         assert standby.follow("epoch", "plan") == {"kind": "epoch"}

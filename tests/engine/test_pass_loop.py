@@ -15,7 +15,7 @@ from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
-from pipetransformer.run.control_log import ScriptLog
+from pipetransformer.run.control_log import ControlLog
 from pipetransformer.run.measured_costs import Prices
 from pipetransformer.run.recipe import Workload
 from pipetransformer.state.state import TrainingState
@@ -34,7 +34,7 @@ def run_in(epoch=2):
         state=TrainingState(None, epoch=epoch),
         workload=Workload(4, 2, 2, False, lambda rows: None),
         prices=stand_in(Prices),
-        script=stand_in(ScriptLog),
+        control_log=stand_in(ControlLog),
     )
 
 
@@ -82,7 +82,7 @@ def test_a_pass_that_the_script_has_left_is_closed(passes):
     assert call.args[0] == "close"
     assert recorded(passes) == [2]
     assert passes.open.drop.called and not passes.boundaries.stand_by.called
-    passes.run.script.tell.assert_called_once_with("pass_end", lead=False)
+    passes.run.control_log.tell.assert_called_once_with("pass_end", lead=False)
 
 
 def test_a_rank_that_left_at_the_passes_end_can_be_taken_back(passes):

@@ -9,7 +9,7 @@ import torch
 import pipetransformer as pt
 from pipetransformer.report import Phases
 from pipetransformer.run.context import Run
-from pipetransformer.run.control_log import ScriptLog
+from pipetransformer.run.control_log import ControlLog
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.phases import Prepared
 from tests.engine.runs import make_run
@@ -213,8 +213,8 @@ def test_what_a_standby_prepared_ahead_is_no_part_of_its_prices():
     phases = Phases()
     phases.seconds.update({"prepare": 3.0, "prepare/group": 1.0})
     proposal = SimpleNamespace(ahead=True, at_switch=lambda message: message)
-    run = make_run(script=stand_in(ScriptLog))
-    run.script.follow.return_value = {"goes": True}
+    run = make_run(control_log=stand_in(ControlLog))
+    run.control_log.follow.return_value = {"goes": True}
     changes = Changes(run, None, None)
     taken = changes._await_switch(Prepared(None, proposal, True, None, False, phases))
     assert taken.phases.seconds == {"ahead": 3.0, "ahead/group": 1.0}

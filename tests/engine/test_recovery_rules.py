@@ -20,7 +20,7 @@ from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
-from pipetransformer.run.control_log import Operations, ScriptLog
+from pipetransformer.run.control_log import ControlLog, Operations
 from pipetransformer.run.layout import Layout
 from pipetransformer.run.recipe import Workload
 from pipetransformer.state.state import Integrity, TrainingState
@@ -110,7 +110,7 @@ def loop(run, role, boundaries, survivors, open_pass):
 def test_a_pass_that_a_recovery_has_brought_is_recorded_once():
     run = make_run(
         workload=Workload(2, 1, 2, False, lambda rows: None),
-        script=stand_in(ScriptLog),
+        control_log=stand_in(ControlLog),
     )
     survivors, open_pass = stand_in(Survivors), stand_in(OpenPass)
     passes = loop(run, make_role(run), stand_in(StepBoundaries), survivors, open_pass)
@@ -128,7 +128,7 @@ def test_a_pass_that_a_recovery_has_brought_is_recorded_once():
 def test_a_rank_that_stands_by_since_its_last_batch_waits_for_the_passes_end():
     run = make_run(
         workload=Workload(3, 1, 3, False, lambda rows: None),
-        script=stand_in(ScriptLog),
+        control_log=stand_in(ControlLog),
     )
     role, boundaries = make_role(run), stand_in(StepBoundaries)
     boundaries.stand_by.return_value = None
@@ -175,7 +175,7 @@ def test_a_rank_that_leaves_at_an_epoch_waits_until_the_others_are_through(monke
     # They may lose a rank before they know of the COMMIT, and change the plan again.
     survivors = stand_in(Survivors)
     monkeypatch.setattr(coordinator, "Survivors", lambda *_: survivors)
-    run = make_run(state=TrainingState(None, epoch=3), script=stand_in(ScriptLog))
+    run = make_run(state=TrainingState(None, epoch=3), control_log=stand_in(ControlLog))
     made = Coordinator(run)
     made._role.replica = stand_in(Replica)
 
@@ -186,7 +186,7 @@ def test_a_rank_that_leaves_at_an_epoch_waits_until_the_others_are_through(monke
     survivors.call.side_effect = leave
     survivors.follow.return_value = {"kind": "epoch", "epoch": 3}
     assert made.begin_epoch(5) == 3
-    assert not run.script.tell.called
+    assert not run.control_log.tell.called
 
 
 class Store:
@@ -208,7 +208,7 @@ class Store:
 @pytest.mark.parametrize("kind", ["plan", "switch", "evaluate"])
 def test_a_standby_forgets_a_plan_that_a_lost_lead_announced_to_nobody_else(kind):
     keys = {}
-    lost, source, standby = (ScriptLog(Store(keys)) for _ in range(3))
+    lost, source, standby = (ControlLog(Store(keys)) for _ in range(3))
     lost.tell("epoch", lead=True)
     source.tell("epoch", lead=False)
     lost.tell(kind, lead=True)

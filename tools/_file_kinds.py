@@ -48,7 +48,7 @@ from pipetransformer.report import (
     RefusalRecord,
     TransformationRecord,
 )
-from pipetransformer.run.measured_costs import Prices
+from pipetransformer.run.measured_costs import MeasuredCosts
 from pipetransformer.state.state import TrainingState, load_optimizer_state
 
 MOST_LETTERS = 20_000_000  # of output; an input has 300,000 at most
@@ -368,7 +368,7 @@ def whole_checkpoint_bytes() -> bytes:
         "run_id": "0123456789abcdef",
         "plan": None,
         "profile": None,
-        "pauses": Prices().state(),
+        "pauses": MeasuredCosts().state(),
         "reshaped_ns_ago": 10**9,
     }
     with tempfile.TemporaryDirectory() as folder:

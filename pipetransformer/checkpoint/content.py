@@ -48,8 +48,8 @@ def save(
         "run_id": run.info.run_id,
         "plan": replica.plan.to_json() if replica is not None else None,
         "profile": profile.to_json() if profile is not None else None,
-        "pauses": run.prices.state(),
-        "reshaped_ns_ago": run.prices.elapsed_ns(),
+        "pauses": run.costs.state(),
+        "reshaped_ns_ago": run.costs.elapsed_ns(),
     }
     checkpoint.save(
         path, run.state, extra, weights=weights(run), replace=replace, before=before
@@ -99,8 +99,8 @@ def restore(
             run.policy.load_state_dict(extra["policy"])
         with naming(content, "measured pauses"):
             if "pauses" in extra:  # older checkpoints have none
-                run.prices.load(extra["pauses"])
-            run.prices.load_elapsed(extra.get("reshaped_ns_ago"))
+                run.costs.load(extra["pauses"])
+            run.costs.load_elapsed(extra.get("reshaped_ns_ago"))
         checkpoint.load_model(content, run.state)
         run.loaded = content
 

@@ -179,7 +179,7 @@ class PassLoop:
 
     def _record(self, record: EpochRecord) -> None:
         run = self._run
-        run.prices.record_pace(
+        run.costs.record_pace(
             record.pipeline_seconds_per_step(), record.predicted_step_ns
         )
         epochs = run.history.epochs

@@ -19,7 +19,7 @@ from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.run.caches import Caches
 from pipetransformer.run.control_log import ControlLog
-from pipetransformer.run.measured_costs import Prices
+from pipetransformer.run.measured_costs import MeasuredCosts
 from pipetransformer.run.plan_in_force import PlanInForce
 from pipetransformer.run.plan_inputs import PlanInputs
 from pipetransformer.run.recipe import Recipe
@@ -63,7 +63,7 @@ class Run:
         self.history = History(
             world_size=plane.info.world_size, seed=recipe.config.seed
         )
-        self.prices = Prices()
+        self.costs = MeasuredCosts()
         self.loaded: dict[str, Any] | None = None
         self.total_epochs = 0
         self.began_at = 0, 0  # steps and freeze decision of the first plan

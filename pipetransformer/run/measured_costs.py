@@ -16,7 +16,7 @@ _WIDEST_PACE = 4.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Market:
+class PricingInputs:
     """What the active ranks must know alike before they price a change.
 
     Attributes:
@@ -46,7 +46,7 @@ class Market:
         return json.dumps(content, sort_keys=True).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Market:
+    def from_bytes(cls, data: bytes) -> PricingInputs:
         """Read what `to_bytes` gave."""
         content = json.loads(data)
         return cls(
@@ -58,7 +58,7 @@ class Market:
         )
 
 
-class Prices:
+class MeasuredCosts:
     """Measured pauses of one rank; the lead's are everybody's when a plan is made."""
 
     def __init__(self) -> None:
@@ -68,17 +68,17 @@ class Prices:
 
     def agree(
         self, group: ActiveGroup, remaining_steps: int, *, cache_slots: int
-    ) -> Market:
+    ) -> PricingInputs:
         """Return the lead's market on every active rank; collective over `group`.
 
         Ranks measure different pauses; their clocks and slabs differ. The lead is the
         group's first rank.
         """
-        mine = Market(
+        mine = PricingInputs(
             self.pauses, self.elapsed_ns(), remaining_steps, self._pace, cache_slots
         )
         first = mine.to_bytes() if group.rank == 0 else b""
-        market = Market.from_bytes(group.all_gather_bytes(first)[0])
+        market = PricingInputs.from_bytes(group.all_gather_bytes(first)[0])
         self.pauses = market.pauses
         return market
 

@@ -226,7 +226,7 @@ class Changes:
         phases, self._fresh = self._fresh, None
         if phases is not None and seconds is not None:
             phases["first_step"] = seconds
-            self._run.prices.record_first_step(seconds)
+            self._run.costs.record_first_step(seconds)
             if self._role.is_lead:
                 _LOG.info("%s", first_step_line(self._run.in_force.plan_epoch, seconds))
 

@@ -212,7 +212,7 @@ class Ahead:
         return {
             "progress": run.state.counters(),
             "policy": run.policy.state_dict(),
-            "pauses": run.prices.state(),
+            "pauses": run.costs.state(),
             "operations": self._operations.done,
             "position": position,
         }

@@ -294,7 +294,7 @@ def _adopt(run: Run, proposal: Proposal) -> None:
     run.state.load_progress(proposal.progress)
     run.state.frozen_units = proposal.frozen_units
     run.policy.load_state_dict(dict(proposal.policy))
-    run.prices.load(proposal.pauses)
+    run.costs.load(proposal.pauses)
     run.in_force = PlanInForce(
         plan=proposal.plan,
         layout=proposal.layout,

@@ -23,7 +23,7 @@ from pipetransformer.planner import (
 )
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
-from pipetransformer.run.measured_costs import Market
+from pipetransformer.run.measured_costs import PricingInputs
 from pipetransformer.run.recipe import Workload
 from pipetransformer.transformation.cache_capacity import cluster_at
 
@@ -49,7 +49,11 @@ def first_plan(
 
 
 def next_plan(
-    run: Run, boundary: int, current: Plan, market: Market, most: int | None = None
+    run: Run,
+    boundary: int,
+    current: Plan,
+    market: PricingInputs,
+    most: int | None = None,
 ) -> Plan:
     """Plan again at a boundary, and price what would change beyond it.
 

@@ -18,7 +18,7 @@ from pipetransformer.planner import CacheTiers, Cluster, Plan, Profile
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
 from pipetransformer.run.layout import joiners
-from pipetransformer.run.measured_costs import Market
+from pipetransformer.run.measured_costs import PricingInputs
 from pipetransformer.transformation.cache_capacity import cache_slots
 from pipetransformer.transformation.plan_search import (
     first_plan,
@@ -184,9 +184,7 @@ def propose(
         )
     else:
         held = replica.plan
-        market = run.prices.agree(
-            replica.group, remaining_steps(run), cache_slots=slots
-        )
+        market = run.costs.agree(replica.group, remaining_steps(run), cache_slots=slots)
         slots = market.cache_slots
         plan, layout = placed(
             run,
@@ -217,7 +215,7 @@ def propose(
         frozen_units=decision.units,
         seed=run.config.seed,
         reason="; ".join([decision.reason, *_why(plan)]),
-        pauses=run.prices.state(),
+        pauses=run.costs.state(),
         cache_slots=slots,
         source=(holders or layout.active)[0],
         receivers=tuple(joined if holders else layout.active[1:]),
@@ -257,7 +255,7 @@ def _runs_alike(plan: Plan, other: Plan) -> bool:
     return all(getattr(plan, name) == getattr(other, name) for name in RUN_FIELDS)
 
 
-def _compare_plans(group: ActiveGroup, plan_hash: int, market: Market) -> None:
+def _compare_plans(group: ActiveGroup, plan_hash: int, market: PricingInputs) -> None:
     mine = f"{plan_hash:016x} from {hash_bytes(market.to_bytes()):016x}"
     hashes = [part.decode() for part in group.all_gather_bytes(mine.encode())]
     if len(set(hashes)) != 1:

@@ -88,7 +88,7 @@ def propose_again(
         frozen_units=run.state.frozen_units,
         seed=run.config.seed,
         reason="a rank was lost",
-        pauses=run.prices.state(),
+        pauses=run.costs.state(),
         cache_slots=run.in_force.cache_slots,
         source=source,
         receivers=tuple(r for r in layout.active if r != source and r not in whole),

@@ -51,7 +51,7 @@ def learn(run: Run, outcome: Outcome, before: Plan | None) -> None:
     count(run)
     transition = plan.transition
     taken = transition is not None and transition.accepted
-    run.prices.record(
+    run.costs.record(
         outcome.phases,
         kind=kind_of(before, plan),
         moved_bytes=transition.moved_bytes if transition and taken else 0,

@@ -6,7 +6,7 @@ from torch import nn
 
 from pipetransformer.config import Config, PlanConfig
 from pipetransformer.planner import Cluster, PauseModel
-from pipetransformer.run.measured_costs import Market
+from pipetransformer.run.measured_costs import PricingInputs
 from pipetransformer.run.recipe import Workload
 from pipetransformer.transformation.plan_search import first_plan, next_plan
 from tests.engine.even_profile import even_profile
@@ -39,7 +39,7 @@ def test_a_plan_has_no_more_replicas_than_ranks_live(members, bound, replicas):
 
 def test_a_lost_rank_is_not_offered_again():
     held = first_plan(run_of((0, 1, 2), num_stages=1), 0, 0)
-    market = Market(
+    market = PricingInputs(
         pauses=PauseModel(),
         elapsed_ns=None,
         remaining_steps=99,

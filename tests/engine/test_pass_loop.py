@@ -16,7 +16,7 @@ from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
 from pipetransformer.run.control_log import ControlLog
-from pipetransformer.run.measured_costs import Prices
+from pipetransformer.run.measured_costs import MeasuredCosts
 from pipetransformer.run.recipe import Workload
 from pipetransformer.state.state import TrainingState
 from pipetransformer.transformation.attempts import Changes
@@ -33,7 +33,7 @@ def run_in(epoch=2):
     return make_run(
         state=TrainingState(None, epoch=epoch),
         workload=Workload(4, 2, 2, False, lambda rows: None),
-        prices=stand_in(Prices),
+        costs=stand_in(MeasuredCosts),
         control_log=stand_in(ControlLog),
     )
 

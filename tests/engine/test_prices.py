@@ -8,7 +8,7 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.planner import PauseModel
-from pipetransformer.run.measured_costs import Market, Prices, kind_of
+from pipetransformer.run.measured_costs import MeasuredCosts, PricingInputs, kind_of
 from pipetransformer.run.recipe import Workload
 from pipetransformer.state.state import TrainingState
 from pipetransformer.transformation.plan_search import remaining_steps
@@ -34,12 +34,12 @@ def train(rank, freeze, epochs, options):
                 engine.step(batch)
             if tamper is not None:
                 seconds = tamper * rank
-                prices = run_of(engine).prices
+                prices = run_of(engine).costs
                 prices.pauses = PauseModel().observed(
                     {"prepare": seconds, "rewire": seconds}, kind="shape"
                 )
                 prices.record_pace(1.0 + rank, 10**9)
-        pauses = run_of(engine).prices.pauses.to_dict()
+        pauses = run_of(engine).costs.pauses.to_dict()
     return engine.history.to_json(), plans, pauses
 
 
@@ -163,12 +163,12 @@ def test_checkpoint_without_a_new_shape_starts_no_clock(tmp_path):
 @pytest.mark.parametrize("elapsed", [-1, 1.5, True, "1"])
 def test_malformed_time_since_the_last_shape_is_refused(elapsed):
     with pytest.raises(ValueError, match="reshaped_ns_ago: expected nanoseconds"):
-        Prices().load_elapsed(elapsed)
+        MeasuredCosts().load_elapsed(elapsed)
 
 
 def test_clock_goes_on_from_the_run_before():
     hour = 3600 * 10**9
-    prices = Prices()
+    prices = MeasuredCosts()
     prices.load_elapsed(hour)
     group = types.SimpleNamespace(rank=0, all_gather_bytes=lambda value: [value])
     assert prices.agree(group, 0, cache_slots=0).elapsed_ns >= hour
@@ -221,8 +221,8 @@ def test_a_gain_lasts_until_the_step_of_the_next_freeze():
 
 def test_pace_is_kept_within_what_slows_pauses_too():
     group = types.SimpleNamespace(rank=0, all_gather_bytes=lambda value: [value])
-    prices = Prices()
-    assert prices.agree(group, 3, cache_slots=7) == Market(
+    prices = MeasuredCosts()
+    assert prices.agree(group, 3, cache_slots=7) == PricingInputs(
         PauseModel(), None, 3, 1.0, 7
     )
     for measured, pace in ((0.02, 2.0), (0.5, 4.0), (0.0001, 0.25)):
@@ -236,14 +236,14 @@ def test_pace_is_kept_within_what_slows_pauses_too():
 
 def test_only_a_new_shape_starts_the_clock():
     group = types.SimpleNamespace(rank=0, all_gather_bytes=lambda value: [value])
-    prices = Prices()
+    prices = MeasuredCosts()
     for kind, first in (("shape", True), ("boundary", False), ("cuts", False)):
         prices.record({"rewire": 0.1}, kind=kind, moved_bytes=0, first=first)
         assert prices.agree(group, 0, cache_slots=0).elapsed_ns is None
     prices.record({"rewire": 0.1}, kind="shape", moved_bytes=0, first=False)
     market = prices.agree(group, 0, cache_slots=0)
     assert market.elapsed_ns is not None and market.elapsed_ns >= 0
-    assert Market.from_bytes(market.to_bytes()) == market
+    assert PricingInputs.from_bytes(market.to_bytes()) == market
 
 
 def test_kinds_are_told_by_what_ran_before():

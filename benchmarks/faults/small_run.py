@@ -175,7 +175,7 @@ def state_hash(weights: Iterable[Tensor], moments: Iterable[Tensor]) -> str:
 def engine_state(engine: pt.PipeTransformer) -> list[Tensor]:
     """Return weights and moments of an active rank, in the order of parameters."""
     state = engine.optimizer.state
-    parameters = list(engine._recipe.parameters)
+    parameters = list(engine._arguments.parameters)
     return [*parameters, *(state[p]["momentum"] for p in parameters if p in state)]
 
 

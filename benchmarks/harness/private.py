@@ -15,4 +15,4 @@ def run_of(engine: pt.PipeTransformer) -> Run:
 
 def model_of(engine: pt.PipeTransformer) -> nn.Sequential:
     """Return the plain model on the host, whose layers every replica shares."""
-    return engine._recipe.model
+    return engine._arguments.model

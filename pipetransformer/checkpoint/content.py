@@ -59,7 +59,7 @@ def save(
 
 def weights(run: Run) -> dict[str, Tensor]:
     """Return the plain model's ``state_dict`` as it was between two steps."""
-    named: dict[str, Tensor] = run.recipe.model.state_dict()
+    named: dict[str, Tensor] = run.arguments.model.state_dict()
     before = run.step_buffers.before_step() or {}
     named.update((name, value) for name, value in before.items() if name in named)
     return named
@@ -81,7 +81,7 @@ def restore(
     """
     checkpoint.check_model(content, run.state, path)
     what, extra = f"checkpoint {os.fspath(path)}", content["extra"]
-    num_units = len(run.recipe.unit_ends)
+    num_units = len(run.arguments.unit_ends)
     for name in ("wanted_units", "frozen_units"):
         if content["progress"][name] > num_units:
             raise ValueError(
@@ -93,7 +93,9 @@ def restore(
     if lead:
         with naming(content, "the optimizer's state"):
             # On trial: the run's own is built with the first plan.
-            trial = make_optimizer(run.recipe.optimizer, list(run.recipe.parameters))
+            trial = make_optimizer(
+                run.arguments.optimizer, list(run.arguments.parameters)
+            )
             trial.load_state_dict(content["joined"]["optimizer"])
         with naming(content, f"the state of {type(run.policy).__name__}"):
             run.policy.load_state_dict(extra["policy"])

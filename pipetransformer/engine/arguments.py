@@ -10,7 +10,7 @@ from torch import nn
 
 from pipetransformer.autofreeze import Never, Policy, resolve_units
 from pipetransformer.config import Config
-from pipetransformer.run.recipe import Loss, Recipe
+from pipetransformer.run.arguments import EngineArguments, Loss
 from pipetransformer.skip import verify_skippables
 from pipetransformer.state.state import (
     OptimizerFactory,
@@ -70,7 +70,7 @@ def on_host(model: nn.Sequential) -> nn.Sequential:
     return model
 
 
-def make_recipe(
+def check_arguments(
     model: object,
     *,
     optimizer: OptimizerFactory,
@@ -79,7 +79,7 @@ def make_recipe(
     freeze: object,
     units: Sequence[int] | None,
     config: Config | None,
-) -> Recipe:
+) -> EngineArguments:
     """Validate everything the engine's constructor was given.
 
     Raises:
@@ -115,7 +115,7 @@ def make_recipe(
     # On trial: a wrong one is to be an error here, and not in a change of plan.
     make_optimizer(optimizer, parameters)
     freeze.bind(len(unit_ends))
-    return Recipe(
+    return EngineArguments(
         model=checked,
         optimizer=optimizer,
         lr_scheduler=lr_scheduler,

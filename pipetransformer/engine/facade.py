@@ -15,7 +15,7 @@ from pipetransformer.config import Config
 from pipetransformer.config.checks import check_count
 from pipetransformer.data import Batch
 from pipetransformer.data.loading import ElasticSampler, check_dataset
-from pipetransformer.engine.arguments import make_recipe
+from pipetransformer.engine.arguments import check_arguments
 from pipetransformer.engine.saving import Saving
 from pipetransformer.engine.session import Session
 from pipetransformer.explanation import Explanation
@@ -24,8 +24,8 @@ from pipetransformer.loop.coordinator import Coordinator
 from pipetransformer.planner import Plan, least_rows
 from pipetransformer.progress.sharding import Loading
 from pipetransformer.report.history import History
+from pipetransformer.run.arguments import Loss, Workload
 from pipetransformer.run.context import Run
-from pipetransformer.run.recipe import Loss, Workload
 from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
 from pipetransformer.transformation.plan_search import explain_replica
 
@@ -67,7 +67,7 @@ class PipeTransformer(Saving):
         units: Sequence[int] | None = None,
         config: Config | None = None,
     ) -> None:
-        self._recipe = make_recipe(
+        self._arguments = check_arguments(
             model,
             optimizer=optimizer,
             lr_scheduler=lr_scheduler,
@@ -91,7 +91,7 @@ class PipeTransformer(Saving):
         """
         if self._session is not None:
             raise ValueError("engine: expected one use per engine, got a second with")
-        self._session = Session(self._recipe)
+        self._session = Session(self._arguments)
         self._coordinator = self._session.open()
         return self
 
@@ -227,7 +227,7 @@ class PipeTransformer(Saving):
                 num_workers=num_workers,
                 pin_memory=pin_memory,
                 drop_last=drop_last,
-                min_rows=least_rows(self._recipe.model),
+                min_rows=least_rows(self._arguments.model),
             )
         )
 

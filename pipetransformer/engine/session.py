@@ -14,8 +14,8 @@ from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.loop.coordinator import Coordinator
 from pipetransformer.replica.replica import warm_up
 from pipetransformer.report.clock import Clock
+from pipetransformer.run.arguments import EngineArguments
 from pipetransformer.run.context import Run
-from pipetransformer.run.recipe import Recipe
 from pipetransformer.state.signature import agree, signature_lines, trainable_lines
 from pipetransformer.transformation import records
 
@@ -26,18 +26,18 @@ class Session:
     """The time between entering and leaving the engine's ``with`` block.
 
     Args:
-        recipe: What the user asked for.
+        arguments: What the user asked for.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, arguments: EngineArguments) -> None:
         self._pid = os.getpid()
         clock = Clock()
         with clock.phase("connect"):
-            info, store = connect(recipe.config.autodp)
-            self._plane = MessagePlane(store, info, recipe.config.autodp)
+            info, store = connect(arguments.config.autodp)
+            self._plane = MessagePlane(store, info, arguments.config.autodp)
         self._coordinator: Coordinator | None = None
         self._exits = contextlib.ExitStack()
-        self.run = Run(recipe, self._plane, clock)
+        self.run = Run(arguments, self._plane, clock)
 
     def open(self) -> Coordinator:
         """Compare models and configs, warm up, resume.
@@ -96,14 +96,14 @@ class Session:
     def _compare(self) -> None:
         run = self.run
         lines = [
-            *trainable_lines(run.recipe.model),
+            *trainable_lines(run.arguments.model),
             f"config {run.config.canonical()}",
             f"policy {run.policy!r} {run.policy.state_dict()}",
-            f"units {run.recipe.unit_ends}",
+            f"units {run.arguments.unit_ends}",
             f"processes per node {run.info.local_world_size}",
         ]
         try:
-            agree(self._plane, signature_lines(run.recipe.model, lines))
+            agree(self._plane, signature_lines(run.arguments.model, lines))
         except ValueError:
             self._plane.finish()  # every rank refuses alike: leave together
             raise

@@ -24,9 +24,9 @@ from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import profiled
+from pipetransformer.run.arguments import Workload
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
-from pipetransformer.run.recipe import Workload
 from pipetransformer.state.state import Integrity
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead

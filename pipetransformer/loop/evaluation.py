@@ -112,7 +112,7 @@ def evaluate(
             gathered = _gather(replica, share)
             outputs = join_rows([pair[0] for pair in gathered])
             targets = join_rows([pair[1] for pair in gathered])
-            result = {"loss": float(run.recipe.loss(outputs, targets))}
+            result = {"loss": float(run.arguments.loss(outputs, targets))}
             for key, metric in metrics.items():
                 result[key] = _mean(key, metric(outputs, targets), outputs)
     finally:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.data.structures import rows_of, tensors_of
-from pipetransformer.run.recipe import Loss
+from pipetransformer.run.arguments import Loss
 
 _LOG = logging.getLogger(__name__)
 _TOLERANCE = 1e-3  # of the value, more in dtypes that round more

@@ -59,8 +59,8 @@ def forward_loss(
 
 def _loss_of(run: Run, outputs: Any, targets: Any) -> Tensor:
     if run.loss_checked:
-        return run.recipe.loss(outputs, targets)
-    value = checked_loss(run.recipe.loss, outputs, targets)
+        return run.arguments.loss(outputs, targets)
+    value = checked_loss(run.arguments.loss, outputs, targets)
     run.loss_checked = True
     return value
 

@@ -130,7 +130,7 @@ class OpenPass:
         models.
         """
         group = self._role.active().group
-        buffers = list(self._run.recipe.model.buffers())
+        buffers = list(self._run.arguments.model.buffers())
         if group.size > 1 and buffers:
             broadcast_tensors(group, buffers, source=0)
 

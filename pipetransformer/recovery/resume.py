@@ -58,11 +58,11 @@ class Recovery:
             return
         replica.workers.drain()  # cells of the old pass may still be running
         before = run.step_buffers.before_step() or {}
-        named = dict(run.recipe.model.named_buffers(remove_duplicate=False))
+        named = dict(run.arguments.model.named_buffers(remove_duplicate=False))
         with torch.no_grad():
             for name, value in before.items():
                 named[name].copy_(value)
-        run.recipe.model.zero_grad(set_to_none=True)
+        run.arguments.model.zero_grad(set_to_none=True)
 
     def go_on(
         self, verdict: Verdict, standings: Mapping[int, Standing]

@@ -14,9 +14,9 @@ from pipetransformer.autocache import (
     slots_within,
 )
 from pipetransformer.autodp import MessagePlane, PeerFailure
+from pipetransformer.run.arguments import EngineArguments
 from pipetransformer.run.layout import Layout
 from pipetransformer.run.plan_inputs import PlanInputs
-from pipetransformer.run.recipe import Recipe
 
 _LOG = logging.getLogger(__name__)
 _LAYOUT_SLACK_BYTES = 256  # alignment of the tensors of a record that has several
@@ -26,14 +26,16 @@ class Caches:
     """The slabs of a run, one per id space.
 
     Args:
-        recipe: What the user asked for.
+        arguments: What the user asked for.
         plane: The message plane, open.
         inputs: How many samples there are, and how large a record is.
     """
 
-    def __init__(self, recipe: Recipe, plane: MessagePlane, inputs: PlanInputs) -> None:
-        self._recipe = recipe
-        self._config = recipe.config.cache
+    def __init__(
+        self, arguments: EngineArguments, plane: MessagePlane, inputs: PlanInputs
+    ) -> None:
+        self._arguments = arguments
+        self._config = arguments.config.cache
         self._plane = plane
         self._info = plane.info
         self._inputs = inputs
@@ -129,7 +131,7 @@ class Caches:
         workload = self._inputs.workload
         if workload is None or not self._config.enabled:
             return
-        frozen = list(self._recipe.model)[:boundary]
+        frozen = list(self._arguments.model)[:boundary]
         if layout.node_share(self._info.rank)[1] or cacheable(frozen, frozen=False):
             return
         self.open("train", workload.num_samples, layout)

@@ -17,12 +17,12 @@ from pipetransformer.autodp import (
 from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
+from pipetransformer.run.arguments import EngineArguments
 from pipetransformer.run.caches import Caches
 from pipetransformer.run.control_log import ControlLog
 from pipetransformer.run.measured_costs import MeasuredCosts
 from pipetransformer.run.plan_in_force import PlanInForce
 from pipetransformer.run.plan_inputs import PlanInputs
-from pipetransformer.run.recipe import Recipe
 from pipetransformer.state.state import TrainingState, load_optimizer_state
 from pipetransformer.state.step_buffers import StepBuffers
 
@@ -31,18 +31,20 @@ class Run:
     """The parts of a run that every plan uses.
 
     Args:
-        recipe: What the user asked for.
+        arguments: What the user asked for.
         plane: The message plane, open.
         clock: Running since the engine was opened.
     """
 
-    def __init__(self, recipe: Recipe, plane: MessagePlane, clock: Clock) -> None:
-        self.recipe = recipe
-        self.config = recipe.config
+    def __init__(
+        self, arguments: EngineArguments, plane: MessagePlane, clock: Clock
+    ) -> None:
+        self.arguments = arguments
+        self.config = arguments.config
         self.plane = plane
         self.info: LaunchInfo = plane.info
         self.inputs = PlanInputs()
-        self.caches = Caches(recipe, plane, self.inputs)
+        self.caches = Caches(arguments, plane, self.inputs)
         self.clock = clock
         self.control_log = ControlLog(plane)
         self.groups = GroupCache(
@@ -51,17 +53,17 @@ class Run:
             generation=lambda: plane.generation,
         )
         self.in_force = PlanInForce()
-        self.state = TrainingState(recipe.model)
-        self.policy = recipe.policy
-        self.freezer = LayerFreezer(recipe.model)
+        self.state = TrainingState(arguments.model)
+        self.policy = arguments.policy
+        self.freezer = LayerFreezer(arguments.model)
         self.gradients = (
-            GradientAccumulator(recipe.model, recipe.unit_ends)
-            if recipe.policy.needs_gradients
+            GradientAccumulator(arguments.model, arguments.unit_ends)
+            if arguments.policy.needs_gradients
             else None
         )
         self.state.gradients = self.gradients
         self.history = History(
-            world_size=plane.info.world_size, seed=recipe.config.seed
+            world_size=plane.info.world_size, seed=arguments.config.seed
         )
         self.costs = MeasuredCosts()
         self.loaded: dict[str, Any] | None = None
@@ -69,7 +71,7 @@ class Run:
         self.began_at = 0, 0  # steps and freeze decision of the first plan
         self.loss_checked = not self.config.check_loss
         self.last_loss = 0.0  # of the last forward of this replica
-        self.step_buffers = StepBuffers(recipe.model, lambda: self.state.step)
+        self.step_buffers = StepBuffers(arguments.model, lambda: self.state.step)
 
     def build_group(
         self,
@@ -119,9 +121,9 @@ class Run:
 
     def build_optimizer(self) -> None:
         """Build optimizer and scheduler when the rank first becomes active."""
-        recipe = self.recipe
+        arguments = self.arguments
         self.state.build_optimizer(
-            list(recipe.parameters), recipe.optimizer, recipe.lr_scheduler
+            list(arguments.parameters), arguments.optimizer, arguments.lr_scheduler
         )
 
     def restore_optimizer(self) -> None:
@@ -143,7 +145,7 @@ class Run:
 
     def is_finite(self) -> bool:
         """Tell whether no weight is NaN or Inf: only such weights are worth saving."""
-        return all(bool(p.isfinite().all()) for p in self.recipe.model.parameters())
+        return all(bool(p.isfinite().all()) for p in self.arguments.model.parameters())
 
     def close(self) -> None:
         """Release the slabs and give the model back as the user built it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipetransformer.planner import Cluster, Profile
-from pipetransformer.run.recipe import Workload
+from pipetransformer.run.arguments import Workload
 
 
 @dataclass

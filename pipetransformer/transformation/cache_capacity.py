@@ -24,7 +24,7 @@ def cache_slots(run: Run, boundary: int, prefix: FrozenPrefix | None) -> int:
     """
     if not run.config.cache.enabled or boundary == 0:
         return 0
-    if cacheable(list(run.recipe.model)[:boundary], frozen=False) is not None:
+    if cacheable(list(run.arguments.model)[:boundary], frozen=False) is not None:
         return 0
     if prefix is not None and prefix.boundary == boundary and prefix.refusal:
         return 0

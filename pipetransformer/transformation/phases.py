@@ -228,7 +228,7 @@ def _carry_out(
             current.retire(keep_group=True)
             if group is not current.group:
                 run.groups.keep(current.group)
-            run.recipe.model.zero_grad(set_to_none=True)
+            run.arguments.model.zero_grad(set_to_none=True)
         _adopt(run, proposal)
         if group is None:
             run.state.become(Integrity.OLD)

@@ -22,9 +22,9 @@ from pipetransformer.planner import (
     search,
 )
 from pipetransformer.replica.replica import Replica
+from pipetransformer.run.arguments import Workload
 from pipetransformer.run.context import Run
 from pipetransformer.run.measured_costs import PricingInputs
-from pipetransformer.run.recipe import Workload
 from pipetransformer.transformation.cache_capacity import cluster_at
 
 
@@ -195,7 +195,7 @@ def _options(
         cache_tiers=("host",) if run.config.cache.enabled else ("none",),
         num_samples=workload.num_samples,
         min_microbatch_samples=max(
-            least_rows(layer) for layer in list(run.recipe.model)[boundary:]
+            least_rows(layer) for layer in list(run.arguments.model)[boundary:]
         ),
     )
 
@@ -205,7 +205,7 @@ def _forced_stages(run: Run, boundary: int) -> int | None:
     forced = run.config.plan.num_stages
     if forced is None or boundary == 0:
         return forced
-    return min(forced, len(run.recipe.model) - boundary)
+    return min(forced, len(run.arguments.model) - boundary)
 
 
 def progress_of(run: Run, point: int) -> Progress:

@@ -85,15 +85,19 @@ def take_decision(run: Run) -> None:
 def decide(run: Run) -> Decision:
     """Return the decision in force within the structure rules."""
     take_decision(run)
-    state, recipe = run.state, run.recipe
-    units, held = movable_boundary(recipe.model, recipe.unit_ends, state.wanted_units)
-    while units > 0 and not _trainable_from(run, boundary_of(recipe.unit_ends, units)):
+    state, arguments = run.state, run.arguments
+    units, held = movable_boundary(
+        arguments.model, arguments.unit_ends, state.wanted_units
+    )
+    while units > 0 and not _trainable_from(
+        run, boundary_of(arguments.unit_ends, units)
+    ):
         units -= 1
         held = "behind it nothing would be left to train"
-    boundary = boundary_of(recipe.unit_ends, units)
+    boundary = boundary_of(arguments.unit_ends, units)
     before = state.frozen_units
     if units == before:
-        reason = f"{units} of {len(recipe.unit_ends)} units stay frozen"
+        reason = f"{units} of {len(arguments.unit_ends)} units stay frozen"
     else:
         verb = "freezes" if units > before else "unfreezes"
         reason = f"{type(run.policy).__name__} {verb} units: {before} to {units}"
@@ -101,8 +105,8 @@ def decide(run: Run) -> Decision:
 
 
 def _trainable_from(run: Run, boundary: int) -> bool:
-    wanted = {id(p) for p in run.recipe.parameters}
-    layers = list(run.recipe.model)[boundary:]
+    wanted = {id(p) for p in run.arguments.parameters}
+    layers = list(run.arguments.model)[boundary:]
     return any(id(p) in wanted for layer in layers for p in layer.parameters())
 
 
@@ -118,7 +122,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
         most = workload.global_batch
         sizes = [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
         profile = planner.profile(
-            run.recipe.model,
+            run.arguments.model,
             workload.sample(max(sizes)),
             microbatch_samples=sizes,
         )

@@ -79,7 +79,7 @@ def move(
 
 def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
     """Freeze, cut, and build pipeline and prefix of the new plan, and DDP around it."""
-    plan, layers = proposal.plan, list(run.recipe.model)
+    plan, layers = proposal.plan, list(run.arguments.model)
     run.freezer.apply(plan.boundary)
     workers = Workers(plan.num_stages, intra_op_threads=run.threads_per_stage)
     prefix = None

@@ -83,8 +83,8 @@ def test_pretraining_repeats_its_bits(tmp_path):
 
 def test_augmentation_changes_the_chosen_share_and_no_target():
     images = load_split()[0].tensors()[0]
-    recipe = Pretraining(augmented=0.5)
-    moved = augment(images, recipe, torch.Generator().manual_seed(0))
+    arguments = Pretraining(augmented=0.5)
+    moved = augment(images, arguments, torch.Generator().manual_seed(0))
     changed = (moved != images).flatten(1).any(dim=1).float().mean()
     assert moved.shape == images.shape
     assert 0.4 < changed < 0.6

@@ -9,10 +9,10 @@ from pipetransformer.autodp import LaunchInfo, MessagePlane
 from pipetransformer.autofreeze import Never
 from pipetransformer.config import Config
 from pipetransformer.report.clock import Clock
+from pipetransformer.run.arguments import EngineArguments
 from pipetransformer.run.context import Run
 from pipetransformer.run.layout import Layout
 from pipetransformer.run.plan_in_force import PlanInForce
-from pipetransformer.run.recipe import Recipe
 from tests.engine.stand_ins import stand_in
 
 
@@ -49,7 +49,7 @@ def make_run(*, plane=None, config=None, policy=None, model=None, plan=None, **c
     policy = policy or Never()
     ends = tuple(range(1, len(model)))
     policy.bind(len(ends))
-    recipe = Recipe(
+    arguments = EngineArguments(
         model=model,
         optimizer=functools.partial(torch.optim.SGD, lr=0.1),
         lr_scheduler=None,
@@ -59,7 +59,7 @@ def make_run(*, plane=None, config=None, policy=None, model=None, plan=None, **c
         parameters=list(model.parameters()),
         config=config or Config(),
     )
-    run = Run(recipe, plane or plane_of(1), Clock())
+    run = Run(arguments, plane or plane_of(1), Clock())
     names = ("layout", "cache_slots", "plan_epoch")
     given = {name: changes.pop(name) for name in names if name in changes}
     in_force = {"layout": Layout((0,), (0,)), **given}

@@ -68,7 +68,7 @@ def moments(engine):
         "rates": rates,
         "step": run.state.step,
         "scheduler": run.state.scheduler.last_epoch,
-        "weights": [p.detach().clone() for p in run.recipe.model.parameters()],
+        "weights": [p.detach().clone() for p in run.arguments.model.parameters()],
     }
 
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from pipetransformer.config import Config, PlanConfig
 from pipetransformer.planner import Cluster, PauseModel
+from pipetransformer.run.arguments import Workload
 from pipetransformer.run.measured_costs import PricingInputs
-from pipetransformer.run.recipe import Workload
 from pipetransformer.transformation.plan_search import first_plan, next_plan
 from tests.engine.even_profile import even_profile
 from tests.engine.runs import make_run, plane_of

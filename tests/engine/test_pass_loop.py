@@ -15,9 +15,9 @@ from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
+from pipetransformer.run.arguments import Workload
 from pipetransformer.run.control_log import ControlLog
 from pipetransformer.run.measured_costs import MeasuredCosts
-from pipetransformer.run.recipe import Workload
 from pipetransformer.state.state import TrainingState
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead

@@ -8,8 +8,8 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.planner import PauseModel
+from pipetransformer.run.arguments import Workload
 from pipetransformer.run.measured_costs import MeasuredCosts, PricingInputs, kind_of
-from pipetransformer.run.recipe import Workload
 from pipetransformer.state.state import TrainingState
 from pipetransformer.transformation.plan_search import remaining_steps
 from tests.engine.runs import make_run

@@ -20,9 +20,9 @@ from pipetransformer.recovery.retrying import Survivors
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
+from pipetransformer.run.arguments import Workload
 from pipetransformer.run.control_log import ControlLog, Operations
 from pipetransformer.run.layout import Layout
-from pipetransformer.run.recipe import Workload
 from pipetransformer.state.state import Integrity, TrainingState
 from pipetransformer.transformation import attempts as changes_module
 from pipetransformer.transformation import rank_layout as placing

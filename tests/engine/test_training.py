@@ -95,7 +95,7 @@ def test_users_own_loop_trains_like_step():
         # M fixed: it is planned from measured times, and other M add up otherwise.
         one = config(plan=pt.PlanConfig(num_microbatches=1))
         engine = make_engine(freeze=pt.freeze.Never(), config=one)
-        engine._recipe = _without_scheduler(engine._recipe)
+        engine._arguments = _without_scheduler(engine._arguments)
         with engine:
             for batch in engine.batches(ToySet(24), 12):
                 step(engine, batch)
@@ -105,8 +105,8 @@ def test_users_own_loop_trains_like_step():
         assert torch.equal(a, b)
 
 
-def _without_scheduler(recipe):
-    return dataclasses.replace(recipe, lr_scheduler=None)
+def _without_scheduler(arguments):
+    return dataclasses.replace(arguments, lr_scheduler=None)
 
 
 def test_bare_inputs_train_without_ids():

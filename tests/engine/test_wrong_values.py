@@ -176,7 +176,7 @@ def test_a_gradient_sum_of_no_parameter_is_refused(tmp_path, whole):
         freeze=pt.freeze.AlphaCap(0.5, gradient_term=True), depth=1, config=config()
     )
     content = torch.load(path, weights_only=True)
-    content["extra"]["policy"] = engine._recipe.policy.state_dict()
+    content["extra"]["policy"] = engine._arguments.policy.state_dict()
     files.write(path, content)
     with engine, pytest.raises(ValueError, match="x.pt: .* gradient sum -1: expected"):
         engine.load(path)

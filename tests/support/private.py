@@ -47,4 +47,4 @@ def run_of(engine):
 
 def model_of(engine):
     """Return the plain model on the host, whose layers every replica shares."""
-    return engine._recipe.model
+    return engine._arguments.model

@@ -16,7 +16,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe:
+class EngineArguments:
     """What the user passed to the engine, validated.
 
     Attributes:

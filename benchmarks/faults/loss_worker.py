@@ -33,7 +33,7 @@ from harness.forked import Log
 from harness.private import model_of
 from pipetransformer.autodp.meeting import Meeting
 from pipetransformer.loop.coordinator import Coordinator
-from pipetransformer.recovery.retrying import Survivors
+from pipetransformer.recovery.retrying import RetriedCalls
 from pipetransformer.report import Phases
 from pipetransformer.report.clock import Clock
 from pipetransformer.transformation import phases as transformation
@@ -157,7 +157,11 @@ def run_rank(
 
 def _watch(log: Log) -> None:
     """Log when this rank joins, leads and holds the state, and what it survives."""
-    begin, conclude, go_on = Coordinator.first_plan, Changes._conclude, Survivors._go_on
+    begin, conclude, go_on = (
+        Coordinator.first_plan,
+        Changes._conclude,
+        RetriedCalls._go_on,
+    )
     move, check = rewire.move, Meeting._check
 
     def checked(self: Meeting) -> None:
@@ -181,7 +185,7 @@ def _watch(log: Log) -> None:
             log.write("receives")
         return move(run, group, source, receivers, *rest)
 
-    def gone_on(self: Survivors, failure: pt.PeerFailure, *args: Any) -> bool:
+    def gone_on(self: RetriedCalls, failure: pt.PeerFailure, *args: Any) -> bool:
         plane = self._run.plane
         log.write("failed", generation=plane.generation, text=str(failure))
         result = go_on(self, failure, *args)
@@ -193,7 +197,7 @@ def _watch(log: Log) -> None:
         (Coordinator, "first_plan", began),
         (Changes, "_conclude", concluded),
         (transformation, "move", moved),
-        (Survivors, "_go_on", gone_on),
+        (RetriedCalls, "_go_on", gone_on),
     ]
     for owner, name, function in replacements:
         setattr(owner, name, function)

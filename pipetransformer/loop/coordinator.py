@@ -19,8 +19,8 @@ from pipetransformer.loop.epoch import PassLoop
 from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
-from pipetransformer.recovery.resume import Recovery
-from pipetransformer.recovery.retrying import Survivors
+from pipetransformer.recovery.resume import Resumption
+from pipetransformer.recovery.retrying import RetriedCalls
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import profiled
@@ -49,13 +49,11 @@ class Coordinator:
         self._changes = changes = Changes(run, role, done)
         self._open_pass = open_pass = OpenPass(run, role, changes)
         self._ahead = ahead = Ahead(run, role, done, changes)
-        recovery = Recovery(run, role, changes, open_pass, ahead)
-        self._survivors = Survivors(run, role, done, changes, recovery)
-        boundaries = StepBoundaries(
-            run, role, changes, ahead, self._survivors, open_pass
-        )
+        recovery = Resumption(run, role, changes, open_pass, ahead)
+        self._calls = RetriedCalls(run, role, done, changes, recovery)
+        boundaries = StepBoundaries(run, role, changes, ahead, self._calls, open_pass)
         self._passes = PassLoop(
-            run, role, boundaries, self._survivors, open_pass, self.autosave
+            run, role, boundaries, self._calls, open_pass, self.autosave
         )
 
     @property
@@ -91,7 +89,7 @@ class Coordinator:
         if self.is_lead:
             persistence.check_resumed_pass(run)
             run.state.become(Integrity.WHOLE)  # all others begin with this rank's
-        reason = self._survivors.begin(self._plan_first)
+        reason = self._calls.begin(self._plan_first)
         self._operations.complete(reason)
         if not self._role.stands_by:
             run.control_log.tell("ready", lead=self.is_lead, reason=reason)
@@ -133,7 +131,7 @@ class Coordinator:
             while True:
                 joined = False
                 if self._role.stands_by:
-                    message = self._survivors.follow(
+                    message = self._calls.follow(
                         "epoch", "finish", "plan", call="epoch"
                     )
                     if message is not None:
@@ -142,7 +140,7 @@ class Coordinator:
                             return None
                         state.epoch = int(epoch)
                         return state.epoch
-                    joined = not self._survivors.recovered
+                    joined = not self._calls.recovered
                 if state.epoch >= count:
                     run.control_log.tell("epoch", lead=self.is_lead, epoch=None)
                     return None
@@ -172,7 +170,7 @@ class Coordinator:
                 self._open_pass.hand_records(proposal)
             return proposal is not None
 
-        return self._survivors.call("epoch", body)
+        return self._calls.call("epoch", body)
 
     def _change_plan(self) -> Outcome | None:
         start = time.perf_counter()
@@ -214,7 +212,7 @@ class Coordinator:
                 with run.guarded():
                     counted = opened.counted
                     return training.step(run, self.active(), counted, batch, targets)
-            for attempt in self._survivors.attempts("step", batch.index):
+            for attempt in self._calls.attempts("step", batch.index):
                 with attempt:
                     # No name for the replica: it must not outlive the attempt.
                     now, counted = self._passes.current(batch), opened.counted
@@ -281,11 +279,11 @@ class Coordinator:
     def _evaluate(self, body: Callable[[], dict[str, float]]) -> dict[str, float]:
         while True:
             if self._role.stands_by:
-                message = self._survivors.follow("evaluate", call="evaluate")
+                message = self._calls.follow("evaluate", call="evaluate")
                 if message is not None:
                     metrics: dict[str, float] = message["metrics"]
                     return metrics
-            result = self._survivors.call("evaluate", body)
+            result = self._calls.call("evaluate", body)
             if result is not None:
                 self.run.control_log.tell("evaluate", lead=self.is_lead, metrics=result)
                 return result
@@ -294,7 +292,7 @@ class Coordinator:
         self, body: Callable[[], dict[str, float]]
     ) -> dict[str, float]:
         self.active()
-        result = self._survivors.call("within", body)
+        result = self._calls.call("within", body)
         if result is None:
             raise PeerFailure(
                 None,
@@ -314,9 +312,9 @@ class Coordinator:
             self.run.control_log.tell("finish", lead=self.is_lead)
             if self.replica is not None:
                 # Without a store nothing else tells that no rank is still busy.
-                self._survivors.call("leave", lambda: self.active().group.barrier())
+                self._calls.call("leave", lambda: self.active().group.barrier())
         self.close()  # takes the group apart while the plane is open
-        self._survivors.finish()
+        self._calls.finish()
 
     def close(self) -> None:
         """Drop the replica; safe after a failure."""

@@ -16,7 +16,7 @@ from pipetransformer.data import Batch
 from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
-from pipetransformer.recovery.retrying import Survivors
+from pipetransformer.recovery.retrying import RetriedCalls
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, epoch_line
@@ -42,14 +42,14 @@ class PassLoop:
         run: Run,
         role: Role,
         boundaries: StepBoundaries,
-        survivors: Survivors,
+        calls: RetriedCalls,
         open_pass: OpenPass,
         autosave: AutoSave,
     ) -> None:
         self._run = run
         self._role = role
         self._boundaries = boundaries
-        self._survivors = survivors
+        self._calls = calls
         self._open = open_pass
         self._autosave = autosave
         self._running = False
@@ -138,7 +138,7 @@ class PassLoop:
                 if self._boundaries.stand_by("pass end") is None:
                     return None
                 self._open.open_segment()
-            fields = self._survivors.call("close", self._close)
+            fields = self._calls.call("close", self._close)
         return fields
 
     # -- one segment -----------------------------------------------------------

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from pipetransformer.progress.open_pass import OpenPass
-from pipetransformer.recovery.retrying import Survivors
+from pipetransformer.recovery.retrying import RetriedCalls
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.transformation.attempts import Changes
@@ -40,13 +40,13 @@ class StepBoundaries:
         role: Role,
         changes: Changes,
         ahead: Ahead,
-        survivors: Survivors,
+        calls: RetriedCalls,
         open_pass: OpenPass,
     ) -> None:
         self._run = run
         self._role = role
         self._changes = changes
-        self._survivors = survivors
+        self._calls = calls
         self._open = open_pass
         self._ahead = ahead
         self._steps_ahead = run.config.prepare_steps
@@ -82,7 +82,7 @@ class StepBoundaries:
 
     def _meet(self, body: Callable[[], bool]) -> None:
         with self._run.clock.phase("transformation"):
-            self._survivors.call("boundary", body)
+            self._calls.call("boundary", body)
 
     def _begin_ahead(self, position: int) -> bool:
         run = self._run
@@ -140,14 +140,14 @@ class StepBoundaries:
         """
         with self._run.clock.phase("stand by"):
             while True:
-                if self._survivors.follow("pass_end", "plan", call=call) is not None:
+                if self._calls.follow("pass_end", "plan", call=call) is not None:
                     return None
                 joined = self._changes.joined
                 if joined is None or joined.position is None:
                     raise RuntimeError(
                         "active within a pass at no batch; please report"
                     )
-                if not self._survivors.recovered:
+                if not self._calls.recovered:
                     self._complete(joined, joined.position)
                 if not self._role.stands_by:
                     return joined.position
@@ -162,4 +162,4 @@ class StepBoundaries:
                 return True
             return self._switch(position)
 
-        self._survivors.call("boundary", complete)
+        self._calls.call("boundary", complete)

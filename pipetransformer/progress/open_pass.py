@@ -188,7 +188,7 @@ class OpenPass:
         if len(epochs) < len(records_so_far):
             epochs[:] = records_so_far
 
-    def standing(self) -> tuple[int, dict[str, Any]]:
+    def report(self) -> tuple[int, dict[str, Any]]:
         """Return the number of finished segments, and the counts of the open one."""
         counted = self.counted
         if counted is None:

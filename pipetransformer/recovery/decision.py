@@ -1,6 +1,6 @@
 """What survivors of a failure know of each other, and what follows from it.
 
-Decisions only: every survivor draws the same conclusion from the same standings.
+Decisions only: every survivor draws the same conclusion from the same reports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ END = "finish"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Standing:
+class RankReport:
     """Where one rank was when it heard of the failure.
 
     Attributes:
@@ -65,7 +65,7 @@ class Standing:
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Standing:
+    def from_bytes(cls, data: bytes) -> RankReport:
         """Read what `to_bytes` gave.
 
         Raises:
@@ -75,7 +75,7 @@ class Standing:
             return cls(**json.loads(data))
         except (ValueError, TypeError, RecursionError):
             raise RuntimeError(
-                "standing: expected the fields of this version, got other bytes"
+                "rank report: expected the fields of this version, got other bytes"
             ) from None
 
 
@@ -101,7 +101,7 @@ class Verdict:
     at_end: bool
 
 
-def assess(standings: Mapping[int, Standing]) -> Verdict:
+def assess(reports: Mapping[int, RankReport]) -> Verdict:
     """Conclude who is ahead, and who may train on.
 
     An operation counts if some survivor that holds the state has completed it; ranks
@@ -109,36 +109,36 @@ def assess(standings: Mapping[int, Standing]) -> Verdict:
     for just what the active ranks do next.
 
     Args:
-        standings: By world rank, of all survivors.
+        reports: By world rank, of all survivors.
 
     Raises:
         ValueError: no survivor holds the training state, or survivors hold states of
             different histories.
     """
-    holders = {rank: s for rank, s in standings.items() if s.holds}
+    holders = {rank: s for rank, s in reports.items() if s.holds}
     if not holders:
         raise ValueError(
             "training state: expected a survivor that holds it, got none of ranks "
-            f"{sorted(standings)}"
+            f"{sorted(reports)}"
         )
     most = max(s.done for s in holders.values())
     source = min(rank for rank, s in holders.items() if s.done == most)
-    ahead = standings[source]
-    for rank, standing in holders.items():
-        if not most - 1 <= standing.done <= most:
+    ahead = reports[source]
+    for rank, report in holders.items():
+        if not most - 1 <= report.done <= most:
             raise ValueError(
                 f"operations done: expected ranks at most one apart, got {most} on "
-                f"rank {source} and {standing.done} on rank {rank}"
+                f"rank {source} and {report.done} on rank {rank}"
             )
-        same_place = (standing.done, standing.plan_epoch) == (most, ahead.plan_epoch)
-        if same_place and (standing.step, standing.plan_hash) != (
+        same_place = (report.done, report.plan_epoch) == (most, ahead.plan_epoch)
+        if same_place and (report.step, report.plan_hash) != (
             ahead.step,
             ahead.plan_hash,
         ):
             raise ValueError(
                 "training state: expected one history, got step "
                 f"{ahead.step} of plan {ahead.plan_hash!r} on rank {source} and step "
-                f"{standing.step} of plan {standing.plan_hash!r} on rank {rank}"
+                f"{report.step} of plan {report.plan_hash!r} on rank {rank}"
             )
     return Verdict(
         source=source,
@@ -149,17 +149,15 @@ def assess(standings: Mapping[int, Standing]) -> Verdict:
                 if (s.done, s.decided) == (most, ahead.decided)
             )
         ),
-        able=tuple(sorted(r for r, s in standings.items() if _able(s, ahead))),
-        script=min(
-            s.script if s.first is None else s.first for s in standings.values()
-        ),
+        able=tuple(sorted(r for r, s in reports.items() if _able(s, ahead))),
+        script=min(s.script if s.first is None else s.first for s in reports.values()),
         begins=ahead.call == FIRST,
         at_end=ahead.call == END,
     )
 
 
-def _able(standing: Standing, ahead: Standing) -> bool:
-    if standing.active:
-        return standing.done >= ahead.done - 1
+def _able(report: RankReport, ahead: RankReport) -> bool:
+    if report.active:
+        return report.done >= ahead.done - 1
     joins = _JOINABLE.get(ahead.call)
-    return standing.script == ahead.script and standing.call == joins
+    return report.script == ahead.script and report.call == joins

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from pipetransformer.progress.open_pass import OpenPass
-from pipetransformer.recovery.decision import Standing, Verdict
+from pipetransformer.recovery.decision import RankReport, Verdict
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.state.state import Integrity
@@ -22,7 +22,7 @@ from pipetransformer.transformation.phases import withdraw
 from pipetransformer.transformation.rank_layout import propose_again
 
 
-class Recovery:
+class Resumption:
     """One rank's part in it.
 
     Args:
@@ -65,7 +65,7 @@ class Recovery:
         run.arguments.model.zero_grad(set_to_none=True)
 
     def go_on(
-        self, verdict: Verdict, standings: Mapping[int, Standing]
+        self, verdict: Verdict, reports: Mapping[int, RankReport]
     ) -> dict[str, float]:
         """Take this rank into the survivors' plan; every survivor calls this.
 
@@ -77,18 +77,18 @@ class Recovery:
                 refused.
         """
         run = self._run
-        ahead, source = standings[verdict.source], verdict.source
+        ahead, source = reports[verdict.source], verdict.source
         if verdict.at_end:
             self._publish(verdict)
             return {}
         if verdict.begins:
-            self._begin_again(verdict, standings)
+            self._begin_again(verdict, reports)
             return {}
-        plan_epoch = max(s.plan_epoch for s in standings.values()) + 1
+        plan_epoch = max(s.plan_epoch for s in reports.values()) + 1
         run.follow_plan(ahead.plan_hash)
         proposal = None
         if run.info.rank == source:
-            self.open_pass.abandon_segment(_alike(ahead, standings))
+            self.open_pass.abandon_segment(_alike(ahead, reports))
             proposal = propose_again(
                 run,
                 plan_epoch,
@@ -109,18 +109,18 @@ class Recovery:
         self._publish(verdict)
         return outcome.phases
 
-    def _begin_again(self, verdict: Verdict, standings: Mapping[int, Standing]) -> None:
+    def _begin_again(self, verdict: Verdict, reports: Mapping[int, RankReport]) -> None:
         """Go back to before the first plan, which the lead then makes anew.
 
         Some ranks may have had it in force already. Their state is that of rank 0 at
         best, which still has what it began with.
         """
-        run, mine = self._run, standings[self._run.info.rank]
+        run, mine = self._run, reports[self._run.info.rank]
         self._role.retire()
-        withdraw(run, max(s.plan_epoch for s in standings.values()))
+        withdraw(run, max(s.plan_epoch for s in reports.values()))
         leads = run.info.rank == verdict.source
         run.state.become(Integrity.WHOLE if leads else Integrity.OLD)
-        run.follow_plan(standings[verdict.source].plan_hash)
+        run.follow_plan(reports[verdict.source].plan_hash)
         if mine.first is not None:
             run.control_log.go_back(mine.first)
         self._publish(verdict)
@@ -142,13 +142,13 @@ class Recovery:
 
 
 def _alike(
-    ahead: Standing, standings: Mapping[int, Standing]
+    ahead: RankReport, reports: Mapping[int, RankReport]
 ) -> list[Mapping[str, float | int]]:
     """Return the counts of the ranks that counted the same batches as `ahead`."""
     return [
-        standing.counts
-        for standing in standings.values()
-        if standing.counts
-        and standing.segment == ahead.segment
-        and standing.counts["batches"] == ahead.counts.get("batches")
+        report.counts
+        for report in reports.values()
+        if report.counts
+        and report.segment == ahead.segment
+        and report.counts["batches"] == ahead.counts.get("batches")
     ]

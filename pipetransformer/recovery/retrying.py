@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from pipetransformer.autodp import MessagePlane, PeerFailure
-from pipetransformer.recovery.decision import END, FIRST, Standing, Verdict, assess
-from pipetransformer.recovery.resume import Recovery
+from pipetransformer.recovery.decision import END, FIRST, RankReport, Verdict, assess
+from pipetransformer.recovery.resume import Resumption
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.run.control_log import Operations
@@ -80,7 +80,7 @@ class Attempt:
         return self._failure
 
 
-class Survivors:
+class RetriedCalls:
     """Makes the calls of one rank that need other ranks.
 
     Args:
@@ -102,7 +102,7 @@ class Survivors:
         role: Role,
         operations: Operations,
         changes: Changes,
-        recovery: Recovery,
+        recovery: Resumption,
     ) -> None:
         self._run = run
         self._role = role
@@ -126,7 +126,7 @@ class Survivors:
         """Run one operation on an active rank; again after each loss of a rank.
 
         Args:
-            name: The call that this is, as `standing.assess` knows it.
+            name: The call that this is, as `report.assess` knows it.
             body: Meets the other active ranks; can be run again. Every rank gets the
                 same result.
 
@@ -238,16 +238,16 @@ class Survivors:
             mine = self._standing(call, position, active)
             members = set(plane.members)
             answers, called = plane.survive(mine.to_bytes()), time.perf_counter()
-            standings = {r: Standing.from_bytes(b) for r, b in answers.items()}
-            verdict = self._assess(standings, members)
+            reports = {r: RankReport.from_bytes(b) for r, b in answers.items()}
+            verdict = self._assess(reports, members)
             done_there, all_live = (
-                standings[verdict.source].done,
+                reports[verdict.source].done,
                 members == set(answers),
             )
             if self._is_vain(done_there, all_live):
                 raise failure
             try:
-                phases = self._recovery.go_on(verdict, standings)
+                phases = self._recovery.go_on(verdict, reports)
             except PeerFailure as error:
                 failure = bare(error)
                 if plane.failure is None:
@@ -256,11 +256,11 @@ class Survivors:
                     # It became active, and another rank was lost right then.
                     active, call, position = True, *self._joined_at(call)
                 continue
-            lost = sorted(before - set(standings))
+            lost = sorted(before - set(reports))
             seconds, after = time.perf_counter() - start, self._changes.shape()
             phases["roll_call"] = called - start
             records.record_loss(run, shape, after, lost, seconds, phases)
-            return self._catch_up(standings[verdict.source], done, active)
+            return self._catch_up(reports[verdict.source], done, active)
         raise failure
 
     def _is_vain(self, done: int, all_live: bool) -> bool:
@@ -283,13 +283,13 @@ class Survivors:
             return "step", joined.position if joined is not None else None
         return call, None
 
-    def _assess(self, standings: Mapping[int, Standing], members: set[int]) -> Verdict:
+    def _assess(self, reports: Mapping[int, RankReport], members: set[int]) -> Verdict:
         """Conclude how to go on; `members`: of the generation that has failed."""
         run = self._run
         try:
-            return assess(standings)
+            return assess(reports)
         except ValueError as error:
-            lost = sorted(members - set(standings))
+            lost = sorted(members - set(reports))
             raise PeerFailure(
                 lost[0] if len(lost) == 1 else None,
                 "recovery",
@@ -297,7 +297,7 @@ class Survivors:
                 reason=f"ranks {lost} lost; {error}",
             ) from None
 
-    def _catch_up(self, ahead: Standing, done: int, active: bool) -> bool:
+    def _catch_up(self, ahead: RankReport, done: int, active: bool) -> bool:
         """Take over the count; True if `ahead` completed what this rank was in."""
         self._operations.done = ahead.done
         if not active or done >= ahead.done:
@@ -305,11 +305,11 @@ class Survivors:
         self._operations.result = ahead.result
         return True
 
-    def _standing(self, call: str, position: int | None, active: bool) -> Standing:
+    def _standing(self, call: str, position: int | None, active: bool) -> RankReport:
         run = self._run
         open_pass = self._recovery.open_pass
-        segment, counts = open_pass.standing()
-        return Standing(
+        segment, counts = open_pass.report()
+        return RankReport(
             done=self._operations.done,
             result=self._operations.result,
             step=run.state.step,

@@ -11,7 +11,7 @@ from torch.distributed import HashStore
 from pipetransformer.autodp import PeerFailure, Transition, announced_epoch
 from pipetransformer.autodp.cards import Card, Cards, Job
 from pipetransformer.autodp.meeting import Meeting
-from pipetransformer.recovery.decision import Standing
+from pipetransformer.recovery.decision import RankReport
 from pipetransformer.run.control_log import ControlLog
 from pipetransformer.transformation.propose import agree_on_profile
 from tests.autodp.world import FAST, joined
@@ -127,8 +127,8 @@ def test_a_profile_that_no_rank_wrote_is_refused(case):
 
 @pytest.mark.parametrize("case", [*FOREIGN, *JSON])
 def test_a_standing_that_no_rank_wrote_is_refused(case):
-    with pytest.raises(RuntimeError, match="standing: expected the fields"):
-        Standing.from_bytes({**FOREIGN, **JSON}[case])
+    with pytest.raises(RuntimeError, match="rank report: expected the fields"):
+        RankReport.from_bytes({**FOREIGN, **JSON}[case])
 
 
 class Gathering:

@@ -11,7 +11,7 @@ from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.progress.counts import Pass
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
-from pipetransformer.recovery.retrying import Survivors
+from pipetransformer.recovery.retrying import RetriedCalls
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
@@ -50,7 +50,7 @@ def passes():
     made = SimpleNamespace(run=run_in())
     made.role = make_role(made.run)
     made.boundaries = stand_in(StepBoundaries)
-    made.survivors = stand_in(Survivors)
+    made.survivors = stand_in(RetriedCalls)
     made.survivors.call.return_value = dataclasses.asdict(RECORD)
     made.open = stand_in(OpenPass, counted=Pass())
     made.open.batches.return_value = (batch for batch in ())
@@ -109,7 +109,7 @@ def test_a_rank_that_left_at_the_passes_end_can_be_taken_back(passes):
 def test_a_rank_that_joins_and_must_leave_at_once_waits_on():
     run = run_in()
     role = make_role(run, active=False)
-    survivors = stand_in(Survivors, recovered=False)
+    survivors = stand_in(RetriedCalls, recovered=False)
     changes = stand_in(Changes, joined=stand_in(Proposal, position=3))
     boundaries = StepBoundaries(
         run, role, changes, stand_in(Ahead), survivors, stand_in(OpenPass)

@@ -15,8 +15,8 @@ from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.planner import Plan
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
-from pipetransformer.recovery.resume import Recovery
-from pipetransformer.recovery.retrying import Survivors
+from pipetransformer.recovery.resume import Resumption
+from pipetransformer.recovery.retrying import RetriedCalls
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
@@ -112,7 +112,7 @@ def test_a_pass_that_a_recovery_has_brought_is_recorded_once():
         workload=Workload(2, 1, 2, False, lambda rows: None),
         control_log=stand_in(ControlLog),
     )
-    survivors, open_pass = stand_in(Survivors), stand_in(OpenPass)
+    survivors, open_pass = stand_in(RetriedCalls), stand_in(OpenPass)
     passes = loop(run, make_role(run), stand_in(StepBoundaries), survivors, open_pass)
     both = [EpochRecord(n, SHAPE, 2, 2, 2, 1.0, 0.5, 0, 0) for n in (0, 1)]
     run.history.epochs.append(both[0])  # of the rank that had closed the pass
@@ -135,7 +135,7 @@ def test_a_rank_that_stands_by_since_its_last_batch_waits_for_the_passes_end():
     open_pass = stand_in(OpenPass, counted=object())
     batches = (types.SimpleNamespace(index=n) for n in range(3))
     open_pass.batches.return_value = batches
-    passes = loop(run, role, boundaries, stand_in(Survivors), open_pass)
+    passes = loop(run, role, boundaries, stand_in(RetriedCalls), open_pass)
     for _ in passes.iterate(Loading(range(3), 1, None, 0, False, False)):
         role.replica = open_pass.counted = None  # by a recovery in its step
         break  # the user's own, on every rank at this batch
@@ -161,11 +161,11 @@ def test_a_failure_that_no_lost_rank_explains_ends_the_run_after_some_attempts(
         plan_epoch=1,
     )
     run.state.become(Integrity.WHOLE)
-    recovery = stand_in(Recovery, open_pass=stand_in(OpenPass, due_at=None))
-    recovery.open_pass.standing.return_value = 0, {}
+    recovery = stand_in(Resumption, open_pass=stand_in(OpenPass, due_at=None))
+    recovery.open_pass.report.return_value = 0, {}
     recovery.go_on.side_effect = lambda *_: {}
     changes = stand_in(Changes)
-    survivors = Survivors(run, make_role(run), Operations(), changes, recovery)
+    survivors = RetriedCalls(run, make_role(run), Operations(), changes, recovery)
     with pytest.raises(PeerFailure, match="sizes differ"):
         survivors.call("step", lambda: None)
     assert recovery.go_on.call_count == 3
@@ -173,8 +173,8 @@ def test_a_failure_that_no_lost_rank_explains_ends_the_run_after_some_attempts(
 
 def test_a_rank_that_leaves_at_an_epoch_waits_until_the_others_are_through(monkeypatch):
     # They may lose a rank before they know of the COMMIT, and change the plan again.
-    survivors = stand_in(Survivors)
-    monkeypatch.setattr(coordinator, "Survivors", lambda *_: survivors)
+    survivors = stand_in(RetriedCalls)
+    monkeypatch.setattr(coordinator, "RetriedCalls", lambda *_: survivors)
     run = make_run(state=TrainingState(None, epoch=3), control_log=stand_in(ControlLog))
     made = Coordinator(run)
     made._role.replica = stand_in(Replica)

@@ -4,18 +4,18 @@ import dataclasses
 
 import pytest
 
-from pipetransformer.recovery.decision import Standing, assess
+from pipetransformer.recovery.decision import RankReport, assess
 
 
 def active(done=7, **changes):
     return dataclasses.replace(
-        Standing(done=done, holds=True, active=True, call="step", script=3, step=5),
+        RankReport(done=done, holds=True, active=True, call="step", script=3, step=5),
         **changes,
     )
 
 
 def standby(**changes):
-    return dataclasses.replace(Standing(done=0, call="pass", script=3), **changes)
+    return dataclasses.replace(RankReport(done=0, call="pass", script=3), **changes)
 
 
 def test_the_source_is_the_first_rank_that_has_done_most():
@@ -90,4 +90,4 @@ def test_at_the_end_there_is_nothing_left_to_train():
 
 def test_standings_survive_their_bytes():
     standing = active(result={"loss": 0.5}, position=3, counts={"rows": 4})
-    assert Standing.from_bytes(standing.to_bytes()) == standing
+    assert RankReport.from_bytes(standing.to_bytes()) == standing

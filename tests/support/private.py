@@ -6,7 +6,7 @@ A module that moves, or a function that gets another name, is changed here alone
 from pipetransformer.autodp import Transition
 from pipetransformer.loop import coordinator
 from pipetransformer.progress.open_pass import OpenPass
-from pipetransformer.recovery.resume import Recovery
+from pipetransformer.recovery.resume import Resumption
 from pipetransformer.transformation import phases
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
@@ -22,7 +22,7 @@ POINTS = {
     "tell switch": (Ahead, "_tell_switch"),
     "begin pass": (OpenPass, "begin"),
     "close segment": (OpenPass, "close_segment"),
-    "recover": (Recovery, "go_on"),
+    "recover": (Resumption, "go_on"),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pipetransformer.autodp import ActiveGroup, broadcast_tensors
 from pipetransformer.data import Batch
 from pipetransformer.progress.counts import Counts, Pass
-from pipetransformer.progress.sharding import Loading, Shares
+from pipetransformer.progress.sharding import EpochSharding, Loading
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord
 from pipetransformer.run.context import Run
@@ -76,12 +76,12 @@ class OpenPass:
             raise RuntimeError("segment of no pass; please report")
         return self.counted
 
-    def _shares(self) -> Shares:
+    def _sharding(self) -> EpochSharding:
         """Return how samples are divided in this pass."""
         if self._loading is None:
             raise RuntimeError("samples of no pass; please report")
         state, seed = self._run.state, self._run.config.seed
-        return Shares(self._loading, seed, state.epoch, state.pass_nodes)
+        return EpochSharding(self._loading, seed, state.epoch, state.pass_nodes)
 
     # -- what is loaded --------------------------------------------------------
 
@@ -91,13 +91,13 @@ class OpenPass:
         if (self._begins and position == 0) or not state.pass_nodes:
             state.pass_nodes = len(set(self._in_force().nodes))
         self._begins = False  # a rank that joins the first batch is told the nodes
-        shares = self._shares()
+        shares = self._sharding()
         sampler = shares.sampler(self._in_force(), rank, position)
         return shares.loading.batches(sampler)
 
     def load(self, number: int) -> Batch:
         """Load this replica's present share of one batch."""
-        shares, rank = self._shares(), self._run.info.rank
+        shares, rank = self._sharding(), self._run.info.rank
         return shares.loading.one(shares.sampler(self._in_force(), rank, number))
 
     # -- what is counted -------------------------------------------------------
@@ -214,7 +214,7 @@ class OpenPass:
         if self._layout is None or not counted.open.batches:
             counted.open = None
             return
-        ids = self._shares().ids_of(self._layout, counted.open.batches)
+        ids = self._sharding().ids_of(self._layout, counted.open.batches)
         replica = self._role.replica
         record = counted.open.record(run, replica, counts, samples=len(ids))
         counted.append(record, ids)

@@ -46,7 +46,7 @@ class Loading:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shares:
+class EpochSharding:
     """How the samples of one pass are divided, whatever the plan.
 
     Attributes:

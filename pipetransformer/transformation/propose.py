@@ -32,7 +32,7 @@ from pipetransformer.transformation.records import record_refusal
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
+class FreezeDecision:
     """How far to freeze.
 
     Attributes:
@@ -82,7 +82,7 @@ def take_decision(run: Run) -> None:
     state.decided_epoch = point
 
 
-def decide(run: Run) -> Decision:
+def decide(run: Run) -> FreezeDecision:
     """Return the decision in force within the structure rules."""
     take_decision(run)
     state, arguments = run.state, run.arguments
@@ -101,7 +101,7 @@ def decide(run: Run) -> Decision:
     else:
         verb = "freezes" if units > before else "unfreezes"
         reason = f"{type(run.policy).__name__} {verb} units: {before} to {units}"
-    return Decision(units, boundary, f"{reason} ({held})" if held else reason)
+    return FreezeDecision(units, boundary, f"{reason} ({held})" if held else reason)
 
 
 def _trainable_from(run: Run, boundary: int) -> bool:

@@ -32,7 +32,7 @@ class PassLoop:
         run: The run.
         role: This rank's place.
         boundaries: Changes the plan between two batches.
-        survivors: Runs what ranks meet in.
+        calls: Makes the calls that need other ranks.
         open_pass: What is counted.
         autosave: Writes checkpoints between two batches.
     """

@@ -30,7 +30,7 @@ class StepBoundaries:
         role: This rank's place.
         changes: Takes this rank through changes of plan.
         ahead: Prepares them while training goes on.
-        survivors: Runs what ranks meet in.
+        calls: Makes the calls that need other ranks.
         open_pass: What is counted.
     """
 
@@ -136,7 +136,7 @@ class StepBoundaries:
         """Wait for the pass's end; return the next batch if this rank trains on.
 
         Args:
-            call: Where the script is, as `standing.assess` knows it.
+            call: Where the script is, as `decision.assess` knows it.
         """
         with self._run.clock.phase("stand by"):
             while True:

@@ -3,7 +3,6 @@
 import re
 import threading
 import time
-import types
 
 import pytest
 from torch.distributed import HashStore
@@ -15,6 +14,7 @@ from pipetransformer.recovery.decision import RankReport
 from pipetransformer.run.control_log import ControlLog
 from pipetransformer.transformation.propose import agree_on_profile
 from tests.autodp.world import FAST, joined
+from tests.engine.runs import make_run
 
 ESCAPES = b"\x1b]0;owned\x07\x1b[2J\xff\xfe"
 FOREIGN = {
@@ -118,7 +118,7 @@ PROFILES = {
 def test_a_profile_that_no_rank_wrote_is_refused(case):
     with joined() as plane:
         plane.publish("profile", {**FOREIGN, **JSON, **PROFILES}[case])
-        run = types.SimpleNamespace(profile=None, workload="some", plane=plane)
+        run = make_run(plane=plane, workload="some")
         refused = (RuntimeError, ValueError, TypeError)
         with pytest.raises(refused, match="profile.*: expected") as caught:
             agree_on_profile(run, lead=False)

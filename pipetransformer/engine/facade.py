@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -11,12 +12,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.autofreeze import Manual, Policy
+from pipetransformer.checkpoint import content as persistence
+from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.config import Config
 from pipetransformer.config.checks import check_count
+from pipetransformer.core import tensor_files as files
 from pipetransformer.data import Batch
 from pipetransformer.data.loading import ElasticSampler, check_dataset
 from pipetransformer.engine.arguments import check_arguments
-from pipetransformer.engine.saving import Saving
 from pipetransformer.engine.session import Session
 from pipetransformer.explanation import Explanation
 from pipetransformer.loop import evaluation
@@ -30,7 +33,7 @@ from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
 from pipetransformer.transformation.plan_search import explain_replica
 
 
-class PipeTransformer(Saving):
+class PipeTransformer:
     """Elastic fine-tuning of an ``nn.Sequential``; every rank runs the same script.
 
     Front layers that the freeze policy names are frozen; the rest is packed into fewer
@@ -304,6 +307,69 @@ class PipeTransformer(Saving):
                 f"freeze: expected the Manual policy, got {type(policy).__name__}"
             )
         policy.freeze(units)
+
+    # -- checkpoints, and the plain model's weights ----------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint; replica 0 alone writes, no other rank is needed.
+
+        Raises:
+            ValueError: no plan has been in force yet, or the path has no file's name.
+            OSError: the file could not be written; what is there is whole.
+        """
+        coordinator = self._open()
+        if coordinator.is_lead:
+            persistence.save(coordinator.run, coordinator.replica, path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Restore a checkpoint, before the first pass; under any N, K and R.
+
+        Raises:
+            FileNotFoundError: no such file.
+            OSError: the file could not be read; names it. MemoryError likewise.
+            ValueError: a torn file, wrong values, another model, or a call after the
+                first pass.
+        """
+        coordinator = self._open()
+        if coordinator.has_plan:
+            raise ValueError("load: expected a call before the first pass, got a later")
+        content = checkpoint.read(path)
+        persistence.restore(coordinator.run, path, content, lead=coordinator.is_lead)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return a copy of the plain model's ``state_dict``, on the CPU.
+
+        Names are those of the ``nn.Sequential`` that the engine was made with,
+        whatever is frozen and however it is cut. No other rank is needed. After the
+        ``with`` block ask the model itself, on the lead.
+
+        Raises:
+            ValueError: a rank that stands by: its weights are old.
+        """
+        coordinator = self._open()
+        if coordinator.replica is None and not coordinator.is_lead:
+            raise ValueError(
+                f"state_dict of rank {coordinator.run.info.rank}: expected an active "
+                "rank, got a standby; use engine.export, or ask the lead"
+            )
+        named = persistence.weights(coordinator.run)
+        return {
+            name: value.detach().to("cpu", copy=True) for name, value in named.items()
+        }
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the plain model's ``state_dict``; replica 0 alone writes.
+
+        The file loads without this library, into the model that the engine was made
+        with: ``model.load_state_dict(torch.load(path, weights_only=True))``.
+
+        Raises:
+            ValueError: the path has no file's name.
+            OSError: the file could not be written; what is there is whole.
+        """
+        coordinator = self._open()
+        if coordinator.is_lead:
+            files.write(path, persistence.weights(coordinator.run))
 
     # -- what is there to see --------------------------------------------------
 

@@ -98,7 +98,7 @@ def evaluate(
     if replica.prefix is not None:
         replica.prefix.refresh()
         if replica.prefix.refusal is None:
-            run.caches.open(name, len(dataset), run.in_force.layout)
+            run.caches.obtain(name, len(dataset), run.in_force.layout)
     run.freezer.train(False)
     try:
         with run.guarded(), torch.no_grad():

@@ -122,6 +122,7 @@ def step(
     bundle = batch if isinstance(batch, Batch) else None
     loss = forward_loss(run, replica, counted, batch, targets)
     rows = bundle.rows if bundle is not None else rows_of(batch)
+    run.plane.check()  # a run that has failed meanwhile stays at the step before
     backward(run, replica, counted, loss, run.last_loss, bundle, rows)
     update(run, replica)
     if counted is not None:

@@ -91,7 +91,7 @@ class Caches:
             slot_bytes=self._slot_bytes(),
         )
 
-    def open(self, space: str, num_samples: int, layout: Layout | None) -> None:
+    def obtain(self, space: str, num_samples: int, layout: Layout | None) -> None:
         """Make or attach the node's slab of an id space, once.
 
         The node's first active rank makes the slab and publishes its address; the
@@ -134,7 +134,7 @@ class Caches:
         frozen = list(self._arguments.model)[:boundary]
         if layout.node_share(self._info.rank)[1] or cacheable(frozen, frozen=False):
             return
-        self.open("train", workload.num_samples, layout)
+        self.obtain("train", workload.num_samples, layout)
 
     def _create(self, num_samples: int) -> ActivationCache | None:
         try:

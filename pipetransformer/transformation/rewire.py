@@ -88,7 +88,7 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
             layers, plan.boundary, workers, run.clock, seed=proposal.seed
         )
         if run.inputs.workload is not None and prefix.refusal is None:
-            run.caches.open(
+            run.caches.obtain(
                 "train", run.inputs.workload.num_samples, run.in_force.layout
             )
     pipe = Pipe.from_plan(

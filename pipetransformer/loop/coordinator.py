@@ -26,7 +26,6 @@ from pipetransformer.replica.role import Role
 from pipetransformer.report import profiled
 from pipetransformer.run.arguments import Workload
 from pipetransformer.run.context import Run
-from pipetransformer.run.control_log import Operations
 from pipetransformer.state.state import Integrity
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
@@ -45,12 +44,11 @@ class Coordinator:
         self.run = run
         self.autosave = AutoSave(run)
         self._role = role = Role(run)
-        self._operations = done = Operations()
-        self._changes = changes = Changes(run, role, done)
+        self._changes = changes = Changes(run, role)
         self._open_pass = open_pass = OpenPass(run, role, changes)
-        self._ahead = ahead = Ahead(run, role, done, changes)
+        self._ahead = ahead = Ahead(run, role, changes)
         recovery = Resumption(run, role, changes, open_pass, ahead)
-        self._calls = RetriedCalls(run, role, done, changes, recovery)
+        self._calls = RetriedCalls(run, role, changes, recovery)
         boundaries = StepBoundaries(run, role, changes, ahead, self._calls, open_pass)
         self._passes = PassLoop(
             run, role, boundaries, self._calls, open_pass, self.autosave
@@ -90,7 +88,7 @@ class Coordinator:
             persistence.check_resumed_pass(run)
             run.state.become(Integrity.WHOLE)  # all others begin with this rank's
         reason = self._calls.begin(self._plan_first)
-        self._operations.complete(reason)
+        run.control_log.complete(reason)
         if not self._role.stands_by:
             run.control_log.tell("ready", lead=self.is_lead, reason=reason)
         run.began_at = run.state.step, run.state.decided_epoch

@@ -26,7 +26,7 @@ class RankReport:
 
     Attributes:
         done: Operations that it has completed.
-        result: What the last of them gave; see `Operations`.
+        result: What the last of them gave; see `ControlLog`.
         step: Optimizer steps done.
         holds: Its weights, buffers and moments are whole, and those after `done`.
         decided: The freeze policy's last evaluation point that was decided here.

@@ -18,7 +18,7 @@ from pipetransformer.recovery.decision import END, FIRST, RankReport, Verdict, a
 from pipetransformer.recovery.resume import Resumption
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
-from pipetransformer.run.control_log import Operations
+from pipetransformer.run.control_log import ControlLog
 from pipetransformer.transformation import records
 from pipetransformer.transformation.attempts import Changes
 
@@ -38,15 +38,15 @@ class Attempt:
 
     Args:
         plane: Knows what has failed.
-        operations: Counts the operation once the block has ended well.
+        log: Counts the operation once the block has ended well.
 
     Attributes:
         result: What the operation gave, if every rank gets the same.
     """
 
-    def __init__(self, plane: MessagePlane, operations: Operations) -> None:
+    def __init__(self, plane: MessagePlane, log: ControlLog) -> None:
         self._plane = plane
-        self._operations = operations
+        self._log = log
         self._failure: PeerFailure | None = None
         self.result: object = None
 
@@ -60,7 +60,7 @@ class Attempt:
         trace: TracebackType | None,
     ) -> bool:
         if error is None:
-            self._operations.complete(self.result)
+            self._log.complete(self.result)
             return False
         try:
             with self._plane.guard():
@@ -86,7 +86,6 @@ class RetriedCalls:
     Args:
         run: The run.
         role: This rank's place.
-        operations: Counts what the active ranks have done.
         changes: Takes a standby through messages and changes of plan.
         recovery: Puts a new plan in force after a loss.
 
@@ -100,13 +99,11 @@ class RetriedCalls:
         self,
         run: Run,
         role: Role,
-        operations: Operations,
         changes: Changes,
         recovery: Resumption,
     ) -> None:
         self._run = run
         self._role = role
-        self._operations = operations
         self._changes = changes
         self._recovery = recovery
         self.recovered = False
@@ -116,7 +113,7 @@ class RetriedCalls:
     @property
     def done(self) -> int:
         """How many operations this rank has completed."""
-        return self._operations.done
+        return self._run.control_log.done
 
     def call(
         self,
@@ -142,7 +139,7 @@ class RetriedCalls:
                 result = body()
                 attempt.result = result
                 return result
-        ahead: T | None = None if self._role.stands_by else self._operations.result  # type: ignore[assignment]
+        ahead: T | None = None if self._role.stands_by else self._run.control_log.result  # type: ignore[assignment]
         return ahead
 
     def attempts(self, name: str, position: int | None = None) -> Iterator[Attempt]:
@@ -150,7 +147,7 @@ class RetriedCalls:
 
         Run the operation in the ``with`` block of each attempt, and leave the loop
         there; where the loop ends by itself, this rank stands by from here on, or a
-        survivor has completed the operation and `Operations.result` is its result.
+        survivor has completed the operation and `ControlLog.result` is its result.
 
         Args:
             name: The call that this is, as `decision.assess` knows it.
@@ -160,7 +157,7 @@ class RetriedCalls:
             PeerFailure: a rank was lost, and the others cannot go on.
         """
         while True:
-            attempt = Attempt(self._run.plane, self._operations)
+            attempt = Attempt(self._run.plane, self._run.control_log)
             try:
                 self._run.plane.check()
             except PeerFailure as error:
@@ -299,19 +296,18 @@ class RetriedCalls:
 
     def _catch_up(self, ahead: RankReport, done: int, active: bool) -> bool:
         """Take over the count; True if `ahead` completed what this rank was in."""
-        self._operations.done = ahead.done
-        if not active or done >= ahead.done:
-            return False
-        self._operations.result = ahead.result
-        return True
+        log = self._run.control_log
+        completed = active and done < ahead.done
+        log.catch_up(ahead.done, ahead.result if completed else log.result)
+        return completed
 
     def _standing(self, call: str, position: int | None, active: bool) -> RankReport:
         run = self._run
         open_pass = self._recovery.open_pass
         segment, counts = open_pass.report()
         return RankReport(
-            done=self._operations.done,
-            result=self._operations.result,
+            done=run.control_log.done,
+            result=run.control_log.result,
             step=run.state.step,
             holds=run.state.holds,
             decided=run.state.decided_epoch,

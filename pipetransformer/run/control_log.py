@@ -1,4 +1,4 @@
-"""The lead's place in the user's script, and the number of what was done.
+"""One log of a run: what the lead says of its script, and what was completed.
 
 Every rank runs the same script. Each point at which ranks may part (the plan changes,
 an epoch begins, a pass ends, an evaluation is done, the run ends) is one numbered
@@ -23,18 +23,31 @@ from pipetransformer.autodp.told import read_fields
 _LOG = logging.getLogger(__name__)
 
 
-class Operations:
-    """Counts the operations that this rank has completed.
+_OF_CHANGES = ("plan", "switch")
+"""Messages of a change of plan; the others need no answer of the standby ranks."""
+
+
+class ControlLog:
+    """Where this rank is: in the messages of the lead, and in operations.
+
+    Args:
+        plane: The message plane of all ranks.
 
     Attributes:
-        done: How many.
+        position: The number of the next message.
+        done: How many operations this rank has completed.
         result: What the last one gave, as plain values that survive JSON; None where
             each rank keeps its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plane: MessagePlane) -> None:
+        self._plane = plane
+        self._messages: dict[int, bytes] = {}
+        self.position = 0
         self.done = 0
         self.result: object = None
+
+    # -- operations ------------------------------------------------------------
 
     def complete(self, result: object) -> None:
         """Count one operation, which has changed nothing that is found on a second try.
@@ -42,28 +55,13 @@ class Operations:
         Args:
             result: What every rank gets from it; None where each keeps its own.
         """
-        self.done += 1
-        self.result = result
+        self.catch_up(self.done + 1, result)
 
+    def catch_up(self, done: int, result: object) -> None:
+        """Count as another rank does, which has completed so many operations."""
+        self.done, self.result = done, result
 
-_OF_CHANGES = ("plan", "switch")
-"""Messages of a change of plan; the others need no answer of the standby ranks."""
-
-
-class ControlLog:
-    """A counter of script positions with one store message each.
-
-    Args:
-        plane: The message plane of all ranks.
-
-    Attributes:
-        position: The number of the next message.
-    """
-
-    def __init__(self, plane: MessagePlane) -> None:
-        self._plane = plane
-        self._messages: dict[int, bytes] = {}
-        self.position = 0
+    # -- messages --------------------------------------------------------------
 
     def _key(self, number: int) -> str:
         # A lost lead may have said something else here than the next one does.

@@ -11,7 +11,6 @@ from pipetransformer.autodp import announced_epoch
 from pipetransformer.replica.role import Role
 from pipetransformer.report import PlanShape, first_step_line, profiled
 from pipetransformer.run.context import Run
-from pipetransformer.run.control_log import Operations
 from pipetransformer.transformation import records
 from pipetransformer.transformation.phases import (
     Outcome,
@@ -66,16 +65,14 @@ class Changes:
     Args:
         run: The run.
         role: This rank's place, which changes of plan alter.
-        operations: Counts what the active ranks have done.
 
     Attributes:
         joined: The change by which this rank became active last.
     """
 
-    def __init__(self, run: Run, role: Role, operations: Operations) -> None:
+    def __init__(self, run: Run, role: Role) -> None:
         self._run = run
         self._role = role
-        self._operations = operations
         self.joined: Proposal | None = None
         self._fresh: dict[str, float] | None = None  # phases of the change before
 
@@ -102,7 +99,7 @@ class Changes:
         Returns:
             The plan; None if the one in force stays.
         """
-        replica, done = self._role.replica, self._operations.done
+        replica, done = self._role.replica, self._run.control_log.done
         with profiled("plan"):
             return propose(
                 self._run, replica, absent=absent, operations=done, position=position
@@ -192,7 +189,7 @@ class Changes:
             outcome = self._conclude(prepared, trims=not absent)
             if outcome.replica is not None:
                 # Those who were active are still in the operation that this is part of.
-                self._operations.done = outcome.proposal.operations
+                run.control_log.catch_up(outcome.proposal.operations, None)
                 self.joined = outcome.proposal
                 return None
 
@@ -216,8 +213,7 @@ class Changes:
         outcome = self._conclude(prepared, trims=False)
         if outcome.committed:
             # Together: after another loss this rank may be the one that is ahead.
-            self._operations.done = operations
-            self._operations.result = result
+            self._run.control_log.catch_up(operations, result)
         self.joined = outcome.proposal
         return outcome
 

@@ -18,7 +18,6 @@ from typing import Any
 from pipetransformer.autodp import ActiveGroup, PeerFailure
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
-from pipetransformer.run.control_log import Operations
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.phases import Outcome, Prepared, drop, prepare
 from pipetransformer.transformation.proposal import Proposal
@@ -127,16 +126,12 @@ class Ahead:
     Args:
         run: The run.
         role: This rank's place.
-        operations: Counts what the active ranks have done.
         changes: Takes this rank through changes of plan.
     """
 
-    def __init__(
-        self, run: Run, role: Role, operations: Operations, changes: Changes
-    ) -> None:
+    def __init__(self, run: Run, role: Role, changes: Changes) -> None:
         self._run = run
         self._role = role
-        self._operations = operations
         self._changes = changes
         self._preparation: Preparation | None = None
 
@@ -213,7 +208,7 @@ class Ahead:
             "progress": run.state.counters(),
             "policy": run.policy.state_dict(),
             "pauses": run.costs.state(),
-            "operations": self._operations.done,
+            "operations": run.control_log.done,
             "position": position,
         }
 

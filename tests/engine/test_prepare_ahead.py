@@ -215,6 +215,6 @@ def test_what_a_standby_prepared_ahead_is_no_part_of_its_prices():
     proposal = SimpleNamespace(ahead=True, at_switch=lambda message: message)
     run = make_run(control_log=stand_in(ControlLog))
     run.control_log.follow.return_value = {"goes": True}
-    changes = Changes(run, None, None)
+    changes = Changes(run, None)
     taken = changes._await_switch(Prepared(None, proposal, True, None, False, phases))
     assert taken.phases.seconds == {"ahead": 3.0, "ahead/group": 1.0}

@@ -21,7 +21,7 @@ from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
 from pipetransformer.run.arguments import Workload
-from pipetransformer.run.control_log import ControlLog, Operations
+from pipetransformer.run.control_log import ControlLog
 from pipetransformer.run.layout import Layout
 from pipetransformer.state.state import Integrity, TrainingState
 from pipetransformer.transformation import attempts as changes_module
@@ -53,24 +53,21 @@ def recover(monkeypatch, result):
     monkeypatch.setattr(changes_module, "prepare", lambda *_: None)
     monkeypatch.setattr(changes_module, "conclude", lambda *_: result)
     monkeypatch.setattr(changes_module.records, "learn", lambda *_: None)
-    operations = Operations()
-    operations.done, operations.result = 6, {"of": 6}
+    run.control_log.catch_up(6, {"of": 6})
     role = make_role(run, active=False)
-    Changes(run, role, operations).recover(3, None, 7, {"of": 7})
-    return run, operations
+    Changes(run, role).recover(3, None, 7, {"of": 7})
+    return run, run.control_log
 
 
 def test_after_an_aborted_recovery_the_state_can_still_be_saved(monkeypatch):
-    run, operations = recover(monkeypatch, outcome(committed=False))
+    run, log = recover(monkeypatch, outcome(committed=False))
     assert run.state.can_be_saved  # else nobody would write the emergency checkpoint
-    assert operations.done == 6
+    assert log.done == 6
 
 
 def test_a_rank_that_catches_up_knows_the_result_it_may_have_to_pass_on(monkeypatch):
-    _, operations = recover(
-        monkeypatch, outcome(committed=True, replica=stand_in(Replica))
-    )
-    assert (operations.done, operations.result) == (7, {"of": 7})
+    _, log = recover(monkeypatch, outcome(committed=True, replica=stand_in(Replica)))
+    assert (log.done, log.result) == (7, {"of": 7})
 
 
 def test_a_pass_that_is_still_open_stays_in_its_epoch(monkeypatch):
@@ -165,7 +162,7 @@ def test_a_failure_that_no_lost_rank_explains_ends_the_run_after_some_attempts(
     recovery.open_pass.report.return_value = 0, {}
     recovery.go_on.side_effect = lambda *_: {}
     changes = stand_in(Changes)
-    survivors = RetriedCalls(run, make_role(run), Operations(), changes, recovery)
+    survivors = RetriedCalls(run, make_role(run), changes, recovery)
     with pytest.raises(PeerFailure, match="sizes differ"):
         survivors.call("step", lambda: None)
     assert recovery.go_on.call_count == 3

@@ -7,6 +7,7 @@ from pipetransformer.planner.layer_profile import LayerProfile, Profile
 from pipetransformer.planner.least_rows import least_rows
 from pipetransformer.planner.measure import profile
 from pipetransformer.planner.native import step_costs
+from pipetransformer.planner.options import SearchOptions
 from pipetransformer.planner.pauses import PauseModel, RunningMean
 from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.replan import replan
@@ -23,6 +24,7 @@ __all__ = [
     "Plan",
     "Profile",
     "RunningMean",
+    "SearchOptions",
     "Transition",
     "least_rows",
     "paper",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from pipetransformer.planner import _binding, native
-from pipetransformer.planner._wishes import Wishes
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
+from pipetransformer.planner.options import SearchOptions
 from pipetransformer.planner.plan import Plan
 
 _MOST_BYTES = 2**62  # the extension counts in 64 bits
@@ -20,19 +20,19 @@ class Places:
     Args:
         profile: measured costs of the layers.
         cluster: devices, memory and links.
-        wishes: options of the search.
+        options: options of the search.
         boundary: index of the first active layer from now on.
     """
 
     def __init__(
-        self, profile: Profile, cluster: Cluster, wishes: Wishes, boundary: int
+        self, profile: Profile, cluster: Cluster, options: SearchOptions, boundary: int
     ) -> None:
         self.profile = native.profile(profile)
         self.cluster = native.cluster(cluster)
         self.boundary = boundary
         self._profile = profile
         self._cluster = cluster
-        self._wishes = wishes
+        self._options = options
 
     def in_force(self, plan: Plan) -> _binding.PlannerPlacement:
         """Return stages of the plan in force and what they hold between two steps.
@@ -49,17 +49,17 @@ class Places:
 
     def placement(self, plan: Plan | Candidate) -> _binding.PlannerPlacement:
         """Return stages at the new boundary and what they hold between two steps."""
-        wishes = self._wishes
+        options = self._options
         shape = _binding.PlannerShape(*plan.shape)
         costs = _binding.planner_step_costs(
             self.profile,
             self.cluster,
             native.workload(
-                global_batch=wishes.global_batch,
+                global_batch=options.global_batch,
                 boundary=self.boundary,
-                checkpoint=wishes.checkpoint,
-                copies=wishes.copies,
-                num_samples=wishes.num_samples,
+                checkpoint=options.checkpoint,
+                copies=options.copies,
+                num_samples=options.num_samples,
             ),
             _binding.PlannerChoice(
                 shape,
@@ -76,7 +76,7 @@ class Places:
 
         Slabs of a node stay where they are, whatever K and R.
         """
-        samples = self._wishes.num_samples
+        samples = self._options.num_samples
         if plan.cache != "device" or self.boundary == 0 or samples is None:
             return 0
         layer = self._profile.layers[self.boundary - 1]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from pipetransformer.core import wire
 from pipetransformer.planner import _binding, _reasons
 from pipetransformer.planner._offers import RESHAPES, Market, Priced, Terms, short
 from pipetransformer.planner._places import Places
-from pipetransformer.planner._wishes import Wishes
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
+from pipetransformer.planner.options import SearchOptions
 from pipetransformer.planner.pauses import PauseModel
 from pipetransformer.planner.plan import Plan
-from pipetransformer.planner.search import InfeasiblePlan, checked_cuts
+from pipetransformer.planner.search import InfeasiblePlan, asked_for, search
 from pipetransformer.planner.transition import Transition
 
 RESHAPE_MODES = tuple(RESHAPES)
@@ -25,27 +26,17 @@ RESHAPE_MODES = tuple(RESHAPES)
 def replan(
     profile: Profile,
     cluster: Cluster,
+    options: SearchOptions | None = None,
     *,
     current: Plan,
     boundary: int,
     remaining_steps: int,
-    global_batch: int,
     pace: float = 1.0,
     pauses: PauseModel | None = None,
     elapsed_since_last_ns: int | None = None,
     hysteresis: float = 0.25,
     reshape: str = "priced",
-    num_stages: int | None = None,
-    max_replicas: int | None = None,
-    num_microbatches: int | None = None,
-    cuts: Sequence[int] | None = None,
-    checkpoint: str = "never",
-    schedules: Sequence[str] = ("gpipe",),
-    prefix_placements: Sequence[str] = ("replicated", "pipelined"),
-    cache_tiers: Sequence[str] = ("none",),
-    num_samples: int | None = None,
-    copies: str = "overlapped",
-    min_microbatch_samples: int = 1,
+    **choices: Any,
 ) -> Plan:
     """Plan again at a boundary; change K, R, M or cuts only where that pays.
 
@@ -63,11 +54,11 @@ def replan(
     Args:
         profile: as for `search`.
         cluster: as for `search`.
+        options: as for `search`. A plan in force that they forbid cannot go on.
         current: the plan in force.
         boundary: index of the first active layer from now on.
         remaining_steps: optimizer steps until the boundary changes again if that is
             known, else until the end.
-        global_batch: as for `search`.
         pace: wall time of steps so far over their simulated time: pauses are wall
             time, so what a step saves is multiplied by it; thousandths count.
         pauses: what changes have taken so far; None: calibrated defaults.
@@ -76,18 +67,8 @@ def replan(
         reshape: ``"priced"``; ``"always"``: whenever a step gets 2 % shorter, without
             a price or a look at devices that hold both plans; ``"never"``: only when
             the plan in force cannot go on.
-        num_stages: as for `search`, like all that follow. A plan in force that these
-            options forbid cannot go on.
-        max_replicas: limits R.
-        num_microbatches: forces M.
-        cuts: forces the cuts.
-        checkpoint: recomputation of activations.
-        schedules: allowed orders of the cells.
-        prefix_placements: allowed placements of the frozen layers.
-        cache_tiers: allowed sources of their outputs.
-        num_samples: of the data set.
-        copies: ``"overlapped"`` or ``"serial"``.
-        min_microbatch_samples: least rows of a micro-batch.
+        **choices: fields of `SearchOptions`, in place of `options` or instead of some
+            of theirs.
 
     Returns:
         The plan from now on, with the candidates it was compared with; its
@@ -112,30 +93,17 @@ def replan(
         hysteresis_permille=_permille(hysteresis, "hysteresis"),
         reshape=reshape,
     )
-    wishes = Wishes(
-        global_batch=global_batch,
-        num_stages=num_stages,
-        max_replicas=max_replicas,
-        num_microbatches=num_microbatches,
-        cuts=None if cuts is None else checked_cuts(cuts),
-        checkpoint=checkpoint,
-        schedules=tuple(schedules),
-        prefix_placements=tuple(prefix_placements),
-        cache_tiers=tuple(cache_tiers),
-        num_samples=num_samples,
-        copies=copies,
-        min_microbatch_samples=min_microbatch_samples,
-    )
-    best = wishes.search(profile, cluster, boundary)
-    staying, why_not = _plan_in_force(profile, cluster, wishes, current, boundary)
-    places = Places(profile, cluster, wishes, boundary)
+    asked = asked_for(options, choices)
+    best = search(profile, cluster, asked, boundary=boundary)
+    staying, why_not = _plan_in_force(profile, cluster, asked, current, boundary)
+    places = Places(profile, cluster, asked, boundary)
     market = Market(places, current, staying, why_not, terms)
-    others = _others(profile, cluster, wishes, current, best, staying)
+    others = _others(profile, cluster, asked, current, best, staying)
     offers = [market.price(candidate) for candidate in others]
     if market.pick(offers) is None and any(each.offer.crowded for each in offers):
-        rest = _without_new_replicas(profile, cluster, wishes, current, boundary)
+        rest = _without_new_replicas(profile, cluster, asked, current, boundary)
         offers += [market.price(c) for c in rest if c not in others]
-    return _settle(profile, cluster, wishes, best, staying, market, offers)
+    return _settle(profile, cluster, asked, best, staying, market, offers)
 
 
 def _permille(value: float, what: str) -> int:
@@ -147,17 +115,21 @@ def _permille(value: float, what: str) -> int:
 
 
 def _plan_in_force(
-    profile: Profile, cluster: Cluster, wishes: Wishes, current: Plan, boundary: int
+    profile: Profile,
+    cluster: Cluster,
+    asked: SearchOptions,
+    current: Plan,
+    boundary: int,
 ) -> tuple[Plan | None, str]:
     """Return the plan in force at `boundary`, or why it cannot go on there."""
-    why_not = wishes.forbid(current, len(profile.layers) - boundary, cluster)
+    why_not = asked.forbid(current, len(profile.layers) - boundary, cluster)
     if why_not:
         return None, why_not
-    cuts = wishes.cuts or _binding.planner_clipped_cuts(list(current.cuts), boundary)
-    same = wishes.like(current)
+    cuts = asked.cuts or _binding.planner_clipped_cuts(list(current.cuts), boundary)
+    same = asked.like(current)
     same = dataclasses.replace(same, cuts=None if cuts is None else tuple(cuts))
     try:
-        plan = same.search(profile, cluster, boundary)
+        plan = search(profile, cluster, same, boundary=boundary)
     except InfeasiblePlan as error:
         missing = str(error).partition("; ")[2] or str(error)
         return None, f"{short(current)} cannot go on: {missing}"
@@ -169,7 +141,7 @@ def _plan_in_force(
 def _others(
     profile: Profile,
     cluster: Cluster,
-    wishes: Wishes,
+    asked: SearchOptions,
     current: Plan,
     best: Plan,
     staying: Plan | None,
@@ -177,12 +149,12 @@ def _others(
     """Return what is on offer: the best of all, and the best with this K and R."""
     found = list(best.candidates)
     num_active = len(profile.layers) - best.boundary
-    if not wishes.forbid(current, num_active, cluster):
+    if not asked.forbid(current, num_active, cluster):
         same = dataclasses.replace(
-            wishes, num_stages=current.num_stages, max_replicas=current.num_replicas
+            asked, num_stages=current.num_stages, max_replicas=current.num_replicas
         )
         with contextlib.suppress(InfeasiblePlan):  # then this K and R has no offer
-            found += same.search(profile, cluster, best.boundary).candidates
+            found += search(profile, cluster, same, boundary=best.boundary).candidates
     kept = [] if staying is None else [_identity(staying)]
     unique: list[Candidate] = []
     for candidate in found:
@@ -193,15 +165,19 @@ def _others(
 
 
 def _without_new_replicas(
-    profile: Profile, cluster: Cluster, wishes: Wishes, current: Plan, boundary: int
+    profile: Profile,
+    cluster: Cluster,
+    asked: SearchOptions,
+    current: Plan,
+    boundary: int,
 ) -> list[Candidate]:
     """Return what processes that have the model can run: one replica per node."""
     kept = min(cluster.num_nodes, current.num_replicas)
-    if wishes.max_replicas is not None:
-        kept = min(kept, wishes.max_replicas)
-    fewer = dataclasses.replace(wishes, max_replicas=kept)
+    if asked.max_replicas is not None:
+        kept = min(kept, asked.max_replicas)
+    fewer = dataclasses.replace(asked, max_replicas=kept)
     with contextlib.suppress(InfeasiblePlan):
-        return list(fewer.search(profile, cluster, boundary).candidates)
+        return list(search(profile, cluster, fewer, boundary=boundary).candidates)
     return []
 
 
@@ -212,7 +188,7 @@ def _identity(plan: Plan | Candidate) -> tuple[object, ...]:
 def _settle(
     profile: Profile,
     cluster: Cluster,
-    wishes: Wishes,
+    asked: SearchOptions,
     best: Plan,
     staying: Plan | None,
     market: Market,
@@ -223,8 +199,8 @@ def _settle(
     if taken is not None:
         plan, transition = best, market.transition(taken)
         if _identity(taken.candidate) != _identity(best):
-            exact = wishes.exactly(taken.candidate)
-            plan = exact.search(profile, cluster, best.boundary)
+            exact = asked.exactly(taken.candidate)
+            plan = search(profile, cluster, exact, boundary=best.boundary)
     elif staying is None:
         rules = [market.rule(each) for each in offers]
         raise InfeasiblePlan(
@@ -244,7 +220,7 @@ def _settle(
     if plan is not best:
         shape = (plan.num_stages, plan.num_replicas)
         used, idle = plan.bytes_per_stage, plan.idle_devices
-        reasons = tuple(_reasons.use(used, shape, cluster, wishes.max_replicas, idle))
+        reasons = tuple(_reasons.use(used, shape, cluster, asked.max_replicas, idle))
     decided = {_identity(each.candidate): market.rule(each) for each in offers}
     return _recorded(plan, best, transition, (transition.rule, *reasons), decided)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pipetransformer.planner import _binding, _reasons, native
 from pipetransformer.planner.candidate import CACHE_TIERS, SCHEDULES, Candidate
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
+from pipetransformer.planner.options import SearchOptions, check_integer
 from pipetransformer.planner.plan import Plan
 
 
@@ -27,20 +30,10 @@ class InfeasiblePlan(ValueError):
 def search(
     profile: Profile,
     cluster: Cluster,
+    options: SearchOptions | None = None,
     *,
-    global_batch: int,
     boundary: int = 0,
-    num_stages: int | None = None,
-    max_replicas: int | None = None,
-    num_microbatches: int | None = None,
-    cuts: Sequence[int] | None = None,
-    checkpoint: str = "never",
-    schedules: Sequence[str] = ("gpipe",),
-    prefix_placements: Sequence[str] = ("replicated", "pipelined"),
-    cache_tiers: Sequence[str] = ("none",),
-    num_samples: int | None = None,
-    copies: str = "overlapped",
-    min_microbatch_samples: int = 1,
+    **choices: Any,
 ) -> Plan:
     """Find K, R, M, cuts, schedule and cache tier with the shortest step.
 
@@ -49,27 +42,10 @@ def search(
     Args:
         profile: measured costs of the layers.
         cluster: devices, memory and links.
-        global_batch: rows of a step over all replicas; constant, so the number of
-            optimizer steps does not depend on the plan.
+        options: what may be chosen from.
         boundary: index of the first active layer = number of frozen layers.
-        num_stages: forces K.
-        max_replicas: limits R; else R = nodes * floor(devices per node / K).
-        num_microbatches: forces M.
-        cuts: forces the cuts, layer indices from ``boundary`` to the number of
-            layers; then K follows.
-        checkpoint: ``"never"``, ``"except_last"`` or ``"always"``.
-        schedules: those the caller can run, of ``"gpipe"``, ``"1f1b"`` and
-            ``"zb-h1"``. A loss outside the pipeline allows GPipe only.
-        prefix_placements: where frozen layers may run, of ``"replicated"`` and
-            ``"pipelined"``.
-        cache_tiers: where frozen outputs may be read from, of ``"none"``,
-            ``"device"``, ``"host"`` and ``"disk"``; those that the cluster has are
-            compared.
-        num_samples: of the data set; decides which share of it a tier can hold.
-            None: all of it.
-        copies: ``"overlapped"`` (copies between stages run beside their compute) or
-            ``"serial"`` (a copy keeps both devices busy).
-        min_microbatch_samples: least rows of a micro-batch; 2 for batch norm.
+        **choices: fields of `SearchOptions`, in place of `options` or instead of some
+            of theirs.
 
     Returns:
         The plan, with the candidates it beat and the reasons.
@@ -82,65 +58,53 @@ def search(
     Source: PipeTransformer (ICML 2021), section 3.2, with exact cuts by measured
     time in place of greedy ones by size.
     """
-    _check_integers(
-        global_batch=global_batch,
-        boundary=boundary,
-        num_stages=num_stages,
-        max_replicas=max_replicas,
-        num_microbatches=num_microbatches,
-        num_samples=num_samples,
-        min_microbatch_samples=min_microbatch_samples,
-    )
+    asked = asked_for(options, choices)
+    check_integer(boundary, "boundary")
     request = _binding.PlannerRequest()
     request.workload = native.workload(
-        global_batch=global_batch,
+        global_batch=asked.global_batch,
         boundary=boundary,
-        checkpoint=checkpoint,
-        copies=copies,
-        num_samples=num_samples,
+        checkpoint=asked.checkpoint,
+        copies=asked.copies,
+        num_samples=asked.num_samples,
     )
-    request.num_stages = num_stages
-    request.max_replicas = max_replicas
-    request.num_microbatches = num_microbatches
-    request.cuts = None if cuts is None else list(checked_cuts(cuts))
-    request.min_microbatch_samples = min_microbatch_samples
+    request.num_stages = asked.num_stages
+    request.max_replicas = asked.max_replicas
+    request.num_microbatches = asked.num_microbatches
+    request.cuts = None if asked.cuts is None else list(asked.cuts)
+    request.min_microbatch_samples = asked.min_microbatch_samples
     request.schedules = [
         native.choice(native.SCHEDULES, name, "schedules")
-        for name in sorted(schedules, key=_order_in(SCHEDULES))
+        for name in sorted(asked.schedules, key=_order_in(SCHEDULES))
     ]
     request.prefix_placements = [
         native.choice(native.PLACEMENTS, name, "prefix_placements")
-        for name in _placements(prefix_placements, boundary)
+        for name in _placements(asked.prefix_placements, boundary)
     ]
     request.cache_tiers = [
         native.choice(native.TIERS, name, "cache_tiers")
-        for name in sorted(cache_tiers, key=_order_in(CACHE_TIERS))
+        for name in sorted(asked.cache_tiers, key=_order_in(CACHE_TIERS))
     ]
     result = _binding.planner_search(
         native.profile(profile), native.cluster(cluster), request
     )
-    refusals = _reasons.refusals(result, profile, cluster, global_batch)
+    refusals = _reasons.refusals(result, profile, cluster, asked.global_batch)
     if not result.candidates:
         raise InfeasiblePlan(
             "plan: expected a pipeline that fits, got none; " + "; ".join(refusals),
             refusals,
         )
-    return _make_plan(result, profile, cluster, request, (checkpoint, copies), refusals)
+    modes = asked.checkpoint, asked.copies
+    return _make_plan(result, profile, cluster, request, modes, refusals)
 
 
-def checked_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
-    """Return forced cuts if they are integers.
-
-    Raises:
-        TypeError: they are not.
-        ValueError: one does not fit 62 bits.
-    """
-    if isinstance(cuts, str) or not isinstance(cuts, Iterable):
-        raise TypeError(f"cuts: expected layer indices, got {cuts!r}")
-    found = tuple(cuts)
-    for index, cut in enumerate(found):
-        _check_integers(**{f"cuts[{index}]": cut})
-    return found
+def asked_for(
+    options: SearchOptions | None, choices: Mapping[str, Any]
+) -> SearchOptions:
+    """Return the options of a call that may give them as one value, or one by one."""
+    if options is None:
+        return SearchOptions(**choices)
+    return dataclasses.replace(options, **choices) if choices else options
 
 
 def _placements(names: Sequence[str], boundary: int) -> list[str]:
@@ -156,16 +120,6 @@ def _placements(names: Sequence[str], boundary: int) -> list[str]:
 
 def _order_in(names: tuple[str, ...]) -> Callable[[str], int]:
     return lambda name: names.index(name) if name in names else len(names)
-
-
-def _check_integers(**options: int | None) -> None:
-    for name, value in options.items():
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int)
-        ):
-            raise TypeError(f"{name}: expected an integer, got {value!r}")
-        if value is not None and abs(value) > 2**62:
-            raise ValueError(f"{name}: expected at most 2**62, got {value}")
 
 
 def _make_plan(

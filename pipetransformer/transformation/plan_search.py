@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypedDict
-
 from pipetransformer.autofreeze import Progress
 from pipetransformer.explanation import (
     Explanation,
@@ -17,6 +14,7 @@ from pipetransformer.planner import (
     InfeasiblePlan,
     Plan,
     Profile,
+    SearchOptions,
     least_rows,
     replan,
     search,
@@ -44,7 +42,7 @@ def first_plan(
     """
     profile, cluster, workload = _known(run, boundary, cache_slots)
     return search(
-        profile, cluster, boundary=boundary, **_options(run, workload, boundary, most)
+        profile, cluster, _options(run, workload, boundary, most), boundary=boundary
     )
 
 
@@ -73,6 +71,7 @@ def next_plan(
     return replan(
         profile,
         cluster,
+        _options(run, workload, boundary, most),
         current=current,
         boundary=boundary,
         remaining_steps=market.remaining_steps,
@@ -81,7 +80,6 @@ def next_plan(
         elapsed_since_last_ns=market.elapsed_ns,
         hysteresis=wishes.hysteresis,
         reshape=wishes.reshape,
-        **_options(run, workload, boundary, most),
     )
 
 
@@ -99,11 +97,11 @@ def smaller_plan(run: Run, current: Plan, most: int) -> Plan:
     boundary = current.boundary
     profile, cluster, workload = _known(run, boundary, run.in_force.cache_slots)
     options = _options(run, workload, boundary, most)
-    alike: _Options = {**options, "num_stages": current.num_stages}
+    kept = current.num_stages
     try:
-        return search(profile, cluster, boundary=boundary, **alike)
+        return search(profile, cluster, options, boundary=boundary, num_stages=kept)
     except InfeasiblePlan:
-        return search(profile, cluster, boundary=boundary, **options)
+        return search(profile, cluster, options, boundary=boundary)
 
 
 def explain_replica(run: Run, replica: Replica) -> Explanation:
@@ -121,11 +119,11 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
         measured=explain_run(run.history.to_json()).measured,
         options=Options(
             schedules=("gpipe",),
-            prefix_placements=tuple(options["prefix_placements"]),
-            cache_tiers=tuple(options["cache_tiers"]),
-            max_replicas=options["max_replicas"],
-            num_samples=options["num_samples"],
-            min_microbatch_samples=options["min_microbatch_samples"],
+            prefix_placements=tuple(options.prefix_placements),
+            cache_tiers=tuple(options.cache_tiers),
+            max_replicas=options.max_replicas,
+            num_samples=options.num_samples,
+            min_microbatch_samples=options.min_microbatch_samples,
         ),
     )
 
@@ -161,29 +159,14 @@ def _known(
     return profile, cluster_at(cluster, profile, boundary, cache_slots), workload
 
 
-class _Options(TypedDict):
-    """Options of `search` and `replan` that hold for a whole run."""
-
-    global_batch: int
-    num_stages: int | None
-    num_microbatches: int | None
-    max_replicas: int | None
-    cuts: Sequence[int] | None
-    checkpoint: str
-    prefix_placements: Sequence[str]
-    cache_tiers: Sequence[str]
-    num_samples: int | None
-    min_microbatch_samples: int
-
-
 def _options(
     run: Run, workload: Workload, boundary: int, most: int | None = None
-) -> _Options:
+) -> SearchOptions:
     wishes = run.config.plan
     there, world = len(run.plane.members), run.info.world_size
     bounds = [n for n in (wishes.max_replicas, most) if n is not None]
     bounds += [there] if there < world else []  # lost ranks drive nothing
-    return _Options(
+    return SearchOptions(
         global_batch=workload.global_batch,
         num_stages=_forced_stages(run, boundary),
         num_microbatches=wishes.num_microbatches,

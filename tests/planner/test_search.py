@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.planner import InfeasiblePlan, Plan, search
+from pipetransformer.planner import InfeasiblePlan, Plan, SearchOptions, search
 from tests.planner.instances import (
     all_cuts,
     cluster,
@@ -154,6 +154,21 @@ def test_equal_input_gives_equal_plan_bytes_and_hash():
     assert plans[0].plan_hash == plans[1].plan_hash
     other = search(model, cluster(4, 901), global_batch=24)
     assert other.plan_hash != plans[0].plan_hash
+
+
+def test_options_may_be_one_value_or_one_by_one():
+    model, machine = equal_profile(8), cluster(4)
+    options = SearchOptions(global_batch=32, num_stages=2, schedules=["gpipe"])
+    one_by_one = search(
+        model, machine, global_batch=32, num_stages=2, schedules=("gpipe",)
+    )
+    assert search(model, machine, options) == one_by_one
+    assert search(model, machine, options, num_stages=4).num_stages == 4
+    assert hash(options) and options.schedules == ("gpipe",)  # a value
+    with pytest.raises(TypeError, match="num_stages: expected an integer, got True"):
+        SearchOptions(global_batch=32, num_stages=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'stages'"):
+        search(model, machine, options, stages=2)
 
 
 def test_scaling_all_times_keeps_the_cuts():

@@ -1,0 +1,162 @@
+"""What a search of plans may choose from: one value, checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from pipetransformer.planner.candidate import Candidate
+from pipetransformer.planner.cluster import Cluster
+from pipetransformer.planner.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Options of `search` and `replan`, which take them one by one as well.
+
+    Args:
+        global_batch: rows of a step over all replicas; constant, so the number of
+            optimizer steps does not depend on the plan.
+        num_stages: forces K.
+        max_replicas: limits R; else R = nodes * floor(devices per node / K).
+        num_microbatches: forces M.
+        cuts: forces the cuts, layer indices from the boundary to the number of
+            layers; then K follows.
+        checkpoint: ``"never"``, ``"except_last"`` or ``"always"``.
+        schedules: those the caller can run, of ``"gpipe"``, ``"1f1b"`` and
+            ``"zb-h1"``. A loss outside the pipeline allows GPipe only.
+        prefix_placements: where frozen layers may run, of ``"replicated"`` and
+            ``"pipelined"``.
+        cache_tiers: where frozen outputs may be read from, of ``"none"``,
+            ``"device"``, ``"host"`` and ``"disk"``; those that the cluster has are
+            compared.
+        num_samples: of the data set; decides which share of it a tier can hold.
+            None: all of it.
+        copies: ``"overlapped"`` (copies between stages run beside their compute) or
+            ``"serial"`` (a copy keeps both devices busy).
+        min_microbatch_samples: least rows of a micro-batch; 2 for batch norm.
+
+    Raises:
+        TypeError: a count or a cut is no integer.
+        ValueError: one of them does not fit 62 bits. What names mean, and what no
+            plan can satisfy, `search` checks.
+    """
+
+    global_batch: int
+    num_stages: int | None = None
+    max_replicas: int | None = None
+    num_microbatches: int | None = None
+    cuts: Sequence[int] | None = None
+    checkpoint: str = "never"
+    schedules: Sequence[str] = ("gpipe",)
+    prefix_placements: Sequence[str] = ("replicated", "pipelined")
+    cache_tiers: Sequence[str] = ("none",)
+    num_samples: int | None = None
+    copies: str = "overlapped"
+    min_microbatch_samples: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the numbers, and keep sequences as tuples."""
+        for name in _COUNTS:
+            check_integer(getattr(self, name), name)
+        if self.cuts is not None:
+            object.__setattr__(self, "cuts", _checked_cuts(self.cuts))
+        for name in ("schedules", "prefix_placements", "cache_tiers"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def forbid(self, plan: Plan, num_active: int, cluster: Cluster) -> str:
+        """Return why `plan` cannot go on with `num_active` layers; empty: it can."""
+        no_room = self._no_room(plan, num_active, cluster)
+        name = f"K={plan.num_stages} R={plan.num_replicas} M={plan.num_microbatches}"
+        if no_room:
+            return f"{name} cannot go on: {no_room}"
+        for what, wanted, had in (
+            ("K", self.num_stages, plan.num_stages),
+            ("M", self.num_microbatches, plan.num_microbatches),
+        ):
+            if wanted is not None and wanted != had:
+                return f"{name} cannot go on: {what}={wanted} is asked for"
+        if self.max_replicas is not None and self.max_replicas < plan.num_replicas:
+            return f"{name} cannot go on: at most {self.max_replicas} replicas"
+        if self.cuts is not None and len(self.cuts) != plan.num_stages + 1:
+            return f"{name} cannot go on: cuts {list(self.cuts)} are asked for"
+        if plan.schedule not in self.schedules:
+            return f"{name} cannot go on: {plan.schedule} is not allowed"
+        return ""
+
+    def _no_room(self, plan: Plan, num_active: int, cluster: Cluster) -> str:
+        """Return what of layers, devices and rows is too few for `plan`, if any."""
+        stages, replicas, microbatches = plan.shape
+        if stages > num_active:
+            return f"active layers left: {num_active}"
+        if stages > cluster.devices_per_node:
+            return f"devices per node: {cluster.devices_per_node}"
+        room = cluster.num_nodes * (cluster.devices_per_node // stages)
+        if replicas > room:
+            return f"room for replicas: {room}"
+        if self.global_batch // replicas // microbatches < self.min_microbatch_samples:
+            return (
+                f"{replicas} x {microbatches} micro-batches of at least "
+                f"{self.min_microbatch_samples} rows, global batch: {self.global_batch}"
+            )
+        return ""
+
+    def like(self, plan: Plan) -> SearchOptions:
+        """Return these options narrowed to the shape and schedule of `plan`."""
+        return dataclasses.replace(
+            self,
+            num_stages=plan.num_stages,
+            max_replicas=plan.num_replicas,
+            num_microbatches=plan.num_microbatches,
+            schedules=(plan.schedule,),
+        )
+
+    def exactly(self, candidate: Candidate) -> SearchOptions:
+        """Return these options narrowed to one candidate."""
+        prefix = candidate.prefix
+        return dataclasses.replace(
+            self,
+            num_stages=candidate.num_stages,
+            max_replicas=candidate.num_replicas,
+            num_microbatches=candidate.num_microbatches,
+            cuts=candidate.cuts,
+            schedules=(candidate.schedule,),
+            prefix_placements=(
+                self.prefix_placements if prefix == "none" else (prefix,)
+            ),
+            cache_tiers=(candidate.cache,),
+        )
+
+
+_COUNTS = (
+    "global_batch",
+    "num_stages",
+    "max_replicas",
+    "num_microbatches",
+    "num_samples",
+    "min_microbatch_samples",
+)
+
+
+def check_integer(value: object, name: str) -> None:
+    """Refuse an option that is neither None nor an integer of 62 bits.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is too large.
+    """
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an integer, got {value!r}")
+    if abs(value) > 2**62:
+        raise ValueError(f"{name}: expected at most 2**62, got {value}")
+
+
+def _checked_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(cuts, str) or not isinstance(cuts, Iterable):
+        raise TypeError(f"cuts: expected layer indices, got {cuts!r}")
+    found = tuple(cuts)
+    for index, cut in enumerate(found):
+        check_integer(cut, f"cuts[{index}]")
+    return found

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.planner.solvers import min_max_cuts
+from pipetransformer.testing.solvers import min_max_cuts
 
 # One element that is read or written takes about as long as this many multiplications.
 ELEMENT_COST = 8

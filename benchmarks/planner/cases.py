@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from pipetransformer.planner import Cluster, LayerProfile, Profile, search
-from pipetransformer.planner.solvers import (
+from pipetransformer.testing.solvers import (
     Costs,
     Limits,
     best_cuts,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from pipetransformer.planner.paper import greedy_partition
-from pipetransformer.planner.solvers import Costs, min_max_cuts
+from pipetransformer.testing.solvers import Costs, min_max_cuts
 from planner.layer_rows import LayerRow
 
 Partitioner = Callable[[LayerRow], list[int]]

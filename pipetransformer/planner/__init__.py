@@ -1,6 +1,6 @@
 """Room ``planner``: from measured layer costs to a plan, and why."""
 
-from pipetransformer.planner import paper, solvers
+from pipetransformer.planner import paper
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import CacheTiers, Cluster
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
@@ -31,6 +31,5 @@ __all__ = [
     "profile",
     "replan",
     "search",
-    "solvers",
     "step_costs",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipetransformer.core import text_files
 from pipetransformer.planner import Cluster, Plan, Profile
-from pipetransformer.simulator import _binding, _costs, _grid, _trace
+from pipetransformer.simulator import _binding, _grid, _trace, plan_costs
 from pipetransformer.simulator.event import Event
 
 _PREFIX_MODES = {
@@ -124,7 +124,7 @@ def simulate(
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps: expected an integer from 1, got {steps!r}")
-    costs = _costs.of_plan(plan, profile, cluster)
+    costs = plan_costs.of_plan(plan, profile, cluster)
     options = _binding.SimulatorStepOptions()
     options.keep_timeline = True
     if prefix not in _PREFIX_MODES:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pipetransformer.planner.solvers import Costs, Limits
+from pipetransformer.testing.solvers import Costs, Limits
 from tests.planner.instances import PLENTY, all_cuts, random_costs
 
 

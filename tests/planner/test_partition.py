@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipetransformer.planner import solvers
-from pipetransformer.planner.solvers import Costs, Limits, min_max_cuts
+from pipetransformer.testing import solvers
+from pipetransformer.testing.solvers import Costs, Limits, min_max_cuts
 from tests.planner.instances import costs_lists, stage_sums
 
 each = settings(derandomize=True, deadline=None, max_examples=60)

@@ -5,8 +5,8 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from pipetransformer.planner import solvers
-from pipetransformer.planner.solvers import Costs, Limits
+from pipetransformer.testing import solvers
+from pipetransformer.testing.solvers import Costs, Limits
 from tests.planner.instances import random_costs
 from tests.planner.solver_oracles import (
     Instance,

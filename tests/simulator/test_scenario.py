@@ -3,13 +3,8 @@
 import pytest
 
 from pipetransformer.planner import search
-from pipetransformer.simulator import (
-    Segment,
-    Straggler,
-    Stretch,
-    simulate,
-    simulate_run,
-)
+from pipetransformer.simulator import simulate
+from pipetransformer.testing.scenario import Segment, Straggler, Stretch, simulate_run
 from tests.planner.instances import cluster, equal_profile
 
 LAYERS = equal_profile(8, times=(1000, 1000, 1000), parameters=1000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipetransformer.planner import _binding
+from pipetransformer.testing import _binding
 
 _PLENTY = 2**60  # sums and their boundary costs stay below 2**63
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipetransformer.planner import Cluster, Plan, Profile
-from pipetransformer.simulator import _binding, _costs
+from pipetransformer.simulator import plan_costs
+from pipetransformer.testing import _binding
 
 EVENTS = ("start", "boundary", "transformation", "failure")
 
@@ -219,7 +220,7 @@ class _Player:
     def __init__(self, plan: Plan, profile: Profile, cluster: Cluster) -> None:
         self._plan = plan
         self._cluster = cluster
-        self._costs = _costs.of_plan(plan, profile, cluster)
+        self._costs = plan_costs.of_plan(plan, profile, cluster)
         self._known: dict[tuple[tuple[int, ...], ...], int] = {}
 
     def play(

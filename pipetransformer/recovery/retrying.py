@@ -71,6 +71,7 @@ class Attempt:
         except BaseException as other:
             if other is not error:
                 raise
+            error.__traceback__ = trace  # as it was: none of these frames
             return False
 
     def failed(self) -> PeerFailure:

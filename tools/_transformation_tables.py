@@ -33,7 +33,7 @@ def faults(content: Content) -> list[str]:
         [str(sum(row[key] for row in rows)) for key in keys] for keys in (counts, rest)
     )
     total = ["all", *first, str(went_on.total()), ABSENT, ABSENT, *last]
-    told = f"[All cases](benchmarks/results/{content['name']}.md)."
+    told = f"[All cases]({content['link']}/{content['name']}.md)."
     if skipped := sum(row["skipped"] for row in rows):
         told = f"{skipped} attempts were left out on this machine. {told}"
     return [

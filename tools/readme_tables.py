@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
-"""Renders the README's tables from the benchmarks' result files.
+"""Renders the tables of README.md and docs/results from the benchmarks' result files.
 
-Usage: ``python tools/readme_tables.py`` rewrites README.md; with ``--check`` nothing is
-written and the status is 1 if the README and the files differ. A table stands between
-two lines of its own::
+Usage: ``python tools/readme_tables.py`` rewrites the pages; with ``--check`` nothing is
+written and the status is 1 if a page and the files differ. A table stands between two
+lines of its own::
 
     <!-- results: NAME TABLE -->
     <!-- end results -->
 
 NAME is a file of benchmarks/results without ``.json``, TABLE a key of ``TABLES``. Where
 there is no such file the block says that this was not measured on this version: to take
-figures back, remove the file and run this script.
+figures back, remove the file and run this script. ``<!-- results: headline -->`` begins
+the table of a row per question, drawn from several files (``_headline.py``).
 
 Refused are results that do not say where they come from, of a tree with changes, of
 another command than that of ``make bench`` (benchmarks/harness/commands.py) or of a
 commit that is not in the history; quick ones, those with failed or too few repeats or
-with a verdict that does not follow from the figures, and those that no table shows. For
-each the script prints how many commits to what it measures are newer. Needs nothing but
-the standard library.
+with a verdict that does not follow from the figures, and those that no page shows in a
+table of their own. For each the script prints how many commits to what it measures are
+newer. Needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import _headline
 import _ladder_tables
 import _pipe_tables
 import _planner_tables
@@ -46,7 +50,9 @@ from harness.age import Age, age  # noqa: E402
 from harness.commands import COMMANDS, Command  # noqa: E402
 
 START = re.compile(r"<!-- results: (\S+) (\S+) -->")
+HEADLINE = "<!-- results: headline -->"
 END = "<!-- end results -->"
+WIDTH = 120  # of a line that is no table's
 
 
 class TableError(ValueError):
@@ -120,8 +126,8 @@ def age_of(content: Content) -> Age:
     return age(ROOT, content["commit"], COMMANDS[content["name"]].measures)
 
 
-def render(text: str, results: Path) -> tuple[str, list[str]]:
-    """The document with all its tables rendered anew, and their results' names.
+def render(text: str, page: Path, results: Path) -> tuple[str, list[str]]:
+    """The page with all its tables rendered anew, and their results' names.
 
     Raises:
         TableError: a table cannot be rendered, or a marker has no partner.
@@ -131,28 +137,44 @@ def render(text: str, results: Path) -> tuple[str, list[str]]:
     names: list[str] = []
     for line in lines:
         out.append(line)
-        found = START.fullmatch(line.strip())
-        if line.strip() == END:
+        marker = line.strip()
+        found = START.fullmatch(marker)
+        if marker == END:
             raise TableError(f"{END}: expected a start marker before it, got none")
-        if found is None:
+        if marker == HEADLINE:
+            skip_old_table(lines, marker)
+            body = headline(page, results)
+        elif found is not None:
+            skip_old_table(lines, marker)
+            body = table(found.group(1), found.group(2), page, results)
+            names.append(found.group(1))
+        else:
             continue
-        skip_old_table(lines, found.group())
-        body = table(found.group(1), found.group(2), results)
-        out += [f"{each}\n" for each in (*body, END)]
-        names.append(found.group(1))
+        out += [f"{each}\n" for each in (*wrapped(body), END)]
     return "".join(out), names
 
 
-def require_tables(text: str, results: Path) -> None:
-    """Refuse result files that the document does not show, and parts left of others.
+def wrapped(lines: Iterable[str]) -> Iterator[str]:
+    """The lines, none but a table's longer than `WIDTH`."""
+    for line in lines:
+        if line.startswith("|") or len(line) <= WIDTH:
+            yield line
+        else:
+            yield from textwrap.wrap(
+                line, WIDTH, break_long_words=False, break_on_hyphens=False
+            )
+
+
+def require_tables(texts: Iterable[str], results: Path) -> None:
+    """Refuse result files that no page shows, and parts left of others.
 
     Raises:
         TableError: a file has no marker; a list of cases has no result file.
     """
-    shown = {found.group(1) for found in START.finditer(text)}
+    shown = {found.group(1) for text in texts for found in START.finditer(text)}
     for path in sorted(results.glob("*.json")):
         if path.stem not in shown:
-            raise TableError(f"{path}: expected a table in the README, got none")
+            raise TableError(f"{path}: expected a table on a page, got none")
     for path in sorted(results.glob("*.md")):
         if not path.with_suffix(".json").exists():
             raise TableError(f"{path}: expected a result file beside it, got none")
@@ -163,12 +185,23 @@ def skip_old_table(lines: Iterator[str], marker: str) -> None:
     for line in lines:
         if line.strip() == END:
             return
-        if START.fullmatch(line.strip()):
+        if START.fullmatch(line.strip()) or line.strip() == HEADLINE:
             break
     raise TableError(f"{marker}: expected {END} after it, got none")
 
 
-def table(name: str, kind: str, results: Path) -> list[str]:
+def headline(page: Path, results: Path) -> list[str]:
+    """The lines of the table of a row per question."""
+    found = {}
+    for name in _headline.NAMES:
+        path = results / f"{name}.json"
+        command_of(name)
+        found[name] = load(path) if path.exists() else None
+    pages = os.path.relpath(ROOT / "docs" / "results", page.parent)
+    return ["", *_headline.headline(found, pages), ""]
+
+
+def table(name: str, kind: str, page: Path, results: Path) -> list[str]:
     """The lines of one table, and where its figures come from."""
     if kind not in TABLES:
         known = ", ".join(sorted(TABLES))
@@ -177,8 +210,9 @@ def table(name: str, kind: str, results: Path) -> list[str]:
     if not path.exists():
         how = f"`make {command.part}`, `{command.line}`"
         return ["", f"Not measured on this version ({how}).", ""]
-    # A table may say what another result says.
-    content = {**load(path), "folder": str(results)}
+    # A table may say what another result says, or lead to a list of cases.
+    places = {"folder": str(results), "link": os.path.relpath(results, page.parent)}
+    content = {**load(path), **places}
     return ["", *TABLES[kind](content), "", source(content), ""]
 
 
@@ -196,35 +230,54 @@ def source(content: Content) -> str:
     return f"{told} Ranges are over {', '.join(ranges)}." if ranges else told
 
 
+def pages() -> list[Path]:
+    """Where the tables stand."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrite or check the README; 1 if the check fails or a table is refused."""
+    """Rewrite or check the pages; 1 if the check fails or a table is refused."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--check", action="store_true", help="write nothing; show differences")
-    add("--readme", type=Path, default=ROOT / "README.md", metavar="PATH")
+    add("--page", type=Path, action="append", metavar="PATH", help="instead of all")
     add("--results", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR")
     args = parser.parse_args(arguments)
-    old = args.readme.read_text()
+    old = {page: page.read_text() for page in args.page or pages()}
+    new: dict[Path, str] = {}
+    names: list[str] = []
     try:
-        new, names = render(old, args.results)
-        require_tables(new, args.results)
+        for page, text in old.items():
+            new[page], shown = render(text, page, args.results)
+            names += shown
+        require_tables(new.values(), args.results)
     except TableError as error:
         print(f"readme_tables: {error}")
         return 1
-    if args.check and new != old:
-        before, after = old.splitlines(), new.splitlines()
-        titles = (str(args.readme), "rendered from the results")
-        print(*difflib.unified_diff(before, after, *titles, lineterm=""), sep="\n")
+    changed = [page for page in old if new[page] != old[page]]
+    for page in changed:
+        if args.check:
+            show_difference(page, old[page], new[page])
+        else:
+            page.write_text(new[page])
+    if args.check and changed:
         return 1
-    if not args.check:
-        args.readme.write_text(new)
     for path in sorted(args.results.glob("*.json")):
         print(f"{path.name}: {age_of(load(path))}")
     absent = sum(not (args.results / f"{name}.json").exists() for name in names)
     print(f"readme_tables: {len(names)} tables, {absent} of them not measured")
     return 0
+
+
+def show_difference(page: Path, old: str, new: str) -> None:
+    """Print what rendering would change."""
+    titles = (str(page), "rendered from the results")
+    lines = difflib.unified_diff(
+        old.splitlines(), new.splitlines(), *titles, lineterm=""
+    )
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":

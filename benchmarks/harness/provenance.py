@@ -17,8 +17,8 @@ from harness.child import cpu_of_descendants_s, foreign_cpu_s, machine_busy_s
 from harness.git import git, is_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
-# What a measurement itself writes, and the README that is rendered from it.
-WRITTEN = ("benchmarks/results", "README.md")
+# What a measurement itself writes, and the pages that are rendered from it.
+WRITTEN = ("benchmarks/results", "docs/results", "README.md")
 SHOWN = 5
 
 

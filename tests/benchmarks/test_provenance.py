@@ -20,7 +20,8 @@ class Tree:
 
     def __init__(self, root):
         self.root = root
-        (root / "benchmarks" / "results").mkdir(parents=True)
+        for folder in ("benchmarks", "docs"):
+            (root / folder / "results").mkdir(parents=True)
         self.write("README.md")
         self.write("code.py")
         self.write(".gitignore", "*.so\n")
@@ -77,7 +78,13 @@ def test_staged_and_deleted_files_are_changes(tree):
 
 
 @pytest.mark.parametrize(
-    "path", ["README.md", "benchmarks/results/speed.json", "benchmarks/results/new.md"]
+    "path",
+    [
+        "README.md",
+        "docs/results/training.md",
+        "benchmarks/results/speed.json",
+        "benchmarks/results/new.md",
+    ],
 )
 def test_what_measurements_write_is_no_change(tree, path):
     tree.write(path, "other\n")

@@ -1,14 +1,18 @@
-"""The README's tables are those of the result files, or the check fails."""
+"""The tables of README and docs/results are those of the files, or the check fails."""
 
 import json
+import pathlib
 import re
 
 import pytest
 
+import _headline
 import readme_tables
 from harness.age import Age
 from harness.commands import Command
-from readme_tables import main
+from readme_tables import main, wrapped
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 MARKED = "before\n<!-- results: speed {} -->\n{}<!-- end results -->\nafter\n"
 SPEED = Command("speed", ("benchmarks/speed.py", "--fast"), ("csrc",))
@@ -95,7 +99,7 @@ class Page:
 
     def run(self, *flags):
         folder = str(self.result.parent)
-        return main([*flags, "--readme", str(self.readme), "--results", folder])
+        return main([*flags, "--page", str(self.readme), "--results", folder])
 
 
 @pytest.fixture
@@ -139,7 +143,7 @@ def test_rendered_readme_passes_the_check_and_stays(page, capsys):
 def test_result_that_no_table_shows_is_refused(page, capsys):
     page.readme.write_text("text\n")
     assert page.run("--check") == 1
-    assert "speed.json: expected a table in the README, got none" in (
+    assert "speed.json: expected a table on a page, got none" in (
         capsys.readouterr().out
     )
     page.result.unlink()
@@ -311,8 +315,8 @@ def test_newer_commits_are_counted_by_the_paths_that_were_measured(
 def test_values_that_are_no_repeats_are_named(page):
     page.save(rows=[{**ROW, "repeats": 1, "values_of": "ranks of one run"}])
     assert page.run() == 0
-    told = f"{SOURCE} Ranges are over ranks of one run.\n"
-    assert told in page.readme.read_text()
+    told = f"{SOURCE} Ranges are over ranks of one run."
+    assert told in page.readme.read_text().replace("\n", " ")
 
 
 def test_result_that_is_no_json_is_refused(page, capsys):
@@ -409,6 +413,172 @@ TABLE1 = {
     },
 }
 FAULT = "(above its bound {}: measurement at fault)"
+
+
+def test_every_page_is_rendered_and_checked(page, tmp_path, capsys):
+    folder = tmp_path / "docs" / "results"
+    folder.mkdir(parents=True)
+    other = folder / "speed.md"
+    other.write_text(MARKED.format("rows", ""))
+    page.readme.write_text("no table\n")
+    given = ("--results", str(page.result.parent))
+    assert main(given) == 0
+    assert "| system | wall time (s) | pause (s) |" in other.read_text()
+    other.write_text(other.read_text().replace("12.35", "9.99"))
+    capsys.readouterr()
+    assert main(["--check", *given]) == 1
+    assert f"--- {other}" in capsys.readouterr().out
+
+
+def test_a_result_on_one_of_several_pages_is_shown(page, tmp_path):
+    other = tmp_path / "other.md"
+    other.write_text("no table\n")
+    assert page.run("--page", str(other)) == 0
+    assert other.read_text() == "no table\n"
+
+
+def test_lines_that_are_no_tables_are_wrapped():
+    words = "word " * 60
+    lines = list(wrapped([words, f"| {words}|", ""]))
+    assert lines[-2:] == [f"| {words}|", ""]
+    assert max(map(len, lines[:-2])) <= 120 and " ".join(lines[:-2]) == words.strip()
+
+
+def headline_of(page, monkeypatch, *questions):
+    monkeypatch.setattr(_headline, "QUESTIONS", questions)
+    monkeypatch.setattr(_headline, "NAMES", tuple(q.name for q in questions))
+    page.readme.write_text(
+        "<!-- results: headline -->\nold\n<!-- end results -->\n"
+        + MARKED.format("rows", "")
+    )
+    assert page.run() == 0
+    return page.readme.read_text().splitlines()
+
+
+def test_headline_has_a_row_per_question_and_where_it_was_measured(page, monkeypatch):
+    asked = _headline.Question("How fast?", "speed", "training", lambda _: ("1", "2"))
+    lines = headline_of(page, monkeypatch, asked)
+    assert lines[2:5] == [
+        "| question | measured | aim | commit |",
+        "| --- | --- | --- | --- |",
+        "| [How fast?](docs/results/training.md) | 1 | 2 | `0123456` |",
+    ]
+    assert lines[6] == "Measured on A 1, no GPU, 2 cores, torch 2.13.0."
+
+
+def test_headline_says_what_was_not_measured(page, monkeypatch):
+    page.result.unlink()
+    asked = _headline.Question("How fast?", "speed", "training", lambda _: ("1", "2"))
+    told = "Not measured on this version (`python benchmarks/bench.py speed`)"
+    lines = headline_of(page, monkeypatch, asked)
+    assert f"| [How fast?](docs/results/training.md) | {told} | - | - |" in lines
+
+
+def test_headline_alone_does_not_show_a_result(page, capsys):
+    text = "<!-- results: headline -->\n<!-- end results -->\n"
+    page.readme.write_text(text)
+    for name in _headline.NAMES:
+        readme_tables.COMMANDS[name] = SPEED
+    assert page.run() == 1
+    assert "speed.json: expected a table on a page, got none" in capsys.readouterr().out
+
+
+def test_headline_without_an_end_is_refused(page, capsys):
+    page.readme.write_text("<!-- results: headline -->\n" + MARKED.format("rows", ""))
+    assert page.run() == 1
+    assert "expected <!-- end results --> after it" in capsys.readouterr().out
+
+
+def test_every_question_leads_to_a_page_that_shows_its_result():
+    for question in _headline.QUESTIONS:
+        page = ROOT / "docs" / "results" / f"{question.page}.md"
+        assert f"<!-- results: {question.name} " in page.read_text(), question.text
+
+
+def test_headline_says_that_a_target_is_missed():
+    cells = _headline.against("no-cap", "static-pipe")(TABLE1)
+    assert cells == (
+        "2.95 (2.90 to 3.00) times as fast",
+        "3.60 of a bound of 4.00 **missed**",
+    )
+    cells = _headline.against("no-cap", "ddp+freeze+cache")(TABLE1)
+    assert cells[1] == "equal work: about 1"
+
+
+def test_headline_takes_the_plan_that_is_the_best_static_one():
+    cells = _headline.against("cap", "best-static")(TABLE1)
+    assert cells == (
+        "3.15 (3.00 to 3.30) times as fast",
+        "- of a bound of 3.50",
+    )
+
+
+def test_headline_says_that_the_accuracy_test_fails():
+    cells = _headline.accuracy({"accuracy": {"elastic": FAILS}})
+    assert cells == (
+        "+0.05 points over 3 seeds, 95 % lower limit -0.31",
+        "above -0.3: **fails**",
+    )
+    passes = {**FAILS, "lower_limit": -0.29, "passes": False}
+    assert _headline.accuracy({"accuracy": {"elastic": passes}})[1].endswith("passes")
+
+
+def test_headline_counts_the_pairs_that_are_behind_the_rival():
+    ratios = [
+        {**against("gpipe M=2 / pipelining gpipe M=2", 0.98, 0.9, 1), "met": False},
+        against("gpipe M=4 / pipelining gpipe M=4", 1.05, 1, 1.1, target=1.0),
+        against("zb-h1 M=2 / pipelining 1f1b M=2", 1.2, 1, 1.3, target=1.0),
+        against("gpipe M=2 / one thread", 1.5, 1, 2),
+    ]
+    assert _headline.pipelining({"ratios": ratios}) == (
+        "gpipe: 0.98 to 1.05; zb-h1 over its 1f1b: 1.20 times as fast",
+        "1, **missed** by 1 of 3",
+    )
+
+
+def test_headline_gives_the_pauses_of_the_demo_alone():
+    rows = [
+        paced("demo model, 4x1 -> 2x2", "pause", 40, 45, 50),
+        paced("demo model, 2x2 -> 1x4", "pause", 50, 55, 60),
+        paced("demo model, prepared ahead, 4x1 -> 2x2", "pause", 1, 2, 3),
+        paced("100 M parameters, 2x1 -> 1x2", "pause", 500, 600, 700),
+        {
+            **paced("demo model, 4x1 -> 2x2", "without moved bytes", 1, 2, 3),
+            "met": False,
+        },
+    ]
+    assert _headline.pauses({"rows": rows}) == (
+        "45 to 55 ms",
+        "1 step besides the move, **missed** by 1 of 1",
+    )
+
+
+def test_headline_gives_the_slowest_error_of_a_killed_rank():
+    aim = {"target": {"at_most": 100.0, "of": "max"}, "met": False}
+    rows = [
+        {**paced("killed, 2 processes", "last survivor", 30, 40, 50), "met": True},
+        {**paced("killed, 8 processes", "last survivor", 70, 80, 109), **aim},
+        paced("stopped, 8 processes", "last survivor", 1900, 2000, 2100),
+    ]
+    told = ("at most 109 ms", "100 ms **missed**")
+    assert _headline.time_to_error({"rows": rows}) == told
+
+
+def test_headline_adds_up_the_faults():
+    rows = {"kill": {"attempts": 3, "failed": 0}, "stop": {"attempts": 2, "failed": 1}}
+    told = ("1 of 5 ended otherwise than promised", "0 **missed**")
+    assert _headline.faults({"summary": rows}) == told
+
+
+def test_headline_gives_the_cost_of_a_step_by_case():
+    aim = {"target": {"at_most": 200.0, "of": "median"}, "met": True}
+    rows = [
+        {**paced("one process", "above", 180, 190, 210), **aim},
+        paced("one process", "engine", 900, 910, 920),
+        paced("two replicas", "above", 280, 290, 310),
+    ]
+    told = ("one process: 190 us; two replicas: 290 us", "200, -")
+    assert _headline.engine_step({"rows": rows}) == told
 
 
 def rendered(page, kind, **content):

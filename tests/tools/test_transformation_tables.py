@@ -32,6 +32,7 @@ SLOW = {
 def test_faults_tell_how_often_survivors_went_on():
     content = {
         "name": "fault_injection",
+        "link": "../../benchmarks/results",
         "summary": {"SIGKILL": KILLS, "slow": SLOW},
         "cases": [{"fault": fault, "outcome": text} for fault, text in CASES],
     }
@@ -41,5 +42,5 @@ def test_faults_tell_how_often_survivors_went_on():
         "| all | 3 | 5 | 1 | 2 | - | - | 7 | 2 |",
         "",
         "1 attempts were left out on this machine. "
-        "[All cases](benchmarks/results/fault_injection.md).",
+        "[All cases](../../benchmarks/results/fault_injection.md).",
     ]

@@ -23,7 +23,7 @@ def _weights(model):
 
 
 def _pretrained_sum(rank, folder):
-    model = pretrained_vit(folder, seed=0, arguments=TINY, deadline_s=90.0)
+    model = pretrained_vit(folder, seed=0, recipe=TINY, deadline_s=90.0)
     return sum(p.double().sum().item() for p in _weights(model))
 
 
@@ -68,25 +68,25 @@ def test_accuracy_is_one_value_per_row():
 
 def test_pretraining_repeats_its_bits_and_leaves_the_random_state(tmp_path):
     state = torch.get_rng_state()
-    first = pretrained_vit(tmp_path / "a", seed=0, arguments=TINY)
-    second = pretrained_vit(tmp_path / "b", seed=0, arguments=TINY)
+    first = pretrained_vit(tmp_path / "a", seed=0, recipe=TINY)
+    second = pretrained_vit(tmp_path / "b", seed=0, recipe=TINY)
     assert torch.equal(state, torch.get_rng_state())
     for one, other in zip(_weights(first), _weights(second), strict=True):
         assert torch.equal(one, other)
 
 
 def test_seed_changes_the_head_alone(tmp_path):
-    first = pretrained_vit(tmp_path, seed=0, arguments=TINY)
-    second = pretrained_vit(tmp_path, seed=1, arguments=TINY)
+    first = pretrained_vit(tmp_path, seed=0, recipe=TINY)
+    second = pretrained_vit(tmp_path, seed=1, recipe=TINY)
     for one, other in zip(_weights(first[:-1]), _weights(second[:-1]), strict=True):
         assert torch.equal(one, other)
     assert not torch.equal(first[-1].classify.weight, second[-1].classify.weight)
 
 
 def test_checkpoint_is_made_once_and_its_name_follows_the_recipe(tmp_path):
-    pretrained_vit(tmp_path, seed=0, arguments=TINY)
+    pretrained_vit(tmp_path, seed=0, recipe=TINY)
     made = (tmp_path / TINY.file_name()).stat().st_mtime_ns
-    pretrained_vit(tmp_path, seed=1, arguments=TINY)
+    pretrained_vit(tmp_path, seed=1, recipe=TINY)
     assert (tmp_path / TINY.file_name()).stat().st_mtime_ns == made
     assert len(list(tmp_path.glob("*.pt*"))) == 1
     assert TINY.file_name() != Pretraining().file_name()
@@ -104,4 +104,4 @@ def test_waiting_for_another_process_ends_at_the_deadline(tmp_path):
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(TimeoutError, match="expected another process to finish"):
-            pretrained_vit(tmp_path, seed=0, arguments=TINY, deadline_s=0.1)
+            pretrained_vit(tmp_path, seed=0, recipe=TINY, deadline_s=0.1)

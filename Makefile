@@ -57,6 +57,7 @@ lint: build
 	  --allowlist tools/stubtest_allowlist.txt
 	$(PY) tools/check_layers.py
 	$(PY) tools/readme_tables.py --check
+	$(PY) tools/draw.py --check
 	tools/check_torch_free.sh
 	"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/clang-format" \
 	  --dry-run -Werror $(SOURCES)

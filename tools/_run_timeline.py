@@ -11,7 +11,7 @@ from _svg import block, path, picture, text
 Content = dict[str, Any]
 WIDTH, LEFT, RIGHT = 960, 74, 12
 TOP, ROW, GAP = 58, 34, 5
-LAYERS_TOP, LAYERS_HEIGHT = 42, 120  # below the rows; all layers
+LAYERS_TOP, LAYERS_HEIGHT = 56, 120  # below the rows; all layers
 NARROWEST = 44  # of a block with a label, in pixels
 
 
@@ -36,7 +36,8 @@ def _shapes(run: Content) -> list[tuple[int, int]]:
 
 
 def _place(run: Content, seconds: float) -> float:
-    return LEFT + (WIDTH - LEFT - RIGHT) * seconds / run["total_seconds"]
+    total: float = run["total_seconds"]
+    return LEFT + (WIDTH - LEFT - RIGHT) * seconds / total
 
 
 def _span(run: Content, epoch: Content) -> tuple[float, float]:
@@ -47,19 +48,19 @@ def _span(run: Content, epoch: Content) -> tuple[float, float]:
 
 
 def _headings(run: Content) -> Iterator[str]:
-    """Each shape, once, above its first pass."""
+    """Each shape above its first pass, and below it the pause that came before."""
     pauses = {each["epoch"]: each["seconds"] for each in run["pauses"]}
+    below = TOP + run["world_size"] * (ROW + GAP) + 11
     for shape, group in itertools.groupby(run["epochs"], _shape_of):
         epoch = next(group)
         x, _ = _span(run, epoch)
-        yield text(x, 22, f"K={shape[0]}  R={shape[1]}")
         stages = "stage" if shape[0] == 1 else "stages"
         replicas = "replica" if shape[1] == 1 else "replicas"
-        yield text(x, 40, f"{shape[0]} {stages}, {shape[1]} {replicas}", style="quiet")
+        shown = f"{shape[0]} {stages}, {shape[1]} {replicas}"
+        yield text(x, 22, f"K={shape[0]}  R={shape[1]}")
+        yield text(x, 40, shown, style="quiet")
         if (pause := pauses.get(epoch["epoch"])) is not None:
-            yield text(
-                x + 132, 40, f"(changed in {1000 * pause:.0f} ms)", style="quiet"
-            )
+            yield text(x, below, f"pause {1000 * pause:.0f} ms", style="quiet")
 
 
 def _shape_of(epoch: Content) -> tuple[int, int]:
@@ -90,7 +91,8 @@ def _layers(run: Content, top: float) -> Iterator[str]:
     """The frozen part of the model, pass by pass."""
     unit = LAYERS_HEIGHT / run["num_layers"]
     bottom = top + LAYERS_HEIGHT
-    yield text(LEFT, top - 10, "layers: frozen (grey) and still trained", style="quiet")
+    grows = "layers of the model: the frozen part grows from below"
+    yield text(LEFT, top - 10, grows, style="quiet")
     yield text(LEFT - 10, top + 10, f"{run['num_layers']}", anchor="end")
     yield text(LEFT - 10, bottom, "0", anchor="end")
     for epoch in run["epochs"]:
@@ -99,7 +101,9 @@ def _layers(run: Content, top: float) -> Iterator[str]:
         tip = f"epoch {epoch['epoch']}: {epoch['boundary']} layers frozen"
         if frozen:
             yield block(begin, bottom - frozen, width, frozen, "frozen", tip=tip)
-        yield block(begin, top, width, round(LAYERS_HEIGHT - frozen, 1), "r0", tip=tip)
+        yield block(
+            begin, top, width, round(LAYERS_HEIGHT - frozen, 1), "trained", tip=tip
+        )
     axis = bottom + 8
     yield path(f"M {LEFT} {axis:g} H {WIDTH - RIGHT}")
     step = max(1, round(run["total_seconds"] / 8))

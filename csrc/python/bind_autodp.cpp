@@ -6,7 +6,6 @@
 #include "autodp/message_plane.h"
 #include "autodp/transfer/tensor_hash.h"
 #include "autodp/transfer/transfer.h"
-#include "python/bind_autodp_membership.h"
 
 namespace py = pybind11;
 using namespace pipetransformer::autodp;
@@ -77,8 +76,9 @@ namespace pipetransformer::bindings {
 void bind_autodp(py::module_& m) {
   // The stores and groups of the signatures below are torch's classes.
   py::module_::import("torch.distributed");
-  bind_autodp_plane(m);
+  bind_autodp_failure(m);
   bind_autodp_membership(m);
+  bind_autodp_plane(m);
   bind_group(m);
   bind_autodp_transition(m);
 }

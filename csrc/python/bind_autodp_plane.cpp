@@ -10,16 +10,16 @@
 
 namespace py = pybind11;
 using namespace pipetransformer::autodp;
+using pipetransformer::bindings::free_without_gil;
+using pipetransformer::bindings::Milliseconds;
+using pipetransformer::bindings::NoGil;
+using pipetransformer::bindings::to_bytes;
 
 namespace {
 
-using FailureTuple = std::tuple<int, std::string, int64_t, double, std::string>;
+using PlaneClass = py::class_<MessagePlane, std::shared_ptr<MessagePlane>>;
 
-}  // namespace
-
-namespace pipetransformer::bindings {
-
-void bind_autodp_plane(py::module_& m) {
+void bind_seal(py::module_& m) {
   py::class_<Seal, std::shared_ptr<Seal>>(m, "StoreSeal")
       .def(
           py::init([](const py::bytes& secret) {
@@ -39,40 +39,46 @@ void bind_autodp_plane(py::module_& m) {
         return std::tuple(
             refusals.count, pipetransformer::core::plain_text(refusals.first));
       });
-  py::class_<MessagePlane, std::shared_ptr<MessagePlane>>(m, "MessagePlane")
-      .def(
-          py::init([](c10::intrusive_ptr<c10d::Store> store,
-                      c10::intrusive_ptr<c10d::Store> watched_store,
-                      int rank,
-                      int world_size,
-                      int store_rank,
-                      double heartbeat_interval_s,
-                      double heartbeat_timeout_s,
-                      double group_timeout_s,
-                      bool survives) {
-            const py::gil_scoped_release no_gil;
-            return free_without_gil(std::make_unique<MessagePlane>(
-                std::move(store),
-                std::move(watched_store),
-                WatcherOptions{
-                    rank,
-                    world_size,
-                    store_rank,
-                    heartbeat_interval_s,
-                    heartbeat_timeout_s,
-                    survives},
-                group_timeout_s));
-          }),
-          py::arg("store"),
-          py::arg("watched_store"),
-          py::kw_only(),
-          py::arg("rank"),
-          py::arg("world_size"),
-          py::arg("store_rank"),
-          py::arg("heartbeat_interval_s"),
-          py::arg("heartbeat_timeout_s"),
-          py::arg("group_timeout_s"),
-          py::arg("survives"))
+}
+
+void bind_construction(PlaneClass& plane) {
+  plane.def(
+      py::init([](c10::intrusive_ptr<c10d::Store> store,
+                  c10::intrusive_ptr<c10d::Store> watched_store,
+                  int rank,
+                  int world_size,
+                  int store_rank,
+                  double heartbeat_interval_s,
+                  double heartbeat_timeout_s,
+                  double group_timeout_s,
+                  bool survives) {
+        const py::gil_scoped_release no_gil;
+        return free_without_gil(std::make_unique<MessagePlane>(
+            std::move(store),
+            std::move(watched_store),
+            WatcherOptions{
+                rank,
+                world_size,
+                store_rank,
+                heartbeat_interval_s,
+                heartbeat_timeout_s,
+                survives},
+            group_timeout_s));
+      }),
+      py::arg("store"),
+      py::arg("watched_store"),
+      py::kw_only(),
+      py::arg("rank"),
+      py::arg("world_size"),
+      py::arg("store_rank"),
+      py::arg("heartbeat_interval_s"),
+      py::arg("heartbeat_timeout_s"),
+      py::arg("group_timeout_s"),
+      py::arg("survives"));
+}
+
+void bind_keys(PlaneClass& plane) {
+  plane
       .def(
           "set",
           [](MessagePlane& self, const std::string& key, const py::bytes& v) {
@@ -126,28 +132,53 @@ void bind_autodp_plane(py::module_& m) {
              Milliseconds slice) {
             return self.store().wait_any(groups, slice);
           },
-          NoGil())
+          NoGil());
+}
+
+void bind_life(PlaneClass& plane) {
+  plane
       .def(
           "fail",
-          [](MessagePlane& self, const FailureTuple& failure) {
-            const auto& [rank, phase, epoch, deadline_s, reason] = failure;
-            self.fail(Failure{rank, phase, epoch, deadline_s, reason});
+          [](MessagePlane& self, const Failure& failure) {
+            self.fail(failure);
           },
           NoGil())
       .def(
           "failure",
-          [](const MessagePlane& self) -> std::optional<FailureTuple> {
-            const auto failure = self.latch()->failure();
-            if (!failure.has_value()) {
-              return std::nullopt;
-            }
-            return FailureTuple(
-                failure->rank,
-                failure->phase,
-                failure->epoch,
-                failure->deadline_s,
-                failure->reason);
+          [](const MessagePlane& self) { return self.latch()->failure(); })
+      .def("check", [](const MessagePlane& self) { self.latch()->check(); })
+      .def("ended", [](const MessagePlane& self) { return self.run().ended(); })
+      .def(
+          "store_loss",
+          [](const MessagePlane& self) { return self.run().store_loss(); })
+      .def(
+          "outlive_store",
+          [](MessagePlane& self, bool outlives) {
+            self.run().outlive_store(outlives);
+          },
+          NoGil())
+      .def(
+          "generation",
+          [](const MessagePlane& self) {
+            return self.run().generation()->number;
           })
+      .def(
+          "members",
+          [](const MessagePlane& self) {
+            return self.run().generation()->members;
+          })
+      .def(
+          "own_key",
+          [](const MessagePlane& self, const std::string& name) {
+            return self.run().generation()->key(name);
+          })
+      .def(
+          "begin_roll",
+          [](MessagePlane& self, const py::bytes& standing) {
+            return self.begin_roll(static_cast<std::string>(standing));
+          })
+      .def("advance", &MessagePlane::advance, NoGil())
+      .def("group_store", &MessagePlane::group_store)
       .def(
           "set_epoch",
           [](MessagePlane& self, int64_t epoch) {
@@ -168,6 +199,18 @@ void bind_autodp_plane(py::module_& m) {
           NoGil())
       .def("stop_watching", &MessagePlane::stop_watching, NoGil())
       .def("close", &MessagePlane::close, NoGil());
+}
+
+}  // namespace
+
+namespace pipetransformer::bindings {
+
+void bind_autodp_plane(py::module_& m) {
+  bind_seal(m);
+  PlaneClass plane(m, "MessagePlane");
+  bind_construction(plane);
+  bind_keys(plane);
+  bind_life(plane);
 }
 
 }  // namespace pipetransformer::bindings

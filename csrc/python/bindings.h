@@ -15,6 +15,8 @@ void bind_planner_transition(pybind11::module_& m);  // after bind_planner
 void bind_autofreeze(pybind11::module_& m);
 void bind_pipe(pybind11::module_& m);
 void bind_autodp(pybind11::module_& m);
+void bind_autodp_failure(pybind11::module_& m);     // by bind_autodp
+void bind_autodp_membership(pybind11::module_& m);  // by bind_autodp
 void bind_autodp_plane(pybind11::module_& m);       // by bind_autodp
 void bind_autodp_transition(pybind11::module_& m);  // by bind_autodp
 void bind_autocache(pybind11::module_& m);

@@ -3,6 +3,7 @@
 from pipetransformer import _C  # noqa: F401  # loads the extension
 from pipetransformer._C import (
     ActiveGroup,
+    Failure,
     LivenessTracker,
     MessagePlane,
     PlanTransition,
@@ -12,17 +13,13 @@ from pipetransformer._C import (
     hash_replica_tensors,
     head_epoch,
     plain_text,
-    plane_advance,
-    plane_ended,
-    plane_generation,
-    plane_group_store,
-    plane_outlive_store,
-    plane_store_loss,
+    raise_failures_as,
     wait_done,
 )
 
 __all__ = [
     "ActiveGroup",
+    "Failure",
     "LivenessTracker",
     "MessagePlane",
     "PlanTransition",
@@ -32,11 +29,6 @@ __all__ = [
     "hash_replica_tensors",
     "head_epoch",
     "plain_text",
-    "plane_advance",
-    "plane_ended",
-    "plane_generation",
-    "plane_group_store",
-    "plane_outlive_store",
-    "plane_store_loss",
+    "raise_failures_as",
     "wait_done",
 ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-FailureTuple = tuple[int, str, int, float, str]
-"""How a failure crosses to C++: rank, phase, epoch, deadline_s, reason; -1: none."""
+import functools
+
+from pipetransformer.autodp import _binding
 
 
 class PeerFailure(RuntimeError):
     """A rank died, stopped, was told to end, or ended with an error of its own.
+
+    C++ raises it, too: from its waits, and from the collectives of active groups.
 
     Args:
         rank: the rank held responsible; None when it is not known.
@@ -26,61 +29,38 @@ class PeerFailure(RuntimeError):
         deadline_s: float | None = None,
         reason: str,
     ) -> None:
-        self.rank = rank
-        self.phase = phase
-        self.epoch = epoch
-        self.deadline_s = deadline_s
-        self.reason = " ".join(reason.split())
-        parts = ["rank unknown" if rank is None else f"rank {rank}", f"phase '{phase}'"]
-        if epoch is not None:
-            parts.append(f"plan epoch {epoch}")
-        if deadline_s is not None:
-            parts.append(f"deadline {deadline_s:.1f} s")
-        super().__init__(f"peer failure: {', '.join(parts)}: {self.reason}")
+        failure = _binding.Failure(
+            rank, phase, epoch=epoch, deadline_s=deadline_s, reason=reason
+        )
+        self.rank = failure.rank
+        self.phase = failure.phase
+        self.epoch = failure.epoch
+        self.deadline_s = failure.deadline_s
+        self.reason = failure.reason
+        super().__init__(str(failure))
+
+    @classmethod
+    def of(cls, failure: _binding.Failure) -> PeerFailure:
+        """Build the error of a failure that C++ knows."""
+        return cls(
+            failure.rank,
+            failure.phase,
+            epoch=failure.epoch,
+            deadline_s=failure.deadline_s,
+            reason=failure.reason,
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         """Make the error cross process boundaries with all of its fields."""
-        return _rebuild, (
+        make = functools.partial(
+            PeerFailure,
             self.rank,
             self.phase,
-            self.epoch,
-            self.deadline_s,
-            self.reason,
+            epoch=self.epoch,
+            deadline_s=self.deadline_s,
+            reason=self.reason,
         )
-
-    @classmethod
-    def from_tuple(cls, failure: FailureTuple) -> PeerFailure:
-        """Build the error from what C++ latched."""
-        rank, phase, epoch, deadline_s, reason = failure
-        return cls(
-            rank if rank >= 0 else None,
-            phase,
-            epoch=epoch if epoch >= 0 else None,
-            deadline_s=deadline_s if deadline_s >= 0 else None,
-            reason=reason,
-        )
-
-    def to_tuple(self) -> FailureTuple:
-        """Return the form that C++ latches."""
-        return (
-            -1 if self.rank is None else self.rank,
-            _utf8(self.phase),
-            -1 if self.epoch is None else self.epoch,
-            -1.0 if self.deadline_s is None else self.deadline_s,
-            _utf8(self.reason),
-        )
+        return make, ()
 
 
-def _utf8(text: str) -> str:
-    """Return a text that UTF-8 can express: names of files may have surrogates."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _rebuild(
-    rank: int | None,
-    phase: str,
-    epoch: int | None,
-    deadline_s: float | None,
-    reason: str,
-) -> PeerFailure:
-    return PeerFailure(rank, phase, epoch=epoch, deadline_s=deadline_s, reason=reason)
+_binding.raise_failures_as(PeerFailure.of)

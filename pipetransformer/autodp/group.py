@@ -207,7 +207,7 @@ def build_group(
     _check_members(plane, members)
     name = plane.own_key(name)
     # Through the plane's own connection: a wait for a dead member blocks nobody.
-    group_store = _binding.plane_group_store(plane.core)
+    group_store = plane.core.group_store()
     store = c10d.PrefixStore(name, group_store)
     backend = None
     if len(members) > 1:

@@ -1,20 +1,21 @@
-"""The message plane: keys and waits that all ranks of a run share."""
+"""The message plane: keys and waits that all ranks of a run share, and its life."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import distributed_c10d as c10d
 
-from pipetransformer.autodp import rollcall
+from pipetransformer.autodp import _binding
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
-from pipetransformer.autodp.launch import LaunchInfo
-from pipetransformer.autodp.life import PlaneLife
+from pipetransformer.autodp.launch import LaunchInfo, RunStore
+from pipetransformer.autodp.rollcall import call_roll
 from pipetransformer.autodp.signals import termination
 
 logger = logging.getLogger(__name__)
@@ -23,30 +24,172 @@ SLICE = timedelta(milliseconds=100)
 """Waits return to Python this often, so that signals are handled."""
 
 
-class MessagePlane(PlaneLife):
+class MessagePlane:
     """What all ranks, active and standby, talk over.
 
     C++ threads of each rank watch the others; none of them needs the GIL. As soon
     as one rank fails, every wait of every rank raises `PeerFailure`, and so do the
     collectives of active groups. Methods may be called from several threads.
 
-    Its base class tells whether the run lives, and on whom: see `PlaneLife`.
+    Under ``on_peer_failure="continue"`` a plane lives in **generations**: a failure
+    ends one, and a roll call brings the ranks that are left into the next. Under
+    ``"raise"`` there is one generation, and its failure ends the run.
 
     Args:
         store: this run's keys, from `connect`.
         info: this process's place, from `connect`.
-        config: deadlines.
+        config: deadlines and failure policy.
     """
 
     def __init__(
         self, store: c10d.Store, info: LaunchInfo, config: AutoDPConfig | None = None
     ) -> None:
-        super().__init__(store, info, config or AutoDPConfig())
+        config = config or AutoDPConfig()
         self.store = store
+        self.info = info
+        self.config = config
+        self.core = _binding.MessagePlane(
+            *_connections(store),
+            rank=info.rank,
+            world_size=info.world_size,
+            store_rank=-1 if info.store_rank is None else info.store_rank,
+            heartbeat_interval_s=config.heartbeat_interval.total_seconds(),
+            heartbeat_timeout_s=config.heartbeat_timeout.total_seconds(),
+            group_timeout_s=config.store_timeout.total_seconds(),
+            survives=config.on_peer_failure == "continue",
+        )
         self.plan_hash: str | None = ""
         """Names the plan in force, set by `Transition`; plans that do not follow it are
         refused. None on a rank that has missed a change and holds no state."""
         self._closed = False
+        self._loss_told = False
+        self._seal = store.seal if isinstance(store, RunStore) else None
+        self._refusal_told = False
+
+    @property
+    def rank(self) -> int:
+        """Index of this process in the run."""
+        return self.info.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes in the run."""
+        return self.info.world_size
+
+    @property
+    def generation(self) -> int:
+        """How many failures this rank has survived."""
+        return self.core.generation()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """World ranks of this generation, ascending; all ranks at first."""
+        return tuple(self.core.members())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the plan epoch that failures are reported with from now on."""
+        self.core.set_epoch(epoch)
+
+    def own_key(self, name: str) -> str:
+        """Return the key for `name` that no other generation uses."""
+        return self.core.own_key(name)
+
+    @property
+    def failure(self) -> PeerFailure | None:
+        """The failure that ended this generation, None while it is alive."""
+        failure = self.core.failure()
+        return None if failure is None else PeerFailure.of(failure)
+
+    def check(self) -> None:
+        """Raise the failure of this generation, if there is one.
+
+        Raises:
+            PeerFailure: the generation has failed.
+        """
+        self.core.check()
+        _ = self.store_lost  # says so once
+        self.tell_refused()
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Turn whatever the body raises after a failure into that failure.
+
+        Wrap code that waits for peers without going through this class, such as
+        ``loss.backward()``: autograd turns our error into a plain RuntimeError.
+        """
+        try:
+            yield
+        except PeerFailure:
+            raise
+        except Exception:
+            # Raised from C++: a frame that kept the failure would be kept by it, and
+            # with it the collective that broke off and its connections.
+            self.core.check()
+            raise
+
+    def fail(self, phase: str, reason: str, *, rank: int | None = None) -> None:
+        """End this generation on all ranks; its first failure stays.
+
+        A rank that names itself cannot go on; others may (see `survive`).
+
+        Args:
+            phase: what was going on here.
+            reason: one sentence for people.
+            rank: the rank held responsible, by default this one.
+        """
+        responsible = self.rank if rank is None else rank
+        self.core.fail(_binding.Failure(responsible, phase, reason=reason))
+
+    @property
+    def store_lost(self) -> bool:
+        """Whether the store is gone, and this rank goes on without it or has failed."""
+        loss = self.core.store_loss()
+        if loss is not None and not self._loss_told:
+            self._loss_told = True
+            if self.failure is None:
+                logger.warning(
+                    "rank %d goes on without the store, so without further changes of "
+                    "plan: %s",
+                    self.rank,
+                    loss,
+                )
+        return loss is not None
+
+    def outlive_store(self, outlives: bool, members: Sequence[int] = ()) -> None:
+        """Say whether this rank can go on when the store is lost.
+
+        An active rank can: its group needs no store. `store_lost` then becomes True,
+        operations on keys raise `PeerFailure` of phase ``"store"`` without ending
+        the generation, and any error of a collective ends it at once. Without that,
+        and at first, losing the store is a failure. Only ``"continue"`` heeds it.
+
+        Args:
+            outlives: whether it can.
+            members: the active group. If one of them serves the store, the store's
+                silence is that member's, and a failure after all.
+        """
+        served_within = self.info.store_rank in members
+        self.core.outlive_store(outlives and not served_within)
+
+    @property
+    def num_refused(self) -> int:
+        """Messages that no rank of this run wrote; ignored. 0 without a secret."""
+        return 0 if self._seal is None else self._seal.refusals()[0]
+
+    def tell_refused(self) -> None:
+        """Warn once if messages were ignored that no rank of this run wrote."""
+        if self._seal is None or self._refusal_told or self.num_refused == 0:
+            return
+        self._refusal_told = True
+        count, key = self._seal.refusals()
+        logger.warning(
+            "rank %d ignores what others write into its run's store: %d messages "
+            "without the run's seal so far, the first at '%s'; see Trust in "
+            "docs/protocol.md",
+            self.rank,
+            count,
+            key,
+        )
 
     @property
     def num_store_operations(self) -> int:
@@ -150,8 +293,8 @@ class MessagePlane(PlaneLife):
         self, phase: str, reason: str, timeout: timedelta | None
     ) -> None:
         deadline_s = None if timeout is None else timeout.total_seconds()
-        failure = PeerFailure(None, phase, deadline_s=deadline_s, reason=reason)
-        self.core.fail(failure.to_tuple())
+        failure = _binding.Failure(None, phase, deadline_s=deadline_s, reason=reason)
+        self.core.fail(failure)
         self.check()
 
     def survive(self, standing: bytes) -> dict[int, bytes]:
@@ -176,7 +319,39 @@ class MessagePlane(PlaneLife):
                 without it (phase ``"fenced"``).
             RuntimeError: this generation has not failed.
         """
-        return rollcall.survive(self, standing)
+        failure = self.core.failure()
+        if failure is None:
+            raise RuntimeError(
+                f"survive: expected a failed generation, got generation "
+                f"{self.generation} alive"
+            )
+        if self.config.on_peer_failure != "continue":
+            raise PeerFailure.of(failure)
+        self._check_own_end()
+        if self.store_lost:
+            raise PeerFailure.of(failure)
+        board = call_roll(self.core, standing, self.config)
+        if board.fenced:
+            # This rank ends: it must not answer a later roll either.
+            self.fail("fenced", "the other ranks went on without this one")
+            self._check_own_end()
+        standings = board.standings
+        self.core.advance(sorted(standings))
+        logger.warning(
+            "rank %d goes on in generation %d with ranks %s after: %s",
+            self.rank,
+            self.generation,
+            sorted(standings),
+            failure,
+        )
+        self._check_own_end()  # SIGTERM during the roll call
+        return standings
+
+    def _check_own_end(self) -> None:
+        """Raise the failure that ends this rank itself, whatever else has failed."""
+        ended = self.core.ended()
+        if ended is not None:
+            raise PeerFailure.of(ended)
 
     def finish(self, *, timeout: timedelta | None = None) -> None:
         """Meet all members and leave together; the store's server leaves last.
@@ -231,3 +406,11 @@ class MessagePlane(PlaneLife):
     def termination(self) -> contextlib.AbstractContextManager[None]:
         """Turn SIGTERM and SIGHUP into `PeerFailure` while the body runs."""
         return termination(self.core)
+
+
+def _connections(store: c10d.Store) -> tuple[c10d.Store, c10d.Store]:
+    """Return two connections to `store` for the threads of a plane."""
+    if isinstance(store, RunStore):
+        return store.connections
+    other: Any = store  # clone() misses in its stub
+    return other.clone(), other.clone()

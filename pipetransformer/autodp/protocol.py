@@ -209,13 +209,13 @@ class Transition:
         return True
 
     def _fail_deadline(self, timeout: timedelta | None) -> None:
-        failure = PeerFailure(
+        failure = _binding.Failure(
             None,
             "receive",
             deadline_s=None if timeout is None else timeout.total_seconds(),
             reason=f"no rank published the plan of epoch {self.epoch}",
         )
-        self._plane.core.fail(failure.to_tuple())
+        self._plane.core.fail(failure)
         self._plane.check()
 
     def _check_fence(self) -> None:
@@ -226,13 +226,13 @@ class Transition:
             raise self._fenced("the other ranks have changed plans without this one")
         # A decision is there before its plan, and no rank removes it until the head is
         # past: the store does not keep what it was told, for nobody.
-        failure = PeerFailure(
+        failure = _binding.Failure(
             None,
             "store",
             epoch=self.epoch,
             reason=f"decision/{self.epoch}: expected a key that stays, got none",
         )
-        self._plane.core.fail(failure.to_tuple())
+        self._plane.core.fail(failure)
         self._plane.check()
 
     def _fenced(self, reason: str) -> PeerFailure:

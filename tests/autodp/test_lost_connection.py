@@ -3,46 +3,14 @@
 Several planes live in this process, on one store: no process, nothing to wait for.
 """
 
-import contextlib
-import time
-from dataclasses import replace
+from unittest import mock
 
 import pytest
-from torch.distributed import HashStore
 
-from pipetransformer.autodp import LaunchInfo, MessagePlane, PeerFailure, _binding
+from pipetransformer.autodp import PeerFailure
 from pipetransformer.autodp import rollcall as rollcall_module
 from pipetransformer.run.control_log import ControlLog
-from tests.autodp.world import FAST
-
-SURVIVING = replace(FAST, on_peer_failure="continue")
-
-
-@contextlib.contextmanager
-def _planes(world_size, config=SURVIVING):
-    """The planes of all ranks, once each has beaten; and their store."""
-    store = HashStore()
-    planes = [
-        MessagePlane(
-            store,
-            LaunchInfo(rank, world_size, rank, world_size, 0, 1, "run", launched=True),
-            config,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        _until(lambda: store.check([f"hb/{rank}" for rank in range(world_size)]))
-        yield planes, store
-    finally:
-        for plane in planes:
-            plane.close()
-
-
-def _until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+from tests.autodp.world import FAST, SURVIVING, planes_on_one_store, until
 
 
 def _value(store, key):
@@ -52,14 +20,14 @@ def _value(store, key):
 
 def _break_connection(plane):
     """Let an operation on the store fail, as a broken connection would."""
-    store = _binding.plane_group_store(plane.core)
+    store = plane.core.group_store()
     store.set("text", "no number")
     with pytest.raises(RuntimeError):
         store.add("text", 1)
 
 
 def test_a_standby_that_loses_its_connection_ends_alone():
-    with _planes(3) as (planes, store):
+    with planes_on_one_store(3) as (planes, store):
         for plane in planes[:2]:
             plane.outlive_store(True)
         _break_connection(planes[2])
@@ -71,11 +39,11 @@ def test_a_standby_that_loses_its_connection_ends_alone():
 
 
 def test_a_rank_that_goes_on_without_the_store_takes_all_along_and_fails_nobody():
-    with _planes(3) as (planes, store):
+    with planes_on_one_store(3) as (planes, store):
         for plane in planes[:2]:
             plane.outlive_store(True)
         _break_connection(planes[0])
-        _until(lambda: all(plane.store_lost for plane in planes))
+        until(lambda: all(plane.store_lost for plane in planes))
         for plane in planes:
             plane.close()
         assert [plane.failure is None for plane in planes] == [True, True, False]
@@ -85,27 +53,27 @@ def test_a_rank_that_goes_on_without_the_store_takes_all_along_and_fails_nobody(
 
 
 def test_under_raise_a_rank_that_loses_its_connection_tells_all():
-    with _planes(2, FAST) as (planes, store):
+    with planes_on_one_store(2, FAST) as (planes, store):
         _break_connection(planes[0])
-        _until(lambda: store.check(["gen/0/abort"]))  # long before it closes
+        until(lambda: store.check(["gen/0/abort"]))  # long before it closes
         assert b"the store is lost" in _value(store, "gen/0/abort")
-        _until(lambda: planes[1].failure is not None)
+        until(lambda: planes[1].failure is not None)
         assert planes[1].failure.phase == "store"
 
 
 def test_generation_that_begins_without_the_store_is_born_failed():
-    with _planes(2) as (planes, _):
+    with planes_on_one_store(2) as (planes, _):
         plane = planes[0]
         plane.outlive_store(True)
         _break_connection(plane)
         plane.fail("test", "gone", rank=1)  # and the list was read before the loss
-        _binding.plane_advance(plane.core, [0])
+        plane.core.advance([0])
         assert plane.generation == 1
         assert plane.failure.phase == "store"
 
 
 def test_what_outlived_the_store_in_one_generation_does_not_in_the_next():
-    with _planes(2) as (planes, _):
+    with planes_on_one_store(2) as (planes, _):
         plane = planes[0]
         plane.outlive_store(True)
         plane.fail("test", "gone", rank=1)
@@ -115,7 +83,7 @@ def test_what_outlived_the_store_in_one_generation_does_not_in_the_next():
 
 
 def test_nobody_forms_a_generation_before_the_failure_is_on_the_store():
-    with _planes(2) as (planes, store):
+    with planes_on_one_store(2) as (planes, store):
         planes[0].fail("test", "suspected, but alive", rank=1)
         assert sorted(planes[0].survive(b"")) == [0]
         assert b"suspected, but alive" in _value(store, "gen/0/abort")
@@ -162,13 +130,13 @@ def test_a_job_that_was_stopped_cuts_nobody_off_from_the_roll(
 ):
     monkeypatch.setattr(rollcall_module, "time", _Clock())
     board = _Board(looks)
-    with _planes(1) as (planes, _):
-        rollcall_module._answer_until_closed(planes[0], board)
+    core = mock.Mock(begin_roll=lambda standing: board)
+    rollcall_module.call_roll(core, b"", SURVIVING)
     assert board.deadline == cut_off
 
 
 def test_what_a_lost_lead_said_is_not_taken_for_the_next_one():
-    with _planes(2) as (planes, _):
+    with planes_on_one_store(2) as (planes, _):
         lead, standby = ControlLog(planes[1]), ControlLog(planes[0])
         lead.tell("plan", lead=True, plan_epoch=7)
         planes[0].fail("test", "gone", rank=1)

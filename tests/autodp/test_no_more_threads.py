@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipetransformer.autodp import MessagePlane, _binding, build_group, connect
+from pipetransformer.autodp import MessagePlane, build_group, connect
 from pipetransformer.pipe import Workers
 from tests.autodp.world import FAST
 from tests.support.lifeline import die_with
@@ -103,10 +103,10 @@ def retire_with_none(rank):
     plane.fail("test", "the end of a generation", rank=1 - rank)
     allow(0)
     with pytest.raises(RuntimeError, match="thread pt-retire: expected the system"):
-        _binding.plane_advance(plane.core, [0, 1])
+        plane.core.advance([0, 1])
     said = [plane.generation]
     allow(1000)
-    _binding.plane_advance(plane.core, [0, 1])
+    plane.core.advance([0, 1])
     said.append(plane.generation)
     second = build_group(plane, name="g/1", members=[0, 1])
     second.barrier()

@@ -12,7 +12,7 @@ from torch.distributed import HashStore, TCPStore
 
 from pipetransformer.autodp import MessagePlane, PeerFailure, connect
 from pipetransformer.autodp.cards import Card, Cards, Job
-from tests.autodp.world import FAST, joined
+from tests.autodp.world import FAST, SURVIVING, joined
 from tests.support.ranks import run_ranks
 from tests.support.store_host import StoreHost
 
@@ -139,7 +139,6 @@ FORGED = {
     "list of the roll": ("roll/1/list", b"0 1 7"),
     "list of the roll, no numbers": ("roll/1/list", ESCAPES),
 }
-SURVIVING = replace(FAST, on_peer_failure="continue")
 
 
 def _meets_forgery(rank, key, value, environment):
@@ -159,8 +158,7 @@ def _meets_forgery(rank, key, value, environment):
             end = time.monotonic() + 2
         while plane.failure is None and time.monotonic() < end:
             if key.startswith("roll/"):
-                lost = PeerFailure(None, "test", reason="so that there is a roll")
-                plane.core.fail(lost.to_tuple())
+                plane.fail("test", "so that there is a roll", rank=-1)
             time.sleep(0.01)
         failure = plane.failure
         if beats:

@@ -5,6 +5,7 @@ import signal
 import time
 from dataclasses import replace
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -181,18 +182,17 @@ def _second_failure_comes_first(rank, environment):
     """The next generation fails before this rank has entered it."""
     plane = _join(environment)
     plane.fail("test", "the first", rank=-1)
-    advance = _binding.plane_advance
+    advance = _binding.MessagePlane.advance
 
     def late(core, members):
         advance(core, members)
         if rank == 1:
-            core.fail(PeerFailure(-1, "test", reason="the second").to_tuple())
+            core.fail(_binding.Failure(None, "test", reason="the second"))
 
-    _binding.plane_advance = late
-    first = plane.survive(b"")
+    with mock.patch.object(_binding.MessagePlane, "advance", late):
+        first = plane.survive(b"")
     while plane.failure is None:  # rank 0 hears of it
         time.sleep(0.01)
-    _binding.plane_advance = advance
     second = plane.survive(b"")
     plane.finish()
     return sorted(first), plane.generation, sorted(second)

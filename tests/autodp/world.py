@@ -5,10 +5,14 @@ one after the other in one set of processes, each on a plane of its own.
 """
 
 import contextlib
+import time
 import traceback
+from dataclasses import replace
 from datetime import timedelta
 
-from pipetransformer.autodp import AutoDPConfig, MessagePlane, connect
+from torch.distributed import HashStore
+
+from pipetransformer.autodp import AutoDPConfig, LaunchInfo, MessagePlane, connect
 from tests.support.ranks import run_ranks
 
 FAST = AutoDPConfig(
@@ -17,6 +21,7 @@ FAST = AutoDPConfig(
     store_timeout=timedelta(seconds=30),
     protocol_timeout=timedelta(seconds=30),
 )
+SURVIVING = replace(FAST, on_peer_failure="continue")
 
 
 @contextlib.contextmanager
@@ -32,6 +37,34 @@ def joined(config=FAST):
         raise
     finally:
         plane.close()
+
+
+@contextlib.contextmanager
+def planes_on_one_store(world_size, config=SURVIVING):
+    """The planes of all ranks in this process, once each has beaten; their store."""
+    store = HashStore()
+    planes = [
+        MessagePlane(
+            store,
+            LaunchInfo(rank, world_size, rank, world_size, 0, 1, "run", launched=True),
+            config,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        until(lambda: store.check([f"hb/{rank}" for rank in range(world_size)]))
+        yield planes, store
+    finally:
+        for plane in planes:
+            plane.close()
+
+
+def until(condition):
+    """Wait for what comes soon."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def _run_all(rank, scenarios):

@@ -1,5 +1,6 @@
 #include "autodp/failure/failure.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -15,20 +16,26 @@ namespace {
 constexpr std::string_view kVersion = "failure 1";
 constexpr size_t kLongestPhase = 64;
 
-std::string one_line(std::string text) {
-  for (char& c : text) {
-    if (c == '\n' || c == '\r') {
-      c = ' ';
-    }
-  }
-  return text;
-}
-
 }  // namespace
 
 double steady_now_s() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double>(now).count();
+}
+
+std::string one_line(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\n\v\f\r";
+  std::string line;
+  size_t end = 0;
+  while (true) {
+    const auto begin = text.find_first_not_of(kBlanks, end);
+    if (begin == std::string_view::npos) {
+      return line;
+    }
+    end = std::min(text.find_first_of(kBlanks, begin), text.size());
+    line += line.empty() ? "" : " ";
+    line += text.substr(begin, end - begin);
+  }
 }
 
 std::string describe(const Failure& failure) {
@@ -51,7 +58,7 @@ std::string encode(const Failure& failure) {
   return std::string(kVersion) + "\n" + std::to_string(failure.rank) + "\n" +
          std::to_string(failure.epoch) + "\n" +
          std::to_string(failure.deadline_s) + "\n" + one_line(failure.phase) +
-         "\n" + failure.reason;
+         "\n" + one_line(failure.reason);
 }
 
 Failure decode(std::string_view bytes) {

@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace pipetransformer::autodp {
 
@@ -29,7 +30,11 @@ struct Failure {
 double steady_now_s();
 
 // "peer failure: rank 2, phase 'heartbeat', plan epoch 3, deadline 10.0 s: ..."
+// The text of the error in both languages.
 std::string describe(const Failure& failure);
+
+// `text` with one space for each run of white space, and none at its ends.
+std::string one_line(std::string_view text);
 
 // Bytes of the store's `abort` key. decode() never throws, and gives text that
 // a terminal may show (core/plain_text.h): foreign bytes are the reason of a
@@ -37,11 +42,19 @@ std::string describe(const Failure& failure);
 std::string encode(const Failure& failure);
 Failure decode(std::string_view bytes);
 
-// Thrown out of C++ waits and collectives; what() is describe(failure).
+// Thrown out of C++ waits and collectives; what() is describe(failure). Python
+// knows it as `PeerFailure`: see bind_autodp_failure.cpp.
 class PeerFailureError : public std::runtime_error {
  public:
-  explicit PeerFailureError(const Failure& failure)
-      : std::runtime_error(describe(failure)) {}
+  explicit PeerFailureError(Failure failure)
+      : std::runtime_error(describe(failure)), failure_(std::move(failure)) {}
+
+  const Failure& failure() const noexcept {
+    return failure_;
+  }
+
+ private:
+  Failure failure_;
 };
 
 class FailureLatch {

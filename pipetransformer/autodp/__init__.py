@@ -1,9 +1,10 @@
 """Membership of the run: message plane, active groups, change of plans."""
 
 from pipetransformer.autodp.config import AutoDPConfig
+from pipetransformer.autodp.connecting import Unreachable
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.group import ActiveGroup, build_group
-from pipetransformer.autodp.group_cache import GroupCache
+from pipetransformer.autodp.group_cache import GroupCache, MissingKeptGroup
 from pipetransformer.autodp.launch import LaunchInfo, connect
 from pipetransformer.autodp.plane import MessagePlane
 from pipetransformer.autodp.protocol import Transition, announced_epoch
@@ -19,8 +20,10 @@ __all__ = [
     "GroupCache",
     "LaunchInfo",
     "MessagePlane",
+    "MissingKeptGroup",
     "PeerFailure",
     "Transition",
+    "Unreachable",
     "announced_epoch",
     "broadcast_tensors",
     "build_group",

@@ -47,3 +47,15 @@ def make_backend(
     gloo._devices = [made.create_device(hostname=link.address) for link in links]
     gloo._threads = 2 * len(links)
     return cast(c10d.Backend, made(store, rank, size, gloo))
+
+
+_ABSENCE = ("timeout", "timed out", "refused", "reset", "closed")
+
+
+def is_absence(error: Exception) -> bool:
+    """Tell whether `make_backend` failed since another member did not come, or went."""
+    if isinstance(error, dist.DistStoreError):  # left no address by the deadline
+        return True
+    # Gloo and NCCL report the network's errors as RuntimeErrors: only their text tells.
+    # The one place that reads an error's text.
+    return any(word in str(error).lower() for word in _ABSENCE)

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import functools
 import logging
-import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,19 +15,13 @@ from torch.distributed import distributed_c10d as c10d
 from pipetransformer.autodp import _binding
 from pipetransformer.autodp.backends import make_backend
 from pipetransformer.autodp.config import AutoDPConfig
+from pipetransformer.autodp.connecting import Connecting, address_keys
 from pipetransformer.autodp.plane import SLICE, MessagePlane
 
 logger = logging.getLogger(__name__)
 
-_ABSENCE = ("timeout", "timed out", "refused", "reset", "closed", "got nothing")
-"""In errors of a backend that connects: a peer was not there, or went."""
-
 _FIRST_BYTES = 32 << 10
 """Size of the first message of `broadcast_bytes`; what is longer needs a second."""
-
-
-class _GivenUp(RuntimeError):
-    """The group was not wanted any more before it was connected."""
 
 
 class ActiveGroup:
@@ -146,7 +139,7 @@ class ActiveGroup:
         """
         logger.debug("retiring the active group '%s'", self.name)
         self._core.retire()
-        self._plane.delete_later(*_address_keys(self._plane, self.name, self.rank))
+        self._plane.delete_later(*address_keys(self._plane, self.name, self.rank))
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
         """Same as `MessagePlane.guard`."""
@@ -199,46 +192,35 @@ def build_group(
     Raises:
         ValueError: members that are not distinct ranks of the run, or that this
             rank is not among.
-        RuntimeError: the members did not connect by ``protocol_timeout``, it was
-            given up before, or this rank cannot have such a group.
+        Unreachable: other members did not connect by ``protocol_timeout``, or before
+            it was given up.
+        RuntimeError: this rank cannot have such a group, or came too late for it.
         PeerFailure: the run failed meanwhile.
     """
     config = config or plane.config
     _check_members(plane, members)
     name = plane.own_key(name)
     # Through the plane's own connection: a wait for a dead member blocks nobody.
-    group_store = plane.core.group_store()
-    store = c10d.PrefixStore(name, group_store)
+    store = c10d.PrefixStore(name, plane.core.group_store())
     backend = None
     if len(members) > 1:
-        rank = list(members).index(plane.rank)
+        connecting = Connecting(
+            plane,
+            name,
+            members,
+            timeout=config.protocol_timeout,
+            leaves_addresses=device_type == "cpu",
+        )
         build = functools.partial(
             make_backend,
             store,
-            rank,
+            list(members).index(plane.rank),
             len(members),
             timeout=config.protocol_timeout,
             device_type=device_type,
             links=plane.info.links,
         )
-        what = (
-            f"active group '{name}': expected ranks {list(members)} to connect within "
-            f"{config.protocol_timeout.total_seconds():.1f} s"
-        )
-        try:
-            backend = _connect(plane, build, what, given_up or (lambda: False))
-        except RuntimeError as error:
-            own = _address_keys(plane, name, rank)
-            # Other backends leave no addresses there.
-            late = isinstance(error, _GivenUp) and device_type == "cpu"
-            late = late and any(plane.read(key) is None for key in own)
-            plane.delete_later(*own)
-            if not late:
-                raise
-            raise RuntimeError(
-                f"active group '{name}': expected to connect here, got: this rank came "
-                "too late for it"
-            ) from error
+        backend = connecting.connect(build, given_up or (lambda: False))
     with plane.guard():
         core = _binding.ActiveGroup(
             plane.core,
@@ -259,44 +241,3 @@ def _check_members(plane: MessagePlane, members: Sequence[int]) -> None:
             f"members: expected distinct ranks of {list(plane.members)} with this "
             f"rank {plane.rank} among them, got {list(members)}"
         )
-
-
-def _address_keys(plane: MessagePlane, name: str, rank: int) -> list[str]:
-    """Return where gloo leaves a member's addresses; other backends clean up."""
-    return [f"{name}/{link}/{rank}" for link in range(max(1, len(plane.info.links)))]
-
-
-def _connect(
-    plane: MessagePlane,
-    build: Callable[[], c10d.Backend],
-    what: str,
-    given_up: Callable[[], bool],
-) -> c10d.Backend:
-    """Build the real backend on a thread: its constructor waits for all members.
-
-    When the run fails, or the group is given up, the thread is left behind. It ends by
-    the backend's deadlines, and takes apart what it may still have connected.
-    """
-    results: list[c10d.Backend | Exception] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            results.append(build())
-        except Exception as error:
-            results.append(error)
-        done.set()
-
-    threading.Thread(target=run, name=what.partition(":")[0], daemon=True).start()
-    while not done.wait(SLICE.total_seconds()):
-        plane.check()
-        if given_up():
-            raise _GivenUp(f"{what}, got: it was given up")
-    plane.check()
-    result = results.pop()
-    if isinstance(result, Exception):
-        text = str(result).split("\n", 1)[0]
-        if not any(word in str(result).lower() for word in _ABSENCE):
-            what = f"{what.partition(':')[0]}: expected to connect here"
-        raise RuntimeError(f"{what}, got: {text}") from result
-    return result

@@ -20,6 +20,10 @@ Build = Callable[[str, Sequence[int]], ActiveGroup]
 """Builds the group of a name and members, as `build_group` does."""
 
 
+class MissingKeptGroup(RuntimeError):
+    """A plan names a kept group that this rank does not hold."""
+
+
 class GroupCache:
     """The groups that this rank keeps beside the live one; for one thread.
 
@@ -69,15 +73,15 @@ class GroupCache:
             build: connects a new one; the cache's own by default.
 
         Raises:
-            RuntimeError: there is no kept group of that name and members here, or a
-                new one did not connect.
+            MissingKeptGroup: there is no kept group of that name and members here.
+            RuntimeError: a new one did not connect; see `build_group`.
         """
         self._drop_old()
         kept = self._kept.get(name)
         if kept is not None and kept.members == tuple(members):
             return kept
         if kept is not None or name != fresh:
-            raise RuntimeError(
+            raise MissingKeptGroup(
                 f"group '{name}': expected a kept one of ranks {list(members)}, got "
                 f"{'none' if kept is None else f'one of ranks {list(kept.members)}'}"
             )

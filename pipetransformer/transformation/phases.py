@@ -20,7 +20,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipetransformer.autodp import ActiveGroup, PeerFailure, Transition
+from pipetransformer.autodp import (
+    ActiveGroup,
+    MissingKeptGroup,
+    PeerFailure,
+    Transition,
+    Unreachable,
+)
 from pipetransformer.replica.replica import Replica
 from pipetransformer.report import Phases
 from pipetransformer.run.context import Run
@@ -121,8 +127,7 @@ def prepare(
         PeerFailure: a rank died.
     """
     phases = Phases()
-    group: ActiveGroup | None = None
-    refusal: str | None = None
+    built = Built()
     with phases.phase("prepare"):
         transition = Transition(
             run.plane,
@@ -144,14 +149,15 @@ def prepare(
             def given_up() -> bool:
                 return transition.is_decided() or time.monotonic() > until
 
-            group, refusal = _build(run, live, proposal, given_up, phases)
+            built = _build(run, live, proposal, given_up, phases)
+        group = built.group
         is_new = group is not None and group is not live
         try:
             if group is not None and proposal.plan.boundary > 0:
                 run.caches.make_training(proposal.layout, proposal.plan.boundary)
             if met:
                 with phases.phase("acknowledge"):
-                    transition.acknowledge(refusal, waited=_kept_waiting(refusal))
+                    transition.acknowledge(built.refusal, waited=built.waited)
             with phases.phase("decision"):
                 committed = transition.decide(adopts=False)
         except BaseException:
@@ -254,16 +260,25 @@ def _carry_out(
         ) from error
 
 
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """What building led to: the members' group, if there is one, or a refusal."""
+
+    group: ActiveGroup | None = None
+    refusal: str | None = None
+    waited: bool = False  # it refuses since others kept it waiting
+
+
 def _build(
     run: Run,
     live: ActiveGroup | None,
     proposal: Proposal,
     given_up: Callable[[], bool],
     phases: Phases,
-) -> tuple[ActiveGroup | None, str | None]:
+) -> Built:
     """Build what may fail beside what is in use; an error becomes a refusal."""
     if run.info.rank not in proposal.layout.active:
-        return None, None
+        return Built()
     if live is not None and run.in_force.layout == proposal.layout:
         group = live
     else:
@@ -278,15 +293,9 @@ def _build(
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
             run.plane.check()
             _LOG.warning("plan epoch %d: no group: %s", proposal.plan_epoch, error)
-            return None, f"{type(error).__name__}: {error}"
-    return group, None
-
-
-def _kept_waiting(refusal: str | None) -> bool:
-    """Tell whether others are to blame: by errors that name what they owed."""
-    # Errors of `build_group` and `GroupCache`.
-    others = ("to connect within", "expected a kept one of ranks")
-    return refusal is not None and any(part in refusal for part in others)
+            waited = isinstance(error, Unreachable | MissingKeptGroup)
+            return Built(refusal=f"{type(error).__name__}: {error}", waited=waited)
+    return Built(group)
 
 
 def _adopt(run: Run, proposal: Proposal) -> None:

@@ -10,8 +10,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
+from pipetransformer.autodp import (
+    MessagePlane,
+    PeerFailure,
+    Unreachable,
+    build_group,
+    connect,
+)
 from pipetransformer.autodp import group as group_module
+from pipetransformer.autodp.backends import is_absence
 from tests.autodp.world import FAST, joined, run_scenarios
 
 
@@ -167,10 +174,22 @@ def _absent_member(plane):
     if plane.rank == 0:
         hurried = replace(FAST, protocol_timeout=timedelta(seconds=1))
         with pytest.raises(
-            RuntimeError, match=r"expected ranks \[0, 1\] to connect within 1.0 s"
+            Unreachable, match=r"expected ranks \[0, 1\] to connect within 1.0 s"
         ):
             build_group(plane, name="g/0", members=[0, 1], config=hurried)
     assert plane.failure is None
+
+
+def _unreachable(plane):
+    """Two of three members wait; each gives up when the other may have, too."""
+    hurried = replace(FAST, protocol_timeout=timedelta(seconds=1 + plane.rank))
+    refused = None
+    if plane.rank < 2:
+        with pytest.raises(Unreachable) as caught:
+            build_group(plane, name="g/0", members=[2, 1, 0], config=hurried)
+        refused = caught.value.members, str(caught.value)
+    plane.gather("refused", b"", phase="test")
+    return refused
 
 
 def _given_up(plane):
@@ -181,7 +200,7 @@ def _given_up(plane):
             build_group(
                 plane, name="g/8", members=[0, 1], given_up=lambda: next(answers)
             )
-        except RuntimeError as error:
+        except Unreachable as error:
             text = str(error)
         full = OSError("Too many open files")
         with (
@@ -200,7 +219,7 @@ def _given_up(plane):
 @pytest.fixture(scope="module")
 def results_of():
     scenarios = [_members_only, _ddp_step, _build_and_retire, _absent_member, _given_up]
-    return run_scenarios(scenarios, 3)
+    return run_scenarios([*scenarios, _unreachable], 3)
 
 
 @pytest.mark.distributed
@@ -231,4 +250,29 @@ def test_group_that_is_given_up_is_an_error_before_its_deadline(results_of):
     texts = results_of(_given_up)
     seconds = FAST.protocol_timeout.total_seconds()
     assert f"expected ranks [0, 1] to connect within {seconds:.1f} s" in texts[0]
-    assert texts[0].endswith("got: it was given up") and texts[1:] == [None, None]
+    assert texts[0].endswith("got: nothing from ranks [1]: it was given up")
+    assert texts[1:] == [None, None]
+
+
+@pytest.mark.distributed
+def test_refused_group_says_who_was_unreachable_and_nobody_else(results_of):
+    *waited, absent = results_of(_unreachable)
+    assert absent is None
+    for seconds, (members, text) in enumerate(waited, start=1):
+        assert members == (2,)
+        assert f"ranks [2, 1, 0] to connect within {seconds}.0 s, got: nothing " in text
+        assert "from ranks [2]: " in text
+
+
+@pytest.mark.parametrize(
+    ("error", "absence"),
+    [
+        (dist.DistStoreError("store: expected 'g/0/0/1', got nothing"), True),
+        (RuntimeError("Gloo connectFullMesh failed with Connect timeout"), True),
+        (RuntimeError("Connection reset by peer"), True),
+        (OSError("Too many open files"), False),
+        (RuntimeError("no interface has the address"), False),
+    ],
+)
+def test_others_are_to_blame_only_where_one_was_absent(error, absence):
+    assert is_absence(error) == absence

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipetransformer.autodp import GroupCache
+from pipetransformer.autodp import GroupCache, MissingKeptGroup
 
 
 class FakeGroup:
@@ -116,11 +116,12 @@ def test_an_aborted_plan_takes_its_group_along_so_that_a_retry_builds_anew():
 def test_a_named_group_that_is_not_here_is_refused():
     cache = make()
     with pytest.raises(
-        RuntimeError, match=r"group 'g/1': expected a kept one of ranks \[0, 1\], got n"
+        MissingKeptGroup,
+        match=r"'g/1': expected a kept one of ranks \[0, 1\], got n",
     ):
         cache.obtain("g/1", (0, 1), "g/2")
     cache.keep(FakeGroup("g/1", (0, 2)))
-    with pytest.raises(RuntimeError, match=r"got one of ranks \[0, 2\]"):
+    with pytest.raises(MissingKeptGroup, match=r"got one of ranks \[0, 2\]"):
         cache.obtain("g/1", (0, 1), "g/2")
 
 

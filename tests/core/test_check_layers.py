@@ -130,8 +130,8 @@ VIOLATIONS = [
     ),
     (
         "pipetransformer/run/context.py",
-        "from pipetransformer.autodp.group import _ABSENCE\n",
-        "context.py:1: pipetransformer.autodp.group._ABSENCE is private to autodp",
+        "from pipetransformer.autodp.backends import _ABSENCE\n",
+        "context.py:1: pipetransformer.autodp.backends._ABSENCE is private to autodp",
     ),
     (
         "pipetransformer/notes.py",

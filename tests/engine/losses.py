@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 
 import pipetransformer as pt
+from pipetransformer.transformation.phases import Built
 from pipetransformer.transformation.rewire import rewire
 from tests.engine.scenario import (
     QUICK,
@@ -187,7 +188,7 @@ def refuse_in_recovery():
 
     def refuse(*_):
         inject("build", build)
-        return None, "OSError: too many open files"
+        return Built(refusal="OSError: too many open files")
 
     def refusing(*args):
         inject("recover", go_on)

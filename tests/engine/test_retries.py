@@ -7,12 +7,23 @@ from datetime import timedelta
 import pytest
 
 import pipetransformer as pt
-from pipetransformer.autodp import LaunchInfo, Transition
+from pipetransformer.autodp import (
+    GroupCache,
+    LaunchInfo,
+    MissingKeptGroup,
+    Transition,
+    Unreachable,
+)
+from pipetransformer.report import Phases
 from pipetransformer.run import context as run_module
-from pipetransformer.run.layout import ranks_of_plan
+from pipetransformer.run.layout import Layout, ranks_of_plan
 from pipetransformer.transformation import attempts as retries
 from pipetransformer.transformation import phases as transformation
+from pipetransformer.transformation.proposal import Proposal
+from tests.engine.runs import make_run, plane_of
 from tests.engine.scenario import QUICK, config, make_engine, schedule
+from tests.engine.stand_ins import stand_in
+from tests.support.private import function_at
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
@@ -219,3 +230,30 @@ def test_who_waited_for_another_in_vain_is_not_left_out_with_it():
     history, _ = run_ranks(wait_for_one, 4, timeout_s=110)[0]
     assert [a["culprits"] for a in history["aborted"]] == [[3]]
     assert [e["num_replicas"] for e in history["epochs"][:2]] == [1, 3]
+    said = history["aborted"][0]["reason"]
+    for waiting in (0, 1):
+        assert f"rank {waiting}: Unreachable: active group " in said
+    assert "got: nothing from ranks [3]: it was given up" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "waited"),
+    [
+        (Unreachable("active group 'g/3': expected ranks, got: nothing", [1]), True),
+        (MissingKeptGroup("group 'g/1': expected a kept one, got none"), True),
+        (RuntimeError("expected ranks [0, 1] to connect within 1.0 s"), False),
+        (OSError("Too many open files"), False),
+    ],
+)
+def test_the_type_of_an_error_tells_whether_others_are_to_blame(error, waited):
+    run = make_run(plane=plane_of())
+    run.groups = stand_in(GroupCache)
+    run.groups.obtain.side_effect = error
+    layout = Layout((0, 1), (0, 0))
+    proposal = stand_in(
+        Proposal, plan_epoch=3, layout=layout, group="g/3", fresh_group="g/3"
+    )
+    built = function_at("build")(run, None, proposal, lambda: False, Phases())
+    assert built == transformation.Built(
+        refusal=f"{type(error).__name__}: {error}", waited=waited
+    )

@@ -133,22 +133,35 @@ Slab Slab::create(const SlabConfig& config) {
   Sizes& sizes = head.sizes;
   sizes.num_samples = config.num_samples;
   sizes.slot_bytes = aligned(config.slot_bytes);
+  sizes.num_slots =
+      slots_within(config.budget_bytes, config.num_samples, config.slot_bytes);
   const uint64_t fixed = sizes.slots_offset();
-  const uint64_t budget = std::min(config.budget_bytes, kMaxBytes);
-  if (budget < fixed + sizes.slot_bytes) {
+  if (sizes.num_slots == 0) {
     refuse(
         "budget_bytes",
         "at least " + std::to_string(fixed + sizes.slot_bytes) +
             " for one record",
         std::to_string(config.budget_bytes));
   }
-  sizes.num_slots =
-      std::min(config.num_samples, (budget - fixed) / sizes.slot_bytes);
   config.run_id.copy(head.run_id, kMaxRunIdBytes - 1);
   SharedMemory memory =
       SharedMemory::create(fixed + sizes.num_slots * sizes.slot_bytes);
   std::memcpy(memory.data(), &head, sizeof(head));
   return Slab(std::move(memory), sizes);
+}
+
+uint64_t Slab::slots_within(
+    uint64_t budget_bytes,
+    uint64_t num_samples,
+    uint64_t slot_bytes) noexcept {
+  if (num_samples == 0 || num_samples > kMaxBytes / sizeof(uint64_t) ||
+      slot_bytes <= Slot::kOverheadBytes || slot_bytes > kMaxBytes) {
+    return 0;
+  }
+  const Sizes sizes{num_samples, 0, aligned(slot_bytes)};
+  const uint64_t budget = std::min(budget_bytes, kMaxBytes);
+  const uint64_t fixed = std::min(sizes.slots_offset(), budget);
+  return std::min(num_samples, (budget - fixed) / sizes.slot_bytes);
 }
 
 Slab Slab::attach(const std::string& path, const std::string& run_id) {

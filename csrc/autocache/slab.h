@@ -56,6 +56,12 @@ class Slab {
   // out of range, std::system_error when the memory cannot be had.
   static Slab create(const SlabConfig& config);
 
+  // How many slots create() reserves for these; 0: it refuses.
+  static uint64_t slots_within(
+      uint64_t budget_bytes,
+      uint64_t num_samples,
+      uint64_t slot_bytes) noexcept;
+
   // Attaches to the slab behind `path`. Throws std::invalid_argument when it is
   // not of this user, run and format, std::system_error when it cannot be
   // opened.

@@ -119,6 +119,13 @@ void bind_autocache(py::module_& m) {
       .def_property_readonly("num_slots", &ActivationStore::num_slots)
       .def_property_readonly("slot_bytes", &ActivationStore::slot_bytes)
       .def_property_readonly("descriptor", &ActivationStore::descriptor);
+  m.def(
+      "slots_within",
+      &Slab::slots_within,
+      py::arg("budget_bytes"),
+      py::kw_only(),
+      py::arg("num_samples"),
+      py::arg("slot_bytes"));
   m.def("record_bytes", &autocache::record_bytes, py::arg("tensors"));
   m.def(
       "hash_tensor",

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "autodp/message_plane.h"
-#include "autodp/protocol/plan_message.h"
 #include "autodp/store/store_board.h"
 
 namespace py = pybind11;
@@ -13,15 +12,12 @@ namespace pipetransformer::bindings {
 
 void bind_autodp_transition(py::module_& m) {
   m.def(
-      "head_epoch",
-      [](const std::optional<py::bytes>& head) {
-        std::optional<std::string> bytes;
-        if (head.has_value()) {
-          bytes = static_cast<std::string>(*head);
-        }
-        return decode_head(bytes).epoch;
+      "announced_epoch",
+      [](MessagePlane& plane, const std::string& prefix) {
+        StoreBoard board(plane.store(), prefix);
+        return announced_epoch(board);
       },
-      py::arg("head").none(true));
+      NoGil());
   py::class_<Transition>(m, "PlanTransition")
       .def(
           py::init([](int rank,
@@ -75,6 +71,24 @@ void bind_autodp_transition(py::module_& m) {
              Milliseconds slice) {
             StoreBoard board(plane.store(), prefix);
             return drive(self, board, slice);
+          },
+          NoGil())
+      .def(
+          "is_decided",
+          [](const Transition& self,
+             MessagePlane& plane,
+             const std::string& prefix) {
+            StoreBoard board(plane.store(), prefix);
+            return self.is_decided(board);
+          },
+          NoGil())
+      .def(
+          "is_past",
+          [](const Transition& self,
+             MessagePlane& plane,
+             const std::string& prefix) {
+            StoreBoard board(plane.store(), prefix);
+            return self.is_past(board);
           },
           NoGil())
       .def(

@@ -7,6 +7,7 @@ hash_bytes = _C.hash_bytes
 hash_rows = _C.hash_rows
 hash_tensor = _C.hash_tensor
 record_bytes = _C.record_bytes
+slots_within = _C.slots_within
 
 __all__ = [
     "ActivationStore",
@@ -14,4 +15,5 @@ __all__ = [
     "hash_rows",
     "hash_tensor",
     "record_bytes",
+    "slots_within",
 ]

@@ -8,11 +8,6 @@ from torch import Tensor
 
 from pipetransformer.autocache import _binding
 
-# Of a slab, as csrc/autocache/slab.cpp lays it out.
-_SUPERBLOCK_BYTES = 4096
-_INDEX_WORD_BYTES = 8
-_ALIGNMENT = 64
-
 
 def slots_within(budget_bytes: int, *, num_samples: int, slot_bytes: int) -> int:
     """Return how many records `ActivationCache.create` would reserve; 0: it refuses.
@@ -22,12 +17,9 @@ def slots_within(budget_bytes: int, *, num_samples: int, slot_bytes: int) -> int
         num_samples: ids are ``0 .. num_samples - 1``.
         slot_bytes: bytes of the largest record, see `record_bytes`.
     """
-    fixed = _SUPERBLOCK_BYTES + _aligned(num_samples * _INDEX_WORD_BYTES)
-    return max(0, min(num_samples, (budget_bytes - fixed) // _aligned(slot_bytes)))
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return _binding.slots_within(
+        budget_bytes, num_samples=num_samples, slot_bytes=slot_bytes
+    )
 
 
 def record_bytes(tensors: Sequence[Tensor]) -> int:

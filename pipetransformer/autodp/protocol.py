@@ -10,10 +10,6 @@ from pipetransformer.autodp import _binding
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.plane import SLICE, MessagePlane
 
-_OPEN = b"OPEN"  # of `decision/<e>`, see csrc/autodp/protocol/decision.h
-# Below the head, whose keys stay: csrc/autodp/protocol/transition_announce.cpp.
-_KEPT_EPOCHS = 2
-
 
 def announced_epoch(plane: MessagePlane) -> int:
     """Return the latest plan epoch that any rank has announced, -1: none.
@@ -21,7 +17,8 @@ def announced_epoch(plane: MessagePlane) -> int:
     Raises:
         RuntimeError: the store holds what no rank writes.
     """
-    return _binding.head_epoch(plane.read(f"{_prefix(plane)}head"))
+    with plane.guard():
+        return _binding.announced_epoch(plane.core, _prefix(plane))
 
 
 def _prefix(plane: MessagePlane) -> str:
@@ -132,7 +129,8 @@ class Transition:
 
         Before this rank has acknowledged it can only be ABORT: preparing is in vain.
         """
-        return self._plane.read(f"{self._prefix}decision/{self.epoch}") != _OPEN
+        with self._plane.guard():
+            return self._core.is_decided(self._plane.core, self._prefix)
 
     def acknowledge(self, error: str | None = None, *, waited: bool = False) -> None:
         """Say that this rank is ready, or with `error` why it cannot be.
@@ -222,7 +220,7 @@ class Transition:
         if not self._core.fenced():
             return
         opened = self._core.plan() is not None
-        if not opened or announced_epoch(self._plane) > self.epoch + _KEPT_EPOCHS:
+        if not opened or self._is_past():
             raise self._fenced("the other ranks have changed plans without this one")
         # A decision is there before its plan, and no rank removes it until the head is
         # past: the store does not keep what it was told, for nobody.
@@ -234,6 +232,10 @@ class Transition:
         )
         self._plane.core.fail(failure)
         self._plane.check()
+
+    def _is_past(self) -> bool:
+        with self._plane.guard():
+            return self._core.is_past(self._plane.core, self._prefix)
 
     def _fenced(self, reason: str) -> PeerFailure:
         return PeerFailure(self._plane.rank, "fenced", epoch=self.epoch, reason=reason)

@@ -166,6 +166,10 @@ Progress Transition::step_receive(Board& board, double now_s) {
   return move(Op::kReadPlan);
 }
 
+bool Transition::is_decided(Board& board) const {
+  return board.read(key("decision")) != kOpen;
+}
+
 void Transition::on_plan(const std::string& bytes, double now_s) {
   message_ = decode_plan(bytes);
   mismatch_ =

@@ -36,6 +36,10 @@ enum class Progress {
   kDone,     // what was asked for is finished
 };
 
+// The latest epoch that any rank has announced, -1: none. Throws
+// std::runtime_error where the board holds what no rank writes.
+int64_t announced_epoch(Board& board);
+
 class Transition {
  public:
   // Throws std::invalid_argument: a negative epoch; on the writer participants
@@ -89,6 +93,12 @@ class Transition {
   bool fenced() const {
     return fenced_;
   }
+
+  // One look at the board, at any time. Whether the decision is there already:
+  // before this rank has acknowledged it can only be an abort.
+  bool is_decided(Board& board) const;
+  // Whether the head is so far on that this epoch's keys may be removed.
+  bool is_past(Board& board) const;
 
   // Everything that decides what comes next, for tests and logs.
   std::string describe() const;

@@ -11,6 +11,14 @@ constexpr int64_t kKeptEpochs = 2;  // beside that of the head
 
 }  // namespace
 
+int64_t announced_epoch(Board& board) {
+  return decode_head(board.read("head")).epoch;
+}
+
+bool Transition::is_past(Board& board) const {
+  return announced_epoch(board) > options_.epoch + kKeptEpochs;
+}
+
 void Transition::announce(const std::string& plan) {
   request("announce", options_.writer && !start_s_, Op::kReadHead);
   plan_ = encode(PlanMessage{

@@ -10,6 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "METRICS.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 IDS = [page.relative_to(ROOT).as_posix() for page in PAGES]

@@ -227,13 +227,18 @@ def _after_removal(case: Case, trace: Trace) -> Iterator[str]:
     if math.isinf(woken_at):
         yield "the stopped rank was not removed while the others went on"
         return
-    # It may have been new, and in its first step: the others' steps count as well.
-    every = [line for rank in trace.ranks for line in trace.steps(rank)]
-    struck_at = trace.struck_at
-    before = max((number_of(s) for s in every if s["at"] <= struck_at), default=0)
+    made = {
+        rank: [number_of(s) for s in trace.steps(rank) if s["at"] <= trace.struck_at]
+        for rank in trace.ranks
+    }
+    most = max((max(numbers) for numbers in made.values() if numbers), default=0)
     for rank in case.lost:
+        last = max(made[rank], default=0)
+        # Others may have completed the step that it was in. Or it was new, and in its
+        # first one: then theirs tell which that is.
+        own = (last + 1,) if last >= most - 1 else (most, most + 1)
         late = [number_of(s) for s in trace.steps(rank) if s["at"] > woken_at]
-        if late not in ([], [before + 1]):
+        if late not in ([], *([number] for number in own)):
             yield f"rank {rank}: made steps {late} after its removal"
     others = [rank for rank in trace.ranks if rank not in case.lost]
     steps = [line["at"] for rank in others for line in trace.steps(rank)]

@@ -734,8 +734,12 @@ def aborted(log):
 def test_a_rank_that_trains_on_after_its_removal_is_found():
     sample = the("woken")
 
-    def woken(*numbers, name="h", new=False):
+    def woken(*numbers, name="h", new=False, ahead=False):
         trace = sample.trace()
+        if ahead:  # another rank had completed the step that this one was in
+            at = trace.struck_at - 0.01
+            trace.logs[0] += step_lines(8, 0, [0, 2], at=at, plan=1, name="h")
+            trace.logs[0].sort(key=lambda line: line["at"])
         if new:
             trace.logs[2][:] = [e for e in trace.logs[2] if e["kind"] != "step"]
         for number in numbers:
@@ -747,6 +751,8 @@ def test_a_rank_that_trains_on_after_its_removal_is_found():
     # One that had just become active was in its first step.
     assert woken(8, new=True) == ""
     assert "made steps [9] after" in woken(9, new=True)
+    assert "made steps" not in woken(8, ahead=True)
+    assert "made steps [9] after" in woken(9, ahead=True)
     assert "made steps [8, 9] after" in woken(8, 9)
     assert "made steps [9] after" in woken(9)
     assert "other bits" in woken(8, name="r")

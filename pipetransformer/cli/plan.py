@@ -137,18 +137,18 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
     from pipetransformer import planner
 
     schedules = _SCHEDULES if parsed.schedule == "auto" else (parsed.schedule,)
-    options = {
-        "global_batch": parsed.global_batch,
-        "num_stages": parsed.num_stages,
-        "max_replicas": parsed.max_replicas,
-        "num_microbatches": parsed.num_microbatches,
-        "checkpoint": parsed.checkpoint,
-        "schedules": schedules,
-        "cache_tiers": _cache_tiers(cluster, parsed.frozen, parsed.num_samples),
-        "num_samples": parsed.num_samples,
-    }
+    options = planner.SearchOptions(
+        global_batch=parsed.global_batch,
+        num_stages=parsed.num_stages,
+        max_replicas=parsed.max_replicas,
+        num_microbatches=parsed.num_microbatches,
+        checkpoint=parsed.checkpoint,
+        schedules=schedules,
+        cache_tiers=_cache_tiers(cluster, parsed.frozen, parsed.num_samples),
+        num_samples=parsed.num_samples,
+    )
     if parsed.current is None:
-        return planner.search(profile, cluster, boundary=parsed.frozen, **options)
+        return planner.search(profile, cluster, options, boundary=parsed.frozen)
     current = files.read_plan(parsed.current)
     if current.cuts[-1] != len(profile.layers):
         raise ValueError(
@@ -158,11 +158,10 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
     return planner.replan(
         profile,
         cluster,
+        options,
+        planner.ChangeTerms(remaining_steps=parsed.remaining_steps),
         current=current,
         boundary=parsed.frozen,
-        remaining_steps=parsed.remaining_steps,
-        pauses=planner.PauseModel(),
-        **options,
     )
 
 

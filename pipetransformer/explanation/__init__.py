@@ -2,7 +2,6 @@
 
 from pipetransformer.explanation.document import Column, Section, Table
 from pipetransformer.explanation.explain import explain_plan, hash_notes, outline
-from pipetransformer.explanation.options import Options
 from pipetransformer.explanation.outcomes import Measurement
 from pipetransformer.explanation.report import (
     Counterfactual,
@@ -23,7 +22,6 @@ __all__ = [
     "Inputs",
     "Limit",
     "Measurement",
-    "Options",
     "Refusal",
     "RunExplanation",
     "Section",

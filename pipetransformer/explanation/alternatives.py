@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 
-from pipetransformer.explanation.options import Options
 from pipetransformer.explanation.report import Counterfactual
-from pipetransformer.planner import Cluster, InfeasiblePlan, Plan, Profile, paper
+from pipetransformer.planner import (
+    Cluster,
+    InfeasiblePlan,
+    Plan,
+    Profile,
+    SearchOptions,
+    paper,
+    search,
+)
 from pipetransformer.simulator import Simulation, simulate
 
 _BYTES_PER_PARAMETER = 4  # the paper's rule counts parameters, a profile bytes
@@ -17,7 +25,7 @@ def find_alternatives(
     plan: Plan,
     profile: Profile,
     cluster: Cluster,
-    options: Options,
+    options: SearchOptions,
     run: Simulation,
 ) -> tuple[Counterfactual, ...]:
     """Return the alternatives in a fixed order, those that do not fit included.
@@ -25,12 +33,13 @@ def find_alternatives(
     The first three freeze nothing, as a run without freezing would be.
 
     Args:
-        plan: the chosen plan, whose batch and checkpoint mode they share.
+        plan: the chosen plan.
         profile: its layers.
         cluster: its machines.
-        options: what the planner may choose from.
+        options: what the planner may choose from, nothing of it forced.
         run: the plan's simulated step.
     """
+    static = replace(options, cache_tiers=("none",))
 
     def planned(
         name: str, title: str, make: Callable[[], Plan], remark: str = ""
@@ -55,33 +64,36 @@ def find_alternatives(
         planned(
             "paper_static",
             "paper, static",
-            lambda: _paper_plan(plan, profile, cluster, options),
+            lambda: _paper_plan(profile, cluster, static),
             "nothing frozen; greedy cuts by parameters, K of all devices of a node",
         ),
         planned(
             "best_static",
             "best static plan",
-            lambda: options.search(
-                profile, cluster, plan, boundary=0, cache_tiers=("none",)
-            ),
+            lambda: search(profile, cluster, static),
             "nothing frozen",
         ),
         planned(
             "plain_ddp",
             "plain DDP",
-            lambda: options.search(
+            lambda: search(
                 profile,
                 cluster,
-                plan,
-                boundary=0,
-                cache_tiers=("none",),
+                static,
                 num_stages=1,
                 num_microbatches=1,
                 schedules=("gpipe",),
             ),
             "nothing frozen; the model whole on every device",
         ),
-        _no_cache(plan, profile, cluster, options, run, planned),
+        _same(plan, run, "no_cache", "no cache", "the plan uses none")
+        if plan.cache == "none"
+        else planned(
+            "no_cache",
+            "no cache",
+            lambda: search(profile, cluster, static, boundary=plan.boundary),
+            "frozen layers computed anew in every step",
+        ),
         _serial_prefix(plan, profile, cluster, run),
     )
 
@@ -102,39 +114,17 @@ def paper_cuts(profile: Profile, num_stages: int) -> tuple[int, ...]:
     return (0, *accumulate(count for count in counts if count > 0))
 
 
-def _paper_plan(
-    plan: Plan, profile: Profile, cluster: Cluster, options: Options
-) -> Plan:
+def _paper_plan(profile: Profile, cluster: Cluster, options: SearchOptions) -> Plan:
     num_stages = cluster.devices_per_node  # the paper starts with a node per pipeline
     limit = options.max_replicas or cluster.num_nodes
-    return options.search(
+    return search(
         profile,
         cluster,
-        plan,
-        boundary=0,
-        cache_tiers=("none",),
+        options,
         cuts=paper_cuts(profile, num_stages),
         num_microbatches=paper.num_microbatches(num_stages),
         schedules=("gpipe",),
         max_replicas=min(limit, cluster.num_nodes),
-    )
-
-
-def _no_cache(
-    plan: Plan,
-    profile: Profile,
-    cluster: Cluster,
-    options: Options,
-    run: Simulation,
-    planned: Callable[..., Counterfactual],
-) -> Counterfactual:
-    if plan.cache == "none":
-        return _same(plan, run, "no_cache", "no cache", "the plan uses none")
-    return planned(
-        "no_cache",
-        "no cache",
-        lambda: options.search(profile, cluster, plan, cache_tiers=("none",)),
-        "frozen layers computed anew in every step",
     )
 
 

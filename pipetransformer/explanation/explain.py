@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from pipetransformer.explanation.alternatives import find_alternatives
 from pipetransformer.explanation.limits import find_limits
-from pipetransformer.explanation.options import Options
 from pipetransformer.explanation.outcomes import Measurement
 from pipetransformer.explanation.report import Explanation, Inputs
 from pipetransformer.explanation.stages import bare_stages, stage_reports
-from pipetransformer.planner import Cluster, Plan, Profile
+from pipetransformer.planner import Cluster, Plan, Profile, SearchOptions
 from pipetransformer.simulator import Simulation, simulate
 
 
@@ -21,7 +20,7 @@ def explain_plan(
     cluster: Cluster | None = None,
     *,
     measured: Sequence[Measurement] = (),
-    options: Options | None = None,
+    options: SearchOptions | None = None,
 ) -> Explanation:
     """Explain a plan: stages, limiting resource, alternatives, reasons, prices.
 
@@ -34,8 +33,8 @@ def explain_plan(
             holds is told: no stage times, limits or alternatives.
         cluster: its machines.
         measured: predictions beside what happened in a run.
-        options: what the planner may choose from for the alternatives; default: what
-            the plan's candidates show.
+        options: those of the search that made the plan; default: what the plan and
+            its candidates show. Alternatives may differ in what they force.
 
     Returns:
         The explanation.
@@ -51,7 +50,12 @@ def explain_plan(
             step_ns=plan.simulated_step_ns,
             measured=tuple(measured),
         )
-    options = Options() if options is None else options
+    options = replace(
+        SearchOptions.shown_by(plan) if options is None else options,
+        num_stages=None,
+        num_microbatches=None,
+        cuts=None,
+    )
     run = simulate(plan, profile, cluster)
     return replace(
         outline(plan, profile, cluster, run),

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from pipetransformer.explanation.options import Options
 from pipetransformer.explanation.report import Limit
 from pipetransformer.planner import (
     CacheTiers,
@@ -16,6 +15,8 @@ from pipetransformer.planner import (
     LayerProfile,
     Plan,
     Profile,
+    SearchOptions,
+    search,
 )
 from pipetransformer.simulator import simulate
 
@@ -23,7 +24,11 @@ _LARGEST_INT = 2**62  # that a cluster's fields take
 
 
 def find_limits(
-    plan: Plan, profile: Profile, cluster: Cluster, step_ns: int, options: Options
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    step_ns: int,
+    options: SearchOptions,
 ) -> tuple[Limit, ...]:
     """Return what each resource would save of a step, were it twice as good.
 
@@ -32,7 +37,7 @@ def find_limits(
         profile: its layers.
         cluster: its machines.
         step_ns: the plan's simulated step.
-        options: what the planner may choose from.
+        options: what the planner may choose from, nothing of it forced.
 
     Returns:
         Largest gain first; among equals the order stages, prefix, links, cache,
@@ -76,17 +81,21 @@ def _variants(
 
 
 def _more_memory(
-    plan: Plan, profile: Profile, cluster: Cluster, step_ns: int, options: Options
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    step_ns: int,
+    options: SearchOptions,
 ) -> Limit | None:
     """Return what memory saves beyond what planning again saves without it."""
     memory = _twice(cluster.device_memory_bytes)
     roomy = replace(cluster, device_memory_bytes=memory)
     try:
-        best = options.search(profile, roomy, plan)
+        best = search(profile, roomy, options, boundary=plan.boundary)
     except InfeasiblePlan:  # the batch, or cuts that parameters forbid
         return None
     with contextlib.suppress(InfeasiblePlan):
-        again = options.search(profile, cluster, plan)
+        again = search(profile, cluster, options, boundary=plan.boundary)
         step_ns = min(step_ns, again.simulated_step_ns)
     return Limit(
         resource="memory",

@@ -2,6 +2,7 @@
 
 from pipetransformer.planner import paper
 from pipetransformer.planner.candidate import Candidate
+from pipetransformer.planner.change_terms import ChangeTerms
 from pipetransformer.planner.cluster import CacheTiers, Cluster
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
 from pipetransformer.planner.least_rows import least_rows
@@ -17,6 +18,7 @@ from pipetransformer.planner.transition import Transition
 __all__ = [
     "CacheTiers",
     "Candidate",
+    "ChangeTerms",
     "Cluster",
     "InfeasiblePlan",
     "LayerProfile",

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pipetransformer.planner import _binding, _transition_text
 from pipetransformer.planner._places import Places
 from pipetransformer.planner.candidate import Candidate
-from pipetransformer.planner.pauses import PauseModel, native_model, terms_of, total_ns
+from pipetransformer.planner.change_terms import ChangeTerms
+from pipetransformer.planner.pauses import native_model, terms_of, total_ns
 from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.transition import Transition
 
-RESHAPES = {
+_RESHAPES = {
     "priced": _binding.PlannerReshape.PRICED,
     "always": _binding.PlannerReshape.ALWAYS,
     "never": _binding.PlannerReshape.NEVER,
@@ -23,27 +24,6 @@ _KINDS = {
     _binding.PlannerTransitionKind.CUTS: "cuts",
     _binding.PlannerTransitionKind.SHAPE: "shape",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What prices depend on besides the plans.
-
-    Attributes:
-        remaining_steps: optimizer steps for which a gain lasts.
-        pace_permille: wall time of steps over their simulated time, in thousandths.
-        pauses: what changes have taken so far.
-        since_last_ns: since K or R changed last; None: never.
-        hysteresis_permille: what a gain must exceed the price by.
-        reshape: one of `RESHAPES`.
-    """
-
-    remaining_steps: int
-    pace_permille: int
-    pauses: PauseModel
-    since_last_ns: int | None
-    hysteresis_permille: int
-    reshape: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +54,7 @@ class Market:
         current: Plan,
         staying: Plan | None,
         why_not: str,
-        terms: Terms,
+        terms: ChangeTerms,
     ) -> None:
         self._places = places
         self._current = current
@@ -100,9 +80,9 @@ class Market:
         offer.pause_ns = total_ns(terms_ns)
         offer.anyway_ns = total_ns(self._anyway)
         offer.hysteresis_permille = self._terms.hysteresis_permille
-        offer.since_last_ns = self._terms.since_last_ns
+        offer.since_last_ns = self._terms.elapsed_since_last_ns
         offer.crowded = moves.crowded is not None
-        offer.reshape = RESHAPES[self._terms.reshape]
+        offer.reshape = _RESHAPES[self._terms.reshape]
         return Priced(
             candidate=candidate,
             offer=offer,

@@ -32,7 +32,7 @@ class Places:
         self.boundary = boundary
         self._profile = profile
         self._cluster = cluster
-        self._options = options
+        self._workload = native.workload(options, boundary)
 
     def in_force(self, plan: Plan) -> _binding.PlannerPlacement:
         """Return stages of the plan in force and what they hold between two steps.
@@ -49,25 +49,8 @@ class Places:
 
     def placement(self, plan: Plan | Candidate) -> _binding.PlannerPlacement:
         """Return stages at the new boundary and what they hold between two steps."""
-        options = self._options
-        shape = _binding.PlannerShape(*plan.shape)
         costs = _binding.planner_step_costs(
-            self.profile,
-            self.cluster,
-            native.workload(
-                global_batch=options.global_batch,
-                boundary=self.boundary,
-                checkpoint=options.checkpoint,
-                copies=options.copies,
-                num_samples=options.num_samples,
-            ),
-            _binding.PlannerChoice(
-                shape,
-                native.SCHEDULES[plan.schedule],
-                native.PLACEMENTS[plan.prefix],
-                native.TIERS[plan.cache],
-                list(plan.cuts),
-            ),
+            self.profile, self.cluster, self._workload, native.choice(plan)
         )
         return _placement(plan, costs)
 
@@ -76,7 +59,7 @@ class Places:
 
         Slabs of a node stay where they are, whatever K and R.
         """
-        samples = self._options.num_samples
+        samples = self._workload.num_samples
         if plan.cache != "device" or self.boundary == 0 or samples is None:
             return 0
         layer = self._profile.layers[self.boundary - 1]

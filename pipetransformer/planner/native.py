@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from pipetransformer.planner import _binding
+from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
+from pipetransformer.planner.options import SearchOptions
 from pipetransformer.planner.plan import Plan
 
 _T = TypeVar("_T")
@@ -39,38 +41,31 @@ _COPIES = {
 }
 
 
-def choice(choices: Mapping[str, _T], name: str, what: str) -> _T:
-    """Return the C++ value of a name.
-
-    Raises:
-        ValueError: another name; the text lists the known ones.
-    """
-    if name not in choices:
-        raise ValueError(f"{what}: expected one of {tuple(choices)}, got {name!r}")
-    return choices[name]
-
-
 def name_of(choices: Mapping[str, _T], value: _T) -> str:
     """Return the name of a C++ value."""
     return next(name for name, known in choices.items() if known == value)
 
 
-def workload(
-    *,
-    global_batch: int,
-    boundary: int,
-    checkpoint: str,
-    copies: str,
-    num_samples: int | None,
-) -> _binding.PlannerWorkload:
+def workload(asked: SearchOptions | Plan, boundary: int) -> _binding.PlannerWorkload:
     """Return what is to be run."""
     native = _binding.PlannerWorkload()
-    native.global_batch = global_batch
+    native.global_batch = asked.global_batch
     native.boundary = boundary
-    native.checkpoint = choice(_CHECKPOINTS, checkpoint, "checkpoint")
-    native.copies = choice(_COPIES, copies, "copies")
-    native.num_samples = num_samples
+    native.checkpoint = _CHECKPOINTS[asked.checkpoint]
+    native.copies = _COPIES[asked.copies]
+    native.num_samples = asked.num_samples
     return native
+
+
+def choice(plan: Plan | Candidate) -> _binding.PlannerChoice:
+    """Return how it is run."""
+    return _binding.PlannerChoice(
+        _binding.PlannerShape(*plan.shape),
+        SCHEDULES[plan.schedule],
+        PLACEMENTS[plan.prefix],
+        TIERS[plan.cache],
+        list(plan.cuts),
+    )
 
 
 def profile(value: Profile) -> _binding.PlannerProfile:
@@ -129,22 +124,9 @@ def step_costs(
     Raises:
         ValueError: the plan does not fit the profile or the cluster.
     """
-    shape = _binding.PlannerShape(*plan.shape)
     return _binding.planner_step_costs(
         profile(profile_),
         cluster(cluster_),
-        workload(
-            global_batch=plan.global_batch,
-            boundary=plan.boundary,
-            checkpoint=plan.checkpoint,
-            copies=plan.copies,
-            num_samples=plan.num_samples,
-        ),
-        _binding.PlannerChoice(
-            shape,
-            choice(SCHEDULES, plan.schedule, "plan schedule"),
-            choice(PLACEMENTS, plan.prefix, "plan prefix"),
-            choice(TIERS, plan.cache, "plan cache"),
-            list(plan.cuts),
-        ),
+        workload(plan, plan.boundary),
+        choice(plan),
     )

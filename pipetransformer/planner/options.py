@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pipetransformer.planner.candidate import Candidate
+from pipetransformer.core import wire
+from pipetransformer.planner.candidate import (
+    CACHE_TIERS,
+    COPY_MODELS,
+    PREFIX_PLACEMENTS,
+    SCHEDULES,
+    Candidate,
+)
 from pipetransformer.planner.cluster import Cluster
-from pipetransformer.planner.plan import Plan
+from pipetransformer.planner.plan import CHECKPOINT_MODES, Plan
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_T = TypeVar("_T", bound="DataclassInstance")
+_NAMES = {
+    "schedules": SCHEDULES,
+    "prefix_placements": PREFIX_PLACEMENTS,
+    "cache_tiers": CACHE_TIERS,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchOptions:
     """Options of `search` and `replan`, which take them one by one as well.
+
+    `search` checks in addition what depends on profile, cluster or boundary.
 
     Args:
         global_batch: rows of a step over all replicas; constant, so the number of
@@ -38,8 +58,7 @@ class SearchOptions:
 
     Raises:
         TypeError: a count or a cut is no integer.
-        ValueError: one of them does not fit 62 bits. What names mean, and what no
-            plan can satisfy, `search` checks.
+        ValueError: one of them does not fit 62 bits; a name that does not exist.
     """
 
     global_batch: int
@@ -56,13 +75,33 @@ class SearchOptions:
     min_microbatch_samples: int = 1
 
     def __post_init__(self) -> None:
-        """Check the numbers, and keep sequences as tuples."""
+        """Check numbers and names, and keep sequences as tuples."""
         for name in _COUNTS:
-            check_integer(getattr(self, name), name)
+            value = getattr(self, name)
+            if value is not None or name in _NEEDED:
+                check_integer(value, name)
         if self.cuts is not None:
             object.__setattr__(self, "cuts", _checked_cuts(self.cuts))
-        for name in ("schedules", "prefix_placements", "cache_tiers"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        wire.check_choice(self.checkpoint, "checkpoint", CHECKPOINT_MODES)
+        wire.check_choice(self.copies, "copies", COPY_MODELS)
+        for name, known in _NAMES.items():
+            chosen = tuple(getattr(self, name))
+            for entry in chosen:
+                wire.check_choice(entry, name, known)
+            object.__setattr__(self, name, chosen)
+
+    @classmethod
+    def shown_by(cls, plan: Plan) -> SearchOptions:
+        """Return the options that a plan was chosen from, as far as it shows them."""
+        compared: list[Plan | Candidate] = [plan, *plan.candidates]
+        return cls(
+            global_batch=plan.global_batch,
+            checkpoint=plan.checkpoint,
+            schedules=sorted({each.schedule for each in compared}),
+            cache_tiers=sorted({each.cache for each in compared}),
+            num_samples=plan.num_samples,
+            copies=plan.copies,
+        )
 
     def forbid(self, plan: Plan, num_active: int, cluster: Cluster) -> str:
         """Return why `plan` cannot go on with `num_active` layers; empty: it can."""
@@ -136,17 +175,23 @@ _COUNTS = (
     "num_samples",
     "min_microbatch_samples",
 )
+_NEEDED = ("global_batch", "min_microbatch_samples")
+
+
+def merged(of: type[_T], value: _T | None, choices: Mapping[str, Any]) -> _T:
+    """Return what a call gives as one value, field by field, or as both."""
+    if value is None:
+        return of(**choices)
+    return dataclasses.replace(value, **choices) if choices else value
 
 
 def check_integer(value: object, name: str) -> None:
-    """Refuse an option that is neither None nor an integer of 62 bits.
+    """Refuse an option that is no integer of 62 bits.
 
     Raises:
         TypeError: it is no integer.
         ValueError: it is too large.
     """
-    if value is None:
-        return
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected an integer, got {value!r}")
     if abs(value) > 2**62:

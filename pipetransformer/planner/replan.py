@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from pipetransformer.core import wire
 from pipetransformer.planner import _binding, _reasons
-from pipetransformer.planner._offers import RESHAPES, Market, Priced, Terms, short
+from pipetransformer.planner._offers import Market, Priced, short
 from pipetransformer.planner._places import Places
 from pipetransformer.planner.candidate import Candidate
+from pipetransformer.planner.change_terms import ChangeTerms
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
-from pipetransformer.planner.options import SearchOptions
-from pipetransformer.planner.pauses import PauseModel
+from pipetransformer.planner.options import SearchOptions, merged
 from pipetransformer.planner.plan import Plan
-from pipetransformer.planner.search import InfeasiblePlan, asked_for, search
+from pipetransformer.planner.search import InfeasiblePlan, search
 from pipetransformer.planner.transition import Transition
 
-RESHAPE_MODES = tuple(RESHAPES)
+_Find: TypeAlias = Callable[[SearchOptions], Plan]
 
 
 def replan(
     profile: Profile,
     cluster: Cluster,
     options: SearchOptions | None = None,
+    terms: ChangeTerms | None = None,
     *,
     current: Plan,
     boundary: int,
-    remaining_steps: int,
-    pace: float = 1.0,
-    pauses: PauseModel | None = None,
-    elapsed_since_last_ns: int | None = None,
-    hysteresis: float = 0.25,
-    reshape: str = "priced",
     **choices: Any,
 ) -> Plan:
     """Plan again at a boundary; change K, R, M or cuts only where that pays.
@@ -55,20 +49,11 @@ def replan(
         profile: as for `search`.
         cluster: as for `search`.
         options: as for `search`. A plan in force that they forbid cannot go on.
+        terms: what prices depend on besides the plans.
         current: the plan in force.
         boundary: index of the first active layer from now on.
-        remaining_steps: optimizer steps until the boundary changes again if that is
-            known, else until the end.
-        pace: wall time of steps so far over their simulated time: pauses are wall
-            time, so what a step saves is multiplied by it; thousandths count.
-        pauses: what changes have taken so far; None: calibrated defaults.
-        elapsed_since_last_ns: time since K or R changed last; None: never.
-        hysteresis: what a gain must exceed its price by; thousandths count.
-        reshape: ``"priced"``; ``"always"``: whenever a step gets 2 % shorter, without
-            a price or a look at devices that hold both plans; ``"never"``: only when
-            the plan in force cannot go on.
-        **choices: fields of `SearchOptions`, in place of `options` or instead of some
-            of theirs.
+        **choices: fields of `SearchOptions` and `ChangeTerms`, in place of `options`
+            and `terms` or instead of some of theirs.
 
     Returns:
         The plan from now on, with the candidates it was compared with; its
@@ -81,55 +66,41 @@ def replan(
         TypeError: a count or a cut is no integer.
         ValueError: an option that no plan can satisfy; the text names it.
     """
-    wire.check_int(remaining_steps, "remaining_steps")
-    if elapsed_since_last_ns is not None:
-        wire.check_int(elapsed_since_last_ns, "elapsed_since_last_ns")
-    wire.check_choice(reshape, "reshape", RESHAPE_MODES)
-    terms = Terms(
-        remaining_steps=remaining_steps,
-        pace_permille=_permille(pace, "pace"),
-        pauses=PauseModel() if pauses is None else pauses,
-        since_last_ns=elapsed_since_last_ns,
-        hysteresis_permille=_permille(hysteresis, "hysteresis"),
-        reshape=reshape,
-    )
-    asked = asked_for(options, choices)
-    best = search(profile, cluster, asked, boundary=boundary)
-    staying, why_not = _plan_in_force(profile, cluster, asked, current, boundary)
+    of_terms = {entry.name for entry in dataclasses.fields(ChangeTerms)} & {*choices}
+    terms = merged(ChangeTerms, terms, {n: choices.pop(n) for n in of_terms})
+    asked = merged(SearchOptions, options, choices)
+    find = functools.partial(search, profile, cluster, boundary=boundary)
+    best = find(asked)
+    why_not = asked.forbid(current, len(profile.layers) - boundary, cluster)
+    others = list(best.candidates)
+    staying = None
+    if not why_not:
+        staying, why_not = _plan_in_force(find, asked, current, boundary)
+        same = dataclasses.replace(
+            asked, num_stages=current.num_stages, max_replicas=current.num_replicas
+        )
+        others += _candidates(find, same)
+    others = _unlike(staying, others)
     places = Places(profile, cluster, asked, boundary)
     market = Market(places, current, staying, why_not, terms)
-    others = _others(profile, cluster, asked, current, best, staying)
     offers = [market.price(candidate) for candidate in others]
     if market.pick(offers) is None and any(each.offer.crowded for each in offers):
-        rest = _without_new_replicas(profile, cluster, asked, current, boundary)
+        # What processes that have the model can run: one replica per node.
+        kept = min(cluster.num_nodes, current.num_replicas)
+        if asked.max_replicas is not None:
+            kept = min(kept, asked.max_replicas)
+        rest = _candidates(find, dataclasses.replace(asked, max_replicas=kept))
         offers += [market.price(c) for c in rest if c not in others]
-    return _settle(profile, cluster, asked, best, staying, market, offers)
-
-
-def _permille(value: float, what: str) -> int:
-    """Return a factor of up to 1000 in thousandths."""
-    factor = wire.check_float(value, what)
-    if factor > 1000:
-        raise ValueError(f"{what}: expected at most 1000, got {value}")
-    return round(factor * 1000)
+    return _settle(find, cluster, asked, best, staying, market, offers)
 
 
 def _plan_in_force(
-    profile: Profile,
-    cluster: Cluster,
-    asked: SearchOptions,
-    current: Plan,
-    boundary: int,
+    find: _Find, asked: SearchOptions, current: Plan, boundary: int
 ) -> tuple[Plan | None, str]:
     """Return the plan in force at `boundary`, or why it cannot go on there."""
-    why_not = asked.forbid(current, len(profile.layers) - boundary, cluster)
-    if why_not:
-        return None, why_not
     cuts = asked.cuts or _binding.planner_clipped_cuts(list(current.cuts), boundary)
-    same = asked.like(current)
-    same = dataclasses.replace(same, cuts=None if cuts is None else tuple(cuts))
     try:
-        plan = search(profile, cluster, same, boundary=boundary)
+        plan = find(dataclasses.replace(asked.like(current), cuts=cuts))
     except InfeasiblePlan as error:
         missing = str(error).partition("; ")[2] or str(error)
         return None, f"{short(current)} cannot go on: {missing}"
@@ -138,47 +109,22 @@ def _plan_in_force(
     return plan, ""
 
 
-def _others(
-    profile: Profile,
-    cluster: Cluster,
-    asked: SearchOptions,
-    current: Plan,
-    best: Plan,
-    staying: Plan | None,
-) -> list[Candidate]:
-    """Return what is on offer: the best of all, and the best with this K and R."""
-    found = list(best.candidates)
-    num_active = len(profile.layers) - best.boundary
-    if not asked.forbid(current, num_active, cluster):
-        same = dataclasses.replace(
-            asked, num_stages=current.num_stages, max_replicas=current.num_replicas
-        )
-        with contextlib.suppress(InfeasiblePlan):  # then this K and R has no offer
-            found += search(profile, cluster, same, boundary=best.boundary).candidates
-    kept = [] if staying is None else [_identity(staying)]
-    unique: list[Candidate] = []
-    for candidate in found:
-        if _identity(candidate) not in kept:
-            kept.append(_identity(candidate))
-            unique.append(candidate)
-    return unique
+def _candidates(find: _Find, options: SearchOptions) -> Sequence[Candidate]:
+    """Return what a search compares; none where nothing fits."""
+    try:
+        return find(options).candidates
+    except InfeasiblePlan:
+        return ()
 
 
-def _without_new_replicas(
-    profile: Profile,
-    cluster: Cluster,
-    asked: SearchOptions,
-    current: Plan,
-    boundary: int,
-) -> list[Candidate]:
-    """Return what processes that have the model can run: one replica per node."""
-    kept = min(cluster.num_nodes, current.num_replicas)
-    if asked.max_replicas is not None:
-        kept = min(kept, asked.max_replicas)
-    fewer = dataclasses.replace(asked, max_replicas=kept)
-    with contextlib.suppress(InfeasiblePlan):
-        return list(search(profile, cluster, fewer, boundary=boundary).candidates)
-    return []
+def _unlike(staying: Plan | None, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return each candidate once, without the plan in force."""
+    unique: dict[tuple[object, ...], Candidate] = {}
+    for candidate in candidates:
+        unique.setdefault(_identity(candidate), candidate)
+    if staying is not None:
+        unique.pop(_identity(staying), None)
+    return list(unique.values())
 
 
 def _identity(plan: Plan | Candidate) -> tuple[object, ...]:
@@ -186,7 +132,7 @@ def _identity(plan: Plan | Candidate) -> tuple[object, ...]:
 
 
 def _settle(
-    profile: Profile,
+    find: _Find,
     cluster: Cluster,
     asked: SearchOptions,
     best: Plan,
@@ -199,8 +145,7 @@ def _settle(
     if taken is not None:
         plan, transition = best, market.transition(taken)
         if _identity(taken.candidate) != _identity(best):
-            exact = asked.exactly(taken.candidate)
-            plan = search(profile, cluster, exact, boundary=best.boundary)
+            plan = find(asked.exactly(taken.candidate))
     elif staying is None:
         rules = [market.rule(each) for each in offers]
         raise InfeasiblePlan(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pipetransformer.planner import _binding, _reasons, native
 from pipetransformer.planner.candidate import CACHE_TIERS, SCHEDULES, Candidate
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
-from pipetransformer.planner.options import SearchOptions, check_integer
+from pipetransformer.planner.options import SearchOptions, check_integer, merged
 from pipetransformer.planner.plan import Plan
 
 
@@ -58,32 +57,24 @@ def search(
     Source: PipeTransformer (ICML 2021), section 3.2, with exact cuts by measured
     time in place of greedy ones by size.
     """
-    asked = asked_for(options, choices)
+    asked = merged(SearchOptions, options, choices)
     check_integer(boundary, "boundary")
     request = _binding.PlannerRequest()
-    request.workload = native.workload(
-        global_batch=asked.global_batch,
-        boundary=boundary,
-        checkpoint=asked.checkpoint,
-        copies=asked.copies,
-        num_samples=asked.num_samples,
-    )
+    request.workload = native.workload(asked, boundary)
     request.num_stages = asked.num_stages
     request.max_replicas = asked.max_replicas
     request.num_microbatches = asked.num_microbatches
     request.cuts = None if asked.cuts is None else list(asked.cuts)
     request.min_microbatch_samples = asked.min_microbatch_samples
     request.schedules = [
-        native.choice(native.SCHEDULES, name, "schedules")
-        for name in sorted(asked.schedules, key=_order_in(SCHEDULES))
+        native.SCHEDULES[name] for name in sorted(asked.schedules, key=SCHEDULES.index)
     ]
     request.prefix_placements = [
-        native.choice(native.PLACEMENTS, name, "prefix_placements")
+        native.PLACEMENTS[name]
         for name in _placements(asked.prefix_placements, boundary)
     ]
     request.cache_tiers = [
-        native.choice(native.TIERS, name, "cache_tiers")
-        for name in sorted(asked.cache_tiers, key=_order_in(CACHE_TIERS))
+        native.TIERS[name] for name in sorted(asked.cache_tiers, key=CACHE_TIERS.index)
     ]
     result = _binding.planner_search(
         native.profile(profile), native.cluster(cluster), request
@@ -94,17 +85,7 @@ def search(
             "plan: expected a pipeline that fits, got none; " + "; ".join(refusals),
             refusals,
         )
-    modes = asked.checkpoint, asked.copies
-    return _make_plan(result, profile, cluster, request, modes, refusals)
-
-
-def asked_for(
-    options: SearchOptions | None, choices: Mapping[str, Any]
-) -> SearchOptions:
-    """Return the options of a call that may give them as one value, or one by one."""
-    if options is None:
-        return SearchOptions(**choices)
-    return dataclasses.replace(options, **choices) if choices else options
+    return _make_plan(result, profile, cluster, request, asked, refusals)
 
 
 def _placements(names: Sequence[str], boundary: int) -> list[str]:
@@ -118,38 +99,33 @@ def _placements(names: Sequence[str], boundary: int) -> list[str]:
     return left
 
 
-def _order_in(names: tuple[str, ...]) -> Callable[[str], int]:
-    return lambda name: names.index(name) if name in names else len(names)
-
-
 def _make_plan(
     result: _binding.PlannerResult,
     profile: Profile,
     cluster: Cluster,
     request: _binding.PlannerRequest,
-    modes: tuple[str, str],
+    asked: SearchOptions,
     refusals: list[str],
 ) -> Plan:
     chosen = result.candidates[0]
     choice, shape = chosen.choice, chosen.choice.shape
-    replica_rows = -(-request.workload.global_batch // shape.num_replicas)
+    replica_rows = -(-asked.global_batch // shape.num_replicas)
     devices = cluster.num_nodes * cluster.devices_per_node
     idle_devices = devices - shape.num_replicas * shape.num_stages
-    checkpoint, copies = modes
     return Plan(
         boundary=request.workload.boundary,
         num_stages=shape.num_stages,
         num_replicas=shape.num_replicas,
         num_microbatches=shape.num_microbatches,
         samples_per_microbatch=-(-replica_rows // shape.num_microbatches),
-        global_batch=request.workload.global_batch,
+        global_batch=asked.global_batch,
         cuts=tuple(choice.cuts),
         schedule=native.name_of(native.SCHEDULES, choice.schedule),
-        checkpoint=checkpoint,
+        checkpoint=asked.checkpoint,
         prefix=native.name_of(native.PLACEMENTS, choice.prefix),
         cache=native.name_of(native.TIERS, choice.cache),
-        copies=copies,
-        num_samples=request.workload.num_samples,
+        copies=asked.copies,
+        num_samples=asked.num_samples,
         predicted_step_ns=chosen.estimate_ns,
         lower_bound_ns=chosen.lower_bound_ns,
         simulated_step_ns=chosen.simulated_ns,

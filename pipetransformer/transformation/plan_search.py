@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from pipetransformer.autofreeze import Progress
-from pipetransformer.explanation import (
-    Explanation,
-    Options,
-    explain_plan,
-    explain_run,
-)
+from pipetransformer.explanation import Explanation, explain_plan, explain_run
 from pipetransformer.planner import (
+    ChangeTerms,
     Cluster,
     InfeasiblePlan,
     Plan,
@@ -72,14 +68,16 @@ def next_plan(
         profile,
         cluster,
         _options(run, workload, boundary, most),
+        ChangeTerms(
+            remaining_steps=market.remaining_steps,
+            pace=market.pace,
+            pauses=market.pauses,
+            elapsed_since_last_ns=market.elapsed_ns,
+            hysteresis=wishes.hysteresis,
+            reshape=wishes.reshape,
+        ),
         current=current,
         boundary=boundary,
-        remaining_steps=market.remaining_steps,
-        pace=market.pace,
-        pauses=market.pauses,
-        elapsed_since_last_ns=market.elapsed_ns,
-        hysteresis=wishes.hysteresis,
-        reshape=wishes.reshape,
     )
 
 
@@ -111,20 +109,12 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
     """
     boundary = replica.plan.boundary
     profile, cluster, workload = _known(run, boundary, run.in_force.cache_slots)
-    options = _options(run, workload, boundary)
     return explain_plan(
         replica.plan,
         profile,
         cluster,
         measured=explain_run(run.history.to_json()).measured,
-        options=Options(
-            schedules=("gpipe",),
-            prefix_placements=tuple(options.prefix_placements),
-            cache_tiers=tuple(options.cache_tiers),
-            max_replicas=options.max_replicas,
-            num_samples=options.num_samples,
-            min_microbatch_samples=options.min_microbatch_samples,
-        ),
+        options=_options(run, workload, boundary),
     )
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import pipetransformer as pt
 from pipetransformer import planner
-from pipetransformer.explanation import options
+from pipetransformer.explanation import alternatives
 from pipetransformer.pipe import DeferredBatchNorm
 from pipetransformer.planner import Plan
 from pipetransformer.transformation import propose as planning
@@ -180,13 +180,13 @@ def test_a_prefix_that_fits_only_in_pieces_is_refused():
 
 
 def test_explanations_offer_no_prefix_in_pieces(monkeypatch):
-    offered, search = [], options.search
+    offered, search = [], alternatives.search
 
-    def seen(*args, **kwargs):
-        offered.append(kwargs["prefix_placements"])
-        return search(*args, **kwargs)
+    def seen(profile, cluster, options, **choices):
+        offered.append(options.prefix_placements)
+        return search(profile, cluster, options, **choices)
 
-    monkeypatch.setattr(options, "search", seen)
+    monkeypatch.setattr(alternatives, "search", seen)
     with make_engine(freeze=schedule(4)) as engine:
         engine.prepare(ToySet(24), 12)
         engine.explain()

@@ -1,12 +1,14 @@
 """The other ways to run a model: judged by the same model, never better than chosen."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipetransformer.explanation import Options, explain_plan
+from pipetransformer.explanation import explain_plan
 from pipetransformer.explanation.alternatives import paper_cuts
-from pipetransformer.planner import paper, search
+from pipetransformer.planner import SearchOptions, paper, search
 from tests.explanation.cases import (
     MEGABYTE,
     a_cluster,
@@ -17,11 +19,16 @@ from tests.explanation.cases import (
 )
 from tests.planner import instances
 
-EVERY = Options(schedules=("gpipe", "1f1b", "zb-h1"), cache_tiers=("none", "host"))
+EVERY = SearchOptions(
+    global_batch=16,
+    schedules=("gpipe", "1f1b", "zb-h1"),
+    cache_tiers=("none", "host"),
+)
 
 
 def ways(plan, profile, cluster, **options):
-    report = explain_plan(plan, profile, cluster, options=Options(**options))
+    shown = replace(SearchOptions.shown_by(plan), **options)
+    report = explain_plan(plan, profile, cluster, options=shown)
     return {entry.name: entry for entry in report.counterfactuals}
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pipetransformer.explanation import Options, explain_plan
-from pipetransformer.planner import CacheTiers
+from pipetransformer.explanation import explain_plan
+from pipetransformer.planner import CacheTiers, SearchOptions
 from tests.explanation.cases import (
     MEGABYTE,
     a_cluster,
@@ -104,7 +104,9 @@ def test_memory_limits_where_it_forces_a_longer_pipeline():
 def test_memory_gets_no_credit_for_what_planning_again_saves():
     profile, cluster = a_profile(6), a_cluster()
     forced = a_plan(profile, cluster, num_stages=4)  # K=1 is shorter, and fits
-    free = Options(schedules=("gpipe", "1f1b", "zb-h1"))
+    free = SearchOptions(
+        global_batch=16, num_stages=4, schedules=("gpipe", "1f1b", "zb-h1")
+    )
     assert a_plan(profile, cluster).simulated_step_ns < forced.simulated_step_ns
     report = explain_plan(forced, profile, cluster, options=free)
     memory = next(limit for limit in report.limits if limit.resource == "memory")

@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipetransformer.planner import (
+    ChangeTerms,
     InfeasiblePlan,
     PauseModel,
     Plan,
     RunningMean,
+    SearchOptions,
     Transition,
     replan,
     search,
@@ -105,6 +107,16 @@ def test_cuts_move_where_the_shape_stays():
     assert again(0, current=uneven, slots=cluster(4), left=0, **options).cuts == (
         uneven.cuts
     )
+
+
+def test_terms_may_be_one_value_or_one_by_one():
+    options = SearchOptions(**CACHED)
+    terms = ChangeTerms(remaining_steps=34, reshape="never")
+    at = {"current": FIRST, "boundary": 6}
+    assert replan(MODEL, SLOTS, options, terms, **at) == again(6, reshape="never")
+    assert replan(MODEL, SLOTS, options, terms, reshape="priced", **at) == again(6)
+    with pytest.raises(TypeError, match="missing .* 'remaining_steps'"):
+        replan(MODEL, SLOTS, options, pace=1.0, **at)
 
 
 def test_less_than_two_percent_is_refused_by_name():

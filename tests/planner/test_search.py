@@ -167,6 +167,8 @@ def test_options_may_be_one_value_or_one_by_one():
     assert hash(options) and options.schedules == ("gpipe",)  # a value
     with pytest.raises(TypeError, match="num_stages: expected an integer, got True"):
         SearchOptions(global_batch=32, num_stages=True)
+    with pytest.raises(TypeError, match="global_batch: expected an integer, got None"):
+        SearchOptions(global_batch=None)
     with pytest.raises(TypeError, match="unexpected keyword argument 'stages'"):
         search(model, machine, options, stages=2)
 

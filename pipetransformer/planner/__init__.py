@@ -12,6 +12,7 @@ from pipetransformer.planner.options import SearchOptions
 from pipetransformer.planner.pauses import PauseModel, RunningMean
 from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.replan import replan
+from pipetransformer.planner.run_plan import RunPlan
 from pipetransformer.planner.search import InfeasiblePlan, search
 from pipetransformer.planner.transition import Transition
 
@@ -25,6 +26,7 @@ __all__ = [
     "PauseModel",
     "Plan",
     "Profile",
+    "RunPlan",
     "RunningMean",
     "SearchOptions",
     "Transition",

@@ -15,7 +15,8 @@ from pipetransformer.planner.candidate import (
     Candidate,
 )
 from pipetransformer.planner.cluster import Cluster
-from pipetransformer.planner.plan import CHECKPOINT_MODES, Plan
+from pipetransformer.planner.plan import Plan
+from pipetransformer.planner.run_plan import CHECKPOINT_MODES
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

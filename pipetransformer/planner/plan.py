@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 
 from pipetransformer.core import wire
 from pipetransformer.planner.candidate import (
     CACHE_TIERS,
     COPY_MODELS,
     PREFIX_PLACEMENTS,
-    SCHEDULES,
     Candidate,
 )
+from pipetransformer.planner.run_plan import RunPlan
 from pipetransformer.planner.transition import Transition
 
-CHECKPOINT_MODES = ("never", "except_last", "always")
-_COUNTS = (
-    "num_stages",
-    "num_replicas",
-    "num_microbatches",
-    "samples_per_microbatch",
-    "global_batch",
-)
+_COUNTS = ("samples_per_microbatch", "global_batch")
 _NUMBERS = (
-    "boundary",
     "predicted_step_ns",
     "lower_bound_ns",
     "simulated_step_ns",
@@ -32,20 +24,12 @@ _NUMBERS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How the active layers are run, and why.
+class Plan(RunPlan):
+    """How the active layers are run, which is `run`, and why.
 
     Args:
-        boundary: index of the first active layer = number of frozen layers.
-        num_stages: K, pipeline length.
-        num_replicas: R, copies of the pipeline.
-        num_microbatches: M, micro-batches per replica and step.
         samples_per_microbatch: rows of the largest micro-batch.
         global_batch: rows of a step over all replicas.
-        cuts: K + 1 layer indices; stage k holds layers ``cuts[k]`` to
-            ``cuts[k + 1] - 1``.
-        schedule: order of the cells: ``"gpipe"``, ``"1f1b"`` or ``"zb-h1"``.
-        checkpoint: ``"never"``, ``"except_last"`` or ``"always"``.
         prefix: where the frozen layers run: ``"none"`` (there are none),
             ``"replicated"`` or ``"pipelined"``.
         cache: tier that the frozen outputs are read from: ``"none"``, ``"device"``,
@@ -67,22 +51,15 @@ class Plan:
         reasons: why this one was chosen, as sentences.
         profile_hash: of the profile the plan was made from.
         cluster_hash: of the cluster the plan was made for.
-        plan_hash: 64-bit hash of everything above; computed when left out.
+        plan_hash: 64-bit hash of everything else; computed when left out.
 
     Raises:
         ValueError: a field is malformed or does not fit the others, or the hash is
             not that of the content.
     """
 
-    boundary: int
-    num_stages: int
-    num_replicas: int
-    num_microbatches: int
     samples_per_microbatch: int
     global_batch: int
-    cuts: tuple[int, ...]
-    schedule: str = "gpipe"
-    checkpoint: str = "never"
     prefix: str = "none"
     cache: str = "none"
     copies: str = "overlapped"
@@ -103,16 +80,16 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Check every field and complete the hash."""
+        super().__post_init__()
         for name in _COUNTS:
             wire.check_int(getattr(self, name), f"plan {name}", low=1)
         for name in _NUMBERS:
             wire.check_int(getattr(self, name), f"plan {name}")
         if self.num_samples is not None:
             wire.check_int(self.num_samples, "plan num_samples", low=1)
-        for name in ("cuts", "bytes_per_stage"):
-            checked = wire.check_ints(getattr(self, name), f"plan {name}")
-            object.__setattr__(self, name, checked)
-        self._check_shape()
+        stages = wire.check_ints(self.bytes_per_stage, "plan bytes_per_stage")
+        object.__setattr__(self, "bytes_per_stage", stages)
+        self._check_batch()
         self._check_choices()
         for name in ("reasons", "refusals"):
             sentences = wire.check_tuple(
@@ -131,19 +108,7 @@ class Plan:
                 f"{wire.shown(self.plan_hash)}"
             )
 
-    def _check_shape(self) -> None:
-        if len(self.cuts) != self.num_stages + 1:
-            raise ValueError(
-                f"plan cuts: expected {self.num_stages + 1} layer indices "
-                f"(num_stages + 1), got {len(self.cuts)}"
-            )
-        if self.cuts[0] != self.boundary or any(
-            a >= b for a, b in zip(self.cuts, self.cuts[1:], strict=False)
-        ):
-            raise ValueError(
-                f"plan cuts: expected increasing layer indices from {self.boundary}, "
-                f"got {wire.shown(list(self.cuts))}"
-            )
+    def _check_batch(self) -> None:
         replica_rows = -(-self.global_batch // self.num_replicas)
         rows = -(-replica_rows // self.num_microbatches)
         if self.samples_per_microbatch != rows:
@@ -160,29 +125,11 @@ class Plan:
             )
 
     def _check_choices(self) -> None:
-        wire.check_choice(self.schedule, "plan schedule", SCHEDULES)
-        wire.check_choice(self.checkpoint, "plan checkpoint", CHECKPOINT_MODES)
         wire.check_choice(self.prefix, "plan prefix", PREFIX_PLACEMENTS)
         wire.check_choice(self.cache, "plan cache", CACHE_TIERS)
         wire.check_choice(self.copies, "plan copies", COPY_MODELS)
         bubble = wire.check_fraction(self.bubble_fraction, "plan bubble_fraction")
         object.__setattr__(self, "bubble_fraction", bubble)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(K, R, M)."""
-        return self.num_stages, self.num_replicas, self.num_microbatches
-
-    def describe(self) -> str:
-        """Return one line, such as ``K=2 R=2 M=4 layers 4-8|9-13``."""
-        stages = "|".join(
-            f"{a}-{b - 1}" if b - a > 1 else f"{a}"
-            for a, b in zip(self.cuts, self.cuts[1:], strict=False)
-        )
-        return (
-            f"K={self.num_stages} R={self.num_replicas} M={self.num_microbatches} "
-            f"layers {stages}"
-        )
 
     def to_dict(self) -> dict[str, object]:
         """Return the plan as JSON-ready values."""
@@ -213,11 +160,12 @@ class Plan:
         Raises:
             ValueError: malformed text, a missing, unknown or wrong field (named).
         """
+        entries = fields(cls)
         values = wire.read_object(
             wire.parse(text, "plan"),
             "plan",
-            required=("boundary", "cuts", *_COUNTS),
-            optional=[entry.name for entry in fields(cls)],
+            required=[e.name for e in entries if e.default is MISSING],
+            optional=[entry.name for entry in entries],
             version=1,
         )
         values["candidates"] = wire.check_tuple(

@@ -198,7 +198,7 @@ def propose(
         )
         _compare_plans(replica.group, plan.plan_hash, market)
         record_refusal(run, plan.transition)
-        if _runs_alike(plan, held) and layout == run.in_force.layout:
+        if plan.run == held.run and layout == run.in_force.layout:
             return None
     before = run.in_force.layout
     joined = joiners(before, layout)
@@ -235,28 +235,6 @@ def _why(plan: Plan) -> list[str]:
     unfit = [text.partition(" does not fit")[0] for text in plan.refusals]
     short = [f"{', '.join(unfit)} would not fit"] if unfit else []
     return [*plan.reasons[:1], *short]
-
-
-RUN_FIELDS = (
-    "boundary",
-    "num_stages",
-    "num_replicas",
-    "num_microbatches",
-    "cuts",
-    "schedule",
-    "checkpoint",
-)
-"""What of a plan the engine carries out, see `rewire`.
-
-All else is prediction or its basis. So are `prefix` and `cache` today: frozen layers
-are always run as micro-batches spread over the workers, and always read what the
-node's slab has, whose size is no part of a plan.
-"""
-
-
-def _runs_alike(plan: Plan, other: Plan) -> bool:
-    """Tell whether two plans differ in nothing that runs."""
-    return all(getattr(plan, name) == getattr(other, name) for name in RUN_FIELDS)
 
 
 def _compare_plans(group: ActiveGroup, plan_hash: int, market: PricingInputs) -> None:

@@ -28,7 +28,7 @@ from pipetransformer.autocache import ActivationCache
 from pipetransformer.autodp import (
     ActiveGroup,
     MessagePlane,
-    Transition,
+    PlanAgreement,
     _binding,
     group,
 )
@@ -174,10 +174,10 @@ class Striker:
     # -- functions of the library ----------------------------------------------
 
     def _install(self, case: Case) -> None:
-        before(Transition, "announce", self._begin_change)
-        before(Transition, "receive", self._begin_change)
-        after(Transition, "acknowledge", lambda *_: self._in_change("after ack"))
-        after(Transition, "decide", self._decided)
+        before(PlanAgreement, "announce", self._begin_change)
+        before(PlanAgreement, "receive", self._begin_change)
+        after(PlanAgreement, "acknowledge", lambda *_: self._in_change("after ack"))
+        after(PlanAgreement, "decide", self._decided)
         before(group, "make_backend", lambda *_: self._in_change("in build"))
         before(Pipe, "from_plan", lambda *_: self._in_change("in rewire"))
         before(ActiveGroup, "retire", lambda *_: self._in_change("in retire"))
@@ -190,7 +190,7 @@ class Striker:
         before(MessagePlane, "finish", lambda *_: self.at("at finish"))
         before(planner, "profile", lambda *_: self.at("in profile"))
 
-    def _begin_change(self, transition: Transition, *_: object) -> None:
+    def _begin_change(self, transition: PlanAgreement, *_: object) -> None:
         self._change, self._committed = transition.epoch, False
         self._in_change("before PREPARE")
 

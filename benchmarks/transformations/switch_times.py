@@ -19,7 +19,7 @@ from pipetransformer.autodp import (
     ActiveGroup,
     AutoDPConfig,
     MessagePlane,
-    Transition,
+    PlanAgreement,
     build_group,
     connect,
 )
@@ -54,7 +54,7 @@ def _change(
 ) -> tuple[list[float], ActiveGroup]:
     """Return the seconds of `PARTS` and the group in use afterwards."""
     members, start = range(plane.world_size), time.perf_counter()
-    transition = Transition(
+    transition = PlanAgreement(
         plane, epoch, writer=plane.rank == 0, participants=list(members)
     )
     if plane.rank == 0:

@@ -7,7 +7,7 @@ from pipetransformer.autodp.group import ActiveGroup, build_group
 from pipetransformer.autodp.group_cache import GroupCache, MissingKeptGroup
 from pipetransformer.autodp.launch import LaunchInfo, connect
 from pipetransformer.autodp.plane import MessagePlane
-from pipetransformer.autodp.protocol import Transition, announced_epoch
+from pipetransformer.autodp.protocol import PlanAgreement, announced_epoch
 from pipetransformer.autodp.transfer import (
     broadcast_tensors,
     compare_hashes,
@@ -22,7 +22,7 @@ __all__ = [
     "MessagePlane",
     "MissingKeptGroup",
     "PeerFailure",
-    "Transition",
+    "PlanAgreement",
     "Unreachable",
     "announced_epoch",
     "broadcast_tensors",

@@ -59,8 +59,8 @@ class MessagePlane:
             survives=config.on_peer_failure == "continue",
         )
         self.plan_hash: str | None = ""
-        """Names the plan in force, set by `Transition`; plans that do not follow it are
-        refused. None on a rank that has missed a change and holds no state."""
+        """Names the plan in force, set by `PlanAgreement`; plans that do not follow it
+        are refused. None on a rank that has missed a change and holds no state."""
         self._closed = False
         self._loss_told = False
         self._seal = store.seal if isinstance(store, RunStore) else None

@@ -30,7 +30,7 @@ def _prefix(plane: MessagePlane) -> str:
     return plane.own_key("") if plane.generation > 0 else ""
 
 
-class Transition:
+class PlanAgreement:
     """One rank's part in the change to the plan of epoch `epoch`.
 
     On every rank in this order: `receive` (the writer calls `announce` first),

@@ -24,7 +24,7 @@ from pipetransformer.autodp import (
     ActiveGroup,
     MissingKeptGroup,
     PeerFailure,
-    Transition,
+    PlanAgreement,
     Unreachable,
 )
 from pipetransformer.replica.replica import Replica
@@ -81,7 +81,7 @@ class Prepared:
         phases: Seconds per phase so far.
     """
 
-    transition: Transition
+    transition: PlanAgreement
     proposal: Proposal
     committed: bool
     group: ActiveGroup | None
@@ -129,7 +129,7 @@ def prepare(
     phases = Phases()
     built = Built()
     with phases.phase("prepare"):
-        transition = Transition(
+        transition = PlanAgreement(
             run.plane,
             plan_epoch,
             writer=proposal is not None,

@@ -7,7 +7,7 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from pipetransformer.autodp import PeerFailure, Transition, announced_epoch
+from pipetransformer.autodp import PeerFailure, PlanAgreement, announced_epoch
 from pipetransformer.autodp.cards import Card, Cards, Job
 from pipetransformer.autodp.meeting import Meeting
 from pipetransformer.recovery.decision import RankReport
@@ -39,7 +39,7 @@ def is_plain(text):
 def test_a_head_that_no_rank_wrote_is_refused(case):
     with joined() as plane:
         plane.publish("head", FOREIGN[case])
-        transition = Transition(plane, 1, writer=True, participants=[0])
+        transition = PlanAgreement(plane, 1, writer=True, participants=[0])
         for reads in (lambda: announced_epoch(plane), lambda: transition.announce(b"")):
             with pytest.raises(RuntimeError, match="head: expected an epoch") as caught:
                 reads()
@@ -50,7 +50,7 @@ def test_a_head_that_no_rank_wrote_is_refused(case):
 @pytest.mark.parametrize("case", FOREIGN)
 def test_a_decision_that_no_rank_wrote_is_an_abort(case):
     with joined() as plane:
-        transition = Transition(plane, 1, writer=True, participants=[0])
+        transition = PlanAgreement(plane, 1, writer=True, participants=[0])
         transition.announce(b"plan")
         plane.publish("decision/1", FOREIGN[case])
         transition.acknowledge()
@@ -61,7 +61,7 @@ def test_a_decision_that_no_rank_wrote_is_an_abort(case):
 @pytest.mark.parametrize("case", FOREIGN)
 def test_an_answer_that_no_rank_wrote_is_a_refusal(case):
     with joined() as plane:
-        transition = Transition(plane, 1, writer=True, participants=[0, 1])
+        transition = PlanAgreement(plane, 1, writer=True, participants=[0, 1])
         transition.announce(b"plan")
         plane.publish("here/1/1", b"")
         plane.publish("ack/1/1", FOREIGN[case])
@@ -73,9 +73,9 @@ def test_an_answer_that_no_rank_wrote_is_a_refusal(case):
 @pytest.mark.parametrize("case", FOREIGN)
 def test_a_plan_that_no_rank_wrote_is_refused(case):
     with joined() as plane:
-        Transition(plane, 1, writer=True, participants=[0]).announce(b"plan")
+        PlanAgreement(plane, 1, writer=True, participants=[0]).announce(b"plan")
         plane.publish("plan/1", FOREIGN[case])
-        reader = Transition(plane, 1, writer=False, participants=[0])
+        reader = PlanAgreement(plane, 1, writer=False, participants=[0])
         with pytest.raises(RuntimeError, match="plan message: expected") as caught:
             reader.receive()
         assert is_plain(str(caught.value))

@@ -2,12 +2,12 @@ from datetime import timedelta
 
 import pytest
 
-from pipetransformer.autodp import PeerFailure, Transition, announced_epoch
+from pipetransformer.autodp import PeerFailure, PlanAgreement, announced_epoch
 from tests.autodp.world import joined, run_scenarios
 
 
 def _alone(plane, epoch, **options):
-    return Transition(plane, epoch, writer=True, participants=[0], **options)
+    return PlanAgreement(plane, epoch, writer=True, participants=[0], **options)
 
 
 def _commit(plane, epoch):
@@ -42,7 +42,7 @@ def test_transition_refuses_an_epoch_at_or_below_the_head():
         with pytest.raises(ValueError, match="epoch: expected a number from 0"):
             _alone(plane, -1)
         with pytest.raises(ValueError, match="participants: expected distinct ranks"):
-            Transition(plane, 4, writer=True, participants=[0, 0])
+            PlanAgreement(plane, 4, writer=True, participants=[0, 0])
 
 
 def test_transition_refuses_steps_in_another_order():
@@ -88,7 +88,7 @@ def test_transition_of_a_rank_that_slept_for_three_changes_is_fenced():
             sleeper.decide()
         assert plane.read("ack/1/0") is None
         assert plane.read("decision/1") is None
-        late = Transition(plane, 1, writer=False, participants=[0])
+        late = PlanAgreement(plane, 1, writer=False, participants=[0])
         with pytest.raises(PeerFailure, match="without this one"):
             late.receive()
 
@@ -117,7 +117,7 @@ def test_plan_that_does_not_follow_the_one_in_force_is_refused():
         assert plane.plan_hash != ""
         _alone(plane, 2).announce(b"plan")
         in_force, plane.plan_hash = plane.plan_hash, "another"
-        reader = Transition(plane, 2, writer=False, participants=[0])
+        reader = PlanAgreement(plane, 2, writer=False, participants=[0])
         with pytest.raises(RuntimeError, match="expected the plan after 'another'"):
             reader.receive()
         assert b"expected the plan after 'another'" in plane.read("ack/2/0")
@@ -126,7 +126,7 @@ def test_plan_that_does_not_follow_the_one_in_force_is_refused():
 
 def test_receive_ends_at_its_deadline():
     with joined() as plane:
-        transition = Transition(plane, 1, writer=False, participants=[0])
+        transition = PlanAgreement(plane, 1, writer=False, participants=[0])
         with pytest.raises(PeerFailure, match="no rank published the plan of epoch 1"):
             transition.receive(timeout=timedelta(milliseconds=100))
         plane.close()
@@ -138,7 +138,7 @@ SHORT = timedelta(seconds=0.5)
 
 def _transition(plane, epoch, *, error=None, participants=None):
     writer = plane.rank == 1
-    transition = Transition(
+    transition = PlanAgreement(
         plane, epoch, writer=writer, participants=participants or [0, 1, 2]
     )
     if writer:
@@ -164,7 +164,7 @@ def _change_plans(plane):
 def _rank_that_does_not_come(plane):
     # Only the writer's deadline is short, so only the writer gives up.
     writer = plane.rank == 1
-    transition = Transition(
+    transition = PlanAgreement(
         plane,
         1,
         writer=writer,
@@ -185,7 +185,7 @@ def _rank_that_does_not_come(plane):
 
 def _writer_without_a_word(plane):
     writer = plane.rank == 0
-    transition = Transition(
+    transition = PlanAgreement(
         plane, 1, writer=writer, participants=[0, 1, 2], timeout=SHORT
     )
     if writer:

@@ -137,9 +137,9 @@ def test_ten_thousand_messages_of_somebody_without_the_secret_change_no_bit(
 def _loses_a_decision(rank, folder):
     """Train; somebody removes the decision of the second plan while it is made."""
     import pipetransformer as pt
-    from pipetransformer.autodp import PeerFailure, Transition
+    from pipetransformer.autodp import PeerFailure, PlanAgreement
 
-    meet = Transition.meet
+    meet = PlanAgreement.meet
 
     def late(self):
         met = meet(self)
@@ -147,7 +147,7 @@ def _loses_a_decision(rank, folder):
             self._plane.delete(f"decision/{self.epoch}")
         return met
 
-    Transition.meet = late
+    PlanAgreement.meet = late
     saves = pt.CheckpointConfig(directory=folder, every_epochs=100)
     settings = dataclasses.replace(_settings(SECRET), checkpoint=saves)
     engine = make_engine(freeze=schedule(*FREEZE), config=settings)

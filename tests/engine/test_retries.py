@@ -11,7 +11,7 @@ from pipetransformer.autodp import (
     GroupCache,
     LaunchInfo,
     MissingKeptGroup,
-    Transition,
+    PlanAgreement,
     Unreachable,
 )
 from pipetransformer.report import Phases
@@ -116,7 +116,7 @@ def test_the_rank_whose_state_the_others_get_stays_active(source):
     assert layout.active == (source,)
 
 
-class LateTransition(Transition):
+class LateTransition(PlanAgreement):
     """Comes to the second plan only when it has been decided without this rank."""
 
     def __init__(self, plane, epoch, **options):
@@ -151,7 +151,7 @@ def train(rank, culprit, module, name, replacement, autodp=PATIENT):
 
 def three_runs(rank):
     return {
-        "late": train(rank, 2, transformation, "Transition", LateTransition),
+        "late": train(rank, 2, transformation, "PlanAgreement", LateTransition),
         "refuses": train(rank, 3, run_module, "build_group", out_of_memory),
         "lead refuses": train(rank, 0, run_module, "build_group", out_of_memory),
     }

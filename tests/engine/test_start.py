@@ -49,7 +49,7 @@ STEPS = {
     "profile, the lead": (0, planner, "profile"),
     "profile, another": (1, coordinator, "agree_on_profile"),
     "planning": (0, attempts, "propose"),
-    "before PREPARE": (1, transformation, "Transition"),
+    "before PREPARE": (1, transformation, "PlanAgreement"),
     "building the group": (1, transformation, "_build"),
     "move": (1, transformation, "move"),
     "comparing the replicas": (1, rewire, "compare_hashes"),

@@ -3,7 +3,7 @@
 A module that moves, or a function that gets another name, is changed here alone.
 """
 
-from pipetransformer.autodp import Transition
+from pipetransformer.autodp import PlanAgreement
 from pipetransformer.loop import coordinator
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.recovery.resume import Resumption
@@ -17,7 +17,7 @@ POINTS = {
     "build": (phases, "_build"),
     "move": (phases, "move"),
     "rewire": (phases, "rewire"),
-    "decide": (Transition, "decide"),
+    "decide": (PlanAgreement, "decide"),
     "await switch": (Changes, "_await_switch"),
     "tell switch": (Ahead, "_tell_switch"),
     "begin pass": (OpenPass, "begin"),

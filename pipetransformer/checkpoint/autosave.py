@@ -11,6 +11,7 @@ from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import disk
 from pipetransformer.core import tensor_files as files
 from pipetransformer.replica.replica import Replica
+from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 
 _LOG = logging.getLogger(__name__)
@@ -47,14 +48,15 @@ class AutoSave:
         if os.access(folder, os.R_OK | os.X_OK):  # another rank's may be missing here
             self._before = checkpoint.times(folder)
 
-    def between_batches(self, replica: Replica) -> None:
+    def between_batches(self, role: Role) -> None:
         """Save in the middle of a pass if enough steps have been done; on the lead.
 
         Not after the last batch of a pass: the epoch's end saves instead, when the
         user's code has seen the pass end.
         """
-        if not self._run.state.pass_is_done and self._reached_a_multiple():
-            self._save(replica)
+        is_due = not self._run.state.pass_is_done and self._reached_a_multiple()
+        if is_due and role.is_lead:
+            self._save(role.active())
 
     def after_epoch(self, replica: Replica | None) -> None:
         """Save if the epoch or the steps ask for it; on the lead."""

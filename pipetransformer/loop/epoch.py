@@ -86,8 +86,7 @@ class PassLoop:
                     self._left_open = True
                     position, self._last_epoch = joined, run.state.epoch
                 for batch in self._segment(position):
-                    if role.is_lead:
-                        self._autosave.between_batches(role.active())
+                    self._autosave.between_batches(role)
                     run.state.hand_out(batch.index)
                     yield batch
                     position = batch.index + 1

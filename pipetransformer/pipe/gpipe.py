@@ -103,7 +103,7 @@ class GPipe(Pipe):
         """
         return super().forward(input)
 
-    def _is_training(self) -> bool:
+    def _is_training(self, _: Sequence[PipeSequential]) -> bool:
         return self.training
 
     def _check_inputs(

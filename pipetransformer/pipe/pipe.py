@@ -256,16 +256,16 @@ class Pipe(StageLayers, FixedPlacement):
         loss = self._loss[0]
         targets = self._take_targets(kwargs) if loss is not None else None
         self._check_inputs(inputs, kwargs)
-        if self.num_stages == 0:
+        stages, runner = self._stages(), self._runner
+        if not stages:
             output = inputs[0] if len(inputs) == 1 else inputs
             return self._result(output if loss is None else loss(output, targets))
-        stages = self._stages()
-        mode = self.checkpoint if self._is_training() else "never"
+        mode = self.checkpoint if self._is_training(stages) else "never"
         norms = self._deferred_norms()
         for norm in norms:
             norm.begin()
         if loss is not None:
-            value: object = self._runner.step(
+            value: object = runner.step(
                 stages,
                 (inputs, kwargs),
                 mode,
@@ -273,15 +273,17 @@ class Pipe(StageLayers, FixedPlacement):
                 loss=loss,
                 schedule=self.schedule,
             )
-        elif self._is_plain_module(mode):
-            # In this thread, as the plain module it is.
-            runner, stage = self._runner, stages[0]
+        elif len(stages) == runner.settings.num_microbatches == 1 and mode != "always":
+            # In this thread, as the plain module it is: autograd's own graph of the
+            # layers, without node or worker, so DDP overlaps its all-reduce bucket by
+            # bucket.
+            stage = stages[0]
             args, named = runner.plain_arguments((inputs, kwargs))
             with runner.plain_scope(stage):
                 output = stage(*args, **named)
             value = runner.plain_result(output)
         else:
-            value = self._runner.forward(stages, (inputs, kwargs), mode)
+            value = runner.forward(stages, (inputs, kwargs), mode)
         for norm in norms:
             norm.finish()
         return self._result(value)
@@ -350,14 +352,8 @@ class Pipe(StageLayers, FixedPlacement):
         layers = self.partitions.modules()
         return [layer for layer in layers if isinstance(layer, DeferredBatchNorm)]
 
-    def _is_training(self) -> bool:
-        return self.partitions[0].training
-
-    def _is_plain_module(self, mode: str) -> bool:
-        # One stage, one micro-batch: autograd's own graph of the layers, without
-        # node or worker, so DDP overlaps its all-reduce bucket by bucket.
-        checkpointed = mode == "always"
-        return self.num_stages == 1 and self.chunks == 1 and not checkpointed
+    def _is_training(self, stages: Sequence[PipeSequential]) -> bool:
+        return stages[0].training
 
     def _check_inputs(
         self, inputs: tuple[object, ...], kwargs: Mapping[str, object]

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from types import TracebackType
 from typing import TypeVar
 
-from pipetransformer.report.ranges import profiled
+from pipetransformer.report.ranges import NO_RANGE, profiled
 
 T = TypeVar("T")
 
@@ -17,18 +17,21 @@ OTHER = "other"
 
 
 class _Phase:
-    """A phase of a clock, entered once. Several in each step: so no generator."""
+    """A phase of a clock, entered once. Several in each step: few calls, no generator."""
 
     __slots__ = ("_clock", "_name", "_range")
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
         self._name = name
-        self._range = profiled(name)
 
     def __enter__(self) -> None:
-        self._clock._begin(self._name)
-        self._range.__enter__()
+        clock, name = self._clock, self._name
+        clock._charge(time.perf_counter())
+        clock._open.append(clock._inner(name))
+        self._range = profiled(name)
+        if self._range is not NO_RANGE:
+            self._range.__enter__()
 
     def __exit__(
         self,
@@ -36,8 +39,10 @@ class _Phase:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._range.__exit__(kind, error, trace)
-        self._clock._end()
+        if self._range is not NO_RANGE:
+            self._range.__exit__(kind, error, trace)
+        self._clock._charge(time.perf_counter())
+        self._clock._open.pop()
 
 
 class Clock:
@@ -66,14 +71,6 @@ class Clock:
             return nullcontext()
         return _Phase(self, name)
 
-    def _begin(self, name: str) -> None:
-        self._settle(time.perf_counter())
-        self._open.append(self._inner(name))
-
-    def _end(self) -> None:
-        self._settle(time.perf_counter())
-        self._open.pop()
-
     def each(self, name: str, items: Generator[T, None, None]) -> Iterator[T]:
         """Yield `items`, charging what making them takes to `name`."""
         with closing(items):
@@ -96,14 +93,14 @@ class Clock:
         if threading.get_ident() != self._thread:
             return
         now = time.perf_counter()
-        self._settle(min(max(at, self._since), now))
+        self._charge(min(max(at, self._since), now))
         self._open.append(self._inner(name))
-        self._settle(now)
+        self._charge(now)
         self._open.pop()
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each phase so far."""
-        self._settle(time.perf_counter())
+        self._charge(time.perf_counter())
         return dict(self._seconds)
 
     def elapsed(self) -> float:
@@ -119,7 +116,7 @@ class Clock:
     def _inner(self, name: str) -> str:
         return f"{self._open[-1]}/{name}" if self._open else name
 
-    def _settle(self, now: float) -> None:
+    def _charge(self, now: float) -> None:
         name = self._open[-1] if self._open else OTHER
         self._seconds[name] = self._seconds.get(name, 0.0) + now - self._since
         self._since = now

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
 
-_NOTHING: AbstractContextManager[None] = nullcontext()
+NO_RANGE: AbstractContextManager[None] = nullcontext()
 
 
 def profiled(name: str) -> AbstractContextManager[object]:
@@ -16,5 +16,5 @@ def profiled(name: str) -> AbstractContextManager[object]:
     Entered without a profiler it takes a fifth of a microsecond.
     """
     if not _profiler_enabled():
-        return _NOTHING
+        return NO_RANGE
     return record_function(f"pt::{name}")

@@ -28,7 +28,7 @@ def _positive_or_none(what: str, value: int | float | None) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """Limits and wishes for the planner.
+    """Limits and preferences for the planner.
 
     Attributes:
         slot_memory_bytes: Memory of one device in bytes. On CPU it is an accounting

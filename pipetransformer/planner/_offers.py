@@ -37,7 +37,7 @@ class Priced:
     terms_ns: dict[str, int]
 
 
-class Market:
+class Pricing:
     """Prices candidates against the plan in force and picks one.
 
     Args:

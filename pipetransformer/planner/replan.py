@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from pipetransformer.planner import _binding, _reasons
-from pipetransformer.planner._offers import Market, Priced, short
+from pipetransformer.planner._offers import Priced, Pricing, short
 from pipetransformer.planner._places import Places
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.change_terms import ChangeTerms
@@ -82,16 +82,16 @@ def replan(
         others += _candidates(find, same)
     others = _unlike(staying, others)
     places = Places(profile, cluster, asked, boundary)
-    market = Market(places, current, staying, why_not, terms)
-    offers = [market.price(candidate) for candidate in others]
-    if market.pick(offers) is None and any(each.offer.crowded for each in offers):
+    pricing = Pricing(places, current, staying, why_not, terms)
+    offers = [pricing.price(candidate) for candidate in others]
+    if pricing.pick(offers) is None and any(each.offer.crowded for each in offers):
         # What processes that have the model can run: one replica per node.
         kept = min(cluster.num_nodes, current.num_replicas)
         if asked.max_replicas is not None:
             kept = min(kept, asked.max_replicas)
         rest = _candidates(find, dataclasses.replace(asked, max_replicas=kept))
-        offers += [market.price(c) for c in rest if c not in others]
-    return _settle(find, cluster, asked, best, staying, market, offers)
+        offers += [pricing.price(c) for c in rest if c not in others]
+    return _settle(find, cluster, asked, best, staying, pricing, offers)
 
 
 def _plan_in_force(
@@ -137,17 +137,17 @@ def _settle(
     asked: SearchOptions,
     best: Plan,
     staying: Plan | None,
-    market: Market,
+    pricing: Pricing,
     offers: list[Priced],
 ) -> Plan:
     """Return the plan that the decisions lead to, with its record."""
-    taken = market.pick(offers)
+    taken = pricing.pick(offers)
     if taken is not None:
-        plan, transition = best, market.transition(taken)
+        plan, transition = best, pricing.transition(taken)
         if _identity(taken.candidate) != _identity(best):
             plan = find(asked.exactly(taken.candidate))
     elif staying is None:
-        rules = [market.rule(each) for each in offers]
+        rules = [pricing.rule(each) for each in offers]
         raise InfeasiblePlan(
             "plan: expected one that can be reached, got none; " + "; ".join(rules),
             rules,
@@ -158,15 +158,15 @@ def _settle(
             offers, key=lambda each: each.candidate.simulated_step_ns, default=None
         )
         if shortest is None or shortest.verdict.gain_ns_per_step <= 0:
-            transition = market.nothing_better(staying)
+            transition = pricing.nothing_better(staying)
         else:
-            transition = market.transition(shortest)
+            transition = pricing.transition(shortest)
     reasons = best.reasons
     if plan is not best:
         shape = (plan.num_stages, plan.num_replicas)
         used, idle = plan.bytes_per_stage, plan.idle_devices
         reasons = tuple(_reasons.use(used, shape, cluster, asked.max_replicas, idle))
-    decided = {_identity(each.candidate): market.rule(each) for each in offers}
+    decided = {_identity(each.candidate): pricing.rule(each) for each in offers}
     return _recorded(plan, best, transition, (transition.rule, *reasons), decided)
 
 

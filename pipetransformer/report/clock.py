@@ -17,7 +17,7 @@ OTHER = "other"
 
 
 class _Phase:
-    """A phase of a clock, entered once. Several in each step: few calls, no generator."""
+    """A phase of a clock, entered once; several in each step, so of few calls."""
 
     __slots__ = ("_clock", "_name", "_range")
 

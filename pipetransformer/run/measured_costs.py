@@ -69,7 +69,7 @@ class MeasuredCosts:
     def agree(
         self, group: ActiveGroup, remaining_steps: int, *, cache_slots: int
     ) -> PricingInputs:
-        """Return the lead's market on every active rank; collective over `group`.
+        """Return the lead's pricing inputs on every active rank; collective over `group`.
 
         Ranks measure different pauses; their clocks and slabs differ. The lead is the
         group's first rank.
@@ -78,9 +78,9 @@ class MeasuredCosts:
             self.pauses, self.elapsed_ns(), remaining_steps, self._pace, cache_slots
         )
         first = mine.to_bytes() if group.rank == 0 else b""
-        market = PricingInputs.from_bytes(group.all_gather_bytes(first)[0])
-        self.pauses = market.pauses
-        return market
+        pricing = PricingInputs.from_bytes(group.all_gather_bytes(first)[0])
+        self.pauses = pricing.pauses
+        return pricing
 
     def elapsed_ns(self) -> int | None:
         """Return the time since K or R changed last; None: never."""

@@ -46,7 +46,7 @@ def next_plan(
     run: Run,
     boundary: int,
     current: Plan,
-    market: PricingInputs,
+    pricing: PricingInputs,
     most: int | None = None,
 ) -> Plan:
     """Plan again at a boundary, and price what would change beyond it.
@@ -55,26 +55,26 @@ def next_plan(
         run: The run, with profile, cluster and workload known.
         boundary: Index of the first active layer from now on.
         current: The plan in force.
-        market: The lead's, equal on every active rank.
+        pricing: The lead's, equal on every active rank.
         most: Bound on R where ranks are missing.
 
     Raises:
         InfeasiblePlan: nothing fits, or the plan in force cannot go on and no other
             can be reached.
     """
-    profile, cluster, workload = _known(run, boundary, market.cache_slots)
-    wishes = run.config.plan
+    profile, cluster, workload = _known(run, boundary, pricing.cache_slots)
+    settings = run.config.plan
     return replan(
         profile,
         cluster,
         _options(run, workload, boundary, most),
         ChangeTerms(
-            remaining_steps=market.remaining_steps,
-            pace=market.pace,
-            pauses=market.pauses,
-            elapsed_since_last_ns=market.elapsed_ns,
-            hysteresis=wishes.hysteresis,
-            reshape=wishes.reshape,
+            remaining_steps=pricing.remaining_steps,
+            pace=pricing.pace,
+            pauses=pricing.pauses,
+            elapsed_since_last_ns=pricing.elapsed_ns,
+            hysteresis=settings.hysteresis,
+            reshape=settings.reshape,
         ),
         current=current,
         boundary=boundary,
@@ -152,16 +152,16 @@ def _known(
 def _options(
     run: Run, workload: Workload, boundary: int, most: int | None = None
 ) -> SearchOptions:
-    wishes = run.config.plan
+    settings = run.config.plan
     there, world = len(run.plane.members), run.info.world_size
-    bounds = [n for n in (wishes.max_replicas, most) if n is not None]
+    bounds = [n for n in (settings.max_replicas, most) if n is not None]
     bounds += [there] if there < world else []  # lost ranks drive nothing
     return SearchOptions(
         global_batch=workload.global_batch,
         num_stages=_forced_stages(run, boundary),
-        num_microbatches=wishes.num_microbatches,
+        num_microbatches=settings.num_microbatches,
         max_replicas=1 if world == 1 else min(bounds, default=None),
-        cuts=wishes.cuts,
+        cuts=settings.cuts,
         checkpoint=run.config.pipe.checkpoint,
         # Each worker runs the whole prefix for its share of the rows, see `prefix`.
         prefix_placements=("replicated",),

@@ -188,15 +188,17 @@ def propose(
         )
     else:
         held = replica.plan
-        market = run.costs.agree(replica.group, remaining_steps(run), cache_slots=slots)
-        slots = market.cache_slots
+        pricing = run.costs.agree(
+            replica.group, remaining_steps(run), cache_slots=slots
+        )
+        slots = pricing.cache_slots
         plan, layout = placed(
             run,
             absent,
             run.in_force.layout.active if run.in_force.layout is not None else (),
-            lambda most: next_plan(run, decision.boundary, held, market, most),
+            lambda most: next_plan(run, decision.boundary, held, pricing, most),
         )
-        _compare_plans(replica.group, plan.plan_hash, market)
+        _compare_plans(replica.group, plan.plan_hash, pricing)
         record_refusal(run, plan.transition)
         if plan.run == held.run and layout == run.in_force.layout:
             return None
@@ -237,8 +239,8 @@ def _why(plan: Plan) -> list[str]:
     return [*plan.reasons[:1], *short]
 
 
-def _compare_plans(group: ActiveGroup, plan_hash: int, market: PricingInputs) -> None:
-    mine = f"{plan_hash:016x} from {hash_bytes(market.to_bytes()):016x}"
+def _compare_plans(group: ActiveGroup, plan_hash: int, pricing: PricingInputs) -> None:
+    mine = f"{plan_hash:016x} from {hash_bytes(pricing.to_bytes()):016x}"
     hashes = [part.decode() for part in group.all_gather_bytes(mine.encode())]
     if len(set(hashes)) != 1:
         raise RuntimeError(

@@ -39,14 +39,14 @@ def test_a_plan_has_no_more_replicas_than_ranks_live(members, bound, replicas):
 
 def test_a_lost_rank_is_not_offered_again():
     held = first_plan(run_of((0, 1, 2), num_stages=1), 0, 0)
-    market = PricingInputs(
+    pricing = PricingInputs(
         pauses=PauseModel(),
         elapsed_ns=None,
         remaining_steps=99,
         pace=1.0,
         cache_slots=0,
     )
-    again = next_plan(run_of((0, 1, 2), num_stages=1), 0, held, market)
+    again = next_plan(run_of((0, 1, 2), num_stages=1), 0, held, pricing)
     assert (again.num_replicas, again.transition.accepted) == (3, True)
     told = [*again.reasons, *again.refusals, again.transition.rule]
     assert not [text for text in told if "R=4" in text]

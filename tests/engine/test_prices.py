@@ -241,9 +241,9 @@ def test_only_a_new_shape_starts_the_clock():
         prices.record({"rewire": 0.1}, kind=kind, moved_bytes=0, first=first)
         assert prices.agree(group, 0, cache_slots=0).elapsed_ns is None
     prices.record({"rewire": 0.1}, kind="shape", moved_bytes=0, first=False)
-    market = prices.agree(group, 0, cache_slots=0)
-    assert market.elapsed_ns is not None and market.elapsed_ns >= 0
-    assert PricingInputs.from_bytes(market.to_bytes()) == market
+    pricing = prices.agree(group, 0, cache_slots=0)
+    assert pricing.elapsed_ns is not None and pricing.elapsed_ns >= 0
+    assert PricingInputs.from_bytes(pricing.to_bytes()) == pricing
 
 
 def test_kinds_are_told_by_what_ran_before():

@@ -6,7 +6,7 @@ An encoder trains on one batch, cut into the numbers of micro-batches M that the
 tries, K to 6K, on one and two CPU slots under GPipe. Each M is measured and simulated,
 and the planner chooses one for each K from the same profiles, taken on K slots at once.
 Profiling and all M take turns. Must: the step of the planner's choice within 3 % of the
-best measured one. The paper's figure 11, K = 8 on GPUs, stands beside.
+best measured one. The paper's figure 11, K = 8 on GPUs, stands alongside.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ python benchmarks/paper_ladder.py --json benchmarks/results/paper_ladder.json
 A ViT-like model of 12 blocks on 2 nodes of 8 devices, global batch 800, alpha = 1/3,
 10 epochs. Plans are the planner's, step times the simulator's, at the rates printed
 below the table; nothing is measured and no pause of a transformation is counted. Every
-row is set beside what was expected of it; a row off by more than 5 % comes with a
+row is set alongside what was expected of it; a row off by more than 5 % comes with a
 calculation, or the status is 1. docs/paper-ladder.md derives the rows.
 
 Nothing here is random, so repeats are equal to the nanosecond; the script runs them all

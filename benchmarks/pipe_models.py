@@ -5,7 +5,7 @@ python benchmarks/pipe_models.py --json benchmarks/results/pipe_models.json
 U-Net, AmoebaNet-D and ResNet-101 train on one batch each: plain, and over n stages with
 m micro-batches, ``except_last``. On CPU the models are narrow and each stage has a
 thread; on GPUs they have their published size and the stages take the devices in turn.
-Published speed-ups stand beside ours; they compare different batch sizes.
+Published speed-ups stand alongside ours; they compare different batch sizes.
 """
 
 from __future__ import annotations

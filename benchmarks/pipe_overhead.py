@@ -5,7 +5,7 @@ python benchmarks/pipe_overhead.py --json benchmarks/results/pipe_overhead.json
 A cell is one micro-batch on one stage. The stages are so small, ``nn.Linear(8, 8)``,
 that almost nothing but overhead is left; the plain loop calls the same layers on the
 same micro-batches. The systems run in turn, one at a time; METRICS.md derives the
-columns. ``--pipe MODULE:ATTR`` puts another pipeline beside ours, called as
+columns. ``--pipe MODULE:ATTR`` puts another pipeline alongside ours, called as
 ``attr(model, num_stages=N, chunks=M, checkpoint=MODE)``.
 """
 
@@ -57,7 +57,7 @@ def parse_args() -> argparse.Namespace:
     add("--iterations", type=int, default=40, help="of one repeat")
     add("--modes", nargs="+", choices=CHECKPOINT_MODES, default=CHECKPOINT_MODES)
     add("--dispatch", choices=DISPATCHES, default="auto")
-    add("--pipe", metavar="MODULE:ATTR", help="another pipeline beside ours")
+    add("--pipe", metavar="MODULE:ATTR", help="another pipeline alongside ours")
     args = parser.parse_args()
     if args.quick:
         args.repeats, args.iterations = min(args.repeats, 7), min(args.iterations, 15)

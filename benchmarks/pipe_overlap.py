@@ -4,7 +4,7 @@ python benchmarks/pipe_overlap.py --json benchmarks/results/pipe_overlap.json
 
 Two CPU stages that sleep 0.1 s per micro-batch, forward and backward, four
 micro-batches: a loop needs 0.8 s per pass, a pipeline 0.5 s at best. ``--pipe
-MODULE:ATTR`` puts another pipeline beside ours, called as
+MODULE:ATTR`` puts another pipeline alongside ours, called as
 ``attr(model, num_stages=N, chunks=M, checkpoint="never")``.
 """
 
@@ -77,7 +77,7 @@ def parse_args() -> argparse.Namespace:
     add("--microbatches", type=int, default=4)
     add("--sleep", type=float, default=0.1, metavar="SECONDS", help="of a cell")
     add("--dispatch", choices=DISPATCHES, default="auto")
-    add("--pipe", metavar="MODULE:ATTR", help="another pipeline beside ours")
+    add("--pipe", metavar="MODULE:ATTR", help="another pipeline alongside ours")
     args = parser.parse_args()
     if args.quick:
         args.repeats = 1

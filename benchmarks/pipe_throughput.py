@@ -1,13 +1,13 @@
-"""How close the pipeline comes to what its schedule allows, beside its rivals.
+"""How close the pipeline comes to what its schedule allows, alongside its rivals.
 
 python benchmarks/pipe_throughput.py --json benchmarks/results/pipe_throughput.json
 
 A 12-block encoder trains on one batch: plain in one thread, in our pipeline on two CPU
 slots under each schedule, in ``torch.distributed.pipelining`` with two processes, and
 under DDP with two processes. The batch is the same for all. The systems take turns; the
-processes stay and sleep while others are timed. Prints speed-ups over one thread beside
-K*M/(M+K-1), ZB-H1's beside 3KM/(3M+K-1), and the activations kept. ``--pipe
-MODULE:ATTR`` puts another pipeline beside ours, called as
+processes stay and sleep while others are timed. Prints speed-ups over one thread
+next to K*M/(M+K-1), ZB-H1's alongside 3KM/(3M+K-1), and the activations kept. ``--pipe
+MODULE:ATTR`` puts another pipeline alongside ours, called as
 ``attr(model, num_stages=K, chunks=M, checkpoint="never")``.
 """
 
@@ -70,7 +70,7 @@ def parse_args() -> argparse.Namespace:
     add("--dispatch", choices=DISPATCHES, default="auto")
     add("--no-modes", action="store_false", dest="modes", help="only `never`, training")
     add("--no-processes", action="store_true", help="leave the process systems out")
-    add("--pipe", metavar="MODULE:ATTR", help="another pipeline beside ours")
+    add("--pipe", metavar="MODULE:ATTR", help="another pipeline alongside ours")
     args = parser.parse_args()
     if SHAPE.blocks % args.slots:
         parser.error(f"--slots: expected a divisor of 12, got {args.slots}")
@@ -105,7 +105,7 @@ def runner(
     return run
 
 
-def beside(system: System, names: Container[str]) -> tuple[str, ...]:
+def alongside(system: System, names: Container[str]) -> tuple[str, ...]:
     """Return what a pipeline is compared with at the same M: one thread, a rival."""
     if system.measure != ONE_THREAD:
         return ()
@@ -121,7 +121,7 @@ def speedups(
     found: list[Ratio] = []
     for system in systems:
         name = system.name
-        for measure in (system.measure, *beside(system, rows)):
+        for measure in (system.measure, *alongside(system, rows)):
             if measure != name:
                 found += compared(
                     f"{name} / {measure}",

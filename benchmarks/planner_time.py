@@ -105,7 +105,7 @@ def judged(row: Row) -> Row:
 
 
 def table(rows: Mapping[str, Row]) -> str:
-    """Return the medians beside what they should stay within."""
+    """Return the medians alongside what they should stay within."""
     lines = []
     for name, row in rows.items():
         target = TARGETS_MS.get(name)

@@ -5,7 +5,7 @@ python benchmarks/unet_timeline.py --json benchmarks/results/unet_timeline.json
 The first variant has no order rule between micro-batches, copies on the compute
 streams and passes skips along in tuples; each further one adds a mechanism, the last
 one takes early recomputation away again. Prints samples per second and the memory of
-activations beside the published table. On CPU memory is the bytes of layer outputs
+activations alongside the published table. On CPU memory is the bytes of layer outputs
 alive at a time, and copy streams are not run: nothing is copied there.
 """
 
@@ -198,7 +198,7 @@ def print_table(
     rows: Mapping[tuple[str, str], Row],
     ratios: Sequence[Ratio],
 ) -> None:
-    """Print ours beside the published table."""
+    """Print ours alongside the published table."""
     values = {each.name: each.value for each in ratios}
     lines = []
     for k, variant in enumerate(VARIANTS):

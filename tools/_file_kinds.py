@@ -80,7 +80,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
     """Return all kinds by name.
 
     Args:
-        folder: For the whole files that a command reads beside the damaged one.
+        folder: For the whole files that a command reads alongside the damaged one.
     """
     profile, cluster = _profile(), _cluster()
     plan = _plan(profile, cluster)

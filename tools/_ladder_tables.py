@@ -14,7 +14,7 @@ ABSENT = "-"
 
 
 def ladder(content: Content) -> list[str]:
-    """Each configuration beside what was expected of it and what the paper measured."""
+    """Each configuration, what was expected of it and what the paper measured."""
     lines = []
     for row in content["ladder"]:
         expected = row["expected"]

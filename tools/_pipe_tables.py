@@ -87,7 +87,7 @@ def over_pipelining(system: str, ratios: dict[str, Content]) -> str:
 
 
 def timeline(content: Content) -> list[str]:
-    """Each variant of the U-Net ablation beside the published one."""
+    """Each variant of the U-Net ablation alongside the published one."""
     cells = {(row["system"], row["metric"]): row for row in content["rows"]}
     ratios = {each["name"]: each for each in content["ratios"]}
     names = [variant["name"] for variant in content["variants"]]

@@ -21,7 +21,7 @@ def quality(content: Content) -> list[str]:
 
 
 def plan_times(content: Content) -> list[str]:
-    """Milliseconds of each case, beside what it should stay within."""
+    """Milliseconds of each case, alongside what it should stay within."""
     lines = []
     for row in content["rows"]:
         target = row["target"]

@@ -14,7 +14,7 @@ from check_layers import ARROWS
 
 Graph = dict[str, set[str]]
 WIDTH, FLOOR, BOX_HEIGHT, MARGIN = 960, 62, 26, 16
-LETTER, PADDING = 7.4, 20  # pixels of a letter; of a box beside its name
+LETTER, PADDING = 7.4, 20  # pixels of a letter; of a box alongside its name
 SWEEPS = 12
 
 
@@ -114,10 +114,10 @@ def arranged(
         places = placed(ordered)
         indices = range(len(ordered))
         for index in indices if sweep % 2 else reversed(indices):
-            beside = index - 1 if sweep % 2 else index + 1
-            if not 0 <= beside < len(ordered):
+            alongside = index - 1 if sweep % 2 else index + 1
+            if not 0 <= alongside < len(ordered):
                 continue
-            there = set(ordered[beside])
+            there = set(ordered[alongside])
 
             def middle(
                 name: str,

@@ -1,4 +1,4 @@
-"""Tables of what the simulator and the planner say beside what is measured."""
+"""Tables of what the simulator and the planner say alongside what is measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def simulator(content: Content) -> list[str]:
 
 
 def microbatches(content: Content) -> list[str]:
-    """Step time by K and M, measured and simulated, beside the paper's figure."""
+    """Step time by K and M, measured and simulated, alongside the paper's figure."""
     cells = {(row["system"], row["metric"]): row for row in content["rows"]}
     ratios = {ratio["name"].partition(":")[0]: ratio for ratio in content["ratios"]}
     batch = content["shape"]["rows"]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 PACKAGE = "pipetransformer"
 
-# Room -> rooms it may use, in C++ and in Python alike. What is no room (the package's
+# Room -> rooms it may use, in C++ as in Python. What is no room (the package's
 # own `__init__` and `__main__`) may use all of them.
 _FEATURES = frozenset({"planner", "pipe", "autodp", "autocache", "autofreeze"})
 ARROWS: dict[str, frozenset[str]] = {

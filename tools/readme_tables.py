@@ -177,7 +177,7 @@ def require_tables(texts: Iterable[str], results: Path) -> None:
             raise TableError(f"{path}: expected a table on a page, got none")
     for path in sorted(results.glob("*.md")):
         if not path.with_suffix(".json").exists():
-            raise TableError(f"{path}: expected a result file beside it, got none")
+            raise TableError(f"{path}: expected a result file alongside it, got none")
 
 
 def skip_old_table(lines: Iterator[str], marker: str) -> None:

@@ -24,7 +24,7 @@ class Saved:
         step: Optimizer steps done.
         hash: Of its bits, as the ranks log it.
         tensors: Weights and moments, in their order.
-        counters: What is counted beside them, as the ranks log it with a step.
+        counters: What is counted alongside them, as the ranks log it with a step.
     """
 
     step: int

@@ -62,7 +62,7 @@ def _script(
 
 
 def _files_of(path: str, known: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Return a script and the files beside it that it imports, directly or not."""
+    """Return a script and the files alongside it that it imports, directly or not."""
     tree = ast.parse((_ROOT / path).read_text())
     found = {path}
     for node in ast.walk(tree):

@@ -92,7 +92,7 @@ def select_clean(samples: Sequence[Sample], *, tolerance: float = 0.1) -> Select
     kernel knows of it. Taken for a disturbance if ``foreign_s`` is unknown or large:
     longer waits of the system itself for disk, network or locks.
 
-    Not seen, because CPU and wall time grow alike or neither side shows it: a lower
+    Not seen, because CPU and wall time grow together or neither side shows it: a lower
     clock rate; memory bandwidth, caches or a hyper-thread shared with others; time
     stolen without the kernel's knowledge; a system that spins while it waits; a
     disturbance that all samples share (``foreign_s`` shows that one). Interleaving

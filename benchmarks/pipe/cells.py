@@ -1,4 +1,4 @@
-"""Times the cells of a pipeline of tiny stages, and of the plain loop beside it."""
+"""Times the cells of a pipeline of tiny stages, and of the plain loop alongside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of others that stand beside ours.
+"""Figures of others that stand alongside ours.
 
 Source: the models: the benchmarks of torchgpipe 0.0.7 on 4 or 8 Tesla P40 with PyTorch
 1.3.0, and GPipe's table 2. They compare different batch sizes; ours compare equal ones.
@@ -22,7 +22,7 @@ class TimelineEntry:
 # Checkpoint mode -> microseconds per cell above a plain loop, forward and backward, of
 # torch.distributed.pipeline.sync as torch 2.3 had it last (4 tiny stages, 32
 # micro-batches). Taken on another machine, by a script that is not kept: a size to
-# compare with, no ratio. `pipe_overhead.py --pipe` puts another pipeline beside ours.
+# compare with, no ratio. `pipe_overhead.py --pipe` puts another pipeline next to ours.
 OVERHEAD_US = {"never": (100, 26), "except_last": (157, 181)}
 
 # Depth 5, 5 convolutions per level, 64 channels, 192 x 192 x 3, batch 128, 8

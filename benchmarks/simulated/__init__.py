@@ -1,1 +1,1 @@
-"""Simulated steps beside measured ones, and the ladder of the paper."""
+"""Simulated steps alongside measured ones, and the ladder of the paper."""

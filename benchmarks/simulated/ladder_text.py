@@ -82,8 +82,8 @@ def print_given(rates: Rates, forms: Mapping[str, float]) -> None:
     print("pauses of transformations: not counted")
     print("\nby formula, N=16, no overhead and free links:")
     for name, value in forms.items():
-        beside = f" (expected {EXPECTED[name]})" if name in EXPECTED else ""
-        print(f"  {name}: {value:.2f}{beside}")
+        alongside = f" (expected {EXPECTED[name]})" if name in EXPECTED else ""
+        print(f"  {name}: {value:.2f}{alongside}")
 
 
 def print_epochs(section: Section, ladder: Ladder) -> None:

@@ -155,7 +155,7 @@ class Table:
         return dict(zip(turns, results, strict=True))
 
     def sections(self) -> dict[str, Any]:
-        """Return what the JSON holds beside rows and ratios."""
+        """Return what the JSON holds alongside rows and ratios."""
         names = [name for name in self.series if self.results(name)]
         in_engine = [name for name in names if self.has_phases(name)]
         return {

@@ -2,11 +2,11 @@
 // a batch's samples straight into new tensors, scatters new activations into
 // slots.
 //
-// Thread-safe; close() may run beside a fetch, which then ends undisturbed. All
-// tensors are on the CPU (store() copies others there). Work is spread over the
-// intra-op threads. Ids out of range and tensors whose first dims differ throw
-// std::invalid_argument / c10::ValueError; whatever may be wrong with a record
-// makes a miss and a count instead.
+// Thread-safe; close() may run alongside a fetch, which then ends undisturbed.
+// All tensors are on the CPU (store() copies others there). Work is spread over
+// the intra-op threads. Ids out of range and tensors whose first dims differ
+// throw std::invalid_argument / c10::ValueError; whatever may be wrong with a
+// record makes a miss and a count instead.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -13,7 +13,7 @@
 // the memory is checked in a copy before it is used, so nothing outside of the
 // memory is touched and what does not fit together is a miss.
 //
-// Thread-safe and process-safe without locks, but for moving and destroying.
+// Thread-safe and process-safe without locks, except for moving and destroying.
 // Reads and writes never throw: what is doubtful is reported as an outcome.
 // Torch-free.
 #pragma once

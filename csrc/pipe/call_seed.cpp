@@ -17,8 +17,8 @@ namespace {
 // look at the same state of the default generator, and would draw the same. So
 // the first that asks for a seed gets what it saw, and a later one that mixed
 // with its number among all claims of the process, which is unique. A call
-// alone, and one beside calls that ask for none, is always the first. What asks
-// is what may draw: a cell that seeds a generator, or calls another pipe.
+// alone, and one alongside calls that ask for none, is always the first. What
+// asks is what may draw: a cell that seeds a generator, or calls another pipe.
 struct Claims {
   std::mutex mutex;
   uint64_t made = 0;

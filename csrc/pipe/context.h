@@ -60,7 +60,8 @@ class CallerScope {
 // recorded, would serve as well. So cells keep out of that table: each use of a
 // weight has a cast of its own, as under autocast(cache_enabled=False), and
 // what is summed is summed in the weight's precision. WeightCasts shares the
-// data of these casts, which no result can tell but for what its header names.
+// data of these casts, which no result can tell except for what its header
+// names.
 
 // What differs between cells inside a CallerScope of the same context: device
 // and stream. Also keeps autocast's table of casts out of the cell, and undoes

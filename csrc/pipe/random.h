@@ -1,7 +1,7 @@
 // Keyed random draws: inside a DrawScope every random operation of the thread
 // that was given no generator draws from one keyed by (seed, step, micro-batch,
 // layer). Draws therefore do not depend on thread timing, stages or cuts, and a
-// recomputation repeats them; the default generators stay untouched, but for
+// recomputation repeats them; the default generators stay untouched, except for
 // the one draw that a seed of the caller's costs if something draws (CallSeed).
 // See Note [Supplying the generator] in random.cpp.
 //

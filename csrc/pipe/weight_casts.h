@@ -1,9 +1,9 @@
 // Casts of weights that autocast asks for, made once per stage and run instead
 // of once per micro-batch. Saves time and memory only: every use still has a
 // history of its own, so values and gradients have the bits they have without
-// it; but for a weight that a layer changes through its .data, in place, which
-// leaves no trace. See Note [Casts of a cell] in context.h and Note [One cast
-// for all micro-batches] in weight_casts.cpp.
+// it; except for a weight that a layer changes through its .data, in place,
+// which leaves no trace. See Note [Casts of a cell] in context.h and Note [One
+// cast for all micro-batches] in weight_casts.cpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -52,7 +52,7 @@ planner::Schedule schedule_of(const planner::StepCosts& costs);
 StepResult simulate_step(const planner::StepCosts& costs, bool keep_timeline);
 
 // Replicas on devices of different speed: their all-reduces join them and wait
-// for the slowest. Replicas that are alike need to be there once.
+// for the slowest. Replicas that are equal need to be there once.
 StepResult simulate_replicas(
     const planner::StepCosts& costs,
     const std::vector<Permille>& replicas,

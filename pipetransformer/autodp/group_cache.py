@@ -25,7 +25,7 @@ class MissingKeptGroup(RuntimeError):
 
 
 class GroupCache:
-    """The groups that this rank keeps beside the live one; for one thread.
+    """The groups that this rank keeps alongside the live one; for one thread.
 
     Args:
         limit: most groups that are kept; 0: none.

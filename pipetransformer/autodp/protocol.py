@@ -127,7 +127,7 @@ class PlanAgreement:
     def is_decided(self) -> bool:
         """Tell whether the decision is there already; asked while preparing.
 
-        Before this rank has acknowledged it can only be ABORT: preparing is in vain.
+        Before this rank has acknowledged it can only be ABORT: nothing is prepared.
         """
         with self._plane.guard():
             return self._core.is_decided(self._plane.core, self._prefix)
@@ -137,8 +137,8 @@ class PlanAgreement:
 
         Args:
             error: the reason, None when it is ready.
-            waited: other ranks kept this one waiting in vain. It is then not among
-                `refused`, and those that do not answer are `missing`.
+            waited: other ranks kept this one waiting until it gave up. It is then not
+                among `refused`, and those that do not answer are `missing`.
         """
         refusal = "" if error is None else error or "error"
         self._core.acknowledge(refusal, waited=waited)

@@ -93,7 +93,7 @@ class Policy(abc.ABC):
     """Names the number of front units that are frozen from here on.
 
     A policy is a pure function of its state, the statistics and the progress: no
-    tensors, no ranks, no clock, so every active rank decides alike. A subclass
+    tensors, no ranks, no clock, so every active rank decides identically. A subclass
     writes ``_choose``; if it has settings, ``_get_settings``; and if it remembers
     anything, ``_get_state`` and ``_set_state``.
 

@@ -72,7 +72,7 @@ def save(
     Args:
         path: The file; its folder is made when missing.
         state: A rank's training state between two optimizer steps.
-        extra: Plain values (numbers, strings, lists, dicts) stored beside it: policy
+        extra: Plain values (numbers, strings, lists, dicts) stored alongside it: policy
             state, plan, profile.
         weights: In place of the model's present ``state_dict``.
         replace: False: an older file of that name is kept.

@@ -187,7 +187,7 @@ def _named_interface(name: str, facts: Facts) -> Finding:
 
 
 def nccl_transports(facts: Facts) -> Iterator[Finding]:
-    """List what nccl may use beside TCP; it chooses by itself."""
+    """List what nccl may use in addition to TCP; it chooses by itself."""
     if not facts.cuda_devices:
         return
     count, known = len(facts.cuda_devices), []

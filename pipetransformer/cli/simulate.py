@@ -61,7 +61,9 @@ def run(parsed: argparse.Namespace) -> int:
 
     to_output = parsed.trace == files.STANDARD_STREAM
     if to_output and parsed.json:
-        raise ValueError("--trace: expected a file beside --json, got standard output")
+        raise ValueError(
+            "--trace: expected a file alongside --json, got standard output"
+        )
     console = None if parsed.json or to_output else output.console()
     plan = files.read_plan(parsed.plan)
     profile = files.read_profile(parsed.profile)

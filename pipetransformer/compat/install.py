@@ -79,7 +79,7 @@ def install(strict: bool = False, torchgpipe: bool = False) -> None:
         sys.modules[old] = module
         parent, _, name = old.rpartition(".")
         # As importing does; what the parent calls so itself stays, such as the
-        # decorator, or the version, beside the module of its name.
+        # decorator, or the version, alongside the module of its name.
         if parent and not hasattr(sys.modules[parent], name):
             setattr(sys.modules[parent], name, module)
     if torchgpipe and not any(isinstance(f, MissingBalancing) for f in sys.meta_path):

@@ -143,7 +143,7 @@ def batches(
             f"{sampler.num_samples}"
         )
     if lazy and collate_fn is not None:
-        raise ValueError("lazy: expected no collate_fn beside it, got one")
+        raise ValueError("lazy: expected no collate_fn with it, got one")
     halves = all(callable(getattr(dataset, name, None)) for name in _HALVES)
     if lazy and not halves:
         raise TypeError(

@@ -400,7 +400,7 @@ class PipeTransformer:
     def explain(self) -> Explanation:
         """Explain the plan in force: stages, limits, alternatives, price, and the run.
 
-        With it comes what the planner expected of steps and pauses so far beside what
+        With it comes what the planner expected of steps and pauses so far, and what
         was measured. ``print(engine.explain())`` shows it, ``.to_dict()`` is for
         programs. Plans a dozen times: it takes as long as some steps do.
 

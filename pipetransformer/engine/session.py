@@ -105,7 +105,7 @@ class Session:
         try:
             agree(self._plane, signature_lines(run.arguments.model, lines))
         except ValueError:
-            self._plane.finish()  # every rank refuses alike: leave together
+            self._plane.finish()  # every rank refuses: leave together
             raise
 
     def _resume(self, coordinator: Coordinator, directory: str) -> None:

@@ -29,7 +29,7 @@ def own_address_towards(host: str) -> str:
 def bindable_address(hostname: str) -> str:
     """Return the first address of this machine's name that can be bound; or empty.
 
-    It is the one that gloo takes when it is told nothing.
+    It is the one that gloo takes when it receives no name.
     """
     try:
         found = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)

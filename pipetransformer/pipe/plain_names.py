@@ -102,7 +102,7 @@ def _rename(
             f"and missing {missing}"
         )
     renamed = OrderedDict((names[name], value) for name, value in state.items())
-    # The versions of the modules, which load_state_dict looks for beside the state.
+    # The versions of the modules, which load_state_dict looks for next to the state.
     versions: Mapping[str, object] | None = getattr(state, "_metadata", None)
     if versions is not None:
         prefixes = {old: new for old, new, *_ in layers}

@@ -53,7 +53,7 @@ class SearchOptions:
             compared.
         num_samples: of the data set; decides which share of it a tier can hold.
             None: all of it.
-        copies: ``"overlapped"`` (copies between stages run beside their compute) or
+        copies: ``"overlapped"`` (copies between stages run alongside their compute) or
             ``"serial"`` (a copy keeps both devices busy).
         min_microbatch_samples: least rows of a micro-batch; 2 for batch norm.
 

@@ -54,7 +54,7 @@ class PauseModel:
 
     Args:
         prepare: agreement of all ranks on a plan that keeps the group.
-        group: the same with a new group beside the live one.
+        group: the same with a new group alongside the live one.
         move: hand-over of weights and moments to new replicas; counted in bytes.
         rewire: rebuilding stages, workers, pipeline and DDP.
         first_step: what the first step takes more than those that follow.

@@ -160,7 +160,7 @@ class Pass:
 
     Attributes:
         open: What this replica counts now; None between two segments.
-        segments: What was added up, equal on every active rank but for the times.
+        segments: What was added up, equal on every active rank except for the times.
     """
 
     def __init__(self) -> None:

@@ -90,7 +90,7 @@ class OpenPass:
         state, rank = self._run.state, self._run.info.rank
         if (self._begins and position == 0) or not state.pass_nodes:
             state.pass_nodes = len(set(self._in_force().nodes))
-        self._begins = False  # a rank that joins the first batch is told the nodes
+        self._begins = False  # a rank that joins the first batch receives the nodes
         shares = self._sharding()
         sampler = shares.sampler(self._in_force(), rank, position)
         return shares.loading.batches(sampler)

@@ -1,6 +1,6 @@
 """Puts a plan of the survivors in force after ranks were lost.
 
-It is an ordinary change of plan, by the ordinary protocol, but for two things: the
+It is an ordinary change of plan, by the ordinary protocol, except for two things: the
 group and the pipelines of the old plan are gone when it begins, and the state comes
 from the rank that is ahead.
 """

@@ -262,7 +262,7 @@ class RetriedCalls:
         raise failure
 
     def _is_vain(self, done: int, all_live: bool) -> bool:
-        """Tell, on every rank alike, whether to stop trying the next operation.
+        """Tell, identically on every rank, whether to stop trying the next operation.
 
         A failure that comes back although every rank lives is none that a smaller
         run is free of.

@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class DrawPosition:
-    """Keys of the random draws of one forward call, beside the seed and the layer.
+    """Keys of the random draws of one forward call, alongside the seed and the layer.
 
     Attributes:
         step: Optimizer step.

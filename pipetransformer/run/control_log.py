@@ -68,7 +68,7 @@ class ControlLog:
         return self._plane.own_key(f"pos/{number}")
 
     def tell(self, kind: str, *, lead: bool, **content: Any) -> bool:
-        """Pass the next position; called by every active rank alike.
+        """Pass the next position; called by every active rank, identically.
 
         Args:
             kind: What happens there.

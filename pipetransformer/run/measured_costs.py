@@ -17,7 +17,7 @@ _WIDEST_PACE = 4.0
 
 @dataclasses.dataclass(frozen=True)
 class PricingInputs:
-    """What the active ranks must know alike before they price a change.
+    """What the active ranks must know identically before they price a change.
 
     Attributes:
         pauses: What changes have taken so far.
@@ -69,7 +69,7 @@ class MeasuredCosts:
     def agree(
         self, group: ActiveGroup, remaining_steps: int, *, cache_slots: int
     ) -> PricingInputs:
-        """Return the lead's pricing inputs on every active rank; collective over `group`.
+        """Return the lead's inputs on every active rank; collective over `group`.
 
         Ranks measure different pauses; their clocks and slabs differ. The lead is the
         group's first rank.
@@ -129,7 +129,7 @@ class MeasuredCosts:
     def record_pace(self, measured_s: float, simulated_ns: int) -> None:
         """Take in how long forward and backward took per step, and should have.
 
-        Slots that share cores and other programs slow steps and pauses alike. A ratio
+        Slots that share cores and other programs slow both steps and pauses. A ratio
         beyond `_WIDEST_PACE` is none of that: then the fixed costs of a step, which no
         plan changes, hide what plans do change.
         """

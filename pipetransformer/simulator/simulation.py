@@ -103,8 +103,8 @@ def simulate(
 ) -> Simulation:
     """Play a plan's training step on simulated devices.
 
-    All replicas are alike, so one is played and its all-reduces are those of all. Every
-    step waits for the optimizer of the one before, so steps are alike too.
+    All replicas are equal, so one is played and its all-reduces are those of all. Every
+    step waits for the optimizer of the one before, so steps are equal too.
 
     Args:
         plan: what is run.

@@ -127,7 +127,7 @@ class TrainingState:
         self.integrity = integrity
 
     def learn_progress(self) -> None:
-        """Note that this rank was told what the running pass has counted, if it was to.
+        """Note that this rank received what the running pass has counted, if it was to.
 
         Until then it cannot give others the training state.
         """
@@ -255,7 +255,7 @@ def _join(tree: Any, take: Callable[[dict[str, Any]], Tensor]) -> Any:
 
 
 def optimizer_tree(state: TrainingState) -> dict[str, Any]:
-    """Return what new replicas need beside the weights.
+    """Return what new replicas need in addition to the weights.
 
     That is the state of optimizer and scheduler, and what freeze decisions have led to
     and will look at: the boundary's history, the sums of gradients since the last

@@ -177,7 +177,7 @@ def simulate_run(
 ) -> RunTimes:
     """Play a run: each plan's steps, what comes between them, slow devices.
 
-    Replicas that are alike are played once; one with a slow device is played of its
+    Replicas that are equal are played once; one with a slow device is played of its
     own, and the all-reduces wait for it. So neither steps nor devices add to the cost.
 
     Args:

@@ -24,7 +24,7 @@ class Costs:
     Attributes:
         layers: Of each layer, n entries.
         boundaries: n + 1 entries; a stage pays for both of its ends. None: nothing.
-        overlapped: Whether copies run beside the layers: a stage then costs the
+        overlapped: Whether copies run alongside the layers: a stage then costs the
             largest of its layers and its two copies instead of their sum.
     """
 

@@ -77,7 +77,7 @@ class Changes:
         self._fresh: dict[str, float] | None = None  # phases of the change before
 
     def are_possible(self) -> bool:
-        """Tell, on every active rank alike, whether plans can change: with a store."""
+        """Tell whether plans can change: with a store; equal on every active rank."""
         return self.all_say(not self._run.plane.store_lost)
 
     def all_say(self, yes: bool) -> bool:

@@ -1,4 +1,4 @@
-"""What the activation cache will serve of a frozen prefix, as plans are told."""
+"""What the activation cache will serve of a frozen prefix, as plans receive it."""
 
 from __future__ import annotations
 

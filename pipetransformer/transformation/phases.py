@@ -7,7 +7,7 @@
                          +-----> abort: go on with the old plan
 
 All ranks pass through `prepare`, then `conclude`, standby ranks too. Until COMMIT
-everything new is built beside what is in use, and nothing of the old plan is touched;
+everything new is built next to what is in use, and nothing of the old plan is touched;
 so an abort leaves the run as it was, and training may go on meanwhile.
 """
 
@@ -112,9 +112,9 @@ def prepare(
     proposal: Proposal | None,
     participants: Sequence[int],
 ) -> Prepared:
-    """Build what may fail beside what is in use, and wait for the decision.
+    """Build what may fail alongside what is in use, and wait for the decision.
 
-    It changes nothing that a training step looks at, and may run beside one.
+    It changes nothing that a training step looks at, and may run alongside one.
 
     Args:
         run: The run.
@@ -176,7 +176,7 @@ def conclude(run: Run, current: Replica | None, prepared: Prepared) -> Outcome:
         prepared: From `prepare`.
 
     Returns:
-        The outcome, equal on every rank but for the replica.
+        The outcome, equal on every rank except for the replica.
 
     Raises:
         PeerFailure: a rank died.
@@ -246,7 +246,7 @@ def _carry_out(
             moved = move(run, group, proposal.source, proposal.receivers, phases)
         with phases.phase("rewire"):
             replica = rewire(run, group, proposal)
-        # Who trained in this pass has counts of its own until it is told others'.
+        # Who trained in this pass has counts of its own until it receives others'.
         waits = receives and not had and proposal.position is not None
         run.state.become(Integrity.AWAITS_PROGRESS if waits else Integrity.WHOLE)
         return replica, moved
@@ -276,7 +276,7 @@ def _build(
     given_up: Callable[[], bool],
     phases: Phases,
 ) -> Built:
-    """Build what may fail beside what is in use; an error becomes a refusal."""
+    """Build what may fail alongside what is in use; an error becomes a refusal."""
     if run.info.rank not in proposal.layout.active:
         return Built()
     if live is not None and run.in_force.layout == proposal.layout:

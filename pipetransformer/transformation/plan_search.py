@@ -105,7 +105,7 @@ def smaller_plan(run: Run, current: Plan, most: int) -> Plan:
 def explain_replica(run: Run, replica: Replica) -> Explanation:
     """Explain the plan in force by the options it was chosen from.
 
-    Predictions stand beside what this rank measured; the lead's history is complete.
+    Predictions stand alongside what this rank measured; the lead's history is complete.
     """
     boundary = replica.plan.boundary
     profile, cluster, workload = _known(run, boundary, run.in_force.cache_slots)
@@ -182,7 +182,7 @@ def _forced_stages(run: Run, boundary: int) -> int | None:
 
 
 def progress_of(run: Run, point: int) -> Progress:
-    """Return where training stands at an evaluation point, as policies are told."""
+    """Return where training stands at an evaluation point, as policies receive it."""
     state = run.state
     optimizer = state.optimizer
     batches = run.inputs.workload.num_batches if run.inputs.workload is not None else 0

@@ -160,7 +160,7 @@ def propose(
     operations: int = 0,
     position: int | None = None,
 ) -> Proposal | None:
-    """Decide and plan, on every active rank alike.
+    """Decide and plan, identically on every active rank.
 
     Args:
         run: The run.

@@ -22,7 +22,7 @@ def placed(
 
     Args:
         run: The run.
-        absent: Ranks that cannot drive one, beside those that were lost.
+        absent: Ranks that cannot drive one, in addition to those that were lost.
         holders: Ranks that hold the training state, the one that gives it first;
             empty before the first plan.
         search: Plans with at most so many replicas, None: as many as are best.

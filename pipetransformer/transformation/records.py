@@ -1,4 +1,4 @@
-"""What a run's history and its prices are told about changes of plan."""
+"""What a run's history and its prices record of changes of plan."""
 
 from __future__ import annotations
 

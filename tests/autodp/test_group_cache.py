@@ -1,4 +1,4 @@
-"""Groups of earlier plans are kept, found again by all members alike, and bounded."""
+"""Groups of earlier plans are kept, found again by all members, and bounded."""
 
 import pytest
 

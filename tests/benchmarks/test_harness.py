@@ -85,7 +85,7 @@ def test_disturbed_repeat_is_dropped_counted_and_repeated():
 
 
 def test_superfluous_repeat_stays_among_the_raw_samples():
-    # Beside the first all others look disturbed; with a tenth it is the outlier.
+    # Alongside the first all others look disturbed; with a tenth it is the outlier.
     script = Script(a=[Sample(10.0, 22.0)])
     series = interleave("a", script, repeats=9, warmup=0, extra=1)["a"]
     assert series.turns == tuple(range(9))

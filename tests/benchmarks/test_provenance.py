@@ -1,4 +1,4 @@
-"""A result file says from which commit, by which command and beside whom it came."""
+"""A result file says from which commit, by which command and alongside whom it came."""
 
 import os
 import shlex

@@ -62,7 +62,7 @@ def test_trace_to_standard_output_is_alone(files):
     files.json(*command, "--trace", trace)
     assert files.run(*command, "--trace", "-") == (0, read_text(trace), "")
     code, out, err = files.run(*command, "--trace", "-", "--json")
-    assert (code, out) == (2, "") and "--trace: expected a file beside --json" in err
+    assert (code, out) == (2, "") and "--trace: expected a file alongside --json" in err
     code, out, err = files.run(*command, "--trace", "")
     assert (code, out) == (2, "") and "--trace: expected a file's name" in err
 

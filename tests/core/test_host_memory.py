@@ -307,7 +307,7 @@ def real_group():
     if "memory" in groups:
         parent = pathlib.Path("/sys/fs/cgroup/memory" + groups["memory"])
         name = "memory.limit_in_bytes"
-    else:  # beside this process's: a group with processes has no groups below
+    else:  # alongside this process's: a group with processes has no groups below
         parent = pathlib.Path("/sys/fs/cgroup" + groups.get("", "/")).parent
         name = "memory.max"
     folder = parent / f"pipetransformer-test-{os.getpid()}"

@@ -37,7 +37,7 @@ def pins():
 
 
 def installed_with(names):
-    """The names, and all that their packages need here, but for what they pin."""
+    """The names, and all that their packages need here, except for what they pin."""
     found, open_ends = set(), list(names)
     while open_ends:
         name = normal(open_ends.pop())

@@ -41,7 +41,7 @@ def make_run(*, plane=None, config=None, policy=None, model=None, plan=None, **c
         plane: Of all ranks; by default that of the second of two.
         config: As for the engine.
         policy: Of freezing; bound here.
-        model: A Sequential whose layers are the units, but for the last.
+        model: A Sequential whose layers are the units, except for the last.
         plan: In force; None: no plan, but ranks that are active.
         **changes: Attributes of the run, and of its plan in force, that differ.
     """

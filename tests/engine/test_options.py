@@ -1,4 +1,4 @@
-"""Options of a run do what they say, beside plain loops and beside each other."""
+"""Options of a run do what they say, alongside plain loops and alongside each other."""
 
 import dataclasses
 
@@ -211,7 +211,7 @@ def test_loader_processes_give_the_same_samples():
 
 
 def plan_differently(rank):
-    """Plan as everybody does, but for rank 1 at the second epoch."""
+    """Plan as everybody does, except for rank 1 at the second epoch."""
     find = planning.next_plan
 
     def other(*args, **kwargs):

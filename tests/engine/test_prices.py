@@ -1,4 +1,4 @@
-"""Freezing is the policy's, shapes are a matter of price; ranks decide alike."""
+"""Freezing is the policy's, shapes are a matter of price; ranks decide identically."""
 
 import types
 
@@ -18,7 +18,7 @@ from tests.support.private import run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
-# Two ranks need K=2 unfrozen; with 4 layers frozen K=1 fits, beside the old one too.
+# Two ranks need K=2 unfrozen; with 4 layers frozen K=1 fits, alongside the old one too.
 TIGHT = {"slot_memory_bytes": 34_000}
 
 
@@ -71,7 +71,7 @@ def test_refused_shape_is_recorded_with_its_rule_and_the_freeze_goes_on():
 
 
 def test_freezing_is_carried_out_even_where_no_shape_may_change():
-    # Two blocks fit a slot beside what is frozen: K=3, and then one active layer.
+    # Two blocks fit a slot alongside what is frozen: K=3, and then one active layer.
     options = {
         "config": config(
             plan=pt.PlanConfig(slot_memory_bytes=16_000, reshape="never"),

@@ -17,7 +17,7 @@ from tests.support.toy import Block, ToySet, accuracy
 
 pytestmark = pytest.mark.distributed
 
-# Two ranks: epoch 0 runs as one pipeline, beside which rank 1 stands by; from epoch 1
+# Two ranks: epoch 0 runs as one pipeline, next to which rank 1 stands by; from epoch 1
 # on rank 1 is a replica. An epoch has two steps.
 
 

@@ -133,7 +133,7 @@ def random_instance(rng, most_layers=9, most_stages=5):
 
 
 def random_limits(rng, n, num_stages):
-    """No memory limit, one alike for all stages, or one by position."""
+    """No memory limit, one equal for all stages, or one by position."""
     allowed = [rng.random() < 0.85 for _ in range(n + 1)]
     kind = rng.randrange(3)
     if kind == 0:

@@ -96,7 +96,7 @@ def test_bubble_is_that_of_the_simulated_step():
         num_microbatches=16,
         global_batch=16,
     )
-    # 7 / 23, but for what the first stage's missing input gradient leaves idle.
+    # 7 / 23, except for what the first stage's missing input gradient leaves idle.
     assert 0.30 < plan.bubble_fraction < 0.33
 
 
@@ -195,7 +195,7 @@ def test_a_device_cache_takes_the_devices_memory():
     tiers = dict(cache_tiers=("none", "device"))
     plan = find(model, cluster(4), **tiers, **options)
     assert plan.cache == "device"
-    # 400 samples over four devices, beside four frozen layers.
+    # 400 samples over four devices, alongside four frozen layers.
     assert plan.bytes_per_stage == (400 // 4 * 10 + 4 + 2 * 4,) * 2
     assert find(model, cluster(4, 1000), **tiers, **options).cache == "none"
 

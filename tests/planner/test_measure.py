@@ -175,7 +175,7 @@ def test_layers_that_pop_are_measured_several_times_at_every_size():
     assert all(min(x.forward_ns) > 0 and min(x.input_grad_ns) > 0 for x in measured)
     found = measure(nn.Sequential(*layers), torch.randn(4, 4), repeats=3)
     assert found.skips == ((0, 4), (1, 2))
-    # The output of a layer, and beside it each skip that goes past its end.
+    # The output of a layer, and alongside it each skip that goes past its end.
     sizes = [x.boundary_bytes_per_sample for x in found.layers]
     assert sizes == [16 + 24, 16 + 24 + 12, 16 + 24, 16 + 24, 16]
     assert Profile.from_json(found.to_json()) == found

@@ -110,9 +110,9 @@ def test_copies_cost_less_where_they_overlap(costs, data):
     inner = data.draw(st.lists(st.integers(0, 99), min_size=n - 1, max_size=n - 1))
     edges = [0, *inner, 0]
     free, _ = min_max_cuts(costs, num_stages)
-    beside, _ = min_max_cuts(Costs(costs, edges, overlapped=True), num_stages)
+    alongside, _ = min_max_cuts(Costs(costs, edges, overlapped=True), num_stages)
     between, _ = min_max_cuts(Costs(costs, edges), num_stages)
-    assert free <= beside <= between
+    assert free <= alongside <= between
 
 
 @each

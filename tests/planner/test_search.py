@@ -239,15 +239,15 @@ def test_copies_are_charged_once_beside_the_compute_or_to_both_stages():
     saved = rows * 10 // 3  # input gradient of the first layer's first operation
     forward, backward = rows * 4 * 10, rows * 4 * 20
     once = 2 * forward + 2 * backward - saved
-    beside = search(model, cluster(4, **link), **options)
+    alongside = search(model, cluster(4, **link), **options)
     # The copies are slower than the stages: they set the pace, in both directions.
     assert copy > backward
-    assert beside.predicted_step_ns == once + 2 * copy + 3 * 2 * copy
+    assert alongside.predicted_step_ns == once + 2 * copy + 3 * 2 * copy
     serial = search(model, cluster(4, **link), copies="serial", **options)
     assert serial.predicted_step_ns == (
         once + 4 * copy + 3 * (forward + backward + 2 * copy)
     )
-    for plan in (beside, serial):
+    for plan in (alongside, serial):
         assert plan.simulated_step_ns == plan.predicted_step_ns
     free = search(model, cluster(4), **options)
     assert free.predicted_step_ns == once + 3 * (forward + backward)

@@ -20,7 +20,7 @@ from pipetransformer.report import (
 
 
 def field_names(value):
-    """The names in a summary, but for those of metrics and prices."""
+    """The names in a summary, except for those of metrics and prices."""
     if isinstance(value, list):
         return {name for part in value for name in field_names(part)}
     if not isinstance(value, dict):

@@ -74,7 +74,7 @@ UNCOUNTED = "cannot be counted: no git checkout"
 
 
 class Page:
-    """A README beside its results."""
+    """A README alongside its results."""
 
     def __init__(self, folder):
         self.readme = folder / "README.md"
@@ -191,7 +191,7 @@ def test_list_of_cases_goes_with_its_result_file(page, capsys):
     assert page.run("--check") == 0
     page.result.unlink()
     assert page.run() == 1
-    assert "speed.md: expected a result file beside it" in capsys.readouterr().out
+    assert "speed.md: expected a result file alongside it" in capsys.readouterr().out
 
 
 def test_result_of_no_known_command_is_refused(page, capsys, monkeypatch):

@@ -7,7 +7,7 @@ namespace pipetransformer::autodp {
 
 namespace {
 
-constexpr int64_t kKeptEpochs = 2;  // beside that of the head
+constexpr int64_t kKeptEpochs = 2;  // alongside that of the head
 
 }  // namespace
 

@@ -60,7 +60,7 @@ void check_layout(
       group.getRank());
 }
 
-// Sends tensors in the order in which they come, on all members alike.
+// Sends tensors in the order in which they come, identically on all members.
 class Transfer {
  public:
   Transfer(

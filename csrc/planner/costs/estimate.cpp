@@ -160,7 +160,7 @@ int64_t pipe_bound_ns(const StepCosts& costs, const Sums& sums) {
          slowest_backward;
 }
 
-// The pipe with what comes before, after and beside it.
+// The pipe with what comes before, after and alongside it.
 int64_t
 whole_step_ns(const StepCosts& costs, const Sums& sums, int64_t pipe_ns) {
   const int64_t prefix = prefix_phase_ns(

@@ -13,8 +13,8 @@ using Wide = __int128;
 constexpr int64_t kLargestSum = int64_t{1} << 62;
 // A step has at most (M + 1) terms of (m + 1) samples, each at most doubled by
 // recomputation: 64 leaves room to spare. A transfer takes at most 2^40 ns (see
-// transfer_ns) and a step has at most 4 M of them beside 2 per boundary, with M
-// below 2^19 (see kMostCells).
+// transfer_ns) and a step has at most 4 M of them alongside 2 per boundary,
+// with M below 2^19 (see kMostCells).
 constexpr int64_t kHeadroom = 64;
 constexpr int64_t kLargestBatch = int64_t{1} << 22;
 constexpr int64_t kMostDevices = int64_t{1} << 30;  // nodes, and devices of one

@@ -66,7 +66,7 @@ class Reach {
  private:
   struct Test {
     const SpanCost* cost = nullptr;
-    const SpanCost* repeated = nullptr;  // nullptr: alike for all positions
+    const SpanCost* repeated = nullptr;  // nullptr: equal for all positions
     const int64_t* counts = nullptr;
     const StageFunction* function = nullptr;  // in place of the costs
     int64_t cap = kNoCap;

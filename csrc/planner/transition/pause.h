@@ -29,7 +29,7 @@ RunningMean observed(const RunningMean& mean, int64_t ns, int64_t per);
 
 struct PauseModel {
   RunningMean prepare;     // agreement of all ranks, the group is kept
-  RunningMean group;       // the same with a new group beside the live one
+  RunningMean group;       // the same with a new group alongside the live one
   RunningMean move;        // hand-over to new replicas, counted in bytes
   RunningMean rewire;      // modules, workers, pipeline and DDP
   RunningMean first_step;  // what the first step takes more than the others

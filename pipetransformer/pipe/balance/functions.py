@@ -83,7 +83,7 @@ def by_costs(costs: Sequence[float], partitions: int) -> list[int]:
 
 
 def check_counts(partitions: int, module: nn.Sequential) -> None:
-    """Raise ValueError before anything is measured in vain."""
+    """Raise ValueError before anything is measured for nothing."""
     solve([0] * len(module), partitions)
 
 

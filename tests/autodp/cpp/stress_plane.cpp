@@ -140,7 +140,7 @@ int main(int argc, char** argv) {
   }
   const auto seed = static_cast<uint32_t>(std::strtoul(argv[1], nullptr, 10));
   const int rounds = std::atoi(argv[2]);
-  // Waits for deadlines most of the time: beside the others.
+  // Waits for deadlines most of the time: alongside the others.
   std::vector<std::thread> lost;
   for (const auto server :
        {MemoryStore::Server::kDead, MemoryStore::Server::kStopped}) {

@@ -28,7 +28,7 @@ from harness.forked import Log, Ranks, fork_server
 from harness.results import spread_table
 from pipetransformer.autodp import (
     AutoDPConfig,
-    MessagePlane,
+    ControlPlane,
     PeerFailure,
     build_group,
     connect,
@@ -52,7 +52,7 @@ def run_rank(rank: int, folder: Path, heartbeat_s: float) -> None:
         heartbeat_timeout=timedelta(seconds=heartbeat_s),
     )
     info, store = connect(config)
-    plane = MessagePlane(store, info, config)
+    plane = ControlPlane(store, info, config)
     group = build_group(plane, name="g/0", members=range(info.world_size))
     number = torch.ones(1)
     group.all_reduce_(number)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Stresses the C++ that is full of threads under gcc's sanitizers: the torch-free
 # engine (worker pool, execution, schedules: tests/cpp/stress_execution.cpp), and
-# the message plane and guarded groups over stand-ins of what they use of torch
+# the control plane and guarded groups over stand-ins of what they use of torch
 # (tests/autodp/cpp/stress_plane.cpp). And what reads bytes and numbers of others,
 # without threads: messages, changes of plan, profiles (tests/cpp/feed_readers.cpp)
 # and shared memory (tests/autocache/cpp/fuzz_slab.cpp).
@@ -38,8 +38,8 @@ execution="tests/cpp/stress_execution.cpp csrc/pipe/execution.cpp
 # Not those of csrc/autodp that compute with tensors, which have no threads.
 plane="tests/autodp/cpp/stress_plane.cpp csrc/core/hash.cpp csrc/core/plain_text.cpp"
 for name in groups/active_group protocol/decision failure/failure groups/guarded_backend \
-  groups/guarded_work membership/membership message_plane store/patient_store \
-  protocol/plan_message membership/roll_board failure/run_state \
+  groups/guarded_work membership/membership control_plane store/patient_store \
+  protocol/plan_message membership/rendezvous_board failure/run_state \
   groups/single_backend store/store_board store/store_client failure/task_thread \
   protocol/transition protocol/transition_announce failure/watcher; do
   plane="$plane csrc/autodp/$name.cpp"

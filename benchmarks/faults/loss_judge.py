@@ -415,7 +415,7 @@ def _right_blames(
     """Return them; nobody is named where several were lost at once, or never joined."""
     strikes = [strike for strike in trace.strikes if strike.at <= at]
     lost = frozenset[int]([*(strike.rank for strike in strikes), *fenced])
-    if end != NOT_OPEN:  # told in the roll call after the last loss
+    if end != NOT_OPEN:  # told in the rendezvous after the last loss
         text = "ranks {} lost; training state: expected a survivor that holds it"
         return tuple(
             Blame(

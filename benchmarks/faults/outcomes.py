@@ -170,7 +170,7 @@ def _breaks_a_collective(case: Case, moment: Moment) -> bool:
 
 
 def _lost_state(lost: frozenset[int]) -> tuple[Blame, ...]:
-    """A survivor that is told of the loss in the roll call, where nobody can go on."""
+    """A survivor that is told of the loss in the rendezvous, where nobody can go on."""
     text, phases = "expected a survivor that holds it", frozenset({"recovery"})
     named = Blame(frozenset[int | None](lost), phases, text)
     if len(lost) < 2:

@@ -27,7 +27,7 @@ from pipetransformer import planner
 from pipetransformer.autocache import ActivationCache
 from pipetransformer.autodp import (
     ActiveGroup,
-    MessagePlane,
+    ControlPlane,
     PlanAgreement,
     _binding,
     group,
@@ -187,7 +187,7 @@ class Striker:
         if case.fault == "no room":
             without_room(ActivationCache, "create", lambda: self._log.write("no cache"))
         before(ActiveGroup, "all_gather_rows", self._gathers)
-        before(MessagePlane, "finish", lambda *_: self.at("at finish"))
+        before(ControlPlane, "finish", lambda *_: self.at("at finish"))
         before(planner, "profile", lambda *_: self.at("in profile"))
 
     def _begin_change(self, transition: PlanAgreement, *_: object) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from harness.common import Row
 from harness.forked import Log, Ranks
-from pipetransformer.autodp import MessagePlane, build_group, connect
+from pipetransformer.autodp import ControlPlane, build_group, connect
 from pipetransformer.report import Phases
 from pipetransformer.run.context import Run
 from pipetransformer.state.state import TrainingState
@@ -31,7 +31,7 @@ def run_rank(rank: int, folder: Path, load: Load, moves: int) -> None:
     """Hand a fresh model's state over, again and again."""
     log = Log(folder / f"rank-{rank}.jsonl")
     info, store = connect(PATIENT)
-    plane = MessagePlane(store, info, PATIENT)
+    plane = ControlPlane(store, info, PATIENT)
     group = build_group(plane, name="g/0", members=list(range(info.world_size)))
     for number in range(WARM_UP + moves):
         run = _Run(load, info)

@@ -18,7 +18,7 @@ from harness.forked import Log, Ranks
 from pipetransformer.autodp import (
     ActiveGroup,
     AutoDPConfig,
-    MessagePlane,
+    ControlPlane,
     PlanAgreement,
     build_group,
     connect,
@@ -35,7 +35,7 @@ def run_rank(rank: int, folder: Path, changes: int, cached: bool) -> None:
     """Change the group again and again; with `cached` between two that are kept."""
     log = Log(folder / f"rank-{rank}.jsonl")
     info, store = connect(PATIENT)
-    plane = MessagePlane(store, info, PATIENT)
+    plane = ControlPlane(store, info, PATIENT)
     members = list(range(info.world_size))
     old = build_group(plane, name="g/0", members=members)
     kept = [old, build_group(plane, name="kept", members=members)] if cached else []
@@ -50,7 +50,7 @@ def run_rank(rank: int, folder: Path, changes: int, cached: bool) -> None:
 
 
 def _change(
-    plane: MessagePlane, old: ActiveGroup, epoch: int, kept: Sequence[ActiveGroup]
+    plane: ControlPlane, old: ActiveGroup, epoch: int, kept: Sequence[ActiveGroup]
 ) -> tuple[list[float], ActiveGroup]:
     """Return the seconds of `PARTS` and the group in use afterwards."""
     members, start = range(plane.world_size), time.perf_counter()

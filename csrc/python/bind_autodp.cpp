@@ -2,8 +2,8 @@
 
 #include <vector>
 
+#include "autodp/control_plane.h"
 #include "autodp/groups/active_group.h"
-#include "autodp/message_plane.h"
 #include "autodp/transfer/tensor_hash.h"
 #include "autodp/transfer/transfer.h"
 
@@ -26,7 +26,7 @@ void handle_signals() {
 void bind_group(py::module_& m) {
   py::class_<ActiveGroup, std::shared_ptr<ActiveGroup>>(m, "ActiveGroup")
       .def(
-          py::init([](const std::shared_ptr<MessagePlane>& plane,
+          py::init([](const std::shared_ptr<ControlPlane>& plane,
                       const c10::intrusive_ptr<c10d::Store>& store,
                       const c10::intrusive_ptr<c10d::Backend>& inner,
                       const std::string& device_type,

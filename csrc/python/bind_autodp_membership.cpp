@@ -1,9 +1,9 @@
 // Who is alive, and who goes on: heartbeats' tracker, and one rank's part in a
-// roll call, which a plane begins.
+// rendezvous, which a plane begins.
 #include "python/bind_autodp_common.h"
 
 #include "autodp/failure/liveness.h"
-#include "autodp/membership/roll_board.h"
+#include "autodp/membership/rendezvous_board.h"
 
 namespace py = pybind11;
 using namespace pipetransformer::autodp;
@@ -22,13 +22,13 @@ void bind_autodp_membership(py::module_& m) {
           &LivenessTracker::observe,
           py::arg("counter"),
           py::arg("now_s"));
-  py::class_<RollBoard>(m, "RollBoard")
-      .def("step", &RollBoard::step, NoGil())
-      .def("on_deadline", &RollBoard::on_deadline)
-      .def_property_readonly("generation", &RollBoard::generation)
-      .def_property_readonly("silent", &RollBoard::silent)
-      .def_property_readonly("fenced", &RollBoard::fenced)
-      .def_property_readonly("standings", [](const RollBoard& self) {
+  py::class_<RendezvousBoard>(m, "RendezvousBoard")
+      .def("step", &RendezvousBoard::step, NoGil())
+      .def("on_deadline", &RendezvousBoard::on_deadline)
+      .def_property_readonly("generation", &RendezvousBoard::generation)
+      .def_property_readonly("silent", &RendezvousBoard::silent)
+      .def_property_readonly("fenced", &RendezvousBoard::fenced)
+      .def_property_readonly("standings", [](const RendezvousBoard& self) {
         py::dict standings;
         for (const auto& [rank, bytes] : self.standings()) {
           standings[py::int_(rank)] = py::bytes(bytes);

@@ -4,7 +4,7 @@
 #include <tuple>
 #include <vector>
 
-#include "autodp/message_plane.h"
+#include "autodp/control_plane.h"
 #include "autodp/store/sealed_store.h"
 #include "core/plain_text.h"
 
@@ -17,7 +17,7 @@ using pipetransformer::bindings::to_bytes;
 
 namespace {
 
-using PlaneClass = py::class_<MessagePlane, std::shared_ptr<MessagePlane>>;
+using PlaneClass = py::class_<ControlPlane, std::shared_ptr<ControlPlane>>;
 
 void bind_seal(py::module_& m) {
   py::class_<Seal, std::shared_ptr<Seal>>(m, "StoreSeal")
@@ -53,7 +53,7 @@ void bind_construction(PlaneClass& plane) {
                   double group_timeout_s,
                   bool survives) {
         const py::gil_scoped_release no_gil;
-        return free_without_gil(std::make_unique<MessagePlane>(
+        return free_without_gil(std::make_unique<ControlPlane>(
             std::move(store),
             std::move(watched_store),
             WatcherOptions{
@@ -81,14 +81,14 @@ void bind_keys(PlaneClass& plane) {
   plane
       .def(
           "set",
-          [](MessagePlane& self, const std::string& key, const py::bytes& v) {
+          [](ControlPlane& self, const std::string& key, const py::bytes& v) {
             const auto value = static_cast<std::string>(v);
             const py::gil_scoped_release no_gil;
             self.store().set(key, value);
           })
       .def(
           "read",
-          [](MessagePlane& self, const std::string& key) {
+          [](ControlPlane& self, const std::string& key) {
             std::optional<std::string> value;
             {
               const py::gil_scoped_release no_gil;
@@ -98,7 +98,7 @@ void bind_keys(PlaneClass& plane) {
           })
       .def(
           "compare_set",
-          [](MessagePlane& self,
+          [](ControlPlane& self,
              const std::string& key,
              const py::bytes& expected,
              const py::bytes& desired) {
@@ -112,22 +112,22 @@ void bind_keys(PlaneClass& plane) {
           })
       .def(
           "remove",
-          [](MessagePlane& self, const std::vector<std::string>& keys) {
+          [](ControlPlane& self, const std::vector<std::string>& keys) {
             self.store().remove(keys);
           },
           NoGil())
       .def(
           "remove_later",
-          [](MessagePlane& self, std::vector<std::string> keys) {
+          [](ControlPlane& self, std::vector<std::string> keys) {
             self.store().remove_later(std::move(keys));
           },
           NoGil())
       .def(
           "num_store_operations",
-          [](MessagePlane& self) { return self.store().num_operations(); })
+          [](ControlPlane& self) { return self.store().num_operations(); })
       .def(
           "wait_any",
-          [](MessagePlane& self,
+          [](ControlPlane& self,
              const std::vector<std::vector<std::string>>& groups,
              Milliseconds slice) {
             return self.store().wait_any(groups, slice);
@@ -139,54 +139,54 @@ void bind_life(PlaneClass& plane) {
   plane
       .def(
           "fail",
-          [](MessagePlane& self, const Failure& failure) {
+          [](ControlPlane& self, const Failure& failure) {
             self.fail(failure);
           },
           NoGil())
       .def(
           "failure",
-          [](const MessagePlane& self) { return self.latch()->failure(); })
-      .def("check", [](const MessagePlane& self) { self.latch()->check(); })
-      .def("ended", [](const MessagePlane& self) { return self.run().ended(); })
+          [](const ControlPlane& self) { return self.latch()->failure(); })
+      .def("check", [](const ControlPlane& self) { self.latch()->check(); })
+      .def("ended", [](const ControlPlane& self) { return self.run().ended(); })
       .def(
           "store_loss",
-          [](const MessagePlane& self) { return self.run().store_loss(); })
+          [](const ControlPlane& self) { return self.run().store_loss(); })
       .def(
           "outlive_store",
-          [](MessagePlane& self, bool outlives) {
+          [](ControlPlane& self, bool outlives) {
             self.run().outlive_store(outlives);
           },
           NoGil())
       .def(
           "generation",
-          [](const MessagePlane& self) {
+          [](const ControlPlane& self) {
             return self.run().generation()->number;
           })
       .def(
           "members",
-          [](const MessagePlane& self) {
+          [](const ControlPlane& self) {
             return self.run().generation()->members;
           })
       .def(
           "own_key",
-          [](const MessagePlane& self, const std::string& name) {
+          [](const ControlPlane& self, const std::string& name) {
             return self.run().generation()->key(name);
           })
       .def(
-          "begin_roll",
-          [](MessagePlane& self, const py::bytes& standing) {
-            return self.begin_roll(static_cast<std::string>(standing));
+          "begin_rendezvous",
+          [](ControlPlane& self, const py::bytes& standing) {
+            return self.begin_rendezvous(static_cast<std::string>(standing));
           })
-      .def("advance", &MessagePlane::advance, NoGil())
-      .def("group_store", &MessagePlane::group_store)
+      .def("advance", &ControlPlane::advance, NoGil())
+      .def("group_store", &ControlPlane::group_store)
       .def(
           "set_epoch",
-          [](MessagePlane& self, int64_t epoch) {
+          [](ControlPlane& self, int64_t epoch) {
             self.run().set_epoch(epoch);
           })
       .def(
           "watch_signals",
-          [](MessagePlane& self,
+          [](ControlPlane& self,
              int read_fd,
              int forward_fd,
              std::map<int, std::string> ends) {
@@ -195,10 +195,10 @@ void bind_life(PlaneClass& plane) {
           NoGil())
       .def(
           "unwatch_signals",
-          [](MessagePlane& self) { self.watcher().unwatch_signals(); },
+          [](ControlPlane& self) { self.watcher().unwatch_signals(); },
           NoGil())
-      .def("stop_watching", &MessagePlane::stop_watching, NoGil())
-      .def("close", &MessagePlane::close, NoGil());
+      .def("stop_watching", &ControlPlane::stop_watching, NoGil())
+      .def("close", &ControlPlane::close, NoGil());
 }
 
 }  // namespace
@@ -207,7 +207,7 @@ namespace pipetransformer::bindings {
 
 void bind_autodp_plane(py::module_& m) {
   bind_seal(m);
-  PlaneClass plane(m, "MessagePlane");
+  PlaneClass plane(m, "ControlPlane");
   bind_construction(plane);
   bind_keys(plane);
   bind_life(plane);

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "autodp/message_plane.h"
+#include "autodp/control_plane.h"
 #include "autodp/store/store_board.h"
 
 namespace py = pybind11;
@@ -13,7 +13,7 @@ namespace pipetransformer::bindings {
 void bind_autodp_transition(py::module_& m) {
   m.def(
       "announced_epoch",
-      [](MessagePlane& plane, const std::string& prefix) {
+      [](ControlPlane& plane, const std::string& prefix) {
         StoreBoard board(plane.store(), prefix);
         return announced_epoch(board);
       },
@@ -66,7 +66,7 @@ void bind_autodp_transition(py::module_& m) {
       .def(
           "drive",
           [](Transition& self,
-             MessagePlane& plane,
+             ControlPlane& plane,
              const std::string& prefix,
              Milliseconds slice) {
             StoreBoard board(plane.store(), prefix);
@@ -76,7 +76,7 @@ void bind_autodp_transition(py::module_& m) {
       .def(
           "is_decided",
           [](const Transition& self,
-             MessagePlane& plane,
+             ControlPlane& plane,
              const std::string& prefix) {
             StoreBoard board(plane.store(), prefix);
             return self.is_decided(board);
@@ -85,7 +85,7 @@ void bind_autodp_transition(py::module_& m) {
       .def(
           "is_past",
           [](const Transition& self,
-             MessagePlane& plane,
+             ControlPlane& plane,
              const std::string& prefix) {
             StoreBoard board(plane.store(), prefix);
             return self.is_past(board);

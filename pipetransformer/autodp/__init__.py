@@ -1,4 +1,4 @@
-"""Membership of the run: message plane, active groups, change of plans."""
+"""Membership of the run: control plane, active groups, change of plans."""
 
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.connecting import Unreachable
@@ -6,7 +6,7 @@ from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.group import ActiveGroup, build_group
 from pipetransformer.autodp.group_cache import GroupCache, MissingKeptGroup
 from pipetransformer.autodp.launch import LaunchInfo, connect
-from pipetransformer.autodp.plane import MessagePlane
+from pipetransformer.autodp.plane import ControlPlane
 from pipetransformer.autodp.protocol import PlanAgreement, announced_epoch
 from pipetransformer.autodp.transfer import (
     broadcast_tensors,
@@ -19,7 +19,7 @@ __all__ = [
     "AutoDPConfig",
     "GroupCache",
     "LaunchInfo",
-    "MessagePlane",
+    "ControlPlane",
     "MissingKeptGroup",
     "PeerFailure",
     "PlanAgreement",

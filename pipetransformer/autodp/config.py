@@ -1,4 +1,4 @@
-"""Deadlines and sizes of the message plane and the active groups."""
+"""Deadlines and sizes of the control plane and the active groups."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer.autodp.backends import is_absence
-from pipetransformer.autodp.plane import SLICE, MessagePlane
+from pipetransformer.autodp.plane import SLICE, ControlPlane
 
 
 class Unreachable(RuntimeError):
@@ -25,7 +25,7 @@ class Unreachable(RuntimeError):
         self.members = tuple(members)
 
 
-def address_keys(plane: MessagePlane, name: str, rank: int) -> list[str]:
+def address_keys(plane: ControlPlane, name: str, rank: int) -> list[str]:
     """Return where gloo leaves a member's addresses; other backends clean up."""
     return [f"{name}/{link}/{rank}" for link in range(max(1, len(plane.info.links)))]
 
@@ -34,7 +34,7 @@ class Connecting:
     """One rank's attempt to connect with the other members of a group.
 
     Args:
-        plane: the run's message plane.
+        plane: the run's control plane.
         name: the group's.
         members: world ranks in the group's order.
         timeout: deadline of the backend, for the errors' texts.
@@ -43,7 +43,7 @@ class Connecting:
 
     def __init__(
         self,
-        plane: MessagePlane,
+        plane: ControlPlane,
         name: str,
         members: Sequence[int],
         *,

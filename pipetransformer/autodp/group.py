@@ -16,7 +16,7 @@ from pipetransformer.autodp import _binding
 from pipetransformer.autodp.backends import make_backend
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.connecting import Connecting, address_keys
-from pipetransformer.autodp.plane import SLICE, MessagePlane
+from pipetransformer.autodp.plane import SLICE, ControlPlane
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class ActiveGroup:
 
     def __init__(
         self,
-        plane: MessagePlane,
+        plane: ControlPlane,
         core: _binding.ActiveGroup,
         *,
         name: str,
@@ -142,7 +142,7 @@ class ActiveGroup:
         self._plane.delete_later(*address_keys(self._plane, self.name, self.rank))
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
-        """Same as `MessagePlane.guard`."""
+        """Same as `ControlPlane.guard`."""
         return self._plane.guard()
 
     def _run(self, start: Callable[[], dist.Work]) -> None:
@@ -166,7 +166,7 @@ def _to_bytes(row: torch.Tensor) -> bytes:
 
 
 def build_group(
-    plane: MessagePlane,
+    plane: ControlPlane,
     *,
     name: str,
     members: Sequence[int],
@@ -180,7 +180,7 @@ def build_group(
     live on.
 
     Args:
-        plane: the run's message plane.
+        plane: the run's control plane.
         name: unique in the generation, e.g. ``"g/3"`` for plan epoch 3.
         members: world ranks of this generation, equal on all of them; their order
             gives the ranks of the group.
@@ -234,7 +234,7 @@ def build_group(
     return ActiveGroup(plane, core, name=name, members=members)
 
 
-def _check_members(plane: MessagePlane, members: Sequence[int]) -> None:
+def _check_members(plane: ControlPlane, members: Sequence[int]) -> None:
     valid = len(set(members)) == len(members) and set(members) <= set(plane.members)
     if not valid or plane.rank not in members:
         raise ValueError(

@@ -78,7 +78,7 @@ class LaunchInfo:
 
 
 class RunStore(PrefixStore):
-    """The keys of one run, with the connections that its message plane takes.
+    """The keys of one run, with the connections that its control plane takes.
 
     They are made before the ranks meet: see Note [Slow starts] in ``watcher.cpp``.
 

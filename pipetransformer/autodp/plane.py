@@ -1,4 +1,4 @@
-"""The message plane: keys and waits that all ranks of a run share, and its life."""
+"""The control plane: keys and waits that all ranks of a run share, and its life."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipetransformer.autodp import _binding
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.launch import LaunchInfo, RunStore
-from pipetransformer.autodp.rollcall import call_roll
+from pipetransformer.autodp.rendezvous import meet_survivors
 from pipetransformer.autodp.signals import termination
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ SLICE = timedelta(milliseconds=100)
 """Waits return to Python this often, so that signals are handled."""
 
 
-class MessagePlane:
+class ControlPlane:
     """What all ranks, active and standby, talk over.
 
     C++ threads of each rank watch the others; none of them needs the GIL. As soon
@@ -32,7 +32,7 @@ class MessagePlane:
     collectives of active groups. Methods may be called from several threads.
 
     Under ``on_peer_failure="continue"`` a plane lives in **generations**: a failure
-    ends one, and a roll call brings the ranks that are left into the next. Under
+    ends one, and a rendezvous brings the ranks that are left into the next. Under
     ``"raise"`` there is one generation, and its failure ends the run.
 
     Args:
@@ -48,7 +48,7 @@ class MessagePlane:
         self.store = store
         self.info = info
         self.config = config
-        self.core = _binding.MessagePlane(
+        self.core = _binding.ControlPlane(
             *_connections(store),
             rank=info.rank,
             world_size=info.world_size,
@@ -195,8 +195,8 @@ class MessagePlane:
     def num_store_operations(self) -> int:
         """Operations on the store so far, each look of a wait included.
 
-        Those of a change of plan, of a group that connects and of a roll call are among
-        them; beats, which have a connection of their own, are not.
+        Those of a change of plan, of a group that connects and of a rendezvous count,
+        too; beats, which have a connection of their own, do not.
         """
         return self.core.num_store_operations()
 
@@ -330,9 +330,9 @@ class MessagePlane:
         self._check_own_end()
         if self.store_lost:
             raise PeerFailure.of(failure)
-        board = call_roll(self.core, standing, self.config)
+        board = meet_survivors(self.core, standing, self.config)
         if board.fenced:
-            # This rank ends: it must not answer a later roll either.
+            # This rank ends: it must not answer a later one either.
             self.fail("fenced", "the other ranks went on without this one")
             self._check_own_end()
         standings = board.standings
@@ -344,7 +344,7 @@ class MessagePlane:
             sorted(standings),
             failure,
         )
-        self._check_own_end()  # SIGTERM during the roll call
+        self._check_own_end()  # SIGTERM during the rendezvous
         return standings
 
     def _check_own_end(self) -> None:

@@ -8,10 +8,10 @@ from datetime import timedelta
 
 from pipetransformer.autodp import _binding
 from pipetransformer.autodp.failure import PeerFailure
-from pipetransformer.autodp.plane import SLICE, MessagePlane
+from pipetransformer.autodp.plane import SLICE, ControlPlane
 
 
-def announced_epoch(plane: MessagePlane) -> int:
+def announced_epoch(plane: ControlPlane) -> int:
     """Return the latest plan epoch that any rank has announced, -1: none.
 
     Raises:
@@ -21,7 +21,7 @@ def announced_epoch(plane: MessagePlane) -> int:
         return _binding.announced_epoch(plane.core, _prefix(plane))
 
 
-def _prefix(plane: MessagePlane) -> str:
+def _prefix(plane: ControlPlane) -> str:
     """Return what this generation's keys start with.
 
     Ranks of another generation, that went on without this one or that it went on
@@ -39,7 +39,7 @@ class PlanAgreement:
     machine ``csrc/autodp/protocol/transition.h``.
 
     Args:
-        plane: the message plane.
+        plane: the control plane.
         epoch: plan epoch, above every epoch announced before.
         writer: whether this rank announces the plan; one rank does.
         participants: the world ranks that must acknowledge. The writer's count; the
@@ -50,7 +50,7 @@ class PlanAgreement:
 
     def __init__(
         self,
-        plane: MessagePlane,
+        plane: ControlPlane,
         epoch: int,
         *,
         writer: bool,

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def termination(core: _binding.MessagePlane) -> Iterator[None]:
+def termination(core: _binding.ControlPlane) -> Iterator[None]:
     """Fail the run of `core` when SIGTERM or SIGHUP arrives while the body runs.
 
     Launchers send SIGTERM to all ranks when one has died, a terminal that is closed

@@ -412,7 +412,7 @@ class PipeTransformer:
 
     @property
     def rank(self) -> int:
-        """This process in the message plane."""
+        """This process in the control plane."""
         return self._begun("rank").info.rank
 
     @property

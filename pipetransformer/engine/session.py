@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
+from pipetransformer.autodp import ControlPlane, PeerFailure, build_group, connect
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.loop.coordinator import Coordinator
@@ -34,7 +34,7 @@ class Session:
         clock = Clock()
         with clock.phase("connect"):
             info, store = connect(arguments.config.autodp)
-            self._plane = MessagePlane(store, info, arguments.config.autodp)
+            self._plane = ControlPlane(store, info, arguments.config.autodp)
         self._coordinator: Coordinator | None = None
         self._exits = contextlib.ExitStack()
         self.run = Run(arguments, self._plane, clock)

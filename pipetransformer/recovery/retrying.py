@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
 
-from pipetransformer.autodp import MessagePlane, PeerFailure
+from pipetransformer.autodp import ControlPlane, PeerFailure
 from pipetransformer.recovery.decision import END, FIRST, RankReport, Verdict, assess
 from pipetransformer.recovery.resume import Resumption
 from pipetransformer.replica.role import Role
@@ -44,7 +44,7 @@ class Attempt:
         result: What the operation gave, if every rank gets the same.
     """
 
-    def __init__(self, plane: MessagePlane, log: ControlLog) -> None:
+    def __init__(self, plane: ControlPlane, log: ControlLog) -> None:
         self._plane = plane
         self._log = log
         self._failure: PeerFailure | None = None

@@ -13,7 +13,7 @@ from pipetransformer.autocache import (
     record_bytes,
     slots_within,
 )
-from pipetransformer.autodp import MessagePlane, PeerFailure
+from pipetransformer.autodp import ControlPlane, PeerFailure
 from pipetransformer.run.arguments import EngineArguments
 from pipetransformer.run.layout import Layout
 from pipetransformer.run.plan_inputs import PlanInputs
@@ -27,12 +27,12 @@ class Caches:
 
     Args:
         arguments: What the user asked for.
-        plane: The message plane, open.
+        plane: The control plane, open.
         inputs: How many samples there are, and how large a record is.
     """
 
     def __init__(
-        self, arguments: EngineArguments, plane: MessagePlane, inputs: PlanInputs
+        self, arguments: EngineArguments, plane: ControlPlane, inputs: PlanInputs
     ) -> None:
         self._arguments = arguments
         self._config = arguments.config.cache

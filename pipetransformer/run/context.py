@@ -9,9 +9,9 @@ from typing import Any
 
 from pipetransformer.autodp import (
     ActiveGroup,
+    ControlPlane,
     GroupCache,
     LaunchInfo,
-    MessagePlane,
     build_group,
 )
 from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer
@@ -32,12 +32,12 @@ class Run:
 
     Args:
         arguments: What the user asked for.
-        plane: The message plane, open.
+        plane: The control plane, open.
         clock: Running since the engine was opened.
     """
 
     def __init__(
-        self, arguments: EngineArguments, plane: MessagePlane, clock: Clock
+        self, arguments: EngineArguments, plane: ControlPlane, clock: Clock
     ) -> None:
         self.arguments = arguments
         self.config = arguments.config

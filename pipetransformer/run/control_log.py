@@ -17,7 +17,7 @@ import json
 import logging
 from typing import Any
 
-from pipetransformer.autodp import MessagePlane, PeerFailure
+from pipetransformer.autodp import ControlPlane, PeerFailure
 from pipetransformer.autodp.told import read_fields
 
 _LOG = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class ControlLog:
     """Where this rank is: in the messages of the lead, and in operations.
 
     Args:
-        plane: The message plane of all ranks.
+        plane: The control plane of all ranks.
 
     Attributes:
         position: The number of the next message.
@@ -40,7 +40,7 @@ class ControlLog:
             each rank keeps its own.
     """
 
-    def __init__(self, plane: MessagePlane) -> None:
+    def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
         self._messages: dict[int, bytes] = {}
         self.position = 0

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import nn
 
 from pipetransformer._extension import hash_bytes
-from pipetransformer.autodp import MessagePlane
+from pipetransformer.autodp import ControlPlane
 from pipetransformer.autodp.told import read_json
 
 
@@ -59,8 +59,8 @@ def _first_difference(mine: Sequence[str], theirs: Sequence[str]) -> str:
     return f"expected {len(mine)} entries (rank 0), got {len(theirs)}"
 
 
-def agree(plane: MessagePlane, lines: Sequence[str]) -> None:
-    """Compare every rank's signature; collective over the message plane.
+def agree(plane: ControlPlane, lines: Sequence[str]) -> None:
+    """Compare every rank's signature; collective over the control plane.
 
     Raises:
         ValueError: on every rank, naming the first rank whose model or config

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipetransformer.autodp import MessagePlane, PeerFailure, build_group, connect
+from pipetransformer.autodp import ControlPlane, PeerFailure, build_group, connect
 from tests.autodp.world import FAST
 from tests.support.ranks import Ranks, free_port
 
@@ -48,7 +48,7 @@ def _train(plane, group, victim, number):
 
 def _lose_a_rank(rank, victim, number):
     info, store = connect(FAST)
-    plane = MessagePlane(store, info, FAST)
+    plane = ControlPlane(store, info, FAST)
     partner = 1  # always alive, and in a collective with the victim
     plane.gather("start", b"", phase="start")
     if rank in (victim, partner):
@@ -92,7 +92,7 @@ PATIENT = replace(
 
 def _dies_unnoticed(rank):
     info, store = connect(PATIENT)
-    plane = MessagePlane(store, info, PATIENT)
+    plane = ControlPlane(store, info, PATIENT)
     plane.gather("start", b"", phase="start")
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -118,7 +118,7 @@ def test_dead_rank_is_found_by_its_heartbeat_while_others_build_or_compute():
 
 def _told_to_end(rank):
     info, store = connect(FAST)
-    plane = MessagePlane(store, info, FAST)
+    plane = ControlPlane(store, info, FAST)
     if rank == 2:  # stands by
         return _outcome_of(plane, lambda: plane.wait("never", phase="standby"))
     group = build_group(plane, name="g/0", members=[0, 1])
@@ -135,7 +135,7 @@ def _told_to_end(rank):
 
 def _user_error(rank):
     info, store = connect(FAST)
-    plane = MessagePlane(store, info, FAST)
+    plane = ControlPlane(store, info, FAST)
     if rank == 0:  # serves the store: its account must arrive before it goes
         plane.fail("user code", "KeyError: 'x'")
         plane.close()
@@ -201,7 +201,7 @@ def test_launcher_variable_that_makes_no_sense_is_named(
 
 def _reduces_after_the_end(rank):
     info, store = connect(FAST)
-    plane = MessagePlane(store, info, FAST)
+    plane = ControlPlane(store, info, FAST)
     group = build_group(plane, name="g/0", members=[0, 1])
     group.barrier()
     plane.finish()
@@ -225,10 +225,10 @@ SCRIPT = """
 import os, pathlib, signal, sys
 from tests.autodp.test_failures import _outcome_of
 from tests.autodp.world import FAST
-from pipetransformer.autodp import MessagePlane, connect
+from pipetransformer.autodp import ControlPlane, connect
 
 info, store = connect(FAST)
-plane = MessagePlane(store, info, FAST)
+plane = ControlPlane(store, info, FAST)
 with plane.termination():
     plane.gather("start", b"", phase="start")
     if info.rank == 2:

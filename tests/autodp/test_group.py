@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.autodp import (
-    MessagePlane,
+    ControlPlane,
     PeerFailure,
     Unreachable,
     build_group,
@@ -85,7 +85,7 @@ def test_group_names_bad_members():
 
 def test_collectives_of_a_failed_run_raise_at_once():
     info, store = connect(FAST)
-    plane = MessagePlane(store, info, FAST)
+    plane = ControlPlane(store, info, FAST)
     group = build_group(plane, name="g/0", members=[0])
     plane.fail("user code", "no more")
     with pytest.raises(PeerFailure, match="user code"):
@@ -96,7 +96,7 @@ def test_collectives_of_a_failed_run_raise_at_once():
 @pytest.mark.parametrize("end", ["finish", "close", "fail"])
 def test_group_is_retired_at_any_time(end):
     info, store = connect(FAST)
-    plane = MessagePlane(store, info, FAST)
+    plane = ControlPlane(store, info, FAST)
     group = build_group(plane, name="g/0", members=[0])
     if end == "fail":
         plane.fail("user code", "no more")

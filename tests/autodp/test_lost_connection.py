@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from pipetransformer.autodp import PeerFailure
-from pipetransformer.autodp import rollcall as rollcall_module
+from pipetransformer.autodp import rendezvous as rendezvous_module
 from pipetransformer.run.control_log import ControlLog
 from tests.autodp.world import FAST, SURVIVING, planes_on_one_store, until
 
@@ -128,10 +128,10 @@ class _Board:
 def test_a_job_that_was_stopped_cuts_nobody_off_from_the_roll(
     monkeypatch, looks, cut_off
 ):
-    monkeypatch.setattr(rollcall_module, "time", _Clock())
+    monkeypatch.setattr(rendezvous_module, "time", _Clock())
     board = _Board(looks)
-    core = mock.Mock(begin_roll=lambda standing: board)
-    rollcall_module.call_roll(core, b"", SURVIVING)
+    core = mock.Mock(begin_rendezvous=lambda standing: board)
+    rendezvous_module.meet_survivors(core, b"", SURVIVING)
     assert board.deadline == cut_off
 
 

@@ -1,4 +1,4 @@
-"""Builds and runs the model of the roll call: every interleaving of three ranks."""
+"""Builds and runs the model of the rendezvous: every interleaving of three ranks."""
 
 import pathlib
 import shutil

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.autodp import (
     AutoDPConfig,
+    ControlPlane,
     GroupCache,
-    MessagePlane,
     PeerFailure,
     build_group,
     connect,
@@ -94,7 +94,7 @@ def test_the_machine_of_the_store_takes_the_way_to_a_rank_elsewhere(monkeypatch)
 def test_a_world_of_one_listens_nowhere():
     before = listening()
     info, store = connect(FAST)
-    plane = MessagePlane(store, info, FAST)
+    plane = ControlPlane(store, info, FAST)
     group = build_group(plane, name="g/0", members=[0])
     group.barrier()
     assert listening() == before
@@ -160,7 +160,7 @@ def _named_runs(plane):
     for thread in threads:
         thread.join(60)
     planes = {
-        name: MessagePlane(store, info, config)
+        name: ControlPlane(store, info, config)
         for name, ((info, store), config) in joined.items()
     }
     sums = {}

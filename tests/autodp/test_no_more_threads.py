@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipetransformer.autodp import MessagePlane, build_group, connect
+from pipetransformer.autodp import ControlPlane, build_group, connect
 from pipetransformer.pipe import Workers
 from tests.autodp.world import FAST
 from tests.support.lifeline import die_with
@@ -62,7 +62,7 @@ def make_with_fewer_and_fewer(rank):
         info, store = connect(FAST)
         allow(more)
         try:
-            plane = MessagePlane(store, info, FAST)
+            plane = ControlPlane(store, info, FAST)
         except RuntimeError as error:
             said.append(str(error))
         else:
@@ -96,7 +96,7 @@ def retire_with_none(rank):
     """Take groups apart in the three places that want a thread of their own."""
     config = replace(FAST, on_peer_failure="continue")
     info, store = connect(config)
-    plane = MessagePlane(store, info, config)
+    plane = ControlPlane(store, info, config)
     first = build_group(plane, name="g/0", members=[0, 1])
     if not become_a_stranger():
         return None

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipetransformer.autodp import AutoDPConfig, MessagePlane, PeerFailure, connect
+from pipetransformer.autodp import AutoDPConfig, ControlPlane, PeerFailure, connect
 from tests.autodp.world import FAST, joined, run_scenarios
 from tests.support.default_group import default_group
 from tests.support.ranks import run_ranks
@@ -32,7 +32,7 @@ def test_compare_set_lets_the_first_writer_win():
 
 def test_wait_deadline_fails_the_run_with_phase_and_deadline():
     info, store = connect(FAST)
-    plane = MessagePlane(store, info, FAST)
+    plane = ControlPlane(store, info, FAST)
     with pytest.raises(
         PeerFailure, match=r"phase 'resume', deadline 0.2 s: no rank published 'key'"
     ):
@@ -69,7 +69,7 @@ def test_operations_of_the_store_are_counted():
 
 def test_failure_of_a_run_is_the_first_one():
     info, store = connect(FAST)
-    plane = MessagePlane(store, info, FAST)
+    plane = ControlPlane(store, info, FAST)
     plane.set_epoch(7)
     plane.fail("user code", "KeyError:\n'x'")
     plane.fail("later", "something else")
@@ -116,7 +116,7 @@ def hangup():
 def test_a_signal_to_end_wakes_a_blocked_wait(number, hangup):
     hangup(signal.SIG_DFL)
     info, store = connect(FAST)
-    plane = MessagePlane(store, info, FAST)
+    plane = ControlPlane(store, info, FAST)
     before = signal.getsignal(number)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), number))
     with plane.termination():
@@ -192,7 +192,7 @@ def test_duration_of_another_type_is_named():
 
 def test_plane_under_raise_does_not_survive():
     info, store = connect(FAST)
-    plane = MessagePlane(store, info, FAST)
+    plane = ControlPlane(store, info, FAST)
     with pytest.raises(RuntimeError, match="expected a failed generation, got gen"):
         plane.survive(b"")
     plane.fail("test", "nobody's fault", rank=-1)

@@ -1,4 +1,4 @@
-"""The threads of the message plane and of guarded groups under the thread sanitizer."""
+"""The threads of the control plane and of guarded groups under the thread sanitizer."""
 
 import pathlib
 import re

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from pipetransformer.autodp import MessagePlane, PeerFailure, connect
+from pipetransformer.autodp import ControlPlane, PeerFailure, connect
 from pipetransformer.autodp.cards import Card, Cards, Job
 from tests.autodp.world import FAST, SURVIVING, joined
 from tests.support.ranks import run_ranks
@@ -144,7 +144,7 @@ FORGED = {
 def _meets_forgery(rank, key, value, environment):
     os.environ.update(environment)  # the store outlives the ranks
     info, store = connect(SURVIVING)
-    plane = MessagePlane(store, info, SURVIVING)
+    plane = ControlPlane(store, info, SURVIVING)
     try:
         if rank == 0:
             for each in range(2) if "{}" in key else (0,):
@@ -192,7 +192,7 @@ def test_what_others_write_gives_short_plain_errors_or_none(case):
 
 def _raises(rank, text):
     info, store = connect(FAST)
-    plane = MessagePlane(store, info, FAST)
+    plane = ControlPlane(store, info, FAST)
     try:
         if rank == 0:
             plane.fail("user code", text)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipetransformer.autodp import (
-    MessagePlane,
+    ControlPlane,
     PeerFailure,
     _binding,
     build_group,
@@ -31,7 +31,7 @@ SURVIVING = replace(
 def _join(environment):
     os.environ.update(environment)
     info, store = connect(SURVIVING)
-    return MessagePlane(store, info, SURVIVING)
+    return ControlPlane(store, info, SURVIVING)
 
 
 def _reduce_until_failure(plane, group, at_step_3=None):
@@ -132,7 +132,7 @@ def test_survivors_of_a_kill_and_of_a_stop_go_on_and_the_sleeper_is_fenced():
 
 
 def _lose_all_but_one(rank, environment):
-    """3 fails by its own error, 2 dies within the roll call, 1 gets SIGTERM."""
+    """3 fails by its own error, 2 dies within the rendezvous, 1 gets SIGTERM."""
     plane = _join(environment)
     with plane.termination():
         group = build_group(plane, name="g/0", members=plane.members)
@@ -182,14 +182,14 @@ def _second_failure_comes_first(rank, environment):
     """The next generation fails before this rank has entered it."""
     plane = _join(environment)
     plane.fail("test", "the first", rank=-1)
-    advance = _binding.MessagePlane.advance
+    advance = _binding.ControlPlane.advance
 
     def late(core, members):
         advance(core, members)
         if rank == 1:
             core.fail(_binding.Failure(None, "test", reason="the second"))
 
-    with mock.patch.object(_binding.MessagePlane, "advance", late):
+    with mock.patch.object(_binding.ControlPlane, "advance", late):
         first = plane.survive(b"")
     while plane.failure is None:  # rank 0 hears of it
         time.sleep(0.01)

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from torch.distributed import HashStore
 
-from pipetransformer.autodp import AutoDPConfig, LaunchInfo, MessagePlane, connect
+from pipetransformer.autodp import AutoDPConfig, ControlPlane, LaunchInfo, connect
 from tests.support.ranks import run_ranks
 
 FAST = AutoDPConfig(
@@ -28,7 +28,7 @@ SURVIVING = replace(FAST, on_peer_failure="continue")
 def joined(config=FAST):
     """A plane that meets its peers at the end, or tells them why it does not."""
     info, store = connect(config)
-    plane = MessagePlane(store, info, config)
+    plane = ControlPlane(store, info, config)
     try:
         yield plane
         plane.finish()
@@ -44,7 +44,7 @@ def planes_on_one_store(world_size, config=SURVIVING):
     """The planes of all ranks in this process, once each has beaten; their store."""
     store = HashStore()
     planes = [
-        MessagePlane(
+        ControlPlane(
             store,
             LaunchInfo(rank, world_size, rank, world_size, 0, 1, "run", launched=True),
             config,

@@ -1,5 +1,5 @@
 // Feeds what others may have written to the torch-free C++ that reads it, under
-// sanitizers: damaged messages of the store, changes of plan and roll calls
+// sanitizers: damaged messages of the store, changes of plan and rendezvous
 // that meet them, and the numbers of profiles, clusters and plans at their
 // limits.
 //
@@ -133,7 +133,7 @@ void feed_list() {
   if (!parse_numbers(damaged("0,1,3"), ranks)) {
     return;
   }
-  RollCall roll(1, {0, 1, 2, 3});
+  Rendezvous roll(1, {0, 1, 2, 3});
   roll.on_answer(ranks.empty() ? -1 : ranks.front(), below(2) == 0);
   roll.on_closed(ranks);
   const bool named = std::find(ranks.begin(), ranks.end(), 1) != ranks.end();

@@ -1,11 +1,11 @@
-"""Runs without processes: real ones, on a message plane that says what it is told."""
+"""Runs without processes: real ones, on a control plane that says what it is told."""
 
 import functools
 
 import torch
 from torch import nn
 
-from pipetransformer.autodp import LaunchInfo, MessagePlane
+from pipetransformer.autodp import ControlPlane, LaunchInfo
 from pipetransformer.autofreeze import Never
 from pipetransformer.config import Config
 from pipetransformer.report.clock import Clock
@@ -22,7 +22,7 @@ def launched(rank, world_size):
 
 
 def plane_of(rank=0, world_size=2, **attributes):
-    """Return a message plane whose ranks all live, unless it is told otherwise."""
+    """Return a control plane whose ranks all live, unless it is told otherwise."""
     given = {
         "info": launched(rank, world_size),
         "members": tuple(range(world_size)),
@@ -31,7 +31,7 @@ def plane_of(rank=0, world_size=2, **attributes):
         "plan_hash": None,
         "store_lost": False,
     }
-    return stand_in(MessagePlane, **{**given, **attributes})
+    return stand_in(ControlPlane, **{**given, **attributes})
 
 
 def make_run(*, plane=None, config=None, policy=None, model=None, plan=None, **changes):

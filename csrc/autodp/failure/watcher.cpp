@@ -13,7 +13,7 @@
 
 #include "autodp/failure/liveness.h"
 #include "autodp/failure/task_thread.h"
-#include "autodp/membership/roll_board.h"
+#include "autodp/membership/rendezvous_board.h"
 #include "autodp/store/store_client.h"
 
 namespace pipetransformer::autodp {

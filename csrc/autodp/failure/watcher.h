@@ -3,7 +3,7 @@
 // The store thread beats (`hb/<rank>`), checks that its successor in the ring
 // of the generation's members beats, looks for the generation's `abort` key,
 // and writes it when this rank failed first. Where the run survives failures it
-// goes on beating during the roll call, and follows into the next generation;
+// goes on beating during the rendezvous, and follows into the next generation;
 // the store then is the only thing it takes along. The monitor thread watches
 // the store thread (a stopped server blocks it for ever) and the signal pipe.
 // Both only ever tell RunState; everything else listens to its latch. Neither

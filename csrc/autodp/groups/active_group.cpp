@@ -14,7 +14,7 @@ constexpr double kAccountS = 0.25;
 }  // namespace
 
 ActiveGroup::ActiveGroup(
-    std::shared_ptr<MessagePlane> plane,
+    std::shared_ptr<ControlPlane> plane,
     const c10::intrusive_ptr<c10d::Store>& store,
     c10::intrusive_ptr<c10d::Backend> inner,
     c10::DeviceType device_type,
@@ -29,7 +29,7 @@ ActiveGroup::ActiveGroup(
 }
 
 ActiveGroup::ActiveGroup(
-    std::shared_ptr<MessagePlane> plane,
+    std::shared_ptr<ControlPlane> plane,
     const c10::intrusive_ptr<c10d::Store>& store,
     c10::DeviceType device_type)
     : plane_(std::move(plane)), latch_(plane_->latch()) {

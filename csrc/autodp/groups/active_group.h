@@ -10,8 +10,8 @@
 #include <chrono>
 #include <memory>
 
+#include "autodp/control_plane.h"
 #include "autodp/groups/guarded_backend.h"
-#include "autodp/message_plane.h"
 
 namespace pipetransformer::autodp {
 
@@ -19,14 +19,14 @@ class ActiveGroup {
  public:
   // Wraps `inner`, the real backend of a group of two or more members.
   ActiveGroup(
-      std::shared_ptr<MessagePlane> plane,
+      std::shared_ptr<ControlPlane> plane,
       const c10::intrusive_ptr<c10d::Store>& store,
       c10::intrusive_ptr<c10d::Backend> inner,
       c10::DeviceType device_type,
       std::chrono::milliseconds timeout);
   // The group of one.
   ActiveGroup(
-      std::shared_ptr<MessagePlane> plane,
+      std::shared_ptr<ControlPlane> plane,
       const c10::intrusive_ptr<c10d::Store>& store,
       c10::DeviceType device_type);
   ~ActiveGroup();
@@ -50,7 +50,7 @@ class ActiveGroup {
       const c10::intrusive_ptr<c10d::Backend>& backend,
       c10::DeviceType device_type);
 
-  std::shared_ptr<MessagePlane> plane_;
+  std::shared_ptr<ControlPlane> plane_;
   std::shared_ptr<FailureLatch> latch_;  // of the group's generation
   std::atomic<bool> retired_{false};
   c10::intrusive_ptr<GuardedBackend> guarded_;  // null: group of one

@@ -6,7 +6,7 @@
 
 namespace pipetransformer::autodp {
 
-RollCall::RollCall(int rank, const std::vector<int>& members)
+Rendezvous::Rendezvous(int rank, const std::vector<int>& members)
     : rank_(rank), silent_(members.begin(), members.end()) {
   if (silent_.size() != members.size() || !silent_.contains(rank)) {
     throw std::invalid_argument(
@@ -16,25 +16,25 @@ RollCall::RollCall(int rank, const std::vector<int>& members)
   }
 }
 
-void RollCall::on_answer(int rank, bool stays) {
+void Rendezvous::on_answer(int rank, bool stays) {
   if (silent_.erase(rank) > 0 && stays) {
     staying_.insert(rank);
   }
 }
 
-void RollCall::on_gone(int rank) {
+void Rendezvous::on_gone(int rank) {
   gone_.insert(rank);
 }
 
-void RollCall::on_closed(const std::vector<int>& list) {
+void Rendezvous::on_closed(const std::vector<int>& list) {
   if (closed_.has_value() && *closed_ != list) {
     throw std::logic_error(
-        "roll call: expected one list, got two different ones; please report");
+        "rendezvous: expected one list, got two different ones; please report");
   }
   closed_ = list;
 }
 
-std::optional<std::vector<int>> RollCall::proposal() const {
+std::optional<std::vector<int>> Rendezvous::proposal() const {
   if (closed_.has_value() || !staying_.contains(rank_)) {
     return std::nullopt;
   }
@@ -46,11 +46,11 @@ std::optional<std::vector<int>> RollCall::proposal() const {
   return std::vector<int>(staying_.begin(), staying_.end());
 }
 
-std::vector<int> RollCall::silent() const {
+std::vector<int> Rendezvous::silent() const {
   return {silent_.begin(), silent_.end()};
 }
 
-bool RollCall::fenced() const {
+bool Rendezvous::fenced() const {
   return closed_.has_value() &&
          !std::binary_search(closed_->begin(), closed_->end(), rank_);
 }

@@ -1,9 +1,9 @@
-// The rules of the roll call: which ranks form the next generation, given what
+// The rules of the rendezvous: which ranks form the next generation, given what
 // one rank has seen. Torch-free and pure: no store, no clock, so that every
 // interleaving can be enumerated in a test.
 //
 // Each survivor of a failed generation answers once, with its standing or that
-// it leaves. The roll is closed by one store key that is written once
+// it leaves. The rendezvous is closed by one store key that is written once
 // (compare_set), and holds the list: several ranks may propose lists, exactly
 // one wins, and all read it. A rank that is not in it is fenced.
 #pragma once
@@ -14,17 +14,17 @@
 
 namespace pipetransformer::autodp {
 
-class RollCall {
+class Rendezvous {
  public:
   // `members`: those of the failed generation, `rank` among them. Throws
   // std::invalid_argument otherwise.
-  RollCall(int rank, const std::vector<int>& members);
+  Rendezvous(int rank, const std::vector<int>& members);
 
   // A member's answer was read, or the own one was written; the first answer
   // of a rank counts. Ranks that are no members are ignored.
   void on_answer(int rank, bool stays);
   // A member is known or believed to be dead: nobody waits for it. It still
-  // belongs to the list if its answer comes before the roll is closed.
+  // belongs to the list if its answer comes before the rendezvous is closed.
   void on_gone(int rank);
   void on_deadline() {
     deadline_passed_ = true;

@@ -81,7 +81,7 @@ Result StoreClient::run(
   auto result = task->get_future();
   TORCH_CHECK(
       thread_.post([task] { (*task)(); }),
-      "message plane: expected an open plane, got a closed one");
+      "control plane: expected an open plane, got a closed one");
   ++num_operations_;
   while (result.wait_for(kFailureCheck) != std::future_status::ready) {
     check(latch);

@@ -1,4 +1,4 @@
-// Walks every interleaving of a roll call of three ranks over the real rules
+// Walks every interleaving of a rendezvous of three ranks over the real rules
 // (autodp/membership/membership.h): ranks that answer late or never, leave or
 // crash at any point, and suspicions that come at any look, wrong ones too.
 // Prints "<states> <broken invariant or ok>" and returns 0; with a number from
@@ -17,7 +17,7 @@
 
 namespace {
 
-using pipetransformer::autodp::RollCall;
+using pipetransformer::autodp::Rendezvous;
 
 constexpr int kRanks = 3;
 
@@ -39,7 +39,7 @@ enum class Phase { kRuns, kDone, kFenced, kEnded };
 struct Rank {
   explicit Rank(int rank) : rules(rank, {0, 1, 2}) {}
 
-  RollCall rules;
+  Rendezvous rules;
   Phase phase = Phase::kRuns;
   int next = 0;       // 0: looks at the list, 1: at the answers, 2: proposes
   std::string input;  // everything `rules` was told, in order of kind
@@ -147,7 +147,7 @@ void step(State& state, int self, int suspected) {
   ++rank.next;
 }
 
-// A rank that ends by its own will, before or during the roll call.
+// A rank that ends by its own will, before or during the rendezvous.
 void leave(State& state, int self) {
   auto& rank = state.ranks[static_cast<size_t>(self)];
   auto& answer = state.answers[static_cast<size_t>(self)];

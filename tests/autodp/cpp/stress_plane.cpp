@@ -1,4 +1,4 @@
-// Stress of the threads of a message plane, meant for the sanitizers: ranks are
+// Stress of the threads of a control plane, meant for the sanitizers: ranks are
 // threads of this process, over stand-ins of torch's stores and backends.
 //
 //   stress_plane SEED ROUNDS

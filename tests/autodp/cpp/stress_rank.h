@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "autodp/control_plane.h"
 #include "autodp/groups/active_group.h"
-#include "autodp/message_plane.h"
 #include "autodp/store/store_board.h"
 #include "memory_store.h"
 #include "slow_backend.h"
@@ -72,7 +72,7 @@ class Rank {
       uint32_t seed)
       : rank_(options.rank),
         random_(seed),
-        plane_(std::make_shared<MessagePlane>(
+        plane_(std::make_shared<ControlPlane>(
             store->clone(),
             store->clone(),
             options,
@@ -125,13 +125,13 @@ class Rank {
     backward.join();
   }
 
-  // The roll call; returns whether this rank goes on.
+  // The rendezvous; returns whether this rank goes on.
   bool survive() {
     if (plane_->run().ended().has_value()) {
       return false;
     }
     try {
-      auto roll = plane_->begin_roll("standing");
+      auto roll = plane_->begin_rendezvous("standing");
       while (!roll->step()) {
         nap(random_, 2000);
       }
@@ -183,10 +183,10 @@ class Rank {
     }
   }
 
-  // With a stopped server: an operation of the roll call is left behind.
+  // With a stopped server: an operation of the rendezvous is left behind.
   void fail_without_store() {
     end(End::kDeadline, nullptr);
-    check(!survive() && lost_store(), "no roll call without the store");
+    check(!survive() && lost_store(), "no rendezvous without the store");
   }
 
   // Trains on without the store for a while if `outlives`; else must fail.
@@ -208,7 +208,7 @@ class Rank {
     check(plane_->latch()->failed(), "who does not outlive the store fails");
   }
 
-  MessagePlane& plane() {
+  ControlPlane& plane() {
     return *plane_;
   }
   void terminate() {
@@ -337,7 +337,7 @@ class Rank {
 
   const int rank_;
   Random random_;
-  std::shared_ptr<MessagePlane> plane_;
+  std::shared_ptr<ControlPlane> plane_;
   int signals_[2] = {-1, -1};
   int forward_[2] = {-1, -1};
   std::atomic<bool> running_{true};

@@ -1,6 +1,6 @@
-// One rank's part in a roll call, over the store: membership.h's rules with
-// keys, heartbeats and a clock. Keys of the roll that forms generation g, below
-// the run's prefix: `roll/<g>/<rank>` (the answer) and `roll/<g>/list`.
+// One rank's part in a rendezvous, over the store: membership.h's rules with
+// keys, heartbeats and a clock. Keys of the rendezvous that forms generation g,
+// below the run's prefix: `roll/<g>/<rank>` (the answer) and `roll/<g>/list`.
 //
 // Not thread-safe. step() blocks for a few operations of the store at most;
 // call it without the GIL.
@@ -20,22 +20,22 @@
 
 namespace pipetransformer::autodp {
 
-class RollBoard {
+class RendezvousBoard {
  public:
   // For the generation after the one that `run` is in now, which has failed.
   // `standing`: bytes for the other survivors, opaque here.
-  RollBoard(
+  RendezvousBoard(
       std::shared_ptr<StoreClient> client,
       std::shared_ptr<RunState> run,
       int rank,
       double heartbeat_timeout_s,
       std::string standing);
 
-  // One look at the store; returns whether the roll is closed. The first one
-  // writes this rank's answer, and before it the failure to the generation's
-  // `abort` key: where there is a list, no rank that it leaves out can still
-  // take the old generation for alive. A member that neither answers nor beats
-  // for the heartbeat timeout is not waited for any longer. Throws
+  // One look at the store; returns whether the rendezvous is closed. The first
+  // one writes this rank's answer, and before it the failure to the
+  // generation's `abort` key: where there is a list, no rank that it leaves out
+  // can still take the old generation for alive. A member that neither answers
+  // nor beats for the heartbeat timeout is not waited for any longer. Throws
   // PeerFailureError when the store is lost.
   bool step();
   // From here on members are not waited for even if they beat.
@@ -75,7 +75,7 @@ class RollBoard {
   std::string answer_;
   bool answered_ = false;
   const std::vector<int> members_;  // of the generation that failed
-  RollCall rules_;
+  Rendezvous rules_;
   std::map<int, Heartbeat> beats_;
   std::map<int, std::string> standings_;
 };

@@ -1,4 +1,4 @@
-#include "autodp/membership/roll_board.h"
+#include "autodp/membership/rendezvous_board.h"
 
 #include <algorithm>
 #include <functional>
@@ -30,13 +30,13 @@ std::string heartbeat_key(int rank) {
   return "hb/" + std::to_string(rank);
 }
 
-struct RollBoard::Look {
+struct RendezvousBoard::Look {
   std::optional<std::string> list;
   std::map<int, std::optional<std::string>> answers;
   std::map<int, std::optional<std::string>> beats;
 };
 
-RollBoard::RollBoard(
+RendezvousBoard::RendezvousBoard(
     std::shared_ptr<StoreClient> client,
     std::shared_ptr<RunState> run,
     int rank,
@@ -67,7 +67,7 @@ RollBoard::RollBoard(
   }
 }
 
-bool RollBoard::step() {
+bool RendezvousBoard::step() {
   observe(look());
   if (const auto proposal = rules_.proposal()) {
     if (const auto list = try_close(*proposal)) {
@@ -81,7 +81,7 @@ bool RollBoard::step() {
   return closed.has_value();
 }
 
-RollBoard::Look RollBoard::look() {
+RendezvousBoard::Look RendezvousBoard::look() {
   auto seen = std::make_shared<Look>();
   client_->run_with(
       nullptr,
@@ -109,7 +109,7 @@ RollBoard::Look RollBoard::look() {
   return std::move(*seen);
 }
 
-void RollBoard::observe(const Look& seen) {
+void RendezvousBoard::observe(const Look& seen) {
   if (seen.list.has_value()) {
     rules_.on_closed(read_list(*seen.list));
     return;
@@ -127,7 +127,7 @@ void RollBoard::observe(const Look& seen) {
 }
 
 std::optional<std::vector<int>>
-RollBoard::try_close(const std::vector<int>& members) {
+RendezvousBoard::try_close(const std::vector<int>& members) {
   auto written = std::make_shared<std::string>();
   client_->run_with(
       nullptr,
@@ -138,7 +138,7 @@ RollBoard::try_close(const std::vector<int>& members) {
   return read_list(*written);
 }
 
-std::vector<int> RollBoard::read_list(const std::string& text) const {
+std::vector<int> RendezvousBoard::read_list(const std::string& text) const {
   std::vector<int> ranks;
   if (!parse_numbers(text, ranks, ' ') ||
       std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) !=
@@ -152,7 +152,7 @@ std::vector<int> RollBoard::read_list(const std::string& text) const {
   return ranks;
 }
 
-void RollBoard::read_standings(const std::vector<int>& members) {
+void RendezvousBoard::read_standings(const std::vector<int>& members) {
   auto found = std::make_shared<std::map<int, std::string>>();
   client_->run_with(
       nullptr, [found, next = next_, members](c10d::Store& store) {

@@ -1,4 +1,4 @@
-"""The roll call: survivors of a failure agree on who goes on."""
+"""The rendezvous: survivors of a failure agree on who goes on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.02
 
 
-def call_roll(
-    core: _binding.MessagePlane, standing: bytes, config: AutoDPConfig
-) -> _binding.RollBoard:
-    """Answer the roll call after a failure, until it is closed.
+def meet_survivors(
+    core: _binding.ControlPlane, standing: bytes, config: AutoDPConfig
+) -> _binding.RendezvousBoard:
+    """Answer the rendezvous after a failure, until it is closed.
 
     Members that are known to be dead, or that do not beat for
     ``heartbeat_timeout``, are not waited for. A member that beats but does not call
-    `MessagePlane.survive` (its main thread is busy with something else) has until
+    `ControlPlane.survive` (its main thread is busy with something else) has until
     ``protocol_timeout``, at least twice ``heartbeat_timeout``.
 
     Args:
@@ -31,7 +31,7 @@ def call_roll(
     Raises:
         PeerFailure: the store is lost.
     """
-    board = core.begin_roll(standing)
+    board = core.begin_rendezvous(standing)
     patience = max(config.protocol_timeout, 2 * config.heartbeat_timeout)
     left_s = patience.total_seconds()
     # A job that was stopped as a whole must not cut off who had no time to answer.

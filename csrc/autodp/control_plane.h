@@ -1,4 +1,4 @@
-// The message plane: what all ranks of a run, active and standby, talk over. A
+// The control plane: what all ranks of a run, active and standby, talk over. A
 // store, a latch for the one failure of each generation, and the threads that
 // look for it.
 //
@@ -7,7 +7,7 @@
 // throw PeerFailureError; call them without the GIL. close() is bounded too.
 //
 // A forked child must not use a plane, and must not destroy it as its parent
-// would (its threads do not exist there): see ~MessagePlane.
+// would (its threads do not exist there): see ~ControlPlane.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -24,25 +24,25 @@
 #include "autodp/failure/run_state.h"
 #include "autodp/failure/task_thread.h"
 #include "autodp/failure/watcher.h"
-#include "autodp/membership/roll_board.h"
+#include "autodp/membership/rendezvous_board.h"
 #include "autodp/store/store_client.h"
 
 namespace pipetransformer::autodp {
 
-class MessagePlane {
+class ControlPlane {
  public:
   // Two connections to the run's store, which holds its keys only (a prefix of
   // the shared one); nobody else uses them. Connected before every rank is
   // there: see Note [Slow starts] in watcher.cpp. `group_timeout_s`: how long a
   // group that connects waits for an address unless its backend says otherwise.
-  MessagePlane(
+  ControlPlane(
       c10::intrusive_ptr<c10d::Store> store,
       c10::intrusive_ptr<c10d::Store> watched_store,
       const WatcherOptions& options,
       double group_timeout_s);
-  ~MessagePlane();
-  MessagePlane(const MessagePlane&) = delete;
-  MessagePlane& operator=(const MessagePlane&) = delete;
+  ~ControlPlane();
+  ControlPlane(const ControlPlane&) = delete;
+  ControlPlane& operator=(const ControlPlane&) = delete;
 
   StoreClient& store() {
     return *parts_->client;
@@ -64,8 +64,8 @@ class MessagePlane {
   // A store for building groups of this generation: see patient_store.h.
   c10::intrusive_ptr<c10d::Store> group_store() const;
 
-  // This rank's part in the roll call after the failure of this generation.
-  std::unique_ptr<RollBoard> begin_roll(std::string standing);
+  // This rank's part in the rendezvous after the failure of this generation.
+  std::unique_ptr<RendezvousBoard> begin_rendezvous(std::string standing);
 
   // Goes on in the next generation. Old groups that are still being taken apart
   // do not delay those of the new one, which have a thread of their own: throws

@@ -1,4 +1,4 @@
-#include "autodp/message_plane.h"
+#include "autodp/control_plane.h"
 
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ std::vector<int> all_ranks(int world_size) {
 
 }  // namespace
 
-MessagePlane::Parts::Parts(
+ControlPlane::Parts::Parts(
     c10::intrusive_ptr<c10d::Store> store,
     c10::intrusive_ptr<c10d::Store> watched_store,
     const WatcherOptions& options)
@@ -39,7 +39,7 @@ MessagePlane::Parts::Parts(
       watcher(std::move(watched_store), run, options),
       retire_thread(std::make_unique<TaskThread>("pt-retire")) {}
 
-MessagePlane::MessagePlane(
+ControlPlane::ControlPlane(
     c10::intrusive_ptr<c10d::Store> store,
     c10::intrusive_ptr<c10d::Store> watched_store,
     const WatcherOptions& options,
@@ -52,7 +52,7 @@ MessagePlane::MessagePlane(
       group_timeout_s_(group_timeout_s),
       owner_pid_(::getpid()) {}
 
-MessagePlane::~MessagePlane() {
+ControlPlane::~ControlPlane() {
   if (!owned_by_this_process()) {
     // A forked child: the threads stayed in the parent, a lock may be held for
     // ever, and the sockets are the parent's. Nothing is joined or freed.
@@ -62,19 +62,20 @@ MessagePlane::~MessagePlane() {
   close();
 }
 
-void MessagePlane::fail(Failure failure) {
+void ControlPlane::fail(Failure failure) {
   parts_->run->fail(std::move(failure));
 }
 
-c10::intrusive_ptr<c10d::Store> MessagePlane::group_store() const {
+c10::intrusive_ptr<c10d::Store> ControlPlane::group_store() const {
   return c10::make_intrusive<PatientStore>(
       parts_->client,
       parts_->run->generation()->latch,
       std::chrono::milliseconds(static_cast<int64_t>(group_timeout_s_ * 1000)));
 }
 
-std::unique_ptr<RollBoard> MessagePlane::begin_roll(std::string standing) {
-  return std::make_unique<RollBoard>(
+std::unique_ptr<RendezvousBoard>
+ControlPlane::begin_rendezvous(std::string standing) {
+  return std::make_unique<RendezvousBoard>(
       parts_->client,
       parts_->run,
       options_.rank,
@@ -82,7 +83,7 @@ std::unique_ptr<RollBoard> MessagePlane::begin_roll(std::string standing) {
       std::move(standing));
 }
 
-void MessagePlane::advance(const std::vector<int>& members) {
+void ControlPlane::advance(const std::vector<int>& members) {
   auto next = std::make_unique<TaskThread>("pt-retire");
   parts_->run->advance(members);
   {
@@ -92,7 +93,7 @@ void MessagePlane::advance(const std::vector<int>& members) {
   next->stop(kHandOverDeadline);  // what is queued there is still done
 }
 
-void MessagePlane::retire(std::function<void()>&& task) {
+void ControlPlane::retire(std::function<void()>&& task) {
   {
     const std::lock_guard lock(parts_->retire_mutex);
     if (parts_->retire_thread->post(std::move(task))) {
@@ -103,16 +104,16 @@ void MessagePlane::retire(std::function<void()>&& task) {
   run_apart("pt-retire", std::move(task), kRetireDeadline);
 }
 
-bool MessagePlane::owned_by_this_process() const noexcept {
+bool ControlPlane::owned_by_this_process() const noexcept {
   return ::getpid() == owner_pid_;
 }
 
-void MessagePlane::stop_watching() noexcept {
+void ControlPlane::stop_watching() noexcept {
   parts_->watcher.stop(kStoreDeadline);
   latch()->confirm_directly();
 }
 
-void MessagePlane::close() noexcept {
+void ControlPlane::close() noexcept {
   if (!owned_by_this_process() || closed_.exchange(true)) {
     return;
   }

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from pipetransformer.autodp import announced_epoch
+from pipetransformer.autodp import PeerFailure, announced_epoch
 from pipetransformer.replica.role import Role
 from pipetransformer.report import PlanShape, first_step_line, profiled
 from pipetransformer.run.context import Run
@@ -256,14 +256,15 @@ class Changes:
         """
         if not (prepared.committed and prepared.proposal.ahead):
             return prepared
-        goes = False
         try:
             message = self._run.control_log.follow("switch")
-            goes = bool(message["goes"])
-        finally:
-            if not goes:
-                drop(self._run, prepared)
-        return prepared.as_ahead().at_switch(message) if goes else None
+        except PeerFailure:
+            drop(self._run, prepared)
+            raise
+        if not message["goes"]:
+            drop(self._run, prepared)
+            return None
+        return prepared.as_ahead().at_switch(message)
 
     def _conclude(self, prepared: Prepared, *, trims: bool) -> Outcome:
         """Carry the decision out; `trims`: no rank needs earlier messages then."""

@@ -160,7 +160,9 @@ def prepare(
                     transition.acknowledge(built.refusal, waited=built.waited)
             with phases.phase("decision"):
                 committed = transition.decide(adopts=False)
-        except BaseException:
+        except PeerFailure:
+            # Any other error ends this rank, which tells the others why: the group
+            # must not close before, and goes with the last reference to it.
             if group is not None and is_new:
                 run.groups.reject(group)
             raise

@@ -11,6 +11,7 @@ import pytest
 
 import pipetransformer as pt
 from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import function_at, inject
 from tests.support.ranks import Ranks
 from tests.support.toy import ToySet
 
@@ -163,3 +164,43 @@ def test_break_and_early_stopping_end_every_rank_cleanly(tmp_path):
     results = Ranks(stop_early, 2, tmp_path).join()
     assert results[0][0] == 6 and results[1][0] == 0
     assert results[0][1] == results[1][1]
+
+
+def fail_in_a_change(rank, folder):
+    """Fail on rank 0 once its second plan is committed; its account comes late."""
+    decide, fail = function_at("decide"), pt.autodp.ControlPlane.fail
+    committed = []
+
+    def decide_and_fail(*args, **kwargs):
+        committed.append(decide(*args, **kwargs))
+        if len(committed) == 2:
+            raise KeyError("user's own mistake")
+        return committed[-1]
+
+    def fail_late(*args, **kwargs):
+        time.sleep(0.2)
+        fail(*args, **kwargs)
+
+    if rank == 0:
+        inject("decide", decide_and_fail)
+        pt.autodp.ControlPlane.fail = fail_late
+    settings = config(plan=pt.PlanConfig(slot_memory_bytes=13_500, reshape="always"))
+    engine = make_engine(freeze=schedule(0, 6), config=settings)
+    try:
+        with engine:
+            for _ in engine.epochs(3):
+                for batch in engine.batches(ToySet(24, vouch=True), 12):
+                    engine.step(batch)
+    except pt.PeerFailure as failure:
+        return failure.rank, failure.phase
+    except KeyError as error:
+        return repr(error)
+    return "finished"
+
+
+def test_a_rank_that_fails_in_a_change_of_plan_is_named_however_late_it_says_why(
+    tmp_path,
+):
+    outcomes = Ranks(fail_in_a_change, 4, tmp_path).join()
+    assert outcomes[0] == repr(KeyError("user's own mistake"))
+    assert outcomes[1:] == [(0, "user code")] * 3

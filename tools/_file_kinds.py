@@ -294,14 +294,14 @@ def _history(transition: Transition | None) -> History:
             0.045,
             phases,
             "K=1 is shorter",
-            transition.to_dict(),
+            transition,
             moved_bytes=29_881,
             group="cached",
         )
     )
     history.aborted.append(AbortRecord(1, 10, second, 12.0, {}, "rank 3: no room"))
     history.recoveries.append(RecoveryRecord(1, 17, [1], second, None, 10.5, phases))
-    history.refusals.append(RefusalRecord(2, transition.to_dict()))
+    history.refusals.append(RefusalRecord(2, transition))
     history.epochs.append(
         EpochRecord(
             epoch=0,

@@ -32,8 +32,8 @@ ARROWS: dict[str, frozenset[str]] = {
     "autocache": frozenset({"device", "core", "skip"}),
     "autofreeze": frozenset({"device", "core", "skip"}),
     "data": frozenset(),
-    "report": frozenset({"core"}),
-    "explanation": frozenset({"planner", "simulator", "core"}),
+    "report": frozenset({"planner", "core"}),
+    "explanation": frozenset({"report", "planner", "simulator", "core"}),
     # A run, bottom up: each room may use those above it in this list.
     "config": frozenset({"autodp"}),
     "state": frozenset({"autodp", "autofreeze", "core"}),

@@ -6,12 +6,14 @@ import json
 import reprlib
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from pipetransformer._extension import hash_bytes
 
 _T = TypeVar("_T")
 _LARGEST_INT = 2**62
+_MOST_SECONDS = 4e9  # as nanoseconds they fit, too
 LONGEST_TEXT = 4096
 """Letters of a sentence, which may quote a few names."""
 LONGEST_NAME = 256
@@ -124,6 +126,17 @@ def check_float(value: object, what: str) -> float:
     return float(value)
 
 
+def check_seconds(value: object, what: str) -> float:
+    """Return ``value`` if it is a number of seconds: finite, from 0 on."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 <= value < _MOST_SECONDS
+    ):
+        raise ValueError(f"{what}: expected seconds from 0, got {shown(value)}")
+    return value
+
+
 def check_tuple(
     value: object, what: str, item: Callable[[object, str], _T]
 ) -> tuple[_T, ...]:
@@ -136,6 +149,62 @@ def check_tuple(
 def check_ints(value: object, what: str) -> tuple[int, ...]:
     """Return a list or tuple of integers from 0 on as a tuple."""
     return check_tuple(value, what, check_int)
+
+
+def check_mapping(
+    value: object, what: str, item: Callable[[object, str], _T]
+) -> dict[str, _T]:
+    """Return an object of checked items by names that can be printed."""
+    found = check_object(value, what)
+    for name in found:
+        check_str(name, f"{what}, name of a field", longest=LONGEST_NAME)
+    return {name: item(entry, f"{what} {name}") for name, entry in found.items()}
+
+
+def check_object(value: object, what: str) -> dict[str, object]:
+    """Return ``value`` if it is an object."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{what}: expected an object, got {type(value).__name__}")
+    return value
+
+
+class Fields:
+    """The fields of a JSON object that may have others, too.
+
+    Args:
+        value: parsed JSON.
+        what: name of the object in errors; a field's is that and its own.
+
+    Raises:
+        ValueError: not an object. So do the methods, of a field that is missing and
+            has no default, or is not what was asked for.
+    """
+
+    def __init__(self, value: object, what: str) -> None:
+        self._values = check_object(value, what)
+        self._what = what
+
+    def read(
+        self, name: str, check: Callable[[object, str], _T], default: object = None
+    ) -> _T:
+        """Return a field as ``check`` gives it."""
+        return check(self._values.get(name, default), f"{self._what} {name}")
+
+    def read_or_none(self, name: str, check: Callable[[object, str], _T]) -> _T | None:
+        """Return a field as ``check`` gives it; None if it is null or missing."""
+        return None if self._values.get(name) is None else self.read(name, check)
+
+    def read_tuple(
+        self, name: str, item: Callable[[object, str], _T], default: object = None
+    ) -> tuple[_T, ...]:
+        """Return a list as `check_tuple` does."""
+        return self.read(name, partial(check_tuple, item=item), default)
+
+    def read_mapping(
+        self, name: str, item: Callable[[object, str], _T]
+    ) -> dict[str, _T]:
+        """Return an object as `check_mapping` does; an empty one if it is missing."""
+        return self.read(name, partial(check_mapping, item=item), {})
 
 
 def read_object(
@@ -161,9 +230,7 @@ def read_object(
     Raises:
         ValueError: not an object, another version, a missing or unknown key.
     """
-    if not isinstance(value, dict):
-        raise ValueError(f"{what}: expected an object, got {type(value).__name__}")
-    fields = dict(value)
+    fields = dict(check_object(value, what))
     if version is not None:
         found = fields.pop("version", None)
         if type(found) is not int or found != version:

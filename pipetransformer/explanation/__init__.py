@@ -10,19 +10,16 @@ from pipetransformer.explanation.report import (
     Limit,
     StageReport,
 )
-from pipetransformer.explanation.run import Abort, Change, Refusal, RunExplanation
+from pipetransformer.explanation.run import RunExplanation
 from pipetransformer.explanation.run_summary import explain_run
 
 __all__ = [
-    "Abort",
-    "Change",
     "Column",
     "Counterfactual",
     "Explanation",
     "Inputs",
     "Limit",
     "Measurement",
-    "Refusal",
     "RunExplanation",
     "Section",
     "StageReport",

@@ -19,92 +19,14 @@ from pipetransformer.explanation.outcomes import (
     transition_lines,
 )
 from pipetransformer.explanation.text import render
-from pipetransformer.planner import Transition
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A plan that came into force.
-
-    Args:
-        epoch: the training epoch that it precedes.
-        before: the plan before it, such as ``"frozen 4, K=2, R=2, M=4"``; empty for
-            the run's first.
-        after: the plan.
-        reason: why, from the run.
-        pause_ns: measured, from the decision to the rewired pipeline.
-        phases_ns: the measured parts of the pause, largest first; a name such as
-            ``"prepare/group"`` is a part of another one.
-        transition: what was predicted and which rule decided; None where nothing
-            was.
-        moved_bytes: state that new replicas were given.
-        group: where the replicas' group is from; empty if it is not known.
-    """
-
-    epoch: int
-    before: str
-    after: str
-    reason: str
-    pause_ns: int
-    phases_ns: Mapping[str, int]
-    transition: Transition | None = None
-    moved_bytes: int = 0
-    group: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """A change of plan that was priced and not made.
-
-    Args:
-        epoch: the training epoch that it would have preceded.
-        transition: what it would have cost, and the rule that refused.
-    """
-
-    epoch: int
-    transition: Transition
-
-
-@dataclass(frozen=True, kw_only=True)
-class Abort:
-    """One attempt at a change of plan that was aborted; the old plan went on.
-
-    Args:
-        epoch: the training epoch that it would have preceded.
-        wanted: the plan.
-        reason: why it was aborted.
-        lost_ns: what it took.
-    """
-
-    epoch: int
-    wanted: str
-    reason: str
-    lost_ns: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recovery:
-    """The loss of ranks that the run survived.
-
-    Args:
-        epoch: the training epoch that it fell into.
-        step: optimizer steps done then.
-        lost: their numbers.
-        before: the plan in force, as in `Change`; empty on a standby, and before the
-            first plan.
-        after: the survivors' plan; empty on a standby, and where the first plan is
-            still to be made.
-        pause_ns: measured, from the failure to the rewired pipeline.
-        phases_ns: the measured parts of the pause, largest first.
-    """
-
-    epoch: int
-    step: int
-    lost: tuple[int, ...]
-    before: str
-    after: str
-    pause_ns: int
-    phases_ns: Mapping[str, int]
+from pipetransformer.report import (
+    AbortRecord,
+    PlanShape,
+    RecoveryRecord,
+    RefusalRecord,
+    TransformationRecord,
+    parts_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +47,12 @@ class RunExplanation:
 
     world_size: int
     total_ns: int
-    changes: tuple[Change, ...]
-    refusals: tuple[Refusal, ...]
+    changes: tuple[TransformationRecord, ...]
+    refusals: tuple[RefusalRecord, ...]
     phases_ns: Mapping[str, int]
     measured: tuple[Measurement, ...]
-    aborts: tuple[Abort, ...] = ()
-    recoveries: tuple[Recovery, ...] = ()
+    aborts: tuple[AbortRecord, ...] = ()
+    recoveries: tuple[RecoveryRecord, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
@@ -141,11 +63,8 @@ class RunExplanation:
             "world_size": self.world_size,
             "total_ns": self.total_ns,
             "changes": [_change_dict(change) for change in self.changes],
-            "refusals": [
-                {"epoch": each.epoch, "transition": each.transition.to_dict()}
-                for each in self.refusals
-            ],
-            "aborts": [asdict(abort) for abort in self.aborts],
+            "refusals": [refusal.to_json() for refusal in self.refusals],
+            "aborts": [_abort_dict(abort) for abort in self.aborts],
             "recoveries": [_recovery_dict(each) for each in self.recoveries],
             "counters": dict(self.counters),
             "phases_ns": dict(self.phases_ns),
@@ -163,25 +82,54 @@ class RunExplanation:
         return render(self.sections())
 
 
-def _recovery_dict(recovery: Recovery) -> dict[str, object]:
-    values = asdict(recovery)
-    shapes = {"from": values.pop("before") or None, "to": values.pop("after") or None}
-    return {**values, **shapes, "lost": list(recovery.lost)}
+def nanoseconds(spent: float) -> int:
+    """Return seconds as whole nanoseconds."""
+    return round(spent * 1_000_000_000)
 
 
-def _change_dict(change: Change) -> dict[str, object]:
-    moved = change.transition
+def largest_first(phases: Mapping[str, float]) -> dict[str, int]:
+    """Return the phases in nanoseconds, largest first, equal ones by name."""
+    found = {name: nanoseconds(spent) for name, spent in phases.items()}
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _change_dict(change: TransformationRecord) -> dict[str, object]:
     return {
         "epoch": change.epoch,
-        "from": change.before or None,
-        "to": change.after,
+        "from": _name(change.before),
+        "to": str(change.after),
         "reason": change.reason,
-        "pause_ns": change.pause_ns,
-        "phases_ns": dict(change.phases_ns),
-        "transition": None if moved is None else moved.to_dict(),
+        "pause_ns": nanoseconds(change.pause_seconds),
+        "phases_ns": largest_first(change.phases),
+        "transition": change.to_json()["transition"],
         "moved_bytes": change.moved_bytes,
         "group": change.group,
     }
+
+
+def _abort_dict(abort: AbortRecord) -> dict[str, object]:
+    return {
+        "epoch": abort.epoch,
+        "wanted": str(abort.wanted),
+        "reason": abort.reason,
+        "lost_ns": nanoseconds(abort.seconds),
+    }
+
+
+def _recovery_dict(recovery: RecoveryRecord) -> dict[str, object]:
+    return {
+        "epoch": recovery.epoch,
+        "step": recovery.step,
+        "lost": list(recovery.lost),
+        "pause_ns": nanoseconds(recovery.pause_seconds),
+        "phases_ns": largest_first(recovery.phases),
+        "from": _name(recovery.before),
+        "to": _name(recovery.after),
+    }
+
+
+def _name(shape: PlanShape | None) -> str | None:
+    return None if shape is None else str(shape)
 
 
 def run_sections(run: RunExplanation) -> list[Section]:
@@ -199,10 +147,10 @@ def run_sections(run: RunExplanation) -> list[Section]:
     return [section for section in found if section.lines or section.table]
 
 
-def _lines(change: Change) -> list[str]:
+def _lines(change: TransformationRecord) -> list[str]:
     where = f"epoch {change.epoch}: "
-    where += f"{change.before} -> " if change.before else "first plan "
-    lines = [f"{where}{change.after}; pause {milliseconds(change.pause_ns)}"]
+    where += "first plan " if change.before is None else f"{change.before} -> "
+    lines = [f"{where}{change.after}; pause {_drawn(change.pause_seconds)}"]
     lines.append(f"  {change.reason}")
     priced = change.transition
     if priced is not None:
@@ -210,7 +158,7 @@ def _lines(change: Change) -> list[str]:
         terms = [f"{n} {milliseconds(t)}" for n, t in priced.expected_terms_ns.items()]
         if terms:
             lines.append(f"  predicted: {', '.join(terms)}")
-    lines += _measured(change.phases_ns)
+    lines += _measured(change.phases)
     moved = [f"{change.moved_bytes} bytes moved"] if change.moved_bytes else []
     group = [f"{change.group} group"] if change.group else []
     if moved or group:
@@ -218,33 +166,35 @@ def _lines(change: Change) -> list[str]:
     return lines
 
 
-def _measured(phases_ns: Mapping[str, int]) -> list[str]:
+def _measured(phases: Mapping[str, float]) -> list[str]:
     """Return a line of phases, each with its parts; none if there are none."""
-    within: dict[str, list[str]] = {}
-    for name, ns in phases_ns.items():
-        outer, slash, part = name.partition("/")
-        if slash:
-            within.setdefault(outer, []).append(f"{part} {milliseconds(ns)}")
-    shown = [
-        f"{name} {milliseconds(ns)}"
-        + (f" ({', '.join(within[name])})" if name in within else "")
-        for name, ns in phases_ns.items()
-        if "/" not in name
-    ]
+    spent = largest_first(phases)
+    shown = []
+    for name, inner in parts_of(spent).items():
+        if name in spent:
+            parts = ", ".join(
+                f"{part} {milliseconds(ns)}" for part, ns in inner.items()
+            )
+            shown.append(f"{name} {milliseconds(spent[name])}")
+            shown[-1] += f" ({parts})" if parts else ""
     return [f"  measured: {', '.join(shown)}"] if shown else []
 
 
-def _survived(recovery: Recovery) -> list[str]:
+def _survived(recovery: RecoveryRecord) -> list[str]:
     ranks = ", ".join(map(str, recovery.lost)) or "none"
     shapes = f"{recovery.before or 'no plan'} -> {recovery.after or 'no plan'}"
     where = f"epoch {recovery.epoch}, step {recovery.step}: ranks {ranks}; {shapes}"
-    pause = f"pause {milliseconds(recovery.pause_ns)}"
-    return [f"{where}; {pause}", *_measured(recovery.phases_ns)]
+    pause = f"pause {_drawn(recovery.pause_seconds)}"
+    return [f"{where}; {pause}", *_measured(recovery.phases)]
 
 
-def _aborted(abort: Abort) -> str:
+def _aborted(abort: AbortRecord) -> str:
     where = f"before epoch {abort.epoch}: {abort.wanted}"
-    return f"{where}; {abort.reason}; {milliseconds(abort.lost_ns)} lost"
+    return f"{where}; {abort.reason}; {_drawn(abort.seconds)} lost"
+
+
+def _drawn(spent: float) -> str:
+    return milliseconds(nanoseconds(spent))
 
 
 def _counts(run: RunExplanation) -> tuple[str, ...]:
@@ -253,7 +203,7 @@ def _counts(run: RunExplanation) -> tuple[str, ...]:
     return (text,) if text else ()
 
 
-def _refused(refusal: Refusal) -> list[str]:
+def _refused(refusal: RefusalRecord) -> list[str]:
     lines = transition_lines(refusal.transition)
     return [f"before epoch {refusal.epoch}:", *(f"  {line}" for line in lines)]
 

@@ -114,7 +114,7 @@ def recovery_line(record: RecoveryRecord) -> str:
 
 def refusal_line(record: RefusalRecord) -> str:
     """Return one line: what was not worth it, and the rule that refused."""
-    return f"[epoch {record.epoch}] not taken: {record.transition['rule']}"
+    return f"[epoch {record.epoch}] not taken: {record.transition.rule}"
 
 
 def _rate(record: EpochRecord) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from pipetransformer.core.wire import Fields, check_int
+
 _PIPELINE_PHASES = ("forward", "forward/cache_read", "backward", "backward/all_reduce")
 
 
@@ -25,6 +27,17 @@ class PlanShape:
     num_stages: int
     num_replicas: int
     num_microbatches: int
+
+    @classmethod
+    def from_json(cls, value: object, what: str) -> PlanShape:
+        """Read a shape from an object that has its fields, such as a pass's record.
+
+        Raises:
+            ValueError: a missing or wrong field (named after `what`).
+        """
+        read = Fields(value, what).read
+        names = (entry.name for entry in dataclasses.fields(cls))
+        return cls(**{name: read(name, check_int) for name in names})
 
     def __str__(self) -> str:
         """Return for example ``frozen 4, K=2, R=2, M=4``."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 from pipetransformer.report.ranges import profiled
+
+T = TypeVar("T")
 
 
 class Phases:
@@ -38,13 +41,11 @@ class Phases:
             self.seconds[whole] = self.seconds.get(whole, 0.0) + spent
 
 
-def parts_of(phases: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return each outermost phase with the seconds of what is inside of it."""
-    parts: dict[str, dict[str, float]] = {
-        name: {} for name in phases if "/" not in name
-    }
-    for name, seconds in phases.items():
+def parts_of(phases: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """Return each outermost phase with what each one inside of it took."""
+    parts: dict[str, dict[str, T]] = {name: {} for name in phases if "/" not in name}
+    for name, spent in phases.items():
         outer, _, inner = name.partition("/")
         if inner:
-            parts.setdefault(outer, {})[inner] = seconds
+            parts.setdefault(outer, {})[inner] = spent
     return parts

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
+from pipetransformer.core.wire import (
+    LONGEST_NAME,
+    Fields,
+    check_int,
+    check_seconds,
+    check_str,
+)
+from pipetransformer.planner import Transition
 from pipetransformer.report.epochs import PlanShape
 
 
@@ -24,9 +33,7 @@ class TransformationRecord:
             pause. Neither is ``ahead``, of a plan that was prepared while training
             went on: there ``prepare`` is only what was waited for.
         reason: Why the plan changed.
-        transition: The price that was asked, in the format of `planner.Transition`;
-            None for the first plan. What it expected is ``terms_ns``, or
-            ``anyway_terms_ns`` if a larger change was refused.
+        transition: The price that was asked; None for the first plan.
         plan_epoch: Counter of plans.
         moved_bytes: State that new replicas were given; 0 where there were none.
         group: ``"fresh"``, ``"cached"`` or, where the ranks stayed, ``"same"``.
@@ -39,7 +46,7 @@ class TransformationRecord:
     pause_seconds: float
     phases: dict[str, float]
     reason: str
-    transition: dict[str, Any] | None = None
+    transition: Transition | None = None
     step: int = 0
     plan_epoch: int = 0
     moved_bytes: int = 0
@@ -49,6 +56,7 @@ class TransformationRecord:
     def to_json(self) -> dict[str, Any]:
         """Return the record in the summary's format."""
         before = dataclasses.asdict(self.before) if self.before is not None else None
+        priced = self.transition
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -57,12 +65,35 @@ class TransformationRecord:
             "pause_seconds": self.pause_seconds,
             "phases": self.phases,
             "reason": self.reason,
-            "transition": self.transition,
+            "transition": priced.to_dict() if priced is not None else None,
             "plan_epoch": self.plan_epoch,
             "moved_bytes": self.moved_bytes,
             "group": self.group,
             "attempt": self.attempt,
         }
+
+    @classmethod
+    def from_json(cls, value: object, what: str) -> TransformationRecord:
+        """Read what `to_json` gave; `what` is its name in errors.
+
+        Raises:
+            ValueError: a missing or wrong field (named).
+        """
+        fields = Fields(value, what)
+        return cls(
+            epoch=fields.read("epoch", check_int),
+            before=fields.read_or_none("from", PlanShape.from_json),
+            after=fields.read("to", PlanShape.from_json),
+            pause_seconds=fields.read("pause_seconds", check_seconds),
+            phases=fields.read_mapping("phases", check_seconds),
+            reason=fields.read("reason", check_str),
+            transition=fields.read_or_none("transition", _transition),
+            step=fields.read("step", check_int, 0),
+            plan_epoch=fields.read("plan_epoch", check_int, 0),
+            moved_bytes=fields.read("moved_bytes", check_int, 0),
+            group=fields.read("group", partial(check_str, longest=LONGEST_NAME), ""),
+            attempt=fields.read("attempt", check_int, 0),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +139,27 @@ class AbortRecord:
             "culprits": list(self.culprits),
         }
 
+    @classmethod
+    def from_json(cls, value: object, what: str) -> AbortRecord:
+        """Read what `to_json` gave; `what` is its name in errors.
+
+        Raises:
+            ValueError: a missing or wrong field (named).
+        """
+        fields = Fields(value, what)
+        return cls(
+            epoch=fields.read("epoch", check_int),
+            step=fields.read("step", check_int),
+            wanted=fields.read("to", PlanShape.from_json),
+            seconds=fields.read("seconds", check_seconds),
+            phases=fields.read_mapping("phases", check_seconds),
+            reason=fields.read("reason", check_str),
+            plan_epoch=fields.read("plan_epoch", check_int, 0),
+            attempt=fields.read("attempt", check_int, 0),
+            without=fields.read_tuple("without", check_int, ()),
+            culprits=fields.read_tuple("culprits", check_int, ()),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class RefusalRecord:
@@ -115,16 +167,28 @@ class RefusalRecord:
 
     Attributes:
         epoch: The training epoch that it would have preceded.
-        transition: What was offered, its price, and the rule that refused, in the
-            format of `planner.Transition`.
+        transition: What was offered, its price, and the rule that refused.
     """
 
     epoch: int
-    transition: dict[str, Any]
+    transition: Transition
 
     def to_json(self) -> dict[str, Any]:
         """Return the record in the summary's format."""
-        return {"epoch": self.epoch, "transition": self.transition}
+        return {"epoch": self.epoch, "transition": self.transition.to_dict()}
+
+    @classmethod
+    def from_json(cls, value: object, what: str) -> RefusalRecord:
+        """Read what `to_json` gave; `what` is its name in errors.
+
+        Raises:
+            ValueError: a missing or wrong field (named).
+        """
+        fields = Fields(value, what)
+        return cls(
+            epoch=fields.read("epoch", check_int),
+            transition=fields.read("transition", _transition),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,3 +228,28 @@ class RecoveryRecord:
             "pause_seconds": self.pause_seconds,
             "phases": self.phases,
         }
+
+    @classmethod
+    def from_json(cls, value: object, what: str) -> RecoveryRecord:
+        """Read what `to_json` gave; `what` is its name in errors.
+
+        Raises:
+            ValueError: a missing or wrong field (named).
+        """
+        fields = Fields(value, what)
+        return cls(
+            epoch=fields.read("epoch", check_int),
+            step=fields.read("step", check_int),
+            lost=list(fields.read_tuple("lost", check_int)),
+            before=fields.read_or_none("from", PlanShape.from_json),
+            after=fields.read_or_none("to", PlanShape.from_json),
+            pause_seconds=fields.read("pause_seconds", check_seconds),
+            phases=fields.read_mapping("phases", check_seconds),
+        )
+
+
+def _transition(value: object, what: str) -> Transition:
+    try:
+        return Transition.from_dict(value)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None

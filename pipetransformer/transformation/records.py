@@ -86,7 +86,7 @@ def record_change(
         pause_seconds=seconds,
         phases=outcome.phases,
         reason=printable(outcome.proposal.reason),  # may quote names of layers
-        transition=plan.transition.to_dict() if plan.transition is not None else None,
+        transition=plan.transition,
         plan_epoch=outcome.proposal.plan_epoch,
         moved_bytes=outcome.moved_bytes,
         group=outcome.group,
@@ -147,7 +147,7 @@ def record_refusal(run: Run, transition: Transition | None) -> None:
     """Write a change that was not worth it into the history."""
     if transition is None or transition.accepted:
         return
-    record = RefusalRecord(epoch=run.state.epoch, transition=transition.to_dict())
+    record = RefusalRecord(epoch=run.state.epoch, transition=transition)
     run.history.refusals.append(record)
     if run.is_lead:
         _LOG.info("%s", refusal_line(record))

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from pipetransformer.planner import Transition
 from pipetransformer.report import (
     AbortRecord,
     EpochRecord,
@@ -18,6 +19,8 @@ from pipetransformer.report import (
     write_summary,
 )
 
+SHAPE = PlanShape(4, 5, 2, 2, 4)
+
 
 def field_names(value):
     """The names in a summary, except for those of metrics and prices."""
@@ -27,6 +30,10 @@ def field_names(value):
         return set()
     inner = [v for k, v in value.items() if k not in ("metrics", "transition")]
     return set(value) | {name for part in inner for name in field_names(part)}
+
+
+def a_price():
+    return Transition(kind="shape", pause_ns=5, accepted=False, rule="too dear")
 
 
 def history():
@@ -125,13 +132,44 @@ def test_every_field_of_the_summary_is_described(request):
     shape = full.epochs[0].shape
     full.aborted.append(AbortRecord(1, 5, shape, 0.5, {}, "no room"))
     full.recoveries.append(RecoveryRecord(1, 5, [1], shape, None, 0.5, {}))
-    full.refusals.append(RefusalRecord(1, {"rule": "too dear"}))
+    full.refusals.append(RefusalRecord(1, a_price()))
     full.freezes.append({"epoch": 1, "step": 5, "units": 2, "boundary": 3})
     content = full.to_json()
     del content["version"], content["transformations"][0]["phases"]["move"]
     text = (request.config.rootpath / "docs/formats.md").read_text()
     described = text.partition("## Run")[2]
     assert {n for n in field_names(content) if f"`{n}`" not in described} == set()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        TransformationRecord(
+            1,
+            SHAPE,
+            PlanShape(6, 7, 1, 4, 2),
+            0.25,
+            {"move": 0.1, "prepare/group": 0.025},
+            "units: 4 to 6",
+            a_price(),
+            step=17,
+            plan_epoch=2,
+            moved_bytes=29_881,
+            group="cached",
+            attempt=1,
+        ),
+        TransformationRecord(0, None, SHAPE, 0.5, {}, "start"),
+        AbortRecord(1, 5, SHAPE, 0.5, {"plan": 0.1}, "no room", 2, 1, (1,), (3, 0)),
+        RefusalRecord(1, a_price()),
+        RecoveryRecord(1, 5, [1, 3], SHAPE, None, 10.5, {"roll_call": 10.0}),
+    ],
+)
+def test_a_record_reads_what_it_wrote(record):
+    content = json.loads(json.dumps(record.to_json()))
+    assert type(record).from_json(content, "record") == record
+    for name in content:
+        with pytest.raises(ValueError, match=rf"^record {name}[^ ]*: (tr.* )?expected"):
+            type(record).from_json({**content, name: object()}, "record")
 
 
 def test_abort_line_says_what_was_tried_without_whom_and_why():

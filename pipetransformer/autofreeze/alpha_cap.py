@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from pipetransformer.autofreeze._binding import alpha_cap_advance, check_alpha
-from pipetransformer.autofreeze.policies import int_entry
 from pipetransformer.autofreeze.policy import (
     FreezeStatistics,
     Policy,
@@ -140,7 +139,8 @@ class AlphaCap(Policy):
                 f"policy state frozen: expected a number in [0, {self.num_units}], "
                 f"got {frozen}"
             )
-        num_frozen = int_entry(state, "num_frozen")
-        self._num_frozen = check_count("num_frozen", num_frozen, self.num_units)
-        self._point = check_count("point", int_entry(state, "point"))
+        self._num_frozen = check_count(
+            "policy state num_frozen", state["num_frozen"], self.num_units
+        )
+        self._point = check_count("policy state point", state["point"])
         self._frozen = float(frozen)

@@ -46,7 +46,7 @@ class Manual(Policy):
         return {"num_frozen": self._requested}
 
     def _set_state(self, state: State) -> None:
-        self.freeze(int_entry(state, "num_frozen"))
+        self.freeze(check_count("policy state num_frozen", state["num_frozen"]))
 
 
 class Schedule(Policy):
@@ -82,15 +82,3 @@ class Schedule(Policy):
     def _check_units(self, num_units: int) -> None:
         for count in self._counts:
             check_count("counts", count, num_units)
-
-
-def int_entry(state: State, name: str) -> int:
-    """Return the whole number `name` of a policy state.
-
-    Raises:
-        TypeError: if it is no int.
-    """
-    value = state[name]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"policy state {name}: expected an int, got {value!r}")
-    return value

@@ -74,7 +74,7 @@ class Decision(TypedDict):
     decision: int
 
 
-def check_count(what: str, value: int, limit: int | None = None) -> int:
+def check_count(what: str, value: object, limit: int | None = None) -> int:
     """Return `value`, a count in [0, limit].
 
     Raises:

@@ -12,7 +12,8 @@ from typing import TypeVar
 from pipetransformer._extension import hash_bytes
 
 _T = TypeVar("_T")
-_LARGEST_INT = 2**62
+LARGEST_INT = 2**62
+"""Of a field; the extension counts in 64 bits."""
 _MOST_SECONDS = 4e9  # as nanoseconds they fit, too
 LONGEST_TEXT = 4096
 """Letters of a sentence, which may quote a few names."""
@@ -45,7 +46,7 @@ def check_int(value: object, what: str, *, low: int = 0) -> int:
     """Return ``value`` if it is an integer from ``low`` on that fits 62 bits."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{what}: expected an integer, got {shown(value)}")
-    if not low <= value <= _LARGEST_INT:
+    if not low <= value <= LARGEST_INT:
         raise ValueError(f"{what}: expected {low} to 2**62, got {shown(value)}")
     return value
 
@@ -121,7 +122,7 @@ def check_float(value: object, what: str) -> float:
         raise ValueError(f"{what}: expected a number, got {shown(value)}")
     if not 0 <= value < float("inf"):
         raise ValueError(f"{what}: expected a finite number from 0, got {shown(value)}")
-    if value > _LARGEST_INT:  # an int may be too large for a float
+    if value > LARGEST_INT:  # an int may be too large for a float
         raise ValueError(f"{what}: expected at most 2**62, got {shown(value)}")
     return float(value)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
+from pipetransformer.core.wire import LARGEST_INT
 from pipetransformer.explanation.report import Limit
 from pipetransformer.planner import (
     CacheTiers,
@@ -19,8 +20,6 @@ from pipetransformer.planner import (
     search,
 )
 from pipetransformer.simulator import simulate
-
-_LARGEST_INT = 2**62  # that a cluster's fields take
 
 
 def find_limits(
@@ -133,7 +132,7 @@ def _half(times: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _twice(value: int) -> int:
-    return min(2 * value, _LARGEST_INT)
+    return min(2 * value, LARGEST_INT)
 
 
 def _fast_link(cluster: Cluster) -> Cluster:

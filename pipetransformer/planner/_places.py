@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+from pipetransformer.core.wire import LARGEST_INT
 from pipetransformer.planner import _binding, native
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
 from pipetransformer.planner.options import SearchOptions
 from pipetransformer.planner.plan import Plan
-
-_MOST_BYTES = 2**62  # the extension counts in 64 bits
 
 
 class Places:
@@ -63,7 +62,7 @@ class Places:
         if plan.cache != "device" or self.boundary == 0 or samples is None:
             return 0
         layer = self._profile.layers[self.boundary - 1]
-        return min(samples * layer.boundary_bytes_per_sample, _MOST_BYTES)
+        return min(samples * layer.boundary_bytes_per_sample, LARGEST_INT)
 
 
 def _placement(

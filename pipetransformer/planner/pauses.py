@@ -13,7 +13,6 @@ TERMS = ("prepare", "move", "rewire", "first_step", "cache")
 
 _NANOSECONDS = 1_000_000_000
 _VERSION = 1
-_MOST_NS = 2**62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,4 +140,4 @@ def terms_of(pause: _binding.PlannerPause) -> dict[str, int]:
 
 def total_ns(terms_ns: Mapping[str, int]) -> int:
     """Return a whole pause; 2**62 ns where its terms are more."""
-    return min(sum(terms_ns.values()), _MOST_NS)
+    return min(sum(terms_ns.values()), wire.LARGEST_INT)

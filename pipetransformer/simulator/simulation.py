@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipetransformer.core import text_files
+from pipetransformer.core.wire import check_int
 from pipetransformer.planner import Cluster, Plan, Profile
 from pipetransformer.simulator import _binding, _grid, _trace, plan_costs
 from pipetransformer.simulator.event import Event
@@ -122,8 +123,7 @@ def simulate(
     Raises:
         ValueError: the plan fits profile or cluster not; the text names the field.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps: expected an integer from 1, got {steps!r}")
+    check_int(steps, "steps", low=1)
     costs = plan_costs.of_plan(plan, profile, cluster)
     options = _binding.SimulatorStepOptions()
     options.keep_timeline = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipetransformer.core.wire import check_int
 from pipetransformer.planner import Cluster, Plan, Profile
 from pipetransformer.simulator import plan_costs
 from pipetransformer.testing import _binding
@@ -39,9 +40,9 @@ class Segment:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        _check_int(self.steps, "segment steps", low=1)
-        _check_int(self.pause_ns, "segment pause_ns")
-        _check_int(self.redone_steps, "segment redone_steps")
+        check_int(self.steps, "segment steps", low=1)
+        check_int(self.pause_ns, "segment pause_ns")
+        check_int(self.redone_steps, "segment redone_steps")
         if self.event not in EVENTS:
             raise ValueError(
                 f"segment event: expected one of {EVENTS}, got {self.event!r}"
@@ -71,8 +72,8 @@ class Straggler:
     def __post_init__(self) -> None:
         """Check every field."""
         for name in ("device", "first_step"):
-            _check_int(getattr(self, name), f"straggler {name}")
-        _check_int(self.end_step, "straggler end_step", low=self.first_step + 1)
+            check_int(getattr(self, name), f"straggler {name}")
+        check_int(self.end_step, "straggler end_step", low=self.first_step + 1)
         if isinstance(self.slowdown, bool) or not (
             isinstance(self.slowdown, (int, float)) and 0.001 <= self.slowdown <= 100
         ):
@@ -279,8 +280,3 @@ class _Player:
             return None
         replica = node * share + min(node, extra) + slot // stages
         return replica, slot % stages
-
-
-def _check_int(value: object, what: str, *, low: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{what}: expected an integer from {low}, got {value!r}")

@@ -189,5 +189,5 @@ def test_prefix_is_cheapest_in_the_gaps_and_dearest_on_one_device():
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True])
 def test_number_of_steps_is_checked(steps):
-    with pytest.raises(ValueError, match="steps: expected an integer from 1"):
+    with pytest.raises(ValueError, match="steps: expected (an integer|1 to)"):
         simulate(small_plan(), equal_profile(2), cluster(2), steps=steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pipetransformer.core.text_columns import aligned
 from pipetransformer.explanation.document import Section, Table
 
 
@@ -22,14 +23,8 @@ def _section(section: Section) -> list[str]:
 
 def _table(table: Table) -> list[str]:
     rows = [tuple(column.name for column in table.columns), *table.rows]
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (
-            cell.rjust(width) if column.kind == "number" else cell.ljust(width)
-            for column, cell, width in zip(table.columns, row, widths, strict=True)
-        )
-        lines.append("  ".join(cells).rstrip())
+    left = {i for i, column in enumerate(table.columns) if column.kind != "number"}
+    lines = aligned(rows, left=left)
     if table.marked is not None:
         lines = [
             ("  " if i != table.marked + 1 else "> ") + x for i, x in enumerate(lines)

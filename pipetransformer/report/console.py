@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from pipetransformer.core.text_columns import aligned
 from pipetransformer.report.epochs import EpochRecord
 from pipetransformer.report.history import History
 from pipetransformer.report.phases import parts_of
@@ -150,20 +151,11 @@ def _row(record: EpochRecord) -> list[str]:
     ]
 
 
-def _align(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (cell.rjust(w) for cell, w in zip(row, widths, strict=True))
-        lines.append("  ".join(cells))
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
-
-
 def closing_table(history: History) -> str:
     """Return the table of all epochs: plan, speed, cache, loss, accuracy.
 
     ``ms/step`` is the wall time of an optimizer step, ``simulated`` what the planner's
     simulator gave its forward and backward.
     """
-    return _align([list(_COLUMNS), *(_row(record) for record in history.epochs)])
+    rows = [_COLUMNS, *(_row(record) for record in history.epochs)]
+    return "\n".join(aligned(rows, rule=True))

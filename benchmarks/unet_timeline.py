@@ -37,7 +37,7 @@ from pipe.history import UNET_TIMELINE
 from pipe.live_bytes import LiveOutputs
 from pipe.models import unet
 from pipetransformer.pipe import Pipe
-from pipetransformer.pipe.ablation import Ablation
+from pipetransformer.testing.ablation import Ablation, ablate
 
 STEP, MEMORY = "step time", "peak memory"
 
@@ -135,11 +135,12 @@ class Runner:
             # A single dispatcher would order the cells by itself.
             dispatch="threads" if kind == "cpu" else "auto",
         )
-        self.pipe.ablation = Ablation(
+        ablation = Ablation(
             order_rule=variant.order_rule,
             copy_streams=variant.copy_streams,
             early_recompute=variant.early_recompute,
         )
+        ablate(self.pipe, ablation)
 
     def step(self) -> None:
         """Compute fresh gradients of the whole batch; done when this returns."""

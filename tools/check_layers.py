@@ -61,7 +61,7 @@ ARROWS: dict[str, frozenset[str]] = {
     | {"config", "data", "report", "explanation", "planner", "autodp", "autofreeze"}
     | {"core", "skip"},
     # At the edge.
-    "testing": frozenset({"planner", "simulator", "core"}),
+    "testing": frozenset({"pipe", "planner", "simulator", "core"}),
     "cli": frozenset({"explanation", "simulator", "planner", "network", "core"})
     | {PACKAGE},  # its version
     "adapters": frozenset(),

@@ -1,4 +1,4 @@
-"""Parts of the pipeline that a benchmark can switch off, to show what they do."""
+"""Parts of the pipeline that `testing.ablation` switches off."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
-from pipetransformer.pipe.ablation import Ablation
 from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.build import stages_by_cuts, stages_by_device
 from pipetransformer.pipe.construction import (
@@ -214,15 +213,6 @@ class Pipe(StageLayers, FixedPlacement):
                 over all replicas.
         """
         self._runner.position = (step, first_microbatch)
-
-    @property
-    def ablation(self) -> Ablation:
-        """Rules in force; benchmarks switch some off to show what they do."""
-        return self._runner.ablation
-
-    @ablation.setter
-    def ablation(self, ablation: Ablation) -> None:
-        self._runner.ablation = ablation
 
     def current_dispatch(self) -> str:
         """Return "serial" or "threads": how the next call is run."""

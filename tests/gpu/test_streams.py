@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pipetransformer.pipe import Pipe
-from pipetransformer.pipe.ablation import Ablation
+from pipetransformer.testing.ablation import Ablation, ablate
 from tests.pipe.models import MODES, Functional
 
 from .devices import CPU, cuda, leaf, sleep, spread
@@ -43,7 +43,7 @@ def test_every_tensor_of_a_tuple_waits_for_its_stage(devices, copy_streams):
         return a, b, (x > 0).long()
 
     pipe = two_stages(first, lambda a, b, c: a + b * c, devices)
-    pipe.ablation = Ablation(copy_streams=copy_streams)
+    ablate(pipe, Ablation(copy_streams=copy_streams))
     x = torch.randn(ROWS, WIDTH, dtype=torch.double)
     for _ in range(3):
         y = leaf(x, devices[0])

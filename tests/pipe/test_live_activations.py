@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipetransformer.pipe.ablation import Ablation
+from pipetransformer.testing.ablation import Ablation, ablate
 from tests.support.ranks import run_ranks
 
 from .models import MODES, Functional, linears, make_pipe
@@ -86,7 +86,7 @@ def test_forward_keeps_the_microbatches_that_are_not_checkpointed(mode, dispatch
 def most_in_backward(mode, dispatch, order_rule):
     census = Census()
     pipe = make(census, mode, dispatch)
-    pipe.ablation = Ablation(order_rule=order_rule)
+    ablate(pipe, Ablation(order_rule=order_rule))
     loss = pipe(rows()).sum()
     census.start_again()
     loss.backward()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pipetransformer.pipe import Pipe, PipeSequential
-from pipetransformer.pipe.ablation import Ablation
+from pipetransformer.testing.ablation import Ablation, ablate
 from tests.support.fake_device import build_fake_device, load_fake_device
 from tests.support.fake_device import place as place_layers
 from tests.support.ranks import run_ranks
@@ -34,7 +34,7 @@ def check_matrix(_rank, library, own_streams, copy_streams):
     for places, mode in itertools.product(PLACES, MODES):
         case = f"{places} {mode} own={own_streams} copy={copy_streams}"
         pipe = make_pipe(places, mode, own_streams=own_streams)
-        pipe.ablation = Ablation(copy_streams=copy_streams)
+        ablate(pipe, Ablation(copy_streams=copy_streams))
         actual = train(pipe, rows(places[0]))
         for mine, plain in zip(actual, expected, strict=True):
             torch.testing.assert_close(mine, plain, msg=case)
@@ -90,7 +90,7 @@ def check_copies(_rank, library):
     assert len(set(streams)) == len(streams)
 
     pipe = make_pipe(places)
-    pipe.ablation = Ablation(copy_streams=False)
+    ablate(pipe, Ablation(copy_streams=False))
     fake.copies()
     train(pipe, x, steps=1)
     between = [c for c in fake.copies() if "host" not in c]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import types
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from pipetransformer._C import HostMemory
+    from pipetransformer import _C
 
 _REBUILD = (
     "rebuild it in this environment: pip install --no-build-isolation "
@@ -44,6 +45,10 @@ def load() -> types.ModuleType:
             f"torch {built}; {_REBUILD}"
         )
     try:
+        # Without the file Python would take the folder of stubs for the module.
+        spec = importlib.util.find_spec("pipetransformer._C")
+        if spec is None or spec.origin is None:
+            raise ImportError("no file that fits this Python")
         return importlib.import_module("pipetransformer._C")
     except ImportError as error:
         raise ImportError(
@@ -56,7 +61,7 @@ def hash_bytes(data: bytes) -> int:
     """Return the project's 64-bit content hash of `data` (``csrc/core/hash.h``)."""
     from pipetransformer import _C
 
-    return _C.hash_bytes(data)
+    return _C.core.hash_bytes(data)
 
 
 def host_cores(root: str = "") -> float:
@@ -67,10 +72,10 @@ def host_cores(root: str = "") -> float:
     """
     from pipetransformer import _C
 
-    return _C.host_cores(root)
+    return _C.core.host_cores(root)
 
 
-def host_memory(root: str = "") -> HostMemory:
+def host_memory(root: str = "") -> _C.core.HostMemory:
     """Return how much of its host's memory this process's job has, in bytes.
 
     The limits of its memory cgroups count (``csrc/core/host_memory.h``).
@@ -83,4 +88,4 @@ def host_memory(root: str = "") -> HostMemory:
     """
     from pipetransformer import _C
 
-    return _C.host_memory(root)
+    return _C.core.host_memory(root)

@@ -106,10 +106,13 @@ HEADER_KINDS = {
     "CUDA": r"cuda.*|cub/.*|nccl\.h|nvrtc\.h|thrust/.*",
 }
 
-# Python: the extension is imported by the loader and by one file per room.
+# Python: a room uses its own part of the extension, core's and what is listed here.
 EXTENSION = f"{PACKAGE}._C"
-LOADER = f"{PACKAGE}._extension"
-BINDING_FILE = "_binding.py"
+LOADER = f"{PACKAGE}._extension"  # counts as core
+OTHER_PARTS = {"simulator": {"planner"}, "testing": {"planner", "simulator"}}
+# What asks the loader, and what goes past it or gives the extension another name.
+LOADING = f"'from {PACKAGE} import _C'"
+PAST_LOADER = re.compile(rf"{PACKAGE}(\._C\b| import .*\b_C as )")
 # The only modules that are in no room.
 LOOSE = frozenset({LOADER, EXTENSION, f"{PACKAGE}.__main__", f"{PACKAGE}._build_info"})
 NEVER_IMPORTED = frozenset({"tests", "benchmarks", "examples", "tools"})
@@ -232,9 +235,10 @@ def check_python(root: pathlib.Path) -> Iterator[str]:
             yield f"{path.relative_to(root)}: {room} is not in the table of rooms"
             continue
         tree = ast.parse(path.read_text(), filename=str(path))
+        yield from check_extension(path.relative_to(root), module, tree)
         for number, target in imports_of(tree, module, path, files):
             where = f"{path.relative_to(root)}:{number}"
-            yield from check_import(where, module, path, target)
+            yield from check_import(where, module, target)
             if target in files:
                 graph[module].append(target)
     yield from cycles(graph, "import")
@@ -272,21 +276,30 @@ def imports_of(
                 yield node.lineno, full if is_module or is_private else base
 
 
-def check_import(
-    where: str, module: str, path: pathlib.Path, target: str
+def check_extension(
+    path: pathlib.PurePath, module: str, tree: ast.Module
 ) -> Iterator[str]:
-    """One import against the arrows and the rule for ``_C``."""
+    """How a module imports the extension, and whose parts of it it uses."""
+    room = "core" if module == LOADER else room_of(module)
+    parts = {room, "core"} | OTHER_PARTS.get(room, set()) if room else set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                if PAST_LOADER.search(ast.unparse(node)):
+                    yield f"{path}:{node.lineno}: _C is imported as {LOADING} alone"
+            case ast.Attribute(ast.Name("_C"), part) if part not in parts:
+                yield f"{path}:{node.lineno}: {room} must not use _C.{part}"
+
+
+def check_import(where: str, module: str, target: str) -> Iterator[str]:
+    """One import against the arrows."""
     top, *rest = target.split(".")
     if top in NEVER_IMPORTED:
         yield f"{where}: the package must not import {target}"
     if top != PACKAGE:
         return
     room, target_room = room_of(module), room_of(target)
-    if target == EXTENSION or target.startswith(EXTENSION + "."):
-        if module != LOADER and (room is None or path.name != BINDING_FILE):
-            yield f"{where}: only the loader and a room's {BINDING_FILE} import _C"
-        return
-    if target == LOADER or target_room == room:
+    if target in {LOADER, EXTENSION} or target_room == room:
         return
     if any(part.startswith("_") for part in rest):
         yield f"{where}: {target} is private to {target_room}"

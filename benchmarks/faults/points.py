@@ -23,15 +23,9 @@ from faults.outcomes import FSYNCS, LATE, SLOW_DISK, SLOW_S
 from faults.places import fill_disk, jump_clock, slow_fsync, without_room
 from faults.small_run import Deadlines
 from harness.forked import Log, read_log
-from pipetransformer import planner
+from pipetransformer import _C, planner
 from pipetransformer.autocache import ActivationCache
-from pipetransformer.autodp import (
-    ActiveGroup,
-    ControlPlane,
-    PlanAgreement,
-    _binding,
-    group,
-)
+from pipetransformer.autodp import ActiveGroup, ControlPlane, PlanAgreement, group
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.pipe import Pipe
 
@@ -181,7 +175,7 @@ class Striker:
         before(group, "make_backend", lambda *_: self._in_change("in build"))
         before(Pipe, "from_plan", lambda *_: self._in_change("in rewire"))
         before(ActiveGroup, "retire", lambda *_: self._in_change("in retire"))
-        before(_binding, "broadcast_tensors", self._moves)
+        before(_C.autodp, "broadcast_tensors", self._moves)
         before(persistence, "save", lambda *_: self.at("at checkpoint"))
         before(ActivationCache, "create", lambda *_: self.at(MAKING_CACHE))
         if case.fault == "no room":

@@ -30,7 +30,7 @@ from faults.small_run import (
 )
 from harness.forked import Log
 from harness.private import model_of, run_of
-from pipetransformer.autodp import _binding
+from pipetransformer import _C
 from pipetransformer.data import Batch
 from pipetransformer.loop import step as training
 from pipetransformer.progress.open_pass import OpenPass
@@ -136,9 +136,9 @@ def _watch(log: Log, rank: int) -> None:
     after(Changes, "_conclude", changed)
     for name in ("hand_over", "take_over"):
         after(OpenPass, name, lambda _: log.write("told"))
-    before(_binding, "broadcast_tensors", moving)
+    before(_C.autodp, "broadcast_tensors", moving)
     after(
-        _binding,
+        _C.autodp,
         "broadcast_tensors",
         lambda _: log.write("moved", seconds=time.monotonic() - begun[0]),
     )

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipetransformer import _C
 from pipetransformer.planner import Cluster, InfeasiblePlan, Plan, native, paper, search
-from pipetransformer.simulator import _binding
 from simulated.ladder_instance import (
     SAMPLE_BYTES,
     STATIC_LENGTH,
@@ -27,7 +27,7 @@ MOST_COUNTS = 8
 LARGEST_FACTOR = 6
 PIPELINE_BATCH = 400  # of one pipeline, where that is what stays constant
 
-_MODES = _binding.SimulatorPrefixMode
+_MODES = _C.simulator.PrefixMode
 PREFIX_MODES = {
     "serial": _MODES.SERIAL,
     "spread": _MODES.BARRIER,
@@ -219,9 +219,9 @@ class Ladder:
             return None
         costs = native.step_costs(plan, profile, self._cluster)
         self._add_prefix(costs, rung, boundary, plan)
-        options = _binding.SimulatorStepOptions()
+        options = _C.simulator.StepOptions()
         options.prefix = PREFIX_MODES.get(rung.prefix, _MODES.BARRIER)
-        step_ns = _binding.simulator_step(costs, options).step_ns
+        step_ns = _C.simulator.step(costs, options).step_ns
         return Epoch(
             boundary.frozen_blocks,
             *plan.shape,
@@ -232,7 +232,7 @@ class Ladder:
 
     def _add_prefix(
         self,
-        costs: _binding.PlannerStepCosts,
+        costs: _C.planner.StepCosts,
         rung: Rung,
         boundary: _Boundary,
         plan: Plan,

@@ -1,8 +1,10 @@
 // Planner: plain structs in, a struct out. JSON and sentences are Python's.
 #include <pybind11/stl.h>
 
+#include "planner/costs/step_costs.h"
 #include "planner/costs/step_model.h"
 #include "planner/input/layer_profile.h"
+#include "planner/schedule/schedule.h"
 #include "planner/search/paper.h"
 #include "planner/search/request.h"
 #include "planner/search/search.h"
@@ -17,7 +19,7 @@ using namespace pipetransformer::planner;
 namespace {
 
 void bind_inputs(py::module_& m) {
-  py::class_<LayerProfile>(m, "PlannerLayer")
+  py::class_<LayerProfile>(m, "Layer")
       .def(py::init<>())
       .def_readwrite("forward_ns", &LayerProfile::forward_ns)
       .def_readwrite("input_grad_ns", &LayerProfile::input_grad_ns)
@@ -33,19 +35,19 @@ void bind_inputs(py::module_& m) {
       .def_readwrite(
           "boundary_bytes_per_sample", &LayerProfile::boundary_bytes_per_sample)
       .def_readwrite("trainable", &LayerProfile::trainable);
-  py::class_<Profile>(m, "PlannerProfile")
+  py::class_<Profile>(m, "Profile")
       .def(py::init<>())
       .def_readwrite("microbatch_samples", &Profile::microbatch_samples)
       .def_readwrite("layers", &Profile::layers)
       .def_readwrite("tied_layers", &Profile::tied_layers)
       .def_readwrite("skips", &Profile::skips);
-  py::class_<CacheTiers>(m, "PlannerCacheTiers")
+  py::class_<CacheTiers>(m, "CacheTiers")
       .def(py::init<>())
       .def_readwrite("host_bytes", &CacheTiers::host_bytes)
       .def_readwrite("host_bytes_per_s", &CacheTiers::host_bytes_per_s)
       .def_readwrite("disk_bytes", &CacheTiers::disk_bytes)
       .def_readwrite("disk_bytes_per_s", &CacheTiers::disk_bytes_per_s);
-  py::class_<Cluster>(m, "PlannerCluster")
+  py::class_<Cluster>(m, "Cluster")
       .def(py::init<>())
       .def_readwrite("num_nodes", &Cluster::num_nodes)
       .def_readwrite("devices_per_node", &Cluster::devices_per_node)
@@ -63,19 +65,19 @@ void bind_inputs(py::module_& m) {
 }
 
 void bind_request(py::module_& m) {
-  py::enum_<Checkpoint>(m, "PlannerCheckpoint")
+  py::enum_<Checkpoint>(m, "Checkpoint")
       .value("NEVER", Checkpoint::kNever)
       .value("EXCEPT_LAST", Checkpoint::kExceptLast)
       .value("ALWAYS", Checkpoint::kAlways);
-  py::enum_<CopyModel>(m, "PlannerCopyModel")
+  py::enum_<CopyModel>(m, "CopyModel")
       .value("OVERLAPPED", CopyModel::kOverlapped)
       .value("SERIAL", CopyModel::kSerial);
-  py::enum_<CacheTier>(m, "PlannerCacheTier")
+  py::enum_<CacheTier>(m, "CacheTier")
       .value("NONE", CacheTier::kNone)
       .value("DEVICE", CacheTier::kDevice)
       .value("HOST", CacheTier::kHost)
       .value("DISK", CacheTier::kDisk);
-  py::class_<Shape>(m, "PlannerShape")
+  py::class_<Shape>(m, "Shape")
       .def(
           py::init<int64_t, int64_t, int64_t>(),
           py::arg("num_stages"),
@@ -84,14 +86,14 @@ void bind_request(py::module_& m) {
       .def_readonly("num_stages", &Shape::num_stages)
       .def_readonly("num_replicas", &Shape::num_replicas)
       .def_readonly("num_microbatches", &Shape::num_microbatches);
-  py::class_<Workload>(m, "PlannerWorkload")
+  py::class_<Workload>(m, "Workload")
       .def(py::init<>())
       .def_readwrite("global_batch", &Workload::global_batch)
       .def_readwrite("boundary", &Workload::boundary)
       .def_readwrite("checkpoint", &Workload::checkpoint)
       .def_readwrite("copies", &Workload::copies)
       .def_readwrite("num_samples", &Workload::num_samples);
-  py::class_<Choice>(m, "PlannerChoice")
+  py::class_<Choice>(m, "Choice")
       .def(
           py::init<
               Shape,
@@ -109,7 +111,7 @@ void bind_request(py::module_& m) {
       .def_readonly("prefix", &Choice::prefix)
       .def_readonly("cache", &Choice::cache)
       .def_readonly("cuts", &Choice::cuts);
-  py::class_<Request>(m, "PlannerRequest")
+  py::class_<Request>(m, "Request")
       .def(py::init<>())
       .def_readwrite("workload", &Request::workload)
       .def_readwrite("num_stages", &Request::num_stages)
@@ -123,29 +125,67 @@ void bind_request(py::module_& m) {
 }
 
 void bind_result(py::module_& m) {
-  py::class_<Candidate>(m, "PlannerCandidate")
+  py::class_<Candidate>(m, "Candidate")
       .def_readonly("choice", &Candidate::choice)
       .def_readonly("estimate_ns", &Candidate::estimate_ns)
       .def_readonly("lower_bound_ns", &Candidate::lower_bound_ns)
       .def_readonly("simulated_ns", &Candidate::simulated_ns)
       .def_readonly("bubble_fraction", &Candidate::bubble_fraction)
       .def_readonly("bytes_per_stage", &Candidate::bytes_per_stage);
-  py::enum_<RefusalCause>(m, "PlannerRefusalCause")
+  py::enum_<RefusalCause>(m, "RefusalCause")
       .value("MEMORY", RefusalCause::kMemory)
       .value("FIXED_MEMORY", RefusalCause::kFixedMemory)
       .value("SHARED_PARAMETERS", RefusalCause::kSharedParameters)
       .value("BATCH", RefusalCause::kBatch);
-  py::class_<Refusal>(m, "PlannerRefusal")
+  py::class_<Refusal>(m, "Refusal")
       .def_readonly("shape", &Refusal::shape)
       .def_readonly("cause", &Refusal::cause)
       .def_readonly("missing_bytes", &Refusal::missing_bytes)
       .def_readonly("stage_begin", &Refusal::stage_begin)
       .def_readonly("stage_end", &Refusal::stage_end)
       .def_readonly("layer", &Refusal::layer);
-  py::class_<SearchResult>(m, "PlannerResult")
+  py::class_<SearchResult>(m, "Result")
       .def_readonly("candidates", &SearchResult::candidates)
       .def_readonly("exhaustive", &SearchResult::exhaustive)
       .def_readonly("refusals", &SearchResult::refusals);
+}
+
+void bind_costs(py::module_& m) {
+  py::enum_<ScheduleKind>(m, "ScheduleKind")
+      .value("GPIPE", ScheduleKind::kGPipe)
+      .value("ONE_F_ONE_B", ScheduleKind::kOneFOneB)
+      .value("ZB_H1", ScheduleKind::kZbH1);
+  py::enum_<PrefixPlacement>(m, "PrefixPlacement")
+      .value("NONE", PrefixPlacement::kNone)
+      .value("REPLICATED", PrefixPlacement::kReplicated)
+      .value("PIPELINED", PrefixPlacement::kPipelined);
+  py::class_<StageCosts>(m, "StageCosts")
+      .def(py::init<>())
+      .def_readwrite("forward_ns", &StageCosts::forward_ns)
+      .def_readwrite("recompute_ns", &StageCosts::recompute_ns)
+      .def_readwrite("input_grad_ns", &StageCosts::input_grad_ns)
+      .def_readwrite("weight_grad_ns", &StageCosts::weight_grad_ns)
+      .def_readwrite("forward_copy_ns", &StageCosts::forward_copy_ns)
+      .def_readwrite("backward_copy_ns", &StageCosts::backward_copy_ns)
+      .def_readwrite("has_backward", &StageCosts::has_backward)
+      .def_readwrite("all_reduce_ns", &StageCosts::all_reduce_ns)
+      .def_readwrite(
+          "network_all_reduce_ns", &StageCosts::network_all_reduce_ns)
+      .def_readwrite("state_bytes", &StageCosts::state_bytes)
+      .def_readwrite("kept_bytes", &StageCosts::kept_bytes)
+      .def_readwrite("recomputed_bytes", &StageCosts::recomputed_bytes)
+      .def_readwrite(
+          "kept_for_weights_bytes", &StageCosts::kept_for_weights_bytes);
+  py::class_<StepCosts>(m, "StepCosts")
+      .def(py::init<>())
+      .def_readwrite("schedule", &StepCosts::schedule)
+      .def_readwrite("num_microbatches", &StepCosts::num_microbatches)
+      .def_readwrite("num_recomputed", &StepCosts::num_recomputed)
+      .def_readwrite("stages", &StepCosts::stages)
+      .def_readwrite("prefix_placement", &StepCosts::prefix_placement)
+      .def_readwrite("prefix_ns", &StepCosts::prefix_ns)
+      .def_readwrite("prefix_copy_ns", &StepCosts::prefix_copy_ns)
+      .def_readwrite("cache_read_ns", &StepCosts::cache_read_ns);
 }
 
 // Here the planner meets the simulator, which decides between its candidates.
@@ -157,7 +197,7 @@ Simulated simulated(const StepCosts& costs) {
 
 void bind_search(py::module_& m) {
   m.def(
-      "planner_search",
+      "search",
       [](const Profile& profile,
          const Cluster& cluster,
          const Request& request) {
@@ -168,7 +208,7 @@ void bind_search(py::module_& m) {
       py::arg("request"),
       py::call_guard<py::gil_scoped_release>());
   m.def(
-      "planner_step_costs",
+      "step_costs",
       [](const Profile& profile,
          const Cluster& cluster,
          const Workload& workload,
@@ -188,26 +228,26 @@ void bind_search(py::module_& m) {
 
 void bind_paper(py::module_& m) {
   m.def(
-      "planner_paper_partition",
+      "paper_partition",
       &paper::greedy_partition,
       py::arg("active_sizes"),
       py::arg("frozen_sizes"),
       py::arg("num_stages"));
   m.def(
-      "planner_paper_largest_load",
+      "paper_largest_load",
       &paper::largest_load,
       py::arg("active_sizes"),
       py::arg("frozen_sizes"),
       py::arg("num_stages"));
   m.def(
-      "planner_paper_compress",
+      "paper_compress",
       &paper::compress,
       py::arg("active_sizes"),
       py::arg("frozen_sizes"),
       py::arg("num_stages"),
       py::arg("largest_allowed"));
   m.def(
-      "planner_paper_num_microbatches",
+      "paper_num_microbatches",
       &paper::num_microbatches,
       py::arg("num_stages"));
 }
@@ -216,11 +256,13 @@ void bind_paper(py::module_& m) {
 
 void bind_planner(py::module_& m) {
   bind_inputs(m);
+  bind_costs(m);
   bind_request(m);
   bind_result(m);
   bind_search(m);
   bind_planner_solvers(m);
   bind_paper(m);
+  bind_planner_transition(m);
 }
 
 }  // namespace pipetransformer::bindings

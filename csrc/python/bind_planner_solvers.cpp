@@ -147,20 +147,20 @@ std::optional<std::tuple<int64_t, Cuts, bool>> best(
 void bind_planner_solvers(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   m.def(
-      "planner_min_max",
+      "min_max",
       &least_largest,
       py::arg("costs"),
       py::arg("rules"),
       py::arg("num_stages"),
       no_gil);
   m.def(
-      "planner_min_max_by_position",
+      "min_max_by_position",
       &least_largest_by_position,
       py::arg("rules"),
       py::arg("num_stages"),
       no_gil);
   m.def(
-      "planner_staircase",
+      "staircase",
       &stairs,
       py::arg("forward"),
       py::arg("backward"),
@@ -168,14 +168,14 @@ void bind_planner_solvers(py::module_& m) {
       py::arg("num_stages"),
       no_gil);
   m.def(
-      "planner_cheapest_cuts",
+      "cheapest_cuts",
       &cheapest,
       py::arg("cut_costs"),
       py::arg("rules"),
       py::arg("num_stages"),
       no_gil);
   m.def(
-      "planner_best_cuts",
+      "best_cuts",
       &best,
       py::arg("forward"),
       py::arg("backward"),

@@ -2,7 +2,6 @@
 #include <pybind11/stl.h>
 
 #include "planner/costs/step_costs.h"
-#include "planner/schedule/schedule.h"
 #include "python/bindings.h"
 #include "simulator/replay.h"
 #include "simulator/step.h"
@@ -14,51 +13,12 @@ using namespace pipetransformer::simulator;
 
 namespace {
 
-void bind_costs(py::module_& m) {
-  using namespace planner;
-  py::enum_<ScheduleKind>(m, "PlannerScheduleKind")
-      .value("GPIPE", ScheduleKind::kGPipe)
-      .value("ONE_F_ONE_B", ScheduleKind::kOneFOneB)
-      .value("ZB_H1", ScheduleKind::kZbH1);
-  py::enum_<PrefixPlacement>(m, "PlannerPrefixPlacement")
-      .value("NONE", PrefixPlacement::kNone)
-      .value("REPLICATED", PrefixPlacement::kReplicated)
-      .value("PIPELINED", PrefixPlacement::kPipelined);
-  py::class_<StageCosts>(m, "PlannerStageCosts")
-      .def(py::init<>())
-      .def_readwrite("forward_ns", &StageCosts::forward_ns)
-      .def_readwrite("recompute_ns", &StageCosts::recompute_ns)
-      .def_readwrite("input_grad_ns", &StageCosts::input_grad_ns)
-      .def_readwrite("weight_grad_ns", &StageCosts::weight_grad_ns)
-      .def_readwrite("forward_copy_ns", &StageCosts::forward_copy_ns)
-      .def_readwrite("backward_copy_ns", &StageCosts::backward_copy_ns)
-      .def_readwrite("has_backward", &StageCosts::has_backward)
-      .def_readwrite("all_reduce_ns", &StageCosts::all_reduce_ns)
-      .def_readwrite(
-          "network_all_reduce_ns", &StageCosts::network_all_reduce_ns)
-      .def_readwrite("state_bytes", &StageCosts::state_bytes)
-      .def_readwrite("kept_bytes", &StageCosts::kept_bytes)
-      .def_readwrite("recomputed_bytes", &StageCosts::recomputed_bytes)
-      .def_readwrite(
-          "kept_for_weights_bytes", &StageCosts::kept_for_weights_bytes);
-  py::class_<StepCosts>(m, "PlannerStepCosts")
-      .def(py::init<>())
-      .def_readwrite("schedule", &StepCosts::schedule)
-      .def_readwrite("num_microbatches", &StepCosts::num_microbatches)
-      .def_readwrite("num_recomputed", &StepCosts::num_recomputed)
-      .def_readwrite("stages", &StepCosts::stages)
-      .def_readwrite("prefix_placement", &StepCosts::prefix_placement)
-      .def_readwrite("prefix_ns", &StepCosts::prefix_ns)
-      .def_readwrite("prefix_copy_ns", &StepCosts::prefix_copy_ns)
-      .def_readwrite("cache_read_ns", &StepCosts::cache_read_ns);
-}
-
 void bind_options(py::module_& m) {
-  py::enum_<PrefixMode>(m, "SimulatorPrefixMode")
+  py::enum_<PrefixMode>(m, "PrefixMode")
       .value("BARRIER", PrefixMode::kBarrier)
       .value("SERIAL", PrefixMode::kSerial)
       .value("FILLED", PrefixMode::kFilled);
-  py::class_<StepOptions>(m, "SimulatorStepOptions")
+  py::class_<StepOptions>(m, "StepOptions")
       .def(py::init<>())
       .def_readwrite("prefix", &StepOptions::prefix)
       .def_readwrite("at_most_one_ahead", &StepOptions::at_most_one_ahead)
@@ -68,13 +28,13 @@ void bind_options(py::module_& m) {
 }
 
 void bind_results(py::module_& m) {
-  py::enum_<ResourceKind>(m, "SimulatorResource")
+  py::enum_<ResourceKind>(m, "Resource")
       .value("COMPUTE", ResourceKind::kCompute)
       .value("COPY_ENGINE", ResourceKind::kCopyEngine)
       .value("DEVICE_LINK", ResourceKind::kDeviceLink)
       .value("NETWORK", ResourceKind::kNetwork)
       .value("CACHE", ResourceKind::kCache);
-  py::class_<Event>(m, "SimulatorEvent")
+  py::class_<Event>(m, "Event")
       .def_property_readonly(
           "kind", [](const Event& e) { return std::string(1, char(e.kind)); })
       .def_readonly("resource", &Event::resource)
@@ -90,13 +50,13 @@ void bind_results(py::module_& m) {
           })
       .def_readonly("begin_ns", &Event::begin_ns)
       .def_readonly("end_ns", &Event::end_ns);
-  py::class_<PipelineResult>(m, "SimulatorPipelineResult")
+  py::class_<PipelineResult>(m, "PipelineResult")
       .def_readonly("begin_ns", &PipelineResult::begin_ns)
       .def_readonly("end_ns", &PipelineResult::end_ns)
       .def_readonly("stage_busy_ns", &PipelineResult::stage_busy_ns)
       .def_readonly("peak_bytes", &PipelineResult::peak_bytes)
       .def_readonly("bubble_fraction", &PipelineResult::bubble_fraction);
-  py::class_<StepResult>(m, "SimulatorStepResult")
+  py::class_<StepResult>(m, "StepResult")
       .def_readonly("step_ns", &StepResult::step_ns)
       .def_readonly("exposed_all_reduce_ns", &StepResult::exposed_all_reduce_ns)
       .def_readonly("pipelines", &StepResult::pipelines)
@@ -154,11 +114,10 @@ py::tuple replay_plain(
 }  // namespace
 
 void bind_simulator(py::module_& m) {
-  bind_costs(m);
   bind_options(m);
   bind_results(m);
   m.def(
-      "simulator_step",
+      "step",
       &step,
       py::arg("costs"),
       py::arg("options"),
@@ -166,7 +125,7 @@ void bind_simulator(py::module_& m) {
       py::arg("lists") = py::none(),
       py::call_guard<py::gil_scoped_release>());
   m.def(
-      "simulator_replay",
+      "replay",
       &replay_plain,
       py::arg("num_resources"),
       py::arg("tasks"),

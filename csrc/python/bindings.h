@@ -1,6 +1,6 @@
-// Declares one bind function per room. Each lives in bind_<room>.cpp and adds
-// its room's classes and functions to the module; names are unique across
-// rooms. The bindings room is the only one that may include Python.h.
+// Declares one bind function per room. Each lives in bind_<room>.cpp and fills
+// the room's submodule. The bindings room is the only one that may include
+// Python.h.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,9 +9,9 @@ namespace pipetransformer::bindings {
 
 void bind_core(pybind11::module_& m);
 void bind_planner(pybind11::module_& m);
-void bind_planner_solvers(pybind11::module_& m);  // by bind_planner
-void bind_simulator(pybind11::module_& m);
-void bind_planner_transition(pybind11::module_& m);  // after bind_planner
+void bind_planner_solvers(pybind11::module_& m);     // by bind_planner
+void bind_planner_transition(pybind11::module_& m);  // by bind_planner
+void bind_simulator(pybind11::module_& m);           // after bind_planner
 void bind_autofreeze(pybind11::module_& m);
 void bind_pipe(pybind11::module_& m);
 void bind_autodp(pybind11::module_& m);

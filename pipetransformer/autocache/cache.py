@@ -11,7 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from pipetransformer.autocache import _binding
+from pipetransformer import _C
 
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class ActivationCache:
     use, close or drop its copy without harm to the parent.
     """
 
-    def __init__(self, store: _binding.ActivationStore) -> None:
+    def __init__(self, store: _C.autocache.ActivationStore) -> None:
         """Wrap an open store; use `create` or `attach` instead."""
         self._store = store
         self._warned: set[str] = set()
@@ -111,7 +111,7 @@ class ActivationCache:
             if value < 1:
                 raise ValueError(f"{name}: expected a number >= 1, got {value}")
         return cls(
-            _binding.ActivationStore.create(
+            _C.autocache.ActivationStore.create(
                 run_id, num_samples, slot_bytes, budget_bytes, _verifies_all(verify)
             )
         )
@@ -141,7 +141,7 @@ class ActivationCache:
             )
         path = f"/proc/{int(place['pid'])}/fd/{int(place['fd'])}"
         try:
-            return cls(_binding.ActivationStore.attach(path, run_id, verifies_all))
+            return cls(_C.autocache.ActivationStore.attach(path, run_id, verifies_all))
         except OSError as error:
             raise ValueError(
                 "address: expected a cache held by a process of this node and user, "
@@ -270,7 +270,7 @@ def hash_rows(*tensors: Tensor) -> Tensor:
     Raises:
         ValueError: if there is no tensor or the first dims differ.
     """
-    return _binding.hash_rows(list(tensors))
+    return _C.autocache.hash_rows(list(tensors))
 
 
 def _verifies_all(verify: Verify) -> bool:

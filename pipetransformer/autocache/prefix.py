@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pipetransformer.autocache import _binding
+from pipetransformer import _C
 from pipetransformer.skip import inspect_lanes
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size)
@@ -49,7 +49,7 @@ def fingerprint_chain(
         raise ValueError(
             f"count: expected a number in 0..{len(layers)} (the layers), got {count}"
         )
-    chain = [_binding.hash_bytes(f"prefix\n{context}".encode())]
+    chain = [_C.core.hash_bytes(f"prefix\n{context}".encode())]
     popped: dict[int, list[str]] = collections.defaultdict(list)
     for lane in inspect_lanes(layers[:count]):
         # Not the namespace: it differs between processes that hold the same layer.
@@ -57,7 +57,7 @@ def fingerprint_chain(
     for index, layer in enumerate(layers[:count]):
         before = chain[-1]
         if index in popped:
-            before = _binding.hash_bytes("\n".join(popped[index]).encode(), before)
+            before = _C.core.hash_bytes("\n".join(popped[index]).encode(), before)
         chain.append(_fingerprint(layer, before))
     return chain
 
@@ -111,14 +111,14 @@ def cacheable(layers: Sequence[nn.Module], *, frozen: bool = True) -> str | None
 def _fingerprint(layer: nn.Module, previous: int) -> int:
     # Addresses of objects differ between processes that hold the same layer.
     settings = re.sub(r" at 0x[0-9a-f]+", "", repr(layer))
-    fingerprint = _binding.hash_bytes(settings.encode(), previous)
+    fingerprint = _C.core.hash_bytes(settings.encode(), previous)
     for name, module in layer.named_modules():
         text = f"{name}: {_class_name(module)} {sorted(_settings(module))}"
-        fingerprint = _binding.hash_bytes(text.encode(), fingerprint)
+        fingerprint = _C.core.hash_bytes(text.encode(), fingerprint)
     tensors = itertools.chain(layer.named_parameters(), layer.named_buffers())
     for name, tensor in tensors:
-        fingerprint = _binding.hash_bytes(name.encode(), fingerprint)
-        fingerprint = _binding.hash_tensor(tensor, fingerprint)
+        fingerprint = _C.core.hash_bytes(name.encode(), fingerprint)
+        fingerprint = _C.autocache.hash_tensor(tensor, fingerprint)
     return fingerprint
 
 
@@ -128,7 +128,7 @@ def _settings(module: nn.Module) -> Iterator[tuple[str, str]]:
         if name in _MODULE_STATE:
             continue
         if isinstance(value, Tensor):
-            yield name, str(_binding.hash_tensor(value, 0))
+            yield name, str(_C.autocache.hash_tensor(value, 0))
         elif (text := _plain_text(value)) is not None:
             yield name, text
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pipetransformer.autocache import _binding
+from pipetransformer import _C
 
 
 def slots_within(budget_bytes: int, *, num_samples: int, slot_bytes: int) -> int:
@@ -17,7 +17,7 @@ def slots_within(budget_bytes: int, *, num_samples: int, slot_bytes: int) -> int
         num_samples: ids are ``0 .. num_samples - 1``.
         slot_bytes: bytes of the largest record, see `record_bytes`.
     """
-    return _binding.slots_within(
+    return _C.autocache.slots_within(
         budget_bytes, num_samples=num_samples, slot_bytes=slot_bytes
     )
 
@@ -31,4 +31,4 @@ def record_bytes(tensors: Sequence[Tensor]) -> int:
     Raises:
         ValueError: if a tensor has no row.
     """
-    return _binding.record_bytes(list(tensors))
+    return _C.autocache.record_bytes(list(tensors))

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 from torch._C._distributed_c10d import Store
 
-from pipetransformer.autodp._binding import plain_text
+from pipetransformer import _C
 
 _LONGEST = 4096  # bytes of a card
 _LONGEST_TEXT = 200  # bytes of one of its texts
@@ -44,7 +44,7 @@ class Job:
     ) -> Job:
         """Return this process's job."""
         launch = environ.get("TORCHELASTIC_RUN_ID", "")
-        launch = plain_text(os.fsencode(launch), _LONGEST_TEXT)
+        launch = _C.core.plain_text(os.fsencode(launch), _LONGEST_TEXT)
         return cls(world_size, launch, run_name, sealed)
 
     def launched(self) -> tuple[int, str]:
@@ -112,7 +112,7 @@ def _count(value: object) -> int:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"card: expected a text, got {value!r:.80}")
-    return plain_text(value.encode(errors="replace"), _LONGEST_TEXT)
+    return _C.core.plain_text(value.encode(errors="replace"), _LONGEST_TEXT)
 
 
 class Cards:
@@ -143,7 +143,7 @@ class Cards:
         self._job = job
         self._ticket = ticket
         self._ours = ours
-        host = plain_text(os.fsencode(socket.gethostname()), _LONGEST_TEXT)
+        host = _C.core.plain_text(os.fsencode(socket.gethostname()), _LONGEST_TEXT)
         store.set(self._key(rank), Card(job, ticket, host, os.getpid()).encode())
 
     def refusal(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from pipetransformer.autodp import _binding
+from pipetransformer import _C
 
 
 class PeerFailure(RuntimeError):
@@ -29,7 +29,7 @@ class PeerFailure(RuntimeError):
         deadline_s: float | None = None,
         reason: str,
     ) -> None:
-        failure = _binding.Failure(
+        failure = _C.autodp.Failure(
             rank, phase, epoch=epoch, deadline_s=deadline_s, reason=reason
         )
         self.rank = failure.rank
@@ -40,7 +40,7 @@ class PeerFailure(RuntimeError):
         super().__init__(str(failure))
 
     @classmethod
-    def of(cls, failure: _binding.Failure) -> PeerFailure:
+    def of(cls, failure: _C.autodp.Failure) -> PeerFailure:
         """Build the error of a failure that C++ knows."""
         return cls(
             failure.rank,
@@ -63,4 +63,4 @@ class PeerFailure(RuntimeError):
         return make, ()
 
 
-_binding.raise_failures_as(PeerFailure.of)
+_C.autodp.raise_failures_as(PeerFailure.of)

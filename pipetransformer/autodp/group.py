@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from pipetransformer.autodp import _binding
+from pipetransformer import _C
 from pipetransformer.autodp.backends import make_backend
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.connecting import Connecting, address_keys
@@ -39,7 +39,7 @@ class ActiveGroup:
     def __init__(
         self,
         plane: ControlPlane,
-        core: _binding.ActiveGroup,
+        core: _C.autodp.ActiveGroup,
         *,
         name: str,
         members: Sequence[int],
@@ -149,7 +149,7 @@ class ActiveGroup:
         with self._plane.guard():
             self._plane.check()
             work = start()
-            while not _binding.wait_done(work, SLICE):
+            while not _C.autodp.wait_done(work, SLICE):
                 pass  # back in Python: signal handlers run
             work.wait()
 
@@ -222,7 +222,7 @@ def build_group(
         )
         backend = connecting.connect(build, given_up or (lambda: False))
     with plane.guard():
-        core = _binding.ActiveGroup(
+        core = _C.autodp.ActiveGroup(
             plane.core,
             store,
             backend,

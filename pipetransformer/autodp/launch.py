@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from pipetransformer.autodp import _binding
+from pipetransformer import _C
 from pipetransformer.autodp.cards import Cards, Job
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
@@ -96,7 +96,7 @@ class RunStore(PrefixStore):
         store: Store,
         connections: tuple[Store, Store],
         *,
-        seal: _binding.StoreSeal | None,
+        seal: _C.autodp.StoreSeal | None,
         server: Store,
     ) -> None:
         super().__init__(prefix, store)
@@ -168,7 +168,7 @@ class _Joining:
         timeout_s = max(
             self._config.heartbeat_timeout.total_seconds(), self._timeout_s / 2
         )
-        answers = _binding.LivenessTracker(
+        answers = _C.autodp.LivenessTracker(
             timeout_s, self._timeout_s + timeout_s, time.monotonic()
         )
         try:
@@ -209,7 +209,7 @@ class _Joining:
             if self._given_up.is_set():
                 raise problem
             text = str(problem).split("\n", 1)[0]
-            text = _binding.plain_text(text.encode(errors="replace"))
+            text = _C.core.plain_text(text.encode(errors="replace"))
             lost = not isinstance(problem, TimeoutError)
             if lost and self._meeting is not None and self._meeting.opened:
                 raise self._store_failure(None, f"the store is lost: {text}")
@@ -261,7 +261,7 @@ class _Joining:
             f"{root}/{run_id}", store, shared, seal=seal, server=plain
         )
 
-    def _seal(self) -> _binding.StoreSeal | None:
+    def _seal(self) -> _C.autodp.StoreSeal | None:
         secret = find_secret(
             self._config.secret,
             os.environ,
@@ -269,7 +269,7 @@ class _Joining:
             deadline=self._deadline,
             given_up=self._given_up.is_set,
         )
-        return None if secret is None else _binding.StoreSeal(secret)
+        return None if secret is None else _C.autodp.StoreSeal(secret)
 
 
 def _cloned(store: Store) -> tuple[Store, Store]:

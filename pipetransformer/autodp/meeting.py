@@ -19,7 +19,7 @@ import uuid
 
 from torch._C._distributed_c10d import Store
 
-from pipetransformer.autodp import _binding
+from pipetransformer import _C
 from pipetransformer.autodp.cards import Cards
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
@@ -67,7 +67,7 @@ class Meeting:
         self._timeout_s = config.heartbeat_timeout.total_seconds()
         self._given_up = given_up
         self._cards = cards
-        self._successor: tuple[int, _binding.LivenessTracker] | None = None
+        self._successor: tuple[int, _C.autodp.LivenessTracker] | None = None
         self._highest: int | None = None  # beat of the successor
         self._beats = 0
         self.looks = 0
@@ -146,7 +146,7 @@ class Meeting:
 
     def _read(self, key: str) -> str:
         """Return what a key holds that is there: `get` waits for no other."""
-        return _binding.plain_text(bytes(self._store.get(key)))
+        return _C.core.plain_text(bytes(self._store.get(key)))
 
     def _number(self, key: str) -> int | None:
         """Return the number that a key holds, None if it holds something else."""
@@ -161,7 +161,7 @@ class Meeting:
         """Tell everybody if the next rank that has joined beats no more."""
         now = time.monotonic()
         if self._successor is None or self._successor[0] != follower:
-            tracker = _binding.LivenessTracker(self._timeout_s, self._timeout_s, now)
+            tracker = _C.autodp.LivenessTracker(self._timeout_s, self._timeout_s, now)
             self._successor = follower, tracker
             self._highest = None
         # Beats only rise: an old one that is put back is no sign of life.

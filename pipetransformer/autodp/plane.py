@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed import distributed_c10d as c10d
 
-from pipetransformer.autodp import _binding
+from pipetransformer import _C
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.launch import LaunchInfo, RunStore
@@ -48,7 +48,7 @@ class ControlPlane:
         self.store = store
         self.info = info
         self.config = config
-        self.core = _binding.ControlPlane(
+        self.core = _C.autodp.ControlPlane(
             *_connections(store),
             rank=info.rank,
             world_size=info.world_size,
@@ -138,7 +138,7 @@ class ControlPlane:
             rank: the rank held responsible, by default this one.
         """
         responsible = self.rank if rank is None else rank
-        self.core.fail(_binding.Failure(responsible, phase, reason=reason))
+        self.core.fail(_C.autodp.Failure(responsible, phase, reason=reason))
 
     @property
     def store_lost(self) -> bool:
@@ -293,7 +293,7 @@ class ControlPlane:
         self, phase: str, reason: str, timeout: timedelta | None
     ) -> None:
         deadline_s = None if timeout is None else timeout.total_seconds()
-        failure = _binding.Failure(None, phase, deadline_s=deadline_s, reason=reason)
+        failure = _C.autodp.Failure(None, phase, deadline_s=deadline_s, reason=reason)
         self.core.fail(failure)
         self.check()
 

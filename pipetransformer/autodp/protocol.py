@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-from pipetransformer.autodp import _binding
+from pipetransformer import _C
 from pipetransformer.autodp.failure import PeerFailure
 from pipetransformer.autodp.plane import SLICE, ControlPlane
 
@@ -18,7 +18,7 @@ def announced_epoch(plane: ControlPlane) -> int:
         RuntimeError: the store holds what no rank writes.
     """
     with plane.guard():
-        return _binding.announced_epoch(plane.core, _prefix(plane))
+        return _C.autodp.announced_epoch(plane.core, _prefix(plane))
 
 
 def _prefix(plane: ControlPlane) -> str:
@@ -59,7 +59,7 @@ class PlanAgreement:
     ) -> None:
         self._plane = plane
         self._prefix = _prefix(plane)
-        self._core = _binding.PlanTransition(
+        self._core = _C.autodp.PlanTransition(
             rank=plane.rank,
             world_size=plane.world_size,
             epoch=epoch,
@@ -207,7 +207,7 @@ class PlanAgreement:
         return True
 
     def _fail_deadline(self, timeout: timedelta | None) -> None:
-        failure = _binding.Failure(
+        failure = _C.autodp.Failure(
             None,
             "receive",
             deadline_s=None if timeout is None else timeout.total_seconds(),
@@ -224,7 +224,7 @@ class PlanAgreement:
             raise self._fenced("the other ranks have changed plans without this one")
         # A decision is there before its plan, and no rank removes it until the head is
         # past: the store does not keep what it was told, for nobody.
-        failure = _binding.Failure(
+        failure = _C.autodp.Failure(
             None,
             "store",
             epoch=self.epoch,

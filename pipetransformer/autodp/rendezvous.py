@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from pipetransformer.autodp import _binding
+from pipetransformer import _C
 from pipetransformer.autodp.config import AutoDPConfig
 
 logger = logging.getLogger(__name__)
@@ -14,8 +14,8 @@ _POLL_S = 0.02
 
 
 def meet_survivors(
-    core: _binding.ControlPlane, standing: bytes, config: AutoDPConfig
-) -> _binding.RendezvousBoard:
+    core: _C.autodp.ControlPlane, standing: bytes, config: AutoDPConfig
+) -> _C.autodp.RendezvousBoard:
     """Answer the rendezvous after a failure, until it is closed.
 
     Members that are known to be dead, or that do not beat for

@@ -9,13 +9,13 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from pipetransformer.autodp import _binding
+from pipetransformer import _C
 
 logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def termination(core: _binding.ControlPlane) -> Iterator[None]:
+def termination(core: _C.autodp.ControlPlane) -> Iterator[None]:
     """Fail the run of `core` when SIGTERM or SIGHUP arrives while the body runs.
 
     Launchers send SIGTERM to all ranks when one has died, a terminal that is closed

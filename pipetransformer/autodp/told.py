@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pipetransformer.autodp._binding import plain_text
+from pipetransformer import _C
 
 _LONGEST_QUOTE = 80  # bytes
 
@@ -52,4 +52,4 @@ class _Fields(dict[str, Any]):
 
 
 def _quoted(data: bytes) -> str:
-    return f"'{plain_text(data, _LONGEST_QUOTE)}'"
+    return f"'{_C.core.plain_text(data, _LONGEST_QUOTE)}'"

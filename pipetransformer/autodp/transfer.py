@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 
+from pipetransformer import _C
 from pipetransformer._extension import hash_bytes
-from pipetransformer.autodp import _binding
 from pipetransformer.autodp.group import ActiveGroup
 
 
@@ -39,7 +39,7 @@ def broadcast_tensors(
         PeerFailure: the run failed meanwhile.
     """
     with group.guard():
-        return _binding.broadcast_tensors(
+        return _C.autodp.broadcast_tensors(
             group.process_group,
             list(tensors),
             source=source,
@@ -50,7 +50,7 @@ def broadcast_tensors(
 def hash_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
     """Hash dtype, shape and bits of each tensor, whatever its strides and device."""
     tensors = dict(named)
-    hashes = _binding.hash_replica_tensors(list(tensors.values()))
+    hashes = _C.autodp.hash_replica_tensors(list(tensors.values()))
     return dict(zip(tensors, hashes, strict=True))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from pipetransformer.autofreeze._binding import squared_norms
+from pipetransformer.autofreeze._ops import squared_norms
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 

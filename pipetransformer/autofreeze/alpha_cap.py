@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from pipetransformer.autofreeze._binding import alpha_cap_advance, check_alpha
+from pipetransformer import _C
 from pipetransformer.autofreeze.policy import (
     FreezeStatistics,
     Policy,
@@ -53,7 +53,7 @@ class AlphaCap(Policy):
         super().__init__(dry_run=dry_run)
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
             raise TypeError(f"alpha: expected a number in [0, 1), got {alpha!r}")
-        check_alpha(alpha)
+        _C.autofreeze.check_alpha(alpha)
         self._alpha = float(alpha)
         self._min_active = check_count("min_active", min_active)
         self.needs_gradients = gradient_term
@@ -83,7 +83,7 @@ class AlphaCap(Policy):
                 )
                 self._point = progress.epoch
                 return self._num_frozen
-        self._frozen, self._num_frozen = alpha_cap_advance(
+        self._frozen, self._num_frozen = _C.autofreeze.alpha_cap_advance(
             alpha=self._alpha,
             num_units=self.num_units,
             min_active=self._min_active,
@@ -101,7 +101,7 @@ class AlphaCap(Policy):
         frozen, num_frozen = self._frozen, self._num_frozen
         first = max(self._point, progress.epoch) + 1
         for point in range(first, first + _POINTS_AHEAD):
-            frozen, num_frozen = alpha_cap_advance(
+            frozen, num_frozen = _C.autofreeze.alpha_cap_advance(
                 alpha=self._alpha,
                 num_units=self.num_units,
                 min_active=self._min_active,

@@ -1,10 +1,10 @@
 """Room ``pipe``: a pipeline of stages in one process, shaped like a module."""
 
-from pipetransformer.pipe._binding import NoChunk
 from pipetransformer.pipe.balance import balance_by_size, balance_by_time
 from pipetransformer.pipe.batchnorm import DeferredBatchNorm, accumulator_names
 from pipetransformer.pipe.draws import draw_scope
 from pipetransformer.pipe.gpipe import GPipe
+from pipetransformer.pipe.no_chunk import NoChunk
 from pipetransformer.pipe.partition import partition_model
 from pipetransformer.pipe.phases import is_checkpointing, is_recomputing
 from pipetransformer.pipe.pipe import Pipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 
-from pipetransformer.pipe import _binding
+from pipetransformer import _C
 
 
 class draw_scope:  # noqa: N801 - used like torch.no_grad
@@ -33,17 +33,17 @@ class draw_scope:  # noqa: N801 - used like torch.no_grad
     def __init__(
         self, seed: int | None, step: int, *, microbatch: int, layer: int = 0
     ) -> None:
-        self._scope = _binding.DrawScope(
+        self._scope = _C.pipe.DrawScope(
             None if seed is None else seed % 2**64,
             step,
             microbatch,
             layer,
-            _binding.keyed_draws_work(),
+            _C.pipe.keyed_draws_work(),
         )
 
     def set_layer(self, layer: int) -> None:
         """Let the draws from here on belong to ``layer`` (absolute index)."""
-        _binding.set_draw_layer(layer)
+        _C.pipe.set_draw_layer(layer)
 
     def __enter__(self) -> draw_scope:
         self._scope.enter()

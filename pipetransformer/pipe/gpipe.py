@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 from torch import nn
 
-from pipetransformer.pipe import _binding
+from pipetransformer import _C
 from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.construction import check_chunks, check_mode, check_module
 from pipetransformer.pipe.input_checks import check_inputs
@@ -126,7 +126,7 @@ class _TupleStage(PipeSequential):
     def forward(self, *inputs: object, **kwargs: object) -> object:
         (value,) = inputs
         for k, layer in enumerate(self):
-            _binding.set_draw_layer(self.first_layer + k)
+            _C.pipe.set_draw_layer(self.first_layer + k)
             value = layer(value)
         check_value("output of a stage", value)
         return value

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from pipetransformer.pipe._binding import NoChunk
+from pipetransformer import _C
+
+NoChunk = _C.pipe.NoChunk
 
 
 def unwrap_whole(value: object, *, depth: int = -1) -> object:

@@ -1,13 +1,13 @@
 """Whether the current call is a checkpointed forward or its recomputation."""
 
-from pipetransformer.pipe import _binding
+from pipetransformer import _C
 
 
 def is_checkpointing() -> bool:
     """True in the forward of a checkpointed cell, in this thread."""
-    return bool(_binding.is_checkpointing())
+    return bool(_C.pipe.is_checkpointing())
 
 
 def is_recomputing() -> bool:
     """True in the recomputation of a checkpointed cell, in this thread."""
-    return bool(_binding.is_recomputing())
+    return bool(_C.pipe.is_recomputing())

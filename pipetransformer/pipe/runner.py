@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from pipetransformer.pipe import _binding
+from pipetransformer import _C
 from pipetransformer.pipe.ablation import Ablation
 from pipetransformer.pipe.draws import draw_scope
 from pipetransformer.pipe.no_chunk import unwrap_whole
@@ -71,7 +71,7 @@ class Runner:
         self._seed = seed
         self._workers = workers
         self._own_workers: Workers | None = None
-        self._engine: _binding.PipeEngine | None = None
+        self._engine: _C.pipe.PipeEngine | None = None
 
     def forward(
         self, stages: Sequence[PipeSequential], arguments: Arguments, checkpoint: str
@@ -140,7 +140,7 @@ class Runner:
         """Return what a lone stage gave as a pipeline gives it."""
         if type(value) is torch.Tensor and value.dim() > 0:
             return value
-        return _binding.gather_one(value, self.settings.strict)
+        return _C.pipe.gather_one(value, self.settings.strict)
 
     def current_dispatch(self) -> str:
         """Return "serial" or "threads": what the next call uses."""
@@ -162,9 +162,9 @@ class Runner:
         # Draws from the global generators have to come in one order.
         return self.settings.strict or self.settings.dispatch == "serial"
 
-    def _options(self, checkpoint: str, *, record: bool) -> _binding.CallOptions:
+    def _options(self, checkpoint: str, *, record: bool) -> _C.pipe.CallOptions:
         settings = self.settings
-        options = _binding.CallOptions()
+        options = _C.pipe.CallOptions()
         options.num_microbatches = settings.num_microbatches
         options.even = settings.even
         options.min_rows = settings.min_rows
@@ -181,7 +181,7 @@ class Runner:
 
     def _call_stages(
         self, stages: Sequence[PipeSequential], *, record: bool
-    ) -> _binding.CallStages:
+    ) -> _C.pipe.CallStages:
         # Given to every call, not kept in C++: there the garbage collector would not
         # see a hook of a layer that refers to this pipe.
         unused: set[Lane] = set()
@@ -198,20 +198,20 @@ class Runner:
             [p for p in stage.parameters() if p.requires_grad] if record else []
             for stage in stages
         ]
-        return _binding.CallStages(functions, parameters)
+        return _C.pipe.CallStages(functions, parameters)
 
     def _call_seed(self) -> int | None:
         # None: the caller's generator gives it, if a cell draws.
         return None if self.position is None else self._seed % 2**64
 
-    def _draws(self) -> _binding.DrawSettings:
+    def _draws(self) -> _C.pipe.DrawSettings:
         step, microbatch = self.position or (0, 0)
         if self.settings.strict:
-            return _binding.DrawSettings("global", None, step, microbatch)
-        mode = "keyed" if _binding.keyed_draws_work() else "fallback"
-        return _binding.DrawSettings(mode, self._call_seed(), step, microbatch)
+            return _C.pipe.DrawSettings("global", None, step, microbatch)
+        mode = "keyed" if _C.pipe.keyed_draws_work() else "fallback"
+        return _C.pipe.DrawSettings(mode, self._call_seed(), step, microbatch)
 
-    def _get_engine(self, stages: Sequence[PipeSequential]) -> _binding.PipeEngine:
+    def _get_engine(self, stages: Sequence[PipeSequential]) -> _C.pipe.PipeEngine:
         if self._engine is None:
             workers = self._workers
             if workers is None:
@@ -220,7 +220,7 @@ class Runner:
                     num_workers,
                     intra_op_threads=max(1, torch.get_num_threads() // num_workers),
                 )
-            self._engine = _binding.PipeEngine(
+            self._engine = _C.pipe.PipeEngine(
                 workers.pool,
                 self._devices,
                 [stage.first_layer for stage in stages],

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.batchnorm import _NormBase
 
-from pipetransformer.pipe import _binding
+from pipetransformer import _C
 from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.skip.stage import with_lanes, with_own_tracker
 from pipetransformer.skip.layout import Lane
@@ -57,7 +57,7 @@ class PipeSequential(nn.Sequential):
         value: object = inputs[0] if len(inputs) == 1 else inputs
         for k, layer in enumerate(self):
             if self._sets_draw_layer:
-                _binding.set_draw_layer(self.first_layer + k)
+                _C.pipe.set_draw_layer(self.first_layer + k)
             if k == 0:
                 value = layer(*inputs, **kwargs)
             elif isinstance(value, self._spread):

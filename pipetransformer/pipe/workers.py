@@ -7,13 +7,13 @@ import types
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from pipetransformer.pipe._binding import WorkerPool, shutdown_all_pools
+from pipetransformer import _C
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 # A thread that still has Python state when the interpreter goes would abort it.
-atexit.register(shutdown_all_pools)
+atexit.register(_C.pipe.shutdown_all_pools)
 
 
 class Workers:
@@ -33,12 +33,12 @@ class Workers:
     """
 
     def __init__(self, num_workers: int, *, intra_op_threads: int = 1) -> None:
-        self._pool = WorkerPool(num_workers, intra_op_threads)
+        self._pool = _C.pipe.WorkerPool(num_workers, intra_op_threads)
         self.num_workers = num_workers
         self.intra_op_threads = intra_op_threads
 
     @property
-    def pool(self) -> WorkerPool:
+    def pool(self) -> _C.pipe.WorkerPool:
         """The C++ pool, for the executor."""
         return self._pool
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipetransformer.planner import _binding, _transition_text
+from pipetransformer import _C
+from pipetransformer.planner import _transition_text
 from pipetransformer.planner._places import Places
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.change_terms import ChangeTerms
@@ -14,15 +15,15 @@ from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.transition import Transition
 
 _RESHAPES = {
-    "priced": _binding.PlannerReshape.PRICED,
-    "always": _binding.PlannerReshape.ALWAYS,
-    "never": _binding.PlannerReshape.NEVER,
+    "priced": _C.planner.Reshape.PRICED,
+    "always": _C.planner.Reshape.ALWAYS,
+    "never": _C.planner.Reshape.NEVER,
 }
 _KINDS = {
-    _binding.PlannerTransitionKind.NONE: "none",
-    _binding.PlannerTransitionKind.BOUNDARY: "boundary",
-    _binding.PlannerTransitionKind.CUTS: "cuts",
-    _binding.PlannerTransitionKind.SHAPE: "shape",
+    _C.planner.TransitionKind.NONE: "none",
+    _C.planner.TransitionKind.BOUNDARY: "boundary",
+    _C.planner.TransitionKind.CUTS: "cuts",
+    _C.planner.TransitionKind.SHAPE: "shape",
 }
 
 
@@ -31,9 +32,9 @@ class Priced:
     """One other plan, what it would take, and the decision about it."""
 
     candidate: Candidate
-    offer: _binding.PlannerOffer
-    verdict: _binding.PlannerVerdict
-    moves: _binding.PlannerMoves
+    offer: _C.planner.Offer
+    verdict: _C.planner.Verdict
+    moves: _C.planner.Moves
     terms_ns: dict[str, int]
 
 
@@ -70,7 +71,7 @@ class Pricing:
     def price(self, candidate: Candidate) -> Priced:
         """Return what the change to `candidate` takes, and the decision."""
         moves, terms_ns, kind = self._pause(candidate)
-        offer = _binding.PlannerOffer()
+        offer = _C.planner.Offer()
         offer.kind = kind
         if self._staying is not None:
             offer.step_in_force_ns = self._staying.simulated_step_ns
@@ -86,14 +87,14 @@ class Pricing:
         return Priced(
             candidate=candidate,
             offer=offer,
-            verdict=_binding.planner_decide(offer),
+            verdict=_C.planner.decide(offer),
             moves=moves,
             terms_ns=terms_ns,
         )
 
     def pick(self, offers: Sequence[Priced]) -> Priced | None:
         """Return the accepted offer that leaves most time, None if there is none."""
-        best = _binding.planner_best_offer(
+        best = _C.planner.best_offer(
             [each.offer for each in offers], [each.verdict for each in offers]
         )
         return None if best is None else offers[best]
@@ -150,14 +151,14 @@ class Pricing:
 
     def _pause(
         self, plan: Plan | Candidate
-    ) -> tuple[_binding.PlannerMoves, dict[str, int], _binding.PlannerTransitionKind]:
+    ) -> tuple[_C.planner.Moves, dict[str, int], _C.planner.TransitionKind]:
         places, before = self._places, self._before
         after = places.placement(plan)
-        moves = _binding.planner_moves(places.profile, places.cluster, before, after)
-        kind = _binding.planner_transition_kind(before, after, self._same_order(plan))
-        reshapes = kind == _binding.PlannerTransitionKind.SHAPE
+        moves = _C.planner.moves(places.profile, places.cluster, before, after)
+        kind = _C.planner.transition_kind(before, after, self._same_order(plan))
+        reshapes = kind == _C.planner.TransitionKind.SHAPE
         lost = places.lost_cache_bytes(plan) if reshapes else 0
-        pause = _binding.planner_predicted_pause(
+        pause = _C.planner.predicted_pause(
             self._model, places.cluster, kind, moves, lost
         )
         return moves, terms_of(pause), kind

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from pipetransformer import _C
 from pipetransformer.core.wire import LARGEST_INT
-from pipetransformer.planner import _binding, native
+from pipetransformer.planner import native
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
@@ -33,7 +34,7 @@ class Places:
         self._cluster = cluster
         self._workload = native.workload(options, boundary)
 
-    def in_force(self, plan: Plan) -> _binding.PlannerPlacement:
+    def in_force(self, plan: Plan) -> _C.planner.Placement:
         """Return stages of the plan in force and what they hold between two steps.
 
         The cluster and the batch may be too small for it by now: it is placed on a
@@ -46,9 +47,9 @@ class Places:
         costs = native.step_costs(plan, self._profile, wide)
         return _placement(plan, costs)
 
-    def placement(self, plan: Plan | Candidate) -> _binding.PlannerPlacement:
+    def placement(self, plan: Plan | Candidate) -> _C.planner.Placement:
         """Return stages at the new boundary and what they hold between two steps."""
-        costs = _binding.planner_step_costs(
+        costs = _C.planner.step_costs(
             self.profile, self.cluster, self._workload, native.choice(plan)
         )
         return _placement(plan, costs)
@@ -66,8 +67,8 @@ class Places:
 
 
 def _placement(
-    plan: Plan | Candidate, costs: _binding.PlannerStepCosts
-) -> _binding.PlannerPlacement:
+    plan: Plan | Candidate, costs: _C.planner.StepCosts
+) -> _C.planner.Placement:
     state_bytes = [stage.state_bytes for stage in costs.stages]
-    shape = _binding.PlannerShape(*plan.shape)
-    return _binding.PlannerPlacement(shape, list(plan.cuts), state_bytes)
+    shape = _C.planner.Shape(*plan.shape)
+    return _C.planner.Placement(shape, list(plan.cuts), state_bytes)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipetransformer.planner import _binding, native
+from pipetransformer import _C
+from pipetransformer.planner import native
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
 
 
-def lost(
-    candidate: _binding.PlannerCandidate, chosen: _binding.PlannerCandidate
-) -> str:
+def lost(candidate: _C.planner.Candidate, chosen: _C.planner.Candidate) -> str:
     """Why ``candidate`` was not chosen."""
     slower = candidate.simulated_ns - chosen.simulated_ns
     if slower == 0:
@@ -20,9 +19,9 @@ def lost(
 
 
 def choice(
-    result: _binding.PlannerResult,
+    result: _C.planner.Result,
     cluster: Cluster,
-    request: _binding.PlannerRequest,
+    request: _C.planner.Request,
     idle_devices: int,
 ) -> list[str]:
     """Why the chosen candidate won, and what it uses."""
@@ -76,7 +75,7 @@ def use(
 
 
 def refusals(
-    result: _binding.PlannerResult,
+    result: _C.planner.Result,
     profile: Profile,
     cluster: Cluster,
     global_batch: int,
@@ -86,13 +85,13 @@ def refusals(
 
 
 def _refusal(
-    refusal: _binding.PlannerRefusal,
+    refusal: _C.planner.Refusal,
     profile: Profile,
     cluster: Cluster,
     global_batch: int,
 ) -> str:
     k = f"K={refusal.shape.num_stages}"
-    causes = _binding.PlannerRefusalCause
+    causes = _C.planner.RefusalCause
     if refusal.cause == causes.SHARED_PARAMETERS:
         return f"{k} does not fit: layers that share a parameter leave too few cuts"
     if refusal.cause == causes.BATCH:
@@ -115,7 +114,7 @@ def _refusal(
     )
 
 
-def _name(candidate: _binding.PlannerCandidate) -> str:
+def _name(candidate: _C.planner.Candidate) -> str:
     choice, shape = candidate.choice, candidate.choice.shape
     text = (
         f"K={shape.num_stages} R={shape.num_replicas} M={shape.num_microbatches} "

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pipetransformer.planner import _binding
+from pipetransformer import _C
 
 
 def sentence(
-    offer: _binding.PlannerOffer,
-    verdict: _binding.PlannerVerdict,
+    offer: _C.planner.Offer,
+    verdict: _C.planner.Verdict,
     *,
     name: str,
     staying: str,
-    crowded: _binding.PlannerCrowded | None,
+    crowded: _C.planner.Crowded | None,
     memory_bytes: int,
 ) -> str:
     """Return why the plan `name` was taken or refused.
@@ -24,7 +24,7 @@ def sentence(
         crowded: the device that both plans need, if there is one.
         memory_bytes: of a device.
     """
-    rules = _binding.PlannerTransitionRule
+    rules = _C.planner.TransitionRule
     gain, left = verdict.gain_ns_per_step, offer.remaining_steps
     saves = f"{name} saves {milliseconds(gain)} per step"
     if offer.pace_permille != 1000:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from pipetransformer.planner import _binding
+from pipetransformer import _C
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
@@ -15,29 +15,29 @@ from pipetransformer.planner.plan import Plan
 _T = TypeVar("_T")
 
 SCHEDULES = {
-    "gpipe": _binding.PlannerScheduleKind.GPIPE,
-    "1f1b": _binding.PlannerScheduleKind.ONE_F_ONE_B,
-    "zb-h1": _binding.PlannerScheduleKind.ZB_H1,
+    "gpipe": _C.planner.ScheduleKind.GPIPE,
+    "1f1b": _C.planner.ScheduleKind.ONE_F_ONE_B,
+    "zb-h1": _C.planner.ScheduleKind.ZB_H1,
 }
 PLACEMENTS = {
-    "none": _binding.PlannerPrefixPlacement.NONE,
-    "replicated": _binding.PlannerPrefixPlacement.REPLICATED,
-    "pipelined": _binding.PlannerPrefixPlacement.PIPELINED,
+    "none": _C.planner.PrefixPlacement.NONE,
+    "replicated": _C.planner.PrefixPlacement.REPLICATED,
+    "pipelined": _C.planner.PrefixPlacement.PIPELINED,
 }
 TIERS = {
-    "none": _binding.PlannerCacheTier.NONE,
-    "device": _binding.PlannerCacheTier.DEVICE,
-    "host": _binding.PlannerCacheTier.HOST,
-    "disk": _binding.PlannerCacheTier.DISK,
+    "none": _C.planner.CacheTier.NONE,
+    "device": _C.planner.CacheTier.DEVICE,
+    "host": _C.planner.CacheTier.HOST,
+    "disk": _C.planner.CacheTier.DISK,
 }
 _CHECKPOINTS = {
-    "never": _binding.PlannerCheckpoint.NEVER,
-    "except_last": _binding.PlannerCheckpoint.EXCEPT_LAST,
-    "always": _binding.PlannerCheckpoint.ALWAYS,
+    "never": _C.planner.Checkpoint.NEVER,
+    "except_last": _C.planner.Checkpoint.EXCEPT_LAST,
+    "always": _C.planner.Checkpoint.ALWAYS,
 }
 _COPIES = {
-    "overlapped": _binding.PlannerCopyModel.OVERLAPPED,
-    "serial": _binding.PlannerCopyModel.SERIAL,
+    "overlapped": _C.planner.CopyModel.OVERLAPPED,
+    "serial": _C.planner.CopyModel.SERIAL,
 }
 
 
@@ -46,9 +46,9 @@ def name_of(choices: Mapping[str, _T], value: _T) -> str:
     return next(name for name, known in choices.items() if known == value)
 
 
-def workload(asked: SearchOptions | Plan, boundary: int) -> _binding.PlannerWorkload:
+def workload(asked: SearchOptions | Plan, boundary: int) -> _C.planner.Workload:
     """Return what is to be run."""
-    native = _binding.PlannerWorkload()
+    native = _C.planner.Workload()
     native.global_batch = asked.global_batch
     native.boundary = boundary
     native.checkpoint = _CHECKPOINTS[asked.checkpoint]
@@ -57,10 +57,10 @@ def workload(asked: SearchOptions | Plan, boundary: int) -> _binding.PlannerWork
     return native
 
 
-def choice(plan: Plan | Candidate) -> _binding.PlannerChoice:
+def choice(plan: Plan | Candidate) -> _C.planner.Choice:
     """Return how it is run."""
-    return _binding.PlannerChoice(
-        _binding.PlannerShape(*plan.shape),
+    return _C.planner.Choice(
+        _C.planner.Shape(*plan.shape),
         SCHEDULES[plan.schedule],
         PLACEMENTS[plan.prefix],
         TIERS[plan.cache],
@@ -68,9 +68,9 @@ def choice(plan: Plan | Candidate) -> _binding.PlannerChoice:
     )
 
 
-def profile(value: Profile) -> _binding.PlannerProfile:
+def profile(value: Profile) -> _C.planner.Profile:
     """Return a profile."""
-    native = _binding.PlannerProfile()
+    native = _C.planner.Profile()
     native.microbatch_samples = list(value.microbatch_samples)
     native.layers = [_layer(layer) for layer in value.layers]
     native.tied_layers = list(value.tied_layers)
@@ -78,8 +78,8 @@ def profile(value: Profile) -> _binding.PlannerProfile:
     return native
 
 
-def _layer(layer: LayerProfile) -> _binding.PlannerLayer:
-    native = _binding.PlannerLayer()
+def _layer(layer: LayerProfile) -> _C.planner.Layer:
+    native = _C.planner.Layer()
     native.forward_ns = list(layer.forward_ns)
     native.input_grad_ns = list(layer.input_grad_ns)
     native.weight_grad_ns = list(layer.weight_grad_ns)
@@ -94,9 +94,9 @@ def _layer(layer: LayerProfile) -> _binding.PlannerLayer:
     return native
 
 
-def cluster(value: Cluster) -> _binding.PlannerCluster:
+def cluster(value: Cluster) -> _C.planner.Cluster:
     """Return a cluster."""
-    native = _binding.PlannerCluster()
+    native = _C.planner.Cluster()
     native.num_nodes = value.num_nodes
     native.devices_per_node = value.devices_per_node
     native.device_memory_bytes = value.device_memory_bytes
@@ -107,7 +107,7 @@ def cluster(value: Cluster) -> _binding.PlannerCluster:
     native.optimizer_bytes_per_parameter_byte = value.optimizer_bytes_per_parameter_byte
     native.context_bytes = value.context_bytes
     if value.cache is not None:
-        tiers = _binding.PlannerCacheTiers()
+        tiers = _C.planner.CacheTiers()
         tiers.host_bytes = value.cache.host_bytes
         tiers.host_bytes_per_s = value.cache.host_bytes_per_s
         tiers.disk_bytes = value.cache.disk_bytes
@@ -118,13 +118,13 @@ def cluster(value: Cluster) -> _binding.PlannerCluster:
 
 def step_costs(
     plan: Plan, profile_: Profile, cluster_: Cluster
-) -> _binding.PlannerStepCosts:
+) -> _C.planner.StepCosts:
     """Return what a step of the plan costs by stage.
 
     Raises:
         ValueError: the plan does not fit the profile or the cluster.
     """
-    return _binding.planner_step_costs(
+    return _C.planner.step_costs(
         profile(profile_),
         cluster(cluster_),
         workload(plan, plan.boundary),

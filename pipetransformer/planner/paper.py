@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipetransformer.planner import _binding
+from pipetransformer import _C
 
 _UNITS_PER_BLOCK = 2
 
@@ -38,9 +38,7 @@ def greedy_partition(
 
     Source: paper section 3.2, Algorithm 1, lambda = 1/6.
     """
-    return _binding.planner_paper_partition(
-        list(unit_sizes), list(frozen_sizes), num_stages
-    )
+    return _C.planner.paper_partition(list(unit_sizes), list(frozen_sizes), num_stages)
 
 
 def largest_load(
@@ -53,7 +51,7 @@ def largest_load(
         num_stages: number of stages.
         frozen_sizes: of which the first stage bears a sixth.
     """
-    return _binding.planner_paper_largest_load(
+    return _C.planner.paper_largest_load(
         list(unit_sizes), list(frozen_sizes), num_stages
     )
 
@@ -78,7 +76,7 @@ def compress(
 
     Source: paper section 3.2, pipeline compression.
     """
-    return _binding.planner_paper_compress(
+    return _C.planner.paper_compress(
         list(active_unit_sizes), list(frozen_sizes), num_stages, largest_allowed
     )
 
@@ -122,7 +120,7 @@ def num_stages_by_epoch(
 
 def num_microbatches(num_stages: int) -> int:
     """Return M of the published runs: 16, and 4 on a single device."""
-    return _binding.planner_paper_num_microbatches(num_stages)
+    return _C.planner.paper_num_microbatches(num_stages)
 
 
 def microbatch_candidates(num_stages: int) -> list[int]:

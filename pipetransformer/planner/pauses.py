@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
+from pipetransformer import _C
 from pipetransformer.core import wire
-from pipetransformer.planner import _binding
 
 TERMS = ("prepare", "move", "rewire", "first_step", "cache")
 """Parts of a pause, in the order they are paid."""
@@ -37,11 +37,11 @@ class RunningMean:
 
     def observed(self, ns: int, per: int = 1) -> RunningMean:
         """Return the mean with one more measurement of `ns`, for `per` units."""
-        native = _binding.planner_observed(self._native(), ns, per)
+        native = _C.planner.observed(self._native(), ns, per)
         return RunningMean(sum_ns=native.sum_ns, count=native.count)
 
-    def _native(self) -> _binding.PlannerRunningMean:
-        return _binding.PlannerRunningMean(self.sum_ns, self.count)
+    def _native(self) -> _C.planner.RunningMean:
+        return _C.planner.RunningMean(self.sum_ns, self.count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,18 +122,16 @@ class PauseModel:
         return cls(**means)
 
 
-def native_model(model: PauseModel) -> _binding.PlannerPauseModel:
+def native_model(model: PauseModel) -> _C.planner.PauseModel:
     """Return the model as the extension takes it."""
-    native = _binding.PlannerPauseModel()
+    native = _C.planner.PauseModel()
     for entry in fields(model):
         mean: RunningMean = getattr(model, entry.name)
-        setattr(
-            native, entry.name, _binding.PlannerRunningMean(mean.sum_ns, mean.count)
-        )
+        setattr(native, entry.name, _C.planner.RunningMean(mean.sum_ns, mean.count))
     return native
 
 
-def terms_of(pause: _binding.PlannerPause) -> dict[str, int]:
+def terms_of(pause: _C.planner.Pause) -> dict[str, int]:
     """Return a predicted pause as ns by term."""
     return {term: getattr(pause, f"{term}_ns") for term in TERMS}
 

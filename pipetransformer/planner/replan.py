@@ -7,7 +7,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from pipetransformer.planner import _binding, _reasons
+from pipetransformer import _C
+from pipetransformer.planner import _reasons
 from pipetransformer.planner._offers import Priced, Pricing, short
 from pipetransformer.planner._places import Places
 from pipetransformer.planner.candidate import Candidate
@@ -98,7 +99,7 @@ def _plan_in_force(
     find: _Find, asked: SearchOptions, current: Plan, boundary: int
 ) -> tuple[Plan | None, str]:
     """Return the plan in force at `boundary`, or why it cannot go on there."""
-    cuts = asked.cuts or _binding.planner_clipped_cuts(list(current.cuts), boundary)
+    cuts = asked.cuts or _C.planner.clipped_cuts(list(current.cuts), boundary)
     try:
         plan = find(dataclasses.replace(asked.like(current), cuts=cuts))
     except InfeasiblePlan as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipetransformer.planner import _binding, _reasons, native
+from pipetransformer import _C
+from pipetransformer.planner import _reasons, native
 from pipetransformer.planner.candidate import CACHE_TIERS, SCHEDULES, Candidate
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
@@ -59,7 +60,7 @@ def search(
     """
     asked = merged(SearchOptions, options, choices)
     check_integer(boundary, "boundary")
-    request = _binding.PlannerRequest()
+    request = _C.planner.Request()
     request.workload = native.workload(asked, boundary)
     request.num_stages = asked.num_stages
     request.max_replicas = asked.max_replicas
@@ -76,7 +77,7 @@ def search(
     request.cache_tiers = [
         native.TIERS[name] for name in sorted(asked.cache_tiers, key=CACHE_TIERS.index)
     ]
-    result = _binding.planner_search(
+    result = _C.planner.search(
         native.profile(profile), native.cluster(cluster), request
     )
     refusals = _reasons.refusals(result, profile, cluster, asked.global_batch)
@@ -100,10 +101,10 @@ def _placements(names: Sequence[str], boundary: int) -> list[str]:
 
 
 def _make_plan(
-    result: _binding.PlannerResult,
+    result: _C.planner.Result,
     profile: Profile,
     cluster: Cluster,
-    request: _binding.PlannerRequest,
+    request: _C.planner.Request,
     asked: SearchOptions,
     refusals: list[str],
 ) -> Plan:
@@ -141,7 +142,7 @@ def _make_plan(
 
 
 def _candidate(
-    candidate: _binding.PlannerCandidate, chosen: _binding.PlannerCandidate
+    candidate: _C.planner.Candidate, chosen: _C.planner.Candidate
 ) -> Candidate:
     choice, shape = candidate.choice, candidate.choice.shape
     return Candidate(

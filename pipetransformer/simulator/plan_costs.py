@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from pipetransformer import _C
 from pipetransformer.planner import Cluster, Plan, Profile, native
-from pipetransformer.simulator import _binding
 
 
-def of_plan(
-    plan: Plan, profile: Profile, cluster: Cluster
-) -> _binding.PlannerStepCosts:
+def of_plan(plan: Plan, profile: Profile, cluster: Cluster) -> _C.planner.StepCosts:
     """Return what a step of the plan costs.
 
     Raises:

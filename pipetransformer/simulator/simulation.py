@@ -6,16 +6,17 @@ import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipetransformer import _C
 from pipetransformer.core import text_files
 from pipetransformer.core.wire import check_int
 from pipetransformer.planner import Cluster, Plan, Profile
-from pipetransformer.simulator import _binding, _grid, _trace, plan_costs
+from pipetransformer.simulator import _grid, _trace, plan_costs
 from pipetransformer.simulator.event import Event
 
 _PREFIX_MODES = {
-    "barrier": _binding.SimulatorPrefixMode.BARRIER,
-    "serial": _binding.SimulatorPrefixMode.SERIAL,
-    "filled": _binding.SimulatorPrefixMode.FILLED,
+    "barrier": _C.simulator.PrefixMode.BARRIER,
+    "serial": _C.simulator.PrefixMode.SERIAL,
+    "filled": _C.simulator.PrefixMode.FILLED,
 }
 
 
@@ -125,14 +126,14 @@ def simulate(
     """
     check_int(steps, "steps", low=1)
     costs = plan_costs.of_plan(plan, profile, cluster)
-    options = _binding.SimulatorStepOptions()
+    options = _C.simulator.StepOptions()
     options.keep_timeline = True
     if prefix not in _PREFIX_MODES:
         raise ValueError(
             f"prefix: expected one of {tuple(_PREFIX_MODES)}, got {prefix!r}"
         )
     options.prefix = _PREFIX_MODES[prefix]
-    result = _binding.simulator_step(costs, options)
+    result = _C.simulator.step(costs, options)
     (pipeline,) = result.pipelines
     return Simulation(
         title=f"{plan.describe()} {plan.schedule}",
@@ -146,7 +147,7 @@ def simulate(
     )
 
 
-def _events(natives: Sequence[_binding.SimulatorEvent]) -> tuple[Event, ...]:
+def _events(natives: Sequence[_C.simulator.Event]) -> tuple[Event, ...]:
     return tuple(
         Event(
             kind=native.kind,

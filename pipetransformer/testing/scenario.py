@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipetransformer import _C
 from pipetransformer.core.wire import check_int
 from pipetransformer.planner import Cluster, Plan, Profile
 from pipetransformer.simulator import plan_costs
-from pipetransformer.testing import _binding
 
 EVENTS = ("start", "boundary", "transformation", "failure")
 
@@ -245,8 +245,8 @@ class _Player:
     def _step_ns(self, slow: Sequence[Straggler]) -> int:
         replicas = self._distinct_replicas(slow)
         if replicas not in self._known:
-            options = _binding.SimulatorStepOptions()
-            result = _binding.simulator_step(
+            options = _C.simulator.StepOptions()
+            result = _C.simulator.step(
                 self._costs, options, [list(replica) for replica in replicas]
             )
             self._known[replicas] = result.step_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipetransformer.testing import _binding
+from pipetransformer import _C
 
 _PLENTY = 2**60  # sums and their boundary costs stay below 2**63
 
@@ -74,7 +74,7 @@ def min_max_cuts(
     """
     row = _cost_row(costs, "costs")
     rules = _rules(limits, len(row[0]), num_stages)
-    return _binding.planner_min_max(row, rules, num_stages)
+    return _C.planner.min_max(row, rules, num_stages)
 
 
 def min_max_memory(
@@ -98,7 +98,7 @@ def min_max_memory(
         nothing = (0,) * max(num_stages, 0)
         limits = replace(limits, kept_bytes=None, microbatches_kept=nothing)
     rules = _rules(limits, num_layers, num_stages)
-    return _binding.planner_min_max_by_position(rules, num_stages)
+    return _C.planner.min_max_by_position(rules, num_stages)
 
 
 def gpipe_staircase(
@@ -126,7 +126,7 @@ def gpipe_staircase(
     first = _cost_row(forward, "forward")
     second = _cost_row(backward, "backward", len(first[0]))
     rules = _rules(limits, len(first[0]), num_stages)
-    return _binding.planner_staircase(first, second, rules, num_stages)
+    return _C.planner.staircase(first, second, rules, num_stages)
 
 
 def cheapest_cuts(
@@ -149,7 +149,7 @@ def cheapest_cuts(
     n = len(cut_costs) - 1
     rules = _rules(limits, n, num_stages)
     checked = _checked(cut_costs, "cut_costs", n + 1)
-    return _binding.planner_cheapest_cuts(checked, rules, num_stages)
+    return _C.planner.cheapest_cuts(checked, rules, num_stages)
 
 
 def best_cuts(
@@ -209,7 +209,7 @@ def best_cuts(
         if slack != sorted(slack):
             raise ValueError(f"reduce_slack: expected rising entries, got {slack}")
         exposure = (_checked(reduce_costs, "reduce_costs", n), slack)
-    return _binding.planner_best_cuts(
+    return _C.planner.best_cuts(
         first,
         second,
         repeats,

@@ -16,7 +16,8 @@ import struct
 import pytest
 import torch
 
-from pipetransformer.autocache import ActivationCache, _binding
+from pipetransformer import _C
+from pipetransformer.autocache import ActivationCache
 
 from .test_cache import SAMPLES, make_cache, merged, values
 
@@ -280,7 +281,7 @@ def header(
     layout += rows.ljust(6 * 28, b"\0")
     text = struct.pack("<QIIQQ", sample, 1, 0, 1, 0)
     text += struct.pack("<QQI", payload_bytes, payload_checksum, 0) + layout
-    return text + struct.pack("<Q", _binding.hash_bytes(text))
+    return text + struct.pack("<Q", _C.core.hash_bytes(text))
 
 
 def written(verify="sampled", **fields):

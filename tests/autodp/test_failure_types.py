@@ -8,10 +8,11 @@ from torch import nn
 from torch.distributed import AllreduceOptions
 from torch.nn.parallel import DistributedDataParallel
 
-from pipetransformer.autodp import PeerFailure, _binding, build_group
+from pipetransformer import _C
+from pipetransformer.autodp import PeerFailure, build_group
 from tests.autodp.world import SURVIVING, planes_on_one_store, until
 
-FAILURE = _binding.Failure(
+FAILURE = _C.autodp.Failure(
     3, "all_reduce", epoch=4, deadline_s=2.5, reason="a peer\n  is gone"
 )
 FIELDS = (3, "all_reduce", 4, 2.5, "a peer is gone")
@@ -66,7 +67,7 @@ def test_a_failure_keeps_its_fields_on_every_way_from_cpp():
 
 
 def test_what_is_not_known_is_none_on_both_sides():
-    failure = _binding.Failure(None, "connect", reason="nobody is there")
+    failure = _C.autodp.Failure(None, "connect", reason="nobody is there")
     assert fields(failure) == (None, "connect", None, None, "nobody is there")
     assert fields(PeerFailure.of(failure)) == fields(failure)
     assert str(failure) == "peer failure: rank unknown, phase 'connect': " + (

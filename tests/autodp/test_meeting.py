@@ -11,8 +11,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore, PrefixStore
 
+from pipetransformer import _C
 from pipetransformer.autodp import PeerFailure
-from pipetransformer.autodp._binding import StoreSeal
 from pipetransformer.autodp.cards import Cards, Job
 from pipetransformer.autodp.meeting import Meeting
 from tests.autodp.adversary import KEYS
@@ -94,7 +94,7 @@ class Sealed:
     def __init__(self):
         self.raw = HashStore()
         self.raw.set_timeout(timedelta(seconds=1))
-        self.seal = StoreSeal(b"one secret for two runs")
+        self.seal = _C.autodp.StoreSeal(b"one secret for two runs")
         self.store = self.seal.sealed(self.raw)
 
     def held(self):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore, PrefixStore, Store
 
-from pipetransformer.autodp._binding import StoreSeal
+from pipetransformer import _C
 
 SECRET = b"sixteen bytes or more"
 
@@ -36,7 +36,7 @@ class Stores:
     def __init__(self, secret=SECRET):
         self.raw = HashStore()
         self.raw.set_timeout(timedelta(milliseconds=50))
-        self.seal = StoreSeal(secret)
+        self.seal = _C.autodp.StoreSeal(secret)
         self.run = self.seal.sealed(self.raw)
 
     def forge(self, key, data):
@@ -115,7 +115,7 @@ class Recording(Store):
 
 
 def test_a_look_at_a_key_sends_nothing_that_has_a_seal():
-    raw, seal = Recording(), StoreSeal(SECRET)
+    raw, seal = Recording(), _C.autodp.StoreSeal(SECRET)
     run = seal.sealed(raw)
     assert run.compare_set("decision", "absent", "absent") == b"absent"
     assert all(sealed("decision", b"absent") != data for data in raw.sent)

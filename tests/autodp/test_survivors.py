@@ -10,13 +10,8 @@ from unittest import mock
 import pytest
 import torch
 
-from pipetransformer.autodp import (
-    ControlPlane,
-    PeerFailure,
-    _binding,
-    build_group,
-    connect,
-)
+from pipetransformer import _C
+from pipetransformer.autodp import ControlPlane, PeerFailure, build_group, connect
 from tests.autodp.world import FAST
 from tests.support.ranks import Ranks
 from tests.support.store_host import StoreHost
@@ -182,14 +177,14 @@ def _second_failure_comes_first(rank, environment):
     """The next generation fails before this rank has entered it."""
     plane = _join(environment)
     plane.fail("test", "the first", rank=-1)
-    advance = _binding.ControlPlane.advance
+    advance = _C.autodp.ControlPlane.advance
 
     def late(core, members):
         advance(core, members)
         if rank == 1:
-            core.fail(_binding.Failure(None, "test", reason="the second"))
+            core.fail(_C.autodp.Failure(None, "test", reason="the second"))
 
-    with mock.patch.object(_binding.ControlPlane, "advance", late):
+    with mock.patch.object(_C.autodp.ControlPlane, "advance", late):
         first = plane.survive(b"")
     while plane.failure is None:  # rank 0 hears of it
         time.sleep(0.01)

@@ -23,8 +23,11 @@ CLEAN = {
     "pipetransformer/engine/__init__.py": "from pipetransformer import autodp, run\n",
     "pipetransformer/run/__init__.py": "from pipetransformer.autodp import Group\n",
     "pipetransformer/autodp/__init__.py": "from .group import Group\n",
-    "pipetransformer/autodp/group.py": "from . import _binding\nGroup = _binding\n",
-    "pipetransformer/autodp/_binding.py": "from pipetransformer._C import Store\n",
+    "pipetransformer/autodp/group.py": "from . import _wire\nGroup = _wire\n",
+    "pipetransformer/autodp/_wire.py": "from pipetransformer import _C\n"
+    "wire = _C.autodp.wire, _C.core.text\n",
+    "pipetransformer/simulator/step.py": "from pipetransformer import _C\n"
+    "costs = _C.planner.costs\n",
     "pipetransformer/pipe/__init__.py": "from pipetransformer.planner import Plan\n",
     "pipetransformer/planner/__init__.py": "Plan = int\n",
 }
@@ -104,13 +107,23 @@ VIOLATIONS = [
     ),
     (
         "pipetransformer/autodp/group.py",
-        "from pipetransformer import _C\n",
-        "only the loader and a room's _binding.py import _C",
+        "from pipetransformer import _C\nplan = _C.planner.Plan\n",
+        "group.py:2: autodp must not use _C.planner",
     ),
     (
         "pipetransformer/engine/facade.py",
-        "from pipetransformer._C import Store\n",
-        "only the loader and a room's _binding.py import _C",
+        "from pipetransformer._C.autodp import Store\n",
+        "facade.py:1: _C is imported as 'from pipetransformer import _C' alone",
+    ),
+    (
+        "pipetransformer/engine/facade.py",
+        "import pipetransformer._C\n",
+        "facade.py:1: _C is imported as 'from pipetransformer import _C' alone",
+    ),
+    (
+        "pipetransformer/engine/facade.py",
+        "from pipetransformer import _C as native\n",
+        "facade.py:1: _C is imported as 'from pipetransformer import _C' alone",
     ),
     (
         "pipetransformer/engine/facade.py",
@@ -125,8 +138,8 @@ VIOLATIONS = [
     ),
     (
         "pipetransformer/run/context.py",
-        "from pipetransformer.autodp import _binding\n",
-        "context.py:1: pipetransformer.autodp._binding is private to autodp",
+        "from pipetransformer.autodp import _wire\n",
+        "context.py:1: pipetransformer.autodp._wire is private to autodp",
     ),
     (
         "pipetransformer/run/context.py",
@@ -145,10 +158,10 @@ VIOLATIONS = [
         "cycle of imports: pipetransformer.autodp.told -> pipetransformer.autodp.told",
     ),
     (
-        "pipetransformer/autodp/_binding.py",
+        "pipetransformer/autodp/_wire.py",
         "from pipetransformer.autodp import Group\n",
         "cycle of imports: pipetransformer.autodp -> pipetransformer.autodp.group -> "
-        "pipetransformer.autodp._binding -> pipetransformer.autodp",
+        "pipetransformer.autodp._wire -> pipetransformer.autodp",
     ),
 ]
 

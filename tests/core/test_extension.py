@@ -1,5 +1,6 @@
-import ast
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -38,18 +39,26 @@ def test_missing_build_says_how_to_rebuild(tmp_path):
     assert "setup.py build_ext --inplace" in result.stderr
 
 
-def test_each_binding_loads_the_extension_before_it_uses_it():
-    # Any room can be imported first, and only this form asks the loader.
-    bindings = sorted(pathlib.Path(_extension.__file__).parent.glob("*/_binding.py"))
-    assert len(bindings) >= 5
-    for path in bindings:
-        imports = [
-            (node.module, [alias.name for alias in node.names])
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.ImportFrom)
-            and (node.module or "").startswith("pipetransformer")
-        ]
-        assert imports[0] == ("pipetransformer", ["_C"]), path
+def test_the_stubs_alone_are_no_extension(tmp_path):
+    package = pathlib.Path(_extension.__file__).parent
+    without = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(package, tmp_path / "pipetransformer", ignore=without)
+    result = subprocess.run(
+        [sys.executable, "-c", "from pipetransformer import Plan"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert result.returncode != 0
+    assert "fails with: no file that fits this Python; rebuild it" in result.stderr
+
+
+def test_a_room_is_a_module_of_its_own():
+    from pipetransformer._C.planner import Shape
+
+    assert Shape.__module__ == "pipetransformer._C.planner"
 
 
 def test_the_planner_can_be_imported_first():

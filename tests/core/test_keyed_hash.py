@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer._C import keyed_hash
+from pipetransformer._C.core import keyed_hash
 
 
 def expected(key, data):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer._C import plain_text
+from pipetransformer._C.core import plain_text
 
 DIRECTIONS = {*"\u061c\u200e\u200f", *map(chr, range(0x2028, 0x202F))}
 DIRECTIONS |= {*map(chr, range(0x2066, 0x206A))}

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipetransformer import _C
 from pipetransformer.planner import Cluster
-from pipetransformer.planner import _binding as native
 from pipetransformer.planner.native import cluster as _native_cluster
 from pipetransformer.planner.native import profile as _native_profile
 from pipetransformer.planner.pauses import (
@@ -16,7 +16,7 @@ from pipetransformer.planner.pauses import (
 )
 from tests.planner.instances import equal_profile
 
-KINDS = native.PlannerTransitionKind
+KINDS = _C.planner.TransitionKind
 MS = 1_000_000
 # Eight layers of 100 bytes of weights; with Adam 300 bytes have an owner.
 PROFILE = equal_profile(8, parameters=100)
@@ -28,14 +28,14 @@ def cluster(devices=4, memory=10_000, **options):
 
 def placed(cuts, replicas=1, microbatches=4, state=None):
     stages = len(cuts) - 1
-    shape = native.PlannerShape(stages, replicas, microbatches)
+    shape = _C.planner.Shape(stages, replicas, microbatches)
     frozen = 100 * cuts[0]
     sizes = [frozen + 400 * (b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
-    return native.PlannerPlacement(shape, list(cuts), state or sizes)
+    return _C.planner.Placement(shape, list(cuts), state or sizes)
 
 
 def moves(before, after, machines=None):
-    return native.planner_moves(
+    return _C.planner.moves(
         _native_profile(PROFILE), _native_cluster(machines or cluster()), before, after
     )
 
@@ -57,11 +57,11 @@ FOUR = placed((0, 2, 4, 6, 8))
     ],
 )
 def test_the_class_of_a_change_is_that_of_what_differs(after, same_order, kind):
-    assert native.planner_transition_kind(FOUR, after, same_order) == kind
+    assert _C.planner.transition_kind(FOUR, after, same_order) == kind
 
 
 def test_cuts_are_clipped_unless_a_stage_would_be_empty():
-    clipped = native.planner_clipped_cuts
+    clipped = _C.planner.clipped_cuts
     assert clipped([0, 2, 4, 6, 8], 1) == [1, 2, 4, 6, 8]
     assert clipped([0, 2, 4, 6, 8], 2) is None
     assert clipped([3, 4, 6, 8], 0) == [0, 4, 6, 8], "an unfreeze fills the first"
@@ -119,7 +119,7 @@ def test_idle_devices_and_kept_processes_are_not_crowded():
 
 
 def test_placement_of_other_stages_is_refused():
-    bad = native.PlannerPlacement(native.PlannerShape(2, 1, 1), [0, 8], [1])
+    bad = _C.planner.Placement(_C.planner.Shape(2, 1, 1), [0, 8], [1])
     with pytest.raises(ValueError, match="new plan: expected cuts and bytes of 2"):
         moves(FOUR, bad)
 
@@ -128,7 +128,7 @@ GROWN = moves(FOUR, placed((4, 6, 8), replicas=2))
 
 
 def pause(model=None, kind=KINDS.SHAPE, moved=GROWN, machines=None, cache_bytes=0):
-    predicted = native.planner_predicted_pause(
+    predicted = _C.planner.predicted_pause(
         native_model(model or PauseModel()),
         _native_cluster(machines or cluster()),
         kind,

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipetransformer.planner import _binding as native
+from pipetransformer import _C
 
-KINDS = native.PlannerTransitionKind
-RULES = native.PlannerTransitionRule
-RESHAPES = native.PlannerReshape
+KINDS = _C.planner.TransitionKind
+RULES = _C.planner.TransitionRule
+RESHAPES = _C.planner.Reshape
 MS = 1_000_000
 
 SETTINGS = settings(max_examples=200, derandomize=True, deadline=None)
@@ -33,14 +33,14 @@ class Terms:
     reshape: object = RESHAPES.PRICED
 
     def offer(self):
-        offer = native.PlannerOffer()
+        offer = _C.planner.Offer()
         for field in dataclasses.fields(self):
             setattr(offer, field.name, getattr(self, field.name))
         return offer
 
 
 def decide(**changes):
-    return native.planner_decide(Terms(**changes).offer())
+    return _C.planner.decide(Terms(**changes).offer())
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ OFFERS = st.builds(
 @given(OFFERS)
 @SETTINGS
 def test_nothing_is_accepted_that_costs_more_than_it_gains(terms):
-    verdict = native.planner_decide(terms.offer())
+    verdict = _C.planner.decide(terms.offer())
     saved = (terms.step_in_force_ns - terms.step_ns) * terms.pace_permille
     wall = min(saved // 1000, 2**62) if saved > 0 else 0
     gain = wall * terms.remaining_steps
@@ -174,33 +174,31 @@ def test_nothing_is_accepted_that_costs_more_than_it_gains(terms):
 @given(OFFERS, st.integers(0, 2**61))
 @SETTINGS
 def test_more_remaining_steps_never_turn_acceptance_into_refusal(terms, more):
-    first = native.planner_decide(terms.offer()).accepted
+    first = _C.planner.decide(terms.offer()).accepted
     longer = dataclasses.replace(terms, remaining_steps=terms.remaining_steps + more)
-    assert native.planner_decide(longer.offer()).accepted >= first
+    assert _C.planner.decide(longer.offer()).accepted >= first
 
 
 @given(OFFERS, st.integers(0, 5000))
 @SETTINGS
 def test_more_hysteresis_never_turns_refusal_into_acceptance(terms, more):
-    first = native.planner_decide(terms.offer()).accepted
+    first = _C.planner.decide(terms.offer()).accepted
     stricter = dataclasses.replace(
         terms, hysteresis_permille=terms.hysteresis_permille + more
     )
-    assert native.planner_decide(stricter.offer()).accepted <= first
+    assert _C.planner.decide(stricter.offer()).accepted <= first
 
 
 @given(OFFERS)
 @SETTINGS
 def test_a_plan_that_cannot_go_on_is_left_unless_the_devices_are_full(terms):
     stuck = dataclasses.replace(terms, step_in_force_ns=None)
-    assert native.planner_decide(stuck.offer()).accepted is not terms.crowded
+    assert _C.planner.decide(stuck.offer()).accepted is not terms.crowded
 
 
 def best(*all_terms):
     offers = [terms.offer() for terms in all_terms]
-    return native.planner_best_offer(
-        offers, [native.planner_decide(offer) for offer in offers]
-    )
+    return _C.planner.best_offer(offers, [_C.planner.decide(offer) for offer in offers])
 
 
 def test_the_offer_that_ends_the_remaining_steps_first_wins():

@@ -1,26 +1,26 @@
 """Step costs, timelines and a second implementation for the simulator's tests."""
 
-from pipetransformer.simulator import _binding
+from pipetransformer import _C
 
 KINDS = {
-    "gpipe": _binding.PlannerScheduleKind.GPIPE,
-    "1f1b": _binding.PlannerScheduleKind.ONE_F_ONE_B,
-    "zb-h1": _binding.PlannerScheduleKind.ZB_H1,
+    "gpipe": _C.planner.ScheduleKind.GPIPE,
+    "1f1b": _C.planner.ScheduleKind.ONE_F_ONE_B,
+    "zb-h1": _C.planner.ScheduleKind.ZB_H1,
 }
 PLACEMENTS = {
-    "none": _binding.PlannerPrefixPlacement.NONE,
-    "replicated": _binding.PlannerPrefixPlacement.REPLICATED,
-    "pipelined": _binding.PlannerPrefixPlacement.PIPELINED,
+    "none": _C.planner.PrefixPlacement.NONE,
+    "replicated": _C.planner.PrefixPlacement.REPLICATED,
+    "pipelined": _C.planner.PrefixPlacement.PIPELINED,
 }
 MODES = {
-    "barrier": _binding.SimulatorPrefixMode.BARRIER,
-    "serial": _binding.SimulatorPrefixMode.SERIAL,
-    "filled": _binding.SimulatorPrefixMode.FILLED,
+    "barrier": _C.simulator.PrefixMode.BARRIER,
+    "serial": _C.simulator.PrefixMode.SERIAL,
+    "filled": _C.simulator.PrefixMode.FILLED,
 }
 
 
 def stage(forward=0, input_grad=0, weight_grad=0, **fields):
-    costs = _binding.PlannerStageCosts()
+    costs = _C.planner.StageCosts()
     costs.forward_ns = forward
     costs.input_grad_ns = input_grad
     costs.weight_grad_ns = weight_grad
@@ -33,7 +33,7 @@ def stage(forward=0, input_grad=0, weight_grad=0, **fields):
 def step(schedule, stages, num_microbatches, *, prefix=None, **fields):
     """Costs of a step; stages as (f, b, w) or StageCosts; prefix as
     (placement, times)."""
-    costs = _binding.PlannerStepCosts()
+    costs = _C.planner.StepCosts()
     costs.schedule = KINDS[schedule]
     costs.num_microbatches = num_microbatches
     costs.stages = [stage(*s) if isinstance(s, tuple) else s for s in stages]
@@ -48,12 +48,12 @@ def step(schedule, stages, num_microbatches, *, prefix=None, **fields):
 
 def simulate(costs, *, replicas=((),), lists=None, prefix_mode="barrier", **fields):
     """Result of a step; replicas as speeds by stage in thousandths."""
-    options = _binding.SimulatorStepOptions()
+    options = _C.simulator.StepOptions()
     options.prefix = MODES[prefix_mode]
     for name, value in fields.items():
         assert hasattr(options, name)
         setattr(options, name, value)
-    return _binding.simulator_step(costs, options, [list(r) for r in replicas], lists)
+    return _C.simulator.step(costs, options, [list(r) for r in replicas], lists)
 
 
 def step_ns(costs, **fields):

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipetransformer.simulator import _binding
+from pipetransformer import _C
 
 
 def replay(num_resources, tasks, waits=(), **fill):
-    spans, grains, left = _binding.simulator_replay(
+    spans, grains, left = _C.simulator.replay(
         num_resources, list(tasks), list(waits), **fill
     )
     return spans, grains, left

@@ -1,13 +1,10 @@
-"""The only file of this room that touches the C++ extension."""
+"""The ops of this room, typed."""
 
 from __future__ import annotations
 
 import torch
 
 from pipetransformer import _C  # noqa: F401  # loads the extension
-from pipetransformer._C import alpha_cap_advance, check_alpha
-
-__all__ = ["alpha_cap_advance", "check_alpha", "squared_norms"]
 
 
 def squared_norms(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -221,9 +221,8 @@ class Pass:
         content = torch.load(io.BytesIO(data), weights_only=True)
         made = cls()
         made._ids = content["ids"]
-        for fields in json.loads(content["segments"]):
-            shape = PlanShape(**fields.pop("shape"))
-            made.segments.append(SegmentRecord(shape=shape, **fields))
+        segments = json.loads(content["segments"])
+        made.segments = [SegmentRecord.from_fields(each) for each in segments]
         return made
 
 

@@ -75,6 +75,11 @@ class SegmentRecord:
     worker_seconds: list[float]
     predicted_step_ns: int
 
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> SegmentRecord:
+        """Read what ``dataclasses.asdict`` gave, also after JSON."""
+        return cls(**{**fields, "shape": PlanShape(**fields["shape"])})
+
     def to_json(self) -> dict[str, Any]:
         """Return the segment in the summary's format."""
         return {
@@ -128,10 +133,7 @@ class EpochRecord:
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> EpochRecord:
         """Read what ``dataclasses.asdict`` gave, also after JSON."""
-        parts = [
-            SegmentRecord(**{**part, "shape": PlanShape(**part["shape"])})
-            for part in fields["segments"]
-        ]
+        parts = [SegmentRecord.from_fields(part) for part in fields["segments"]]
         shape = PlanShape(**fields["shape"])
         return cls(**{**fields, "shape": shape, "segments": parts})
 

@@ -103,6 +103,13 @@ def join_rows(pieces: Sequence[Any]) -> Any:
     return first
 
 
+def fit_together(pieces: Sequence[Any]) -> bool:
+    """Tell whether the tensors of equal structures differ in rows alone."""
+    shapes = ([tensor.shape[1:] for tensor in tensors_of(piece)] for piece in pieces)
+    first = next(shapes, [])
+    return all(other == first for other in shapes)
+
+
 Tree: TypeAlias = "Tensor | tuple[Tree, ...] | list[Tree] | dict[str, Tree]"
 """What a collate function returns: tensors in tuples, lists and dicts."""
 

@@ -25,6 +25,7 @@ from pipetransformer.autocache import (
 )
 from pipetransformer.data.structures import (
     call_layers,
+    fit_together,
     flat_tensors,
     join_rows,
     rows_of,
@@ -129,7 +130,11 @@ class FrozenPrefix:
             found = []
         if complete and found[0].boundary == self.boundary:
             return self._advance(found[0], position, whole)
-        result = self._assemble(inputs, found, len(ids), position, whole)
+        parts = self._assemble(inputs, found, len(ids), position, whole)
+        if not fit_together([value for _, value in parts]):
+            # Padded to the longest row of other batches: nothing found is of use.
+            found, parts = [], self._assemble(inputs, [], len(ids), position, whole)
+        result = parts[0][1] if len(parts) == 1 else _merge(parts, len(ids))
         if write:
             with self._clock.phase("cache_write"):
                 self._store(cache, ids, result, hashes, found, chain[-1])
@@ -179,8 +184,8 @@ class FrozenPrefix:
         rows: int,
         position: DrawPosition,
         whole: bool,
-    ) -> Any:
-        """Compute the missing rows, advance the found ones, put them in order."""
+    ) -> list[tuple[Tensor, Any]]:
+        """Compute the missing rows and advance the found ones: places and values."""
         missing = torch.ones(rows, dtype=torch.bool)
         parts: list[tuple[Tensor, Any]] = []
         for records in found:
@@ -190,9 +195,7 @@ class FrozenPrefix:
         if len(absent):
             taken = inputs() if len(absent) == rows else slice_rows(inputs(), absent)
             parts.append((absent, self._run(taken, 0, position, whole)))
-        if len(parts) == 1:
-            return parts[0][1]
-        return _merge(parts, rows)
+        return parts
 
     def _run(self, inputs: Any, start: int, position: DrawPosition, whole: bool) -> Any:
         layers = self._layers[start:]

@@ -1,0 +1,255 @@
+"""A model of Hugging Face's transformers as a Sequential, and the way back."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from pipetransformer.adapters.families import FAMILIES, Family
+from pipetransformer.adapters.tasks import TASKS, Given, Head, Task
+
+Batch = Mapping[str, Any]
+
+
+class Adapted:
+    """A task model as layers that a pipeline can be made of.
+
+    Made by `from_transformers`. The layers hold the model's own submodules: to train
+    them is to train the model.
+
+    Args:
+        model: The task model.
+        sequential: The same as layers.
+        family: Of the model.
+        task: What it is trained for.
+
+    Attributes:
+        model: The task model.
+        sequential: Its layers: embeddings, blocks (or halves of them), head.
+        units: Ends of the freeze units, for the engine: each layer before the head.
+        ragged: Whether batches differ in length.
+    """
+
+    def __init__(
+        self, model: nn.Module, sequential: nn.Sequential, family: Family, task: str
+    ) -> None:
+        self.model = model
+        self.sequential = sequential
+        self.units = list(range(1, len(sequential)))
+        self.ragged = family.ragged
+        self._names = family.inputs
+        self._task_name = task
+
+    @property
+    def _task(self) -> Task:
+        return TASKS[self._task_name]
+
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Return the arguments of the first layer from a batch.
+
+        Args:
+            batch: Tensors by name, ``(rows, ...)``, as a tokenizer or a data collator
+                makes them. Without ``attention_mask`` every token counts; without
+                ``token_type_ids`` all are of type 0.
+
+        Raises:
+            ValueError: the batch lacks an input, or has one that the layers do not
+                take.
+        """
+        task, names = self._task, self._names
+        others = set(batch) - {*names, *task.targets, *_UNUSED}
+        if names[0] not in batch or others:
+            raise ValueError(
+                f"batch: expected {', '.join(names)} and, as targets, "
+                f"{', '.join(task.targets)}, got {', '.join(sorted(batch))}"
+            )
+        first: Tensor = batch[names[0]]
+        defaults = {"attention_mask": first.new_ones, "token_type_ids": first.new_zeros}
+        return tuple(
+            batch[name] if name in batch else defaults[name](first.shape)
+            for name in names
+        )
+
+    def targets(self, batch: Batch) -> Tensor | tuple[Tensor, ...]:
+        """Return the targets from a batch: ``labels``, or both ends of the answers.
+
+        Raises:
+            ValueError: the batch has none.
+        """
+        names = self._task.targets
+        missing = [name for name in names if batch.get(name) is None]
+        if missing:
+            raise ValueError(
+                f"batch: expected {', '.join(names)} for {self._task_name}, got "
+                f"{', '.join(sorted(batch))}"
+            )
+        found = tuple(batch[name] for name in names)
+        return found[0] if len(found) == 1 else found
+
+    def loss(self, outputs: Any, targets: Any) -> Tensor:
+        """Return the loss that the model itself would give, a 0-dim mean."""
+        return self._task.loss(self.model.config, outputs, targets)
+
+    def collate(
+        self, collator: Callable[[list[Any]], Batch]
+    ) -> Callable[[list[Any]], tuple[Any, Any]]:
+        """Return a ``collate_fn`` of ``(inputs, targets)`` around a data collator.
+
+        Args:
+            collator: As ``DataCollatorWithPadding``: a list of samples to a batch.
+        """
+        return functools.partial(_collate, self, collator)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What loader processes need of it: no weights.
+        state = self.__dict__.copy()
+        state.update(model=_ConfigOnly(self.model.config), sequential=None)
+        return state
+
+    # -- names ------------------------------------------------------------------
+
+    def to_transformers(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state of ``sequential`` under the names of the task model.
+
+        Raises:
+            KeyError: `state` lacks an entry.
+        """
+        return {theirs: state[ours[0]] for theirs, ours in self._renamed().items()}
+
+    def from_transformers(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state of the task model under the names of ``sequential``.
+
+        Raises:
+            KeyError: `state` lacks an entry.
+        """
+        pairs = self._renamed().items()
+        return {name: state[theirs] for theirs, ours in pairs for name in ours}
+
+    def _renamed(self) -> dict[str, list[str]]:
+        ours: dict[int, list[str]] = {}
+        for name, value in self.sequential.state_dict(keep_vars=True).items():
+            ours.setdefault(id(value), []).append(name)
+        theirs = self.model.state_dict(keep_vars=True)
+        return {name: ours[id(value)] for name, value in theirs.items()}
+
+    def export(self, folder: str | os.PathLike[str]) -> None:
+        """Write config and weights (safetensors), for ``from_pretrained``.
+
+        The weights are those of this process: on a standby rank they are old.
+        """
+        model: Any = self.model
+        model.save_pretrained(folder)
+
+
+class _ConfigOnly:
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+
+_UNUSED = ("special_tokens_mask", "length")
+"""Entries of a tokenizer's batch that no model takes."""
+
+
+def _collate(
+    adapted: Adapted, collator: Callable[[list[Any]], Batch], samples: list[Any]
+) -> tuple[Any, Any]:
+    batch = collator(samples)
+    return adapted.inputs(batch), adapted.targets(batch)
+
+
+def from_transformers(
+    model: nn.Module,
+    *,
+    task: str | None = None,
+    split_blocks: bool = False,
+    untie: bool = False,
+) -> Adapted:
+    """Return a task model of Hugging Face's transformers as layers of a pipeline.
+
+    Supported are BERT, RoBERTa, DistilBERT and ELECTRA (sequence and token
+    classification, question answering), ViT and DeiT (image classification), GPT-2,
+    Llama, Qwen2 and Qwen3 (causal language models). Nothing is copied; outputs and
+    gradients are those of the model.
+
+    Args:
+        model: From ``AutoModelFor<task>.from_pretrained``, on the CPU.
+        task: ``"sequence-classification"``, ``"token-classification"``,
+            ``"question-answering"``, ``"image-classification"`` or ``"causal-lm"``;
+            None: what the model's class is for.
+        split_blocks: Make two layers of each block, attention and MLP, as the paper
+            counts them, instead of one.
+        untie: Give a head that shares its weight with the embeddings a copy of its
+            own. While they share it nothing can freeze.
+
+    Raises:
+        TypeError: `model` is no model of transformers.
+        ValueError: the family or task is not supported, or the model is not for it.
+    """
+    family, task = _supported(model, task)
+    base: Any = model.base_model
+    if untie:
+        _untie(model)
+    layers: list[nn.Module] = [family.embed(base)]
+    for index, block in enumerate(family.blocks(base)):
+        if split_blocks:
+            layers.extend(family.halves(base, block, index))
+        else:
+            layers.append(family.whole(base, block, index))
+    layers.append(_head(model, family, TASKS[task]))
+    sequential = nn.Sequential(*layers)
+    sequential.train(model.training)
+    return Adapted(model, sequential, family, task)
+
+
+def _supported(model: nn.Module, task: str | None) -> tuple[Family, str]:
+    config = getattr(model, "config", None)
+    kind = getattr(config, "model_type", None)
+    if kind is None or not hasattr(model, "base_model"):
+        raise TypeError(
+            "model: expected one of transformers, such as "
+            f"AutoModelForSequenceClassification gives, got {type(model).__name__}"
+        )
+    family = FAMILIES.get(kind)
+    if family is None:
+        raise ValueError(
+            f"model: expected a family of {', '.join(sorted(FAMILIES))}, got {kind}; "
+            "for another one write the layers as an nn.Sequential: docs/own-model.md"
+        )
+    name = type(model).__name__
+    own = [n for n, t in TASKS.items() if name.endswith(t.suffixes)]
+    if not own or own[0] not in family.tasks:
+        raise ValueError(
+            f"model: expected a {kind} for {' or '.join(family.tasks)}, got {name}"
+        )
+    if task is not None and task not in TASKS:
+        raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
+    if task is not None and task != own[0]:
+        raise ValueError(f"task: expected {own[0]} of a {name}, got {task}")
+    if getattr(config, "is_decoder", False) and own[0] != "causal-lm":
+        raise ValueError("model: expected an encoder, got config.is_decoder=True")
+    return family, own[0]
+
+
+def _untie(model: Any) -> None:
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None and head.weight is embeddings.weight:
+        head.weight = nn.Parameter(head.weight.detach().clone())
+        model.config.tie_word_embeddings = False
+
+
+def _head(model: Any, family: Family, task: Task) -> Head:
+    base = model.base_model
+    tail = {name: getattr(base, name, None) for name in family.tail}
+    parts = {name: part for name, part in tail.items() if part is not None}
+    own = copy.copy(model)
+    own._modules = dict(model._modules)
+    own._modules[model.base_model_prefix] = Given(parts)
+    return Head(own, task.outputs)
+
+
+__all__: Sequence[str] = ("Adapted", "from_transformers")

@@ -1,0 +1,305 @@
+"""A model of transformers as layers: its values, its gradients, its names."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import pipetransformer as pt
+from pipetransformer.adapters import from_transformers
+from tests.adapters.hf_models import (
+    CASES,
+    make_batch,
+    make_model,
+    transformers,
+)
+from tests.support.ranks import Ranks
+
+SPLITS = pytest.mark.parametrize("split", [False, True], ids=["blocks", "halves"])
+ALL = pytest.mark.parametrize(
+    ("name", "task"), CASES, ids=[f"{n}-{t}" for n, t in CASES]
+)
+
+
+def pipe_of(adapted, stages, microbatches=1):
+    layers, n = adapted.sequential, len(adapted.sequential)
+    cuts = [n * k // stages for k in range(stages + 1)]
+    return pt.Pipe.from_plan(layers, cuts=cuts, num_microbatches=microbatches)
+
+
+def gradients(model):
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def outputs_of(found, task):
+    if task == "question-answering":
+        return found.start_logits, found.end_logits
+    return (found.logits,)
+
+
+def compare(adapted, task, mode, stages, microbatches, dtype=torch.float32):
+    """Return the largest differences of outputs, loss and gradients, as shares."""
+    model, batch = adapted.model, make_batch(task, dtype=dtype)
+    model.train(mode)
+    adapted.sequential.train(mode)
+    model.zero_grad()
+    expected = model(**batch)
+    expected.loss.backward()
+    wanted = copy.deepcopy(gradients(model))
+    model.zero_grad()
+    pipe = pipe_of(adapted, stages, microbatches)
+    got = pipe(*adapted.inputs(batch))
+    loss = adapted.loss(got, adapted.targets(batch))
+    loss.backward()
+    pipe.close()
+    own = gradients(model)
+    assert own.keys() == wanted.keys()
+    values = got if isinstance(got, tuple) else (got,)
+    pairs = [*zip(values, outputs_of(expected, task), strict=True)]
+    pairs += [(loss, expected.loss), *((own[n], wanted[n]) for n in wanted)]
+    return [
+        float(((a - b).abs().max() / b.abs().max().clamp(1.0)).detach())
+        for a, b in pairs
+    ]
+
+
+@ALL
+@SPLITS
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_outputs_and_gradients_are_bitwise_the_models(name, task, split, stages):
+    adapted = from_transformers(make_model(name, task), split_blocks=split)
+    assert set(compare(adapted, task, False, stages, 1)) == {0.0}
+    assert set(compare(adapted, task, True, stages, 1)) == {0.0}
+
+
+@ALL
+def test_of_micro_batches_they_are_the_models_up_to_rounding(name, task):
+    # Sums over rows come in another order; a micro-batch without padding takes
+    # the attention's path without a mask.
+    model = make_model(name, task, torch.float64)
+    adapted = from_transformers(model)
+    assert max(compare(adapted, task, True, 3, 4, torch.float64)) < 1e-12
+
+
+@ALL
+@SPLITS
+def test_states_go_both_ways_under_each_others_names(name, task, split):
+    model = make_model(name, task)
+    adapted = from_transformers(model, split_blocks=split)
+    ours, theirs = adapted.sequential.state_dict(), model.state_dict()
+    back, again = adapted.to_transformers(ours), adapted.from_transformers(theirs)
+    assert list(back) == list(theirs) and set(again) == set(ours)
+    assert all(back[n].data_ptr() == theirs[n].data_ptr() for n in theirs)
+    assert all(again[n].data_ptr() == ours[n].data_ptr() for n in ours)
+
+
+@ALL
+@SPLITS
+def test_layers_hold_each_parameter_once_and_share_no_module(name, task, split):
+    tied = name == "GPT2"
+    model = make_model(name, task)
+    adapted = from_transformers(model, split_blocks=split, untie=tied)
+    seen = {}
+    for index, layer in enumerate(adapted.sequential):
+        for what in (*layer.modules(), *layer.parameters(), *layer.buffers()):
+            assert seen.setdefault(id(what), index) == index, type(what).__name__
+    assert set(map(id, adapted.sequential.parameters())) == set(
+        map(id, model.parameters())
+    )
+
+
+def test_an_export_is_loaded_by_from_pretrained(tmp_path):
+    model = make_model("Bert", "sequence-classification")
+    adapted = from_transformers(model)
+    with torch.no_grad():
+        for parameter in adapted.sequential.parameters():
+            parameter.add_(0.125)
+    adapted.export(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert all(
+        map(torch.equal, again.state_dict().values(), model.state_dict().values())
+    )
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_layers_can_be_pickled_and_copied(split):
+    task = "question-answering"
+    adapted = from_transformers(make_model("DistilBert", task), split_blocks=split)
+    inputs = adapted.inputs(make_batch(task))
+    expected = pipe_of(adapted, 1)(*inputs)
+    for layers in (
+        pickle.loads(pickle.dumps(adapted.sequential)),
+        copy.deepcopy(adapted.sequential),
+    ):
+        got = pt.Pipe.from_plan(layers, cuts=[0, len(layers)], num_microbatches=1)(
+            *inputs
+        )
+        assert all(map(torch.equal, got, expected))
+
+
+def test_a_tied_head_holds_the_boundary_until_it_is_untied(tmp_path):
+    task = "causal-lm"
+    engine_layers = from_transformers(make_model("GPT2", task)).sequential
+    assert engine_layers[0].wte.weight is engine_layers[-1].model.lm_head.weight
+    model = make_model("GPT2", task)
+    adapted = from_transformers(model, untie=True)
+    assert model.lm_head.weight is not model.transformer.wte.weight
+    assert set(compare(adapted, task, False, 2, 1)) == {0.0}
+    adapted.export(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        again.lm_head.weight.zero_()
+    assert again.transformer.wte.weight.any()
+
+
+def test_targets_of_cut_off_answers_give_no_loss():
+    task = "question-answering"
+    model, batch = make_model("Bert", task), make_batch(task)
+    batch["start_positions"][1] = batch["end_positions"][1] = 40
+    adapted = from_transformers(model)
+    with torch.no_grad():
+        outputs = pipe_of(adapted, 2)(*adapted.inputs(batch))
+        assert torch.equal(
+            adapted.loss(outputs, adapted.targets(batch)), model(**batch).loss
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "labels"),
+    [
+        ({"num_labels": 1}, torch.tensor([0.5, 1.0, -1.0, 2.0])),
+        ({"num_labels": 3}, torch.eye(3)[[0, 1, 2, 0]]),
+        ({"num_labels": 3}, torch.tensor([2, 1, 0, 1])),
+    ],
+    ids=["regression", "several labels", "one label"],
+)
+def test_the_loss_of_a_row_is_of_the_kind_that_the_labels_are(changes, labels):
+    task = "sequence-classification"
+    model = make_model("Roberta", task, **changes)
+    adapted = from_transformers(model)
+    batch = {**make_batch(task), "labels": labels}
+    with torch.no_grad():
+        outputs = pipe_of(adapted, 1)(*adapted.inputs(batch))
+        own = adapted.loss(outputs, adapted.targets(batch))
+        assert torch.equal(own, model(**batch).loss)
+
+
+def test_batches_without_mask_and_types_count_every_token():
+    task = "sequence-classification"
+    adapted = from_transformers(make_model("Bert", task))
+    ids = make_batch(task)["input_ids"]
+    got, mask, types = adapted.inputs({"input_ids": ids})
+    assert got is ids and bool(mask.all()) and not bool(types.any())
+
+
+class Samples(torch.utils.data.Dataset):
+    """Sentences of different lengths, as a tokenizer gives them."""
+
+    def __init__(self, size):
+        drawn = torch.Generator().manual_seed(5)
+        self.lengths = torch.randint(3, 12, (size,), generator=drawn).tolist()
+        self.ids = torch.randint(3, 97, (size, 12), generator=drawn)
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        ids = self.ids[index, : self.lengths[index]]
+        return {"input_ids": ids, "labels": ids[0] % 2}
+
+
+class KeyedSamples(Samples):
+    """The same: inputs are equal in all epochs, however they are padded."""
+
+    def input_key(self, index, epoch):
+        return index
+
+
+def pad(samples):
+    """Pad to the longest sample of the batch, as DataCollatorWithPadding does."""
+    ids = [sample["input_ids"] for sample in samples]
+    padded = nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=1)
+    mask = nn.utils.rnn.pad_sequence(
+        [torch.ones_like(each) for each in ids], batch_first=True
+    )
+    labels = torch.stack([sample["labels"] for sample in samples])
+    return {"input_ids": padded, "attention_mask": mask, "labels": labels}
+
+
+def train(rank, num_stages, microbatches, samples=Samples):
+    """Train two epochs on ragged text; return losses and evaluations."""
+    model = make_model("Bert", "sequence-classification", torch.float64)
+    adapted, train_set, found = from_transformers(model), samples(24), []
+    collate = pickle.loads(pickle.dumps(adapted.collate(pad)))  # as loaders do
+    engine = pt.PipeTransformer(
+        adapted.sequential,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.5),
+        loss=adapted.loss,
+        units=adapted.units,
+        freeze=pt.freeze.Schedule([0, 2, 2]),
+        config=pt.Config(
+            plan=pt.PlanConfig(num_stages=num_stages, num_microbatches=microbatches)
+        ),
+    )
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(train_set, 8, collate_fn=collate):
+                engine.step(batch)
+            found.append(
+                engine.evaluate(Samples(7), {}, name="dev", collate_fn=collate)["loss"]
+            )
+        epochs = engine.history.epochs
+    return found, [e.train_loss for e in epochs], [e.samples for e in epochs]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("ranks", "num_stages", "microbatches", "samples"),
+    [(2, 2, 4, Samples), (2, 1, 2, KeyedSamples), (3, 3, 2, KeyedSamples)],
+)
+def test_the_engine_trains_on_dict_batches_of_any_length(
+    ranks, num_stages, microbatches, samples
+):
+    ((dev, losses, seen),) = Ranks(train, 1, 1, 1).join()
+    assert seen == [24] * 3 and losses[2] < losses[0]
+    for found in Ranks(train, ranks, num_stages, microbatches, samples).join():
+        assert found[0] == pytest.approx(dev, rel=1e-9)
+        assert found[2] in ([24] * 3, [])  # a standby has no records
+        assert found[1] == pytest.approx(losses[: len(found[1])], rel=1e-9)
+
+
+# -- what cannot be ---------------------------------------------------------------
+
+
+def test_an_unsupported_model_is_refused_by_name():
+    with pytest.raises(TypeError, match="expected one of transformers, .* got Linear"):
+        from_transformers(nn.Linear(2, 2))
+    config = transformers.XLNetConfig(vocab_size=9, d_model=8, n_layer=1, n_head=1)
+    model = transformers.XLNetForSequenceClassification(config)
+    with pytest.raises(ValueError, match=r"a family of bert, .* got xlnet"):
+        from_transformers(model)
+
+
+def test_a_task_that_is_not_the_models_is_refused():
+    model = make_model("Bert", "sequence-classification")
+    with pytest.raises(ValueError, match="expected sequence-classification of a Bert"):
+        from_transformers(model, task="question-answering")
+    with pytest.raises(ValueError, match="task: expected one of"):
+        from_transformers(model, task="poetry")
+    with pytest.raises(ValueError, match="a bert for sequence-classification or"):
+        from_transformers(model.bert)
+
+
+def test_batches_that_lack_inputs_or_labels_are_refused():
+    adapted = from_transformers(make_model("Bert", "sequence-classification"))
+    batch = make_batch("sequence-classification")
+    del batch["labels"]
+    with pytest.raises(ValueError, match="expected labels for sequence-cl.* got atten"):
+        adapted.targets(batch)
+    with pytest.raises(ValueError, match="batch: expected input_ids, .* got labels"):
+        adapted.inputs({"labels": torch.zeros(3)})
+    with pytest.raises(ValueError, match="got .*inputs_embeds"):
+        adapted.inputs({**batch, "inputs_embeds": torch.zeros(4, 9, 16)})

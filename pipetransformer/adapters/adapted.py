@@ -95,6 +95,14 @@ class Adapted:
         """Return the loss that the model itself would give, a 0-dim mean."""
         return self._task.loss(self.model.config, outputs, targets)
 
+    @property
+    def loss_weight(self) -> Callable[[Any], Tensor] | None:
+        """Return the engine's ``loss_weight``: how many tokens the loss is a mean of.
+
+        None where it is a mean over rows.
+        """
+        return self._task.weight
+
     def collate(
         self, collator: Callable[[list[Any]], Batch]
     ) -> Callable[[list[Any]], tuple[Any, Any]]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from pipetransformer.autofreeze import Never, Policy, resolve_units
 from pipetransformer.config import Config
-from pipetransformer.run.arguments import EngineArguments, Loss
+from pipetransformer.run.arguments import EngineArguments, Loss, LossWeight
 from pipetransformer.skip import verify_skippables
 from pipetransformer.state.state import (
     OptimizerFactory,
@@ -76,6 +76,7 @@ def check_arguments(
     optimizer: OptimizerFactory,
     lr_scheduler: SchedulerFactory | None,
     loss: Loss,
+    loss_weight: LossWeight | None,
     freeze: object,
     units: Sequence[int] | None,
     config: Config | None,
@@ -89,7 +90,10 @@ def check_arguments(
     checked = on_host(check_model(model))
     if isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError("optimizer: expected a factory, got a built optimizer")
-    for name, value in (("optimizer", optimizer), ("loss", loss)):
+    needed = {"optimizer": optimizer, "loss": loss}
+    if loss_weight is not None:
+        needed["loss_weight"] = loss_weight
+    for name, value in needed.items():
         if not callable(value):
             kind = type(value).__name__
             raise TypeError(f"{name}: expected a callable, got {kind}")
@@ -120,6 +124,7 @@ def check_arguments(
         optimizer=optimizer,
         lr_scheduler=lr_scheduler,
         loss=loss,
+        loss_weight=loss_weight,
         policy=freeze,
         unit_ends=unit_ends,
         parameters=parameters,

@@ -27,7 +27,7 @@ from pipetransformer.loop.coordinator import Coordinator
 from pipetransformer.planner import Plan, least_rows
 from pipetransformer.progress.sharding import Loading
 from pipetransformer.report.history import History
-from pipetransformer.run.arguments import Loss, Workload
+from pipetransformer.run.arguments import Loss, LossWeight, Workload
 from pipetransformer.run.context import Run
 from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
 from pipetransformer.transformation.plan_search import explain_replica
@@ -47,6 +47,10 @@ class PipeTransformer:
             step from gradients alone.
         loss: ``loss(outputs, targets)`` -> scalar mean over rows; see
             `Config.check_loss`.
+        loss_weight: ``loss_weight(targets)`` -> how many the loss is a mean of, a
+            number or 0-dim tensor, where that is not the rows: tokens that are no
+            padding, for example. Gradients and reported losses are then means over
+            all of a batch, however it is divided. A share of weight 0 has no loss.
         freeze: The freeze policy, for example ``pt.freeze.AlphaCap(alpha=1 / 3)``.
         lr_scheduler: Factory; the scheduler is stepped once per optimizer step.
         units: Layer index after each freeze unit; by default every layer but the last
@@ -65,6 +69,7 @@ class PipeTransformer:
         *,
         optimizer: OptimizerFactory,
         loss: Loss,
+        loss_weight: LossWeight | None = None,
         freeze: Policy,
         lr_scheduler: SchedulerFactory | None = None,
         units: Sequence[int] | None = None,
@@ -75,6 +80,7 @@ class PipeTransformer:
             optimizer=optimizer,
             lr_scheduler=lr_scheduler,
             loss=loss,
+            loss_weight=loss_weight,
             freeze=freeze,
             units=units,
             config=config,

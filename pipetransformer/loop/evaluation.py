@@ -2,13 +2,16 @@
 
 A row's bits may depend on the shape it is computed in, so the dataset is cut into
 micro-batches that depend on its length alone; the loss is one call on the gathered
-outputs. Hence loss and metrics are bitwise equal under every plan of the same weights.
+outputs, or, where these differ in more than rows (text padded by micro-batch), one for
+each micro-batch. Hence loss and metrics are bitwise equal under every plan of the same
+weights.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +19,13 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from pipetransformer.autocache import ActivationCache
-from pipetransformer.data.structures import arguments_of, join_rows, rows_of
+from pipetransformer.data.structures import (
+    arguments_of,
+    fit_together,
+    join_rows,
+    rows_of,
+)
+from pipetransformer.loop.step import weight_of
 from pipetransformer.replica.draws import position_of_evaluation
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
@@ -110,11 +119,12 @@ def evaluate(
                 collate=collate or default_collate,
             )
             gathered = _gather(replica, share)
-            outputs = join_rows([pair[0] for pair in gathered])
-            targets = join_rows([pair[1] for pair in gathered])
-            result = {"loss": float(run.arguments.loss(outputs, targets))}
+            if fit_together(gathered):
+                gathered = [join_rows(gathered)]
+            result = {"loss": _mean_loss(run, gathered)}
             for key, metric in metrics.items():
-                result[key] = _mean(key, metric(outputs, targets), outputs)
+                values = [_values(key, metric(*pair), pair[0]) for pair in gathered]
+                result[key] = float(torch.cat(values).mean())
     finally:
         run.freezer.train(True)
     return result
@@ -133,11 +143,22 @@ def _gather(replica: Replica, share: list[tuple[Any, Any]]) -> list[tuple[Any, A
     ]
 
 
-def _mean(key: str, values: Tensor, outputs: Any) -> float:
+def _mean_loss(run: Run, pieces: Sequence[tuple[Any, Any]]) -> float:
+    """Return the mean loss of all pieces, each weighted by what it is the mean of."""
+    loss = run.arguments.loss
+    if len(pieces) == 1:
+        return float(loss(*pieces[0]))
+    weights = [weight_of(run, piece[1], rows_of(piece[0])) for piece in pieces]
+    parts = zip(weights, pieces, strict=True)
+    total = math.fsum(w * float(loss(*piece)) for w, piece in parts if w)
+    return total / math.fsum(weights)
+
+
+def _values(key: str, values: Tensor, outputs: Any) -> Tensor:
     rows = rows_of(outputs)
     if not isinstance(values, Tensor) or values.shape != (rows,):
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values)
         raise ValueError(
             f"metric {key!r}: expected one value per row, shape ({rows},), got {shape}"
         )
-    return float(values.double().mean())
+    return values.double()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.data import Batch
-from pipetransformer.data.structures import rows_of
+from pipetransformer.data.structures import rows_of, tensors_of
 from pipetransformer.loop.loss_check import checked_loss
 from pipetransformer.progress.counts import Pass
 from pipetransformer.replica.replica import Replica
@@ -52,9 +52,25 @@ def forward_loss(
             loss: Tensor = outputs
         else:
             wanted = bundle.targets if bundle is not None else targets
-            loss = _loss_of(run, outputs, wanted)
+            counts = run.arguments.loss_weight is not None
+            if counts and weight_of(run, wanted, 1) == 0:
+                loss = _zero_of(outputs)
+            else:
+                loss = _loss_of(run, outputs, wanted)
         run.last_loss = finite(run, loss)
     return loss
+
+
+def weight_of(run: Run, targets: Any, rows: int) -> float:
+    """Return how many a loss is the mean of: the rows, or what the user counts."""
+    count = run.arguments.loss_weight
+    return rows if count is None else float(count(targets))
+
+
+def _zero_of(outputs: Any) -> Tensor:
+    """Return a loss of nothing: zero, with gradients of zero."""
+    parts = [t.sum() for t in tensors_of(outputs) if t.is_floating_point()]
+    return torch.stack(parts).sum() * 0.0
 
 
 def _loss_of(run: Run, outputs: Any, targets: Any) -> Tensor:
@@ -77,7 +93,8 @@ def backward(
     """Run backward with the loss weighted by rows, and count the batch.
 
     DDP averages over the replicas; the mean over all rows of the batch is that average
-    of ``loss * R * rows / global_rows``.
+    of ``loss * R * rows / global_rows``. Where the user counts something else, such
+    as tokens, the replicas add that up first.
 
     Args:
         run: The run.
@@ -88,9 +105,21 @@ def backward(
         batch: None where the rows are not those of the engine.
         rows: How many.
     """
-    size = replica.group.size
-    if batch is not None and rows > 0 and rows * size != batch.global_rows:
-        loss = loss * (size * rows / batch.global_rows)
+    size, weight = replica.group.size, float(rows)
+    if run.arguments.loss_weight is not None:
+        if batch is None:
+            raise ValueError(
+                "loss_weight: expected batches of engine.batches, got bare inputs"
+            )
+        weight = weight_of(run, batch.targets, rows) if rows else 0.0
+        total = weight
+        if size > 1:
+            part = torch.tensor([weight], dtype=torch.float64)
+            total = float(replica.group.all_reduce_(part))
+    else:
+        total = weight * size if batch is None else float(batch.global_rows)
+    if rows > 0 and weight * size != total:
+        loss = loss * (size * weight / total)
     with run.clock.phase("backward"):
         replica.last_gradient.at = 0.0
         loss.backward()  # type: ignore[no-untyped-call]
@@ -100,7 +129,7 @@ def backward(
     if run.gradients is not None:
         run.gradients.accumulate(replica.plan.boundary)
     if counted is not None:
-        counted.count(value, rows, batch)
+        counted.count(value, weight, rows, batch)
 
 
 def step(

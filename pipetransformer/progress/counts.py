@@ -38,10 +38,11 @@ class Counts:
         self._spent = run.clock.seconds()
         self._busy = replica.workers.cpu_seconds()
         self._loss_sum = 0.0
+        self._weight = 0.0
         self._rows = 0
         self._ids: list[Tensor] = []
         self._batches: list[int] = []
-        self._pending: tuple[float, int, Batch | None] | None = None
+        self._pending: tuple[float, float, int, Batch | None] | None = None
         self._began: float | None = None
         self._durations: list[float] = []
         self._before = _cache_counts(run)
@@ -61,22 +62,29 @@ class Counts:
             return None
         return max(0.0, first - sum(others) / len(others))
 
-    def count(self, loss: float, rows: int, batch: Batch | None) -> None:
-        """Add one step of this replica, once it is settled."""
+    def count(self, loss: float, weight: float, rows: int, batch: Batch | None) -> None:
+        """Add one step of this replica, once it is settled.
+
+        Args:
+            loss: Of its rows, a mean.
+            weight: Of how many.
+            rows: How many it had.
+            batch: None where the rows are not those of the engine.
+        """
         if self._began is not None:
             self._durations.append(time.perf_counter() - self._began)
             self._began = None
         self.settle()  # of a loop whose forward is not the engine's
-        self._pending = loss, rows, batch
+        self._pending = loss, weight, rows, batch
 
     def settle(self) -> None:
         """Add the step that was counted last: the optimizer has stepped."""
         if self._pending is None:
             return
-        (loss, rows, batch), self._pending = self._pending, None
-        if rows:
-            self._loss_sum += loss * rows
-            self._rows += rows
+        (loss, weight, rows, batch), self._pending = self._pending, None
+        self._rows += rows
+        self._loss_sum += loss * weight
+        self._weight += weight
         if batch is not None:
             self._ids.append(batch.ids)
             self._batches.append(batch.index)
@@ -91,6 +99,7 @@ class Counts:
         hits, misses = _cache_counts(run)
         return {
             "loss_sum": self._loss_sum,
+            "weight": self._weight,
             "rows": self._rows,
             "hits": hits - self._before[0],
             "misses": misses - self._before[1],
@@ -140,13 +149,17 @@ class Counts:
         since = run.clock.since(self._spent)
         spent = {n: s for n, s in since.items() if "recovery" not in n.split("/")}
         rows = sum(part["rows"] for part in parts)
+        weight = sum(part["weight"] for part in parts)
         now = replica.workers.cpu_seconds() if replica is not None else self._busy
         return SegmentRecord(
             shape=self.shape,
             samples=rows if samples is None else samples,
             optimizer_steps=run.state.step - self.first_step,
             seconds=sum(spent.values()),
-            train_loss=sum(p["loss_sum"] for p in parts) / rows if rows else math.nan,
+            train_loss=(
+                sum(p["loss_sum"] for p in parts) / weight if weight else math.nan
+            ),
+            weight=weight,
             cache_hits=sum(part["hits"] for part in parts),
             cache_misses=sum(part["misses"] for part in parts),
             phase_seconds=spent,
@@ -173,10 +186,10 @@ class Pass:
         if self.open is not None:
             self.open.begin_step()
 
-    def count(self, loss: float, rows: int, batch: Batch | None) -> None:
-        """Add one step of this replica, once it is settled."""
+    def count(self, loss: float, weight: float, rows: int, batch: Batch | None) -> None:
+        """Add one step of this replica, once it is settled; see `Counts.count`."""
         if self.open is not None:
-            self.open.count(loss, rows, batch)
+            self.open.count(loss, weight, rows, batch)
 
     def settle(self) -> None:
         """Add the step that was counted last: the optimizer has stepped."""
@@ -236,7 +249,8 @@ def combine(
     """Add up the segments of a pass; its shape is the last one's."""
     samples = sum(s.samples for s in segments)
     steps = sum(s.optimizer_steps for s in segments)
-    losses = math.fsum(s.train_loss * s.samples for s in segments if s.samples)
+    weight = sum(s.weight for s in segments)
+    losses = math.fsum(s.train_loss * s.weight for s in segments if s.weight)
     phases: dict[str, float] = {}
     workers: list[float] = []
     for segment in segments:
@@ -255,7 +269,7 @@ def combine(
         unique_samples=unique_samples,
         optimizer_steps=steps,
         seconds=sum(phases.values()),
-        train_loss=losses / samples if samples else math.nan,
+        train_loss=losses / weight if weight else math.nan,
         cache_hits=sum(s.cache_hits for s in segments),
         cache_misses=sum(s.cache_misses for s in segments),
         phase_seconds=phases,

@@ -56,12 +56,14 @@ class SegmentRecord:
         samples: Samples seen.
         optimizer_steps: Optimizer steps taken.
         seconds: Wall time, transformations and evaluations excluded.
-        train_loss: Mean over samples; NaN without any.
+        train_loss: Mean over samples, or over what the engine's ``loss_weight`` counts;
+            NaN without any.
         cache_hits: Samples whose frozen activations came from the cache.
         cache_misses: Samples of a frozen prefix that had to be computed.
         phase_seconds: As in `EpochRecord`.
         worker_seconds: As in `EpochRecord`.
         predicted_step_ns: Simulated time of a step under the plan; 0 if unknown.
+        weight: How many the loss is the mean of.
     """
 
     shape: PlanShape
@@ -74,6 +76,7 @@ class SegmentRecord:
     phase_seconds: dict[str, float]
     worker_seconds: list[float]
     predicted_step_ns: int
+    weight: float = 0.0
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> SegmentRecord:

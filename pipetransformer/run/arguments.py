@@ -13,6 +13,7 @@ from pipetransformer.config import Config
 from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
 
 Loss = Callable[[Any, Any], Tensor]
+LossWeight = Callable[[Any], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,8 @@ class EngineArguments:
         optimizer: Optimizer factory; gets the trainable parameters in model order.
         lr_scheduler: Scheduler factory or None.
         loss: ``loss(outputs, targets)`` -> scalar mean over rows.
+        loss_weight: ``loss_weight(targets)`` -> how many the loss is the mean of; None:
+            the rows.
         policy: The freeze policy, bound to the number of units.
         unit_ends: Element index after each freeze unit.
         parameters: The trainable parameters in model order.
@@ -34,6 +37,7 @@ class EngineArguments:
     optimizer: OptimizerFactory
     lr_scheduler: SchedulerFactory | None
     loss: Loss
+    loss_weight: LossWeight | None = None
     policy: Policy
     unit_ends: tuple[int, ...]
     parameters: Sequence[nn.Parameter]

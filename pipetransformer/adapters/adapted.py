@@ -159,6 +159,8 @@ class _ConfigOnly:
         self.config = config
 
 
+_OLDEST = 5, 10
+
 _UNUSED = ("special_tokens_mask", "length")
 """Entries of a tokenizer's batch that no model takes."""
 
@@ -195,6 +197,7 @@ def from_transformers(
             own. While they share it nothing can freeze.
 
     Raises:
+        ImportError: transformers is older than 5.10, whose models are made otherwise.
         TypeError: `model` is no model of transformers.
         ValueError: the family or task is not supported, or the model is not for it.
     """
@@ -222,6 +225,7 @@ def _supported(model: nn.Module, task: str | None) -> tuple[Family, str]:
             "model: expected one of transformers, such as "
             f"AutoModelForSequenceClassification gives, got {type(model).__name__}"
         )
+    _check_version()
     family = FAMILIES.get(kind)
     if family is None:
         raise ValueError(
@@ -241,6 +245,17 @@ def _supported(model: nn.Module, task: str | None) -> tuple[Family, str]:
     if getattr(config, "is_decoder", False) and own[0] != "causal-lm":
         raise ValueError("model: expected an encoder, got config.is_decoder=True")
     return family, own[0]
+
+
+def _check_version() -> None:
+    import transformers
+
+    found = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if found < _OLDEST:
+        raise ImportError(
+            f"transformers: expected {'.'.join(map(str, _OLDEST))} or newer, got "
+            f"{transformers.__version__}; pip install 'pipetransformer[transformers]'"
+        )
 
 
 def _untie(model: Any) -> None:

@@ -328,6 +328,13 @@ def test_an_unsupported_model_is_refused_by_name():
         from_transformers(model)
 
 
+def test_an_older_transformers_is_refused(monkeypatch):
+    model = make_model("Bert", "sequence-classification")
+    monkeypatch.setattr(transformers, "__version__", "5.4.1")
+    with pytest.raises(ImportError, match="expected 5.10 or newer, got 5.4.1"):
+        from_transformers(model)
+
+
 def test_a_task_that_is_not_the_models_is_refused():
     model = make_model("Bert", "sequence-classification")
     with pytest.raises(ValueError, match="expected sequence-classification of a Bert"):

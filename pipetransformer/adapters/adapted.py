@@ -6,6 +6,7 @@ import copy
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 from torch import Tensor, nn
@@ -248,13 +249,11 @@ def _supported(model: nn.Module, task: str | None) -> tuple[Family, str]:
 
 
 def _check_version() -> None:
-    import transformers
-
-    found = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    if found < _OLDEST:
+    found = metadata.version("transformers")
+    if tuple(int(part) for part in found.split(".")[:2]) < _OLDEST:
         raise ImportError(
             f"transformers: expected {'.'.join(map(str, _OLDEST))} or newer, got "
-            f"{transformers.__version__}; pip install 'pipetransformer[transformers]'"
+            f"{found}; pip install 'pipetransformer[transformers]'"
         )
 
 

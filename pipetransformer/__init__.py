@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pipetransformer import autofreeze as freeze
     from pipetransformer import report
+    from pipetransformer.autocache import Ragged
     from pipetransformer.autodp import AutoDPConfig, PeerFailure
     from pipetransformer.checkpoint import export_checkpoint
     from pipetransformer.config import (
@@ -40,6 +41,7 @@ __all__ = [
     "PipeTransformer",
     "Plan",
     "PlanConfig",
+    "Ragged",
     "export_checkpoint",
     "freeze",
     "report",
@@ -59,6 +61,7 @@ _HOMES = {
     "PipeTransformer": "engine",
     "Plan": "planner",
     "PlanConfig": "config",
+    "Ragged": "autocache",
     "export_checkpoint": "checkpoint",
 }
 

@@ -59,12 +59,13 @@ ARROWS: dict[str, frozenset[str]] = {
         {"loop", "progress", "transformation", "checkpoint", "replica", "run", "state"}
     )
     | {"config", "data", "report", "explanation", "planner", "autodp", "autofreeze"}
+    | {"autocache"}
     | {"core", "skip"},
     # At the edge.
     "testing": frozenset({"pipe", "planner", "simulator", "core"}),
     "cli": frozenset({"explanation", "simulator", "planner", "network", "core"})
     | {PACKAGE},  # its version
-    "adapters": frozenset(),
+    "adapters": frozenset({"autocache"}),
     "compat": frozenset({"pipe", "skip"}),
 }
 # The C++ room that joins the others to Python; nobody includes it.

@@ -2,10 +2,12 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <map>
 #include <utility>
 
@@ -63,17 +65,66 @@ RecordKey key_of(
   return key;
 }
 
-bool valid(
-    const RecordKey& key,
-    const std::vector<uint64_t>& chain,
-    const int64_t* input_hashes,
-    int64_t row) {
-  if (key.boundary >= chain.size() || key.fingerprint != chain[key.boundary]) {
-    return false;
-  }
+bool of_prefix(const RecordKey& key, const std::vector<uint64_t>& chain) {
+  return key.boundary < chain.size() && key.fingerprint == chain[key.boundary];
+}
+
+bool of_input(const RecordKey& key, const int64_t* input_hashes, int64_t row) {
   return input_hashes == nullptr ||
          key == key_of(key.boundary, key.fingerprint, input_hashes, row);
 }
+
+bool fits(const RecordLayout& layout, const Padding& padding) {
+  const bool ragged = std::any_of(
+      layout.tensors.begin(),
+      layout.tensors.end(),
+      [](const TensorLayout& tensor) { return tensor.ragged != 0; });
+  if (!ragged) {
+    return true;
+  }
+  const std::optional<uint32_t> length = length_of(layout);
+  return length && !padding.fills.empty() &&
+         (padding.length < 0 || *length <= padding.length);
+}
+
+// What stands behind the end of a short row: copied from one padded row.
+class Tails {
+ public:
+  Tails(
+      const std::vector<at::Tensor>& tensors,
+      const RaggedTensors& ragged,
+      const Padding& padding) {
+    for (std::size_t k = 0; k < tensors.size(); ++k) {
+      if (is_ragged(ragged, k)) {
+        const std::size_t which = std::min(k, padding.fills.size() - 1);
+        rows_[k] = at::full(
+            tensors[k].sizes().slice(1),
+            padding.fills[which],
+            tensors[k].options());
+        length_ = tensors[k].size(1);
+      }
+    }
+  }
+
+  // `segments`: what was read of one row, of `length` elements of dim 1.
+  void fill(const std::array<Segment, kMaxTensors>& segments, int64_t length)
+      const noexcept {
+    for (std::size_t k = 0; k < kMaxTensors; ++k) {
+      if (rows_[k].defined() && length < length_) {
+        const std::size_t rest =
+            rows_[k].nbytes() / length_ * (length_ - length);
+        std::memcpy(
+            segments[k].data + segments[k].size,
+            rows_[k].const_data_ptr(),
+            rest);
+      }
+    }
+  }
+
+ private:
+  std::array<at::Tensor, kMaxTensors> rows_;
+  int64_t length_ = 0;
+};
 
 }  // namespace
 
@@ -83,7 +134,8 @@ ActivationStore::ActivationStore(Slab slab, bool verify_all)
 std::vector<RecordGroup> ActivationStore::fetch(
     const at::Tensor& ids,
     const std::vector<uint64_t>& chain,
-    const std::optional<at::Tensor>& input_hashes) {
+    const std::optional<at::Tensor>& input_hashes,
+    const Padding& padding) {
   const std::shared_ptr<Slab> slab = this->slab();
   const at::Tensor samples = sample_ids(ids, *slab);
   const int64_t num_rows = samples.numel();
@@ -106,10 +158,17 @@ std::vector<RecordGroup> ActivationStore::fetch(
         break;
       case FindResult::kFound: {
         const RecordHeader& header = found[row].header;
-        if (valid(header.key, chain, hash, row)) {
-          groups[{header.key.boundary, header.layout}].push_back(row);
-        } else {
+        if (payload_bytes(header.layout) != header.payload_bytes) {
+          found[row].slot.discard(found[row].version);
+          ++counters_.corrupt;
+        } else if (
+            !of_input(header.key, hash, row) || !fits(header.layout, padding)) {
+          ++counters_.changed;
+        } else if (!of_prefix(header.key, chain)) {
           ++counters_.stale;
+        } else {
+          groups[{header.key.boundary, with_length(header.layout, 0)}]
+              .push_back(row);
         }
         break;
       }
@@ -118,7 +177,7 @@ std::vector<RecordGroup> ActivationStore::fetch(
   std::vector<RecordGroup> result;
   int64_t hits = 0;
   for (const auto& [kind, rows] : groups) {
-    RecordGroup group = gather(*slab, found, rows);
+    RecordGroup group = gather(*slab, found, rows, padding);
     hits += group.rows.numel();
     if (group.rows.numel() > 0) {
       result.push_back(std::move(group));
@@ -129,33 +188,44 @@ std::vector<RecordGroup> ActivationStore::fetch(
   return result;
 }
 
-// Copies the found records of `rows`, which have one boundary and layout.
+// Copies the found records of `rows`, which have one boundary and, apart from
+// lengths, one layout.
 RecordGroup ActivationStore::gather(
     Slab& slab,
     std::vector<Slab::Found>& found,
-    const std::vector<int64_t>& rows) {
+    const std::vector<int64_t>& rows,
+    const Padding& padding) {
   const RecordHeader& first = found[rows.front()].header;
   const auto num_rows = static_cast<int64_t>(rows.size());
   RecordGroup group;
   group.boundary = first.key.boundary;
-  const std::optional<uint64_t> payload = payload_bytes(first.layout);
-  if (!payload || *payload > slab.slot_bytes() - Slot::kOverheadBytes) {
-    for (const int64_t row : rows) {
-      found[row].slot.discard(found[row].version);
-    }
-    counters_.corrupt += num_rows;
-    group.rows = at::empty({0}, at::kLong);
-    return group;
+  RaggedTensors ragged;
+  for (const TensorLayout& tensor : first.layout.tensors) {
+    ragged.push_back(tensor.ragged != 0);
   }
-  group.tensors = empty_tensors(first.layout, num_rows);
-  const Rows targets(group.tensors);
+  const bool any =
+      std::find(ragged.begin(), ragged.end(), true) != ragged.end();
+  std::vector<int64_t> lengths(num_rows, 0);
+  for (int64_t k = 0; any && k < num_rows; ++k) {
+    lengths[k] = *length_of(found[rows[k]].header.layout);
+  }
+  const int64_t padded =
+      padding.length >= 0 ? padding.length
+                          : *std::max_element(lengths.begin(), lengths.end());
+  group.tensors = empty_tensors(
+      with_length(first.layout, static_cast<uint32_t>(padded)), num_rows);
+  const Tails tails(group.tensors, ragged, padding);
+  const Rows targets(group.tensors, ragged);
   std::vector<ReadResult> results(num_rows);
   at::parallel_for(
       0, num_rows, grain_of(group.tensors), [&](int64_t begin, int64_t end) {
         std::array<Segment, kMaxTensors> segments;
         for (int64_t k = begin; k < end; ++k) {
-          results[k] =
-              slab.read(found[rows[k]], targets.at(k, segments), verify_next());
+          results[k] = slab.read(
+              found[rows[k]],
+              targets.at(k, segments, lengths[k]),
+              verify_next());
+          tails.fill(segments, lengths[k]);
         }
       });
   std::vector<int64_t> kept;
@@ -172,6 +242,12 @@ RecordGroup ActivationStore::gather(
   for (int64_t k = 0; k < num_kept; ++k) {
     group.rows.mutable_data_ptr<int64_t>()[k] = rows[kept[k]];
   }
+  if (any) {
+    group.lengths = at::empty({num_kept}, at::kLong);
+    for (int64_t k = 0; k < num_kept; ++k) {
+      group.lengths.mutable_data_ptr<int64_t>()[k] = lengths[kept[k]];
+    }
+  }
   if (num_kept < num_rows) {  // rare: close the gaps
     at::Tensor index = at::empty({num_kept}, at::kLong);
     std::copy(kept.begin(), kept.end(), index.mutable_data_ptr<int64_t>());
@@ -187,7 +263,9 @@ int64_t ActivationStore::store(
     const std::vector<at::Tensor>& tensors,
     uint32_t boundary,
     uint64_t fingerprint,
-    const std::optional<at::Tensor>& input_hashes) {
+    const std::optional<at::Tensor>& input_hashes,
+    const RaggedTensors& ragged,
+    const std::optional<at::Tensor>& lengths) {
   const std::shared_ptr<Slab> slab = this->slab();
   const at::Tensor samples = sample_ids(ids, *slab);
   const int64_t num_rows = num_rows_of(tensors);
@@ -201,7 +279,15 @@ int64_t ActivationStore::store(
   if (input_hashes) {
     hashes = row_values(*input_hashes, "input_hashes", num_rows);
   }
-  const std::optional<RecordLayout> layout = layout_of(tensors);
+  const int64_t padded = padded_length(tensors, ragged);
+  TORCH_CHECK_VALUE(
+      lengths.has_value() == (padded >= 0),
+      "lengths: expected with ragged tensors, and only with them");
+  at::Tensor row_lengths;
+  if (lengths) {
+    row_lengths = checked_lengths(*lengths, num_rows, padded);
+  }
+  const std::optional<RecordLayout> layout = layout_of(tensors, ragged);
   if (!layout) {
     counters_.full += num_rows;
     return 0;
@@ -212,19 +298,22 @@ int64_t ActivationStore::store(
   }
   const int64_t* hash =
       input_hashes ? hashes.const_data_ptr<int64_t>() : nullptr;
+  const int64_t* length =
+      lengths ? row_lengths.const_data_ptr<int64_t>() : nullptr;
   const auto* sample = samples.const_data_ptr<int64_t>();
-  const Rows rows(sources);
+  const Rows rows(sources, ragged);
   std::atomic<int64_t> stored{0};
   std::atomic<int64_t> full{0};
   at::parallel_for(
       0, num_rows, grain_of(sources), [&](int64_t begin, int64_t end) {
         std::array<Segment, kMaxTensors> segments;
         for (int64_t row = begin; row < end; ++row) {
+          const int64_t valid = length != nullptr ? length[row] : 0;
           const WriteResult result = slab->write(
               static_cast<uint64_t>(sample[row]),
               key_of(boundary, fingerprint, hash, row),
-              *layout,
-              rows.at(row, segments));
+              with_length(*layout, static_cast<uint32_t>(valid)),
+              rows.at(row, segments, valid));
           stored += result == WriteResult::kWritten ? 1 : 0;
           full += result == WriteResult::kFull ? 1 : 0;
         }
@@ -245,10 +334,21 @@ CacheCounts ActivationStore::counts() const noexcept {
       counters_.hits,
       counters_.misses,
       counters_.stale,
+      counters_.changed,
       counters_.corrupt,
       counters_.stored,
       counters_.skipped,
       counters_.full};
+}
+
+void ActivationStore::clear() {
+  const std::shared_ptr<Slab> slab = this->slab();
+  for (uint64_t sample = 0; sample < slab->num_samples(); ++sample) {
+    Slab::Found found;
+    if (slab->find(sample, found) == FindResult::kFound) {
+      found.slot.discard(found.version);
+    }
+  }
 }
 
 void ActivationStore::close() noexcept {
@@ -274,6 +374,10 @@ int64_t ActivationStore::num_slots() const {
 
 int64_t ActivationStore::slot_bytes() const {
   return static_cast<int64_t>(slab()->slot_bytes());
+}
+
+int64_t ActivationStore::used_bytes() const {
+  return static_cast<int64_t>(slab()->used_bytes());
 }
 
 int ActivationStore::descriptor() const {

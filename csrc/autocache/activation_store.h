@@ -19,28 +19,38 @@
 #include <vector>
 
 #include "autocache/slab.h"
+#include "autocache/tensor_rows.h"
 
 namespace pipetransformer::autocache {
 
-// Records of equal boundary and layout: `tensors[k]` is (rows.numel(), ...),
-// and `rows` (int64) are the positions in the batch.
+// Records of equal boundary and, apart from lengths, layout: `tensors[k]` is
+// (rows.numel(), ...), and `rows` (int64) are the positions in the batch.
 struct RecordGroup {
   int64_t boundary = 0;
   at::Tensor rows;
+  at::Tensor
+      lengths;  // (rows.numel()) int64, of ragged records; else undefined
   std::vector<at::Tensor> tensors;
 };
 
 // Rows since construction, in this process. hits + misses are the rows asked
-// for; stale and corrupt ones are among the misses. stored + skipped + full are
-// the rows given to store().
+// for; stale, changed and corrupt ones are among the misses, as are those that
+// have no record. stored + skipped + full are the rows given to store().
 struct CacheCounts {
   int64_t hits = 0;
   int64_t misses = 0;
-  int64_t stale = 0;  // of another prefix or input, or overwritten meanwhile
+  int64_t stale = 0;    // of another prefix, or overwritten meanwhile
+  int64_t changed = 0;  // of another input
   int64_t corrupt = 0;
   int64_t stored = 0;
   int64_t skipped = 0;  // there already, or being written by somebody else
   int64_t full = 0;     // no slot left, or larger than one
+};
+
+// How ragged records become tensors again.
+struct Padding {
+  std::vector<double> fills;  // per tensor; empty: ragged records are stale
+  int64_t length = -1;        // -1: of the longest record found
 };
 
 class ActivationStore {
@@ -50,22 +60,30 @@ class ActivationStore {
 
   // `ids` (rows) int64; chain[b] is the fingerprint of the prefix of b layers,
   // and a record is valid when chain[its boundary] is its fingerprint.
-  // `input_hashes` (rows) int64: compared with the records' when given.
+  // `input_hashes` (rows) int64: compared with the records' when given. Ragged
+  // records longer than the padding's length are of another input.
   std::vector<RecordGroup> fetch(
       const at::Tensor& ids,
       const std::vector<uint64_t>& chain,
-      const std::optional<at::Tensor>& input_hashes);
+      const std::optional<at::Tensor>& input_hashes,
+      const Padding& padding = {});
 
-  // Stores row k of every tensor (rows, ...) as the record of ids[k]. Returns
-  // the number of rows written.
+  // Stores row k of every tensor (rows, ...) as the record of ids[k], of ragged
+  // tensors its first lengths[k] elements of dim 1. Returns the number of rows
+  // written.
   int64_t store(
       const at::Tensor& ids,
       const std::vector<at::Tensor>& tensors,
       uint32_t boundary,
       uint64_t fingerprint,
-      const std::optional<at::Tensor>& input_hashes);
+      const std::optional<at::Tensor>& input_hashes,
+      const RaggedTensors& ragged = {},
+      const std::optional<at::Tensor>& lengths = std::nullopt);
 
   CacheCounts counts() const noexcept;
+
+  // Drops all records, for all processes.
+  void clear();
 
   // Lets go of the slab; every other use afterwards is a c10::ValueError.
   void close() noexcept;
@@ -73,11 +91,12 @@ class ActivationStore {
   int64_t num_samples() const;
   int64_t num_slots() const;
   int64_t slot_bytes() const;
+  int64_t used_bytes() const;
   int descriptor() const;
 
  private:
   struct Counters {
-    std::atomic<int64_t> hits{0}, misses{0}, stale{0}, corrupt{0};
+    std::atomic<int64_t> hits{0}, misses{0}, stale{0}, changed{0}, corrupt{0};
     std::atomic<int64_t> stored{0}, skipped{0}, full{0};
   };
 
@@ -86,7 +105,8 @@ class ActivationStore {
   RecordGroup gather(
       Slab& slab,
       std::vector<Slab::Found>& found,
-      const std::vector<int64_t>& rows);
+      const std::vector<int64_t>& rows,
+      const Padding& padding);
 
   mutable std::mutex mutex_;  // guards slab_, not what it points to
   std::shared_ptr<Slab> slab_;

@@ -3,7 +3,9 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstddef>
 
 #include "autocache/tensor_rows.h"
@@ -31,24 +33,49 @@ uint64_t hash_tensor(const at::Tensor& tensor, uint64_t seed) {
       source.const_data_ptr(), source.nbytes(), hash_kind(source, 0, seed));
 }
 
-at::Tensor hash_rows(const std::vector<at::Tensor>& tensors) {
+at::Tensor hash_rows(
+    const std::vector<at::Tensor>& tensors,
+    const RaggedTensors& ragged,
+    const std::optional<at::Tensor>& lengths) {
   const int64_t rows = num_rows_of(tensors);
+  const int64_t padded = padded_length(tensors, ragged);
+  TORCH_CHECK_VALUE(
+      lengths.has_value() == (padded >= 0),
+      "lengths: expected with ragged tensors, and only with them");
+  at::Tensor checked;
+  if (lengths) {
+    checked = checked_lengths(*lengths, rows, padded);
+  }
+  const int64_t* length = lengths ? checked.const_data_ptr<int64_t>() : nullptr;
   uint64_t seed = core::kHashSeed;
   std::vector<at::Tensor> sources;
-  for (const at::Tensor& tensor : tensors) {
-    sources.push_back(plain(tensor));
-    seed = hash_kind(tensor, 1, seed);
+  std::vector<std::size_t> element_bytes;  // of a ragged tensor; else 0
+  for (std::size_t k = 0; k < tensors.size(); ++k) {
+    const at::Tensor source = plain(tensors[k]);
+    const bool is = is_ragged(ragged, k);
+    element_bytes.push_back(
+        is ? source.nbytes() / std::max<int64_t>(rows * padded, 1) : 0);
+    seed = hash_kind(source, is ? 2 : 1, seed);
+    sources.push_back(source);
   }
   at::Tensor result = at::empty({rows}, at::kLong);
   auto* hashes = result.mutable_data_ptr<int64_t>();
   at::parallel_for(0, rows, grain_of(sources), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       uint64_t hash = seed;
-      for (const at::Tensor& source : sources) {
+      if (length != nullptr) {
+        hash = core::hash_bytes(&length[row], sizeof(length[row]), hash);
+      }
+      for (std::size_t k = 0; k < sources.size(); ++k) {
+        const at::Tensor& source = sources[k];
         const std::size_t size = source.nbytes() / rows;
         const auto* first =
             static_cast<const std::byte*>(source.const_data_ptr());
-        hash = core::hash_bytes(first + row * size, size, hash);
+        const bool is = element_bytes[k] > 0;
+        hash = core::hash_bytes(
+            first + row * size,
+            is ? length[row] * element_bytes[k] : size,
+            hash);
       }
       hashes[row] = static_cast<int64_t>(hash);
     }

@@ -14,8 +14,10 @@ inline constexpr std::size_t kMaxDims = 6;
 
 // One sample's row of one tensor. Unused sizes are 0.
 struct TensorLayout {
-  uint16_t dtype = 0;     // c10::ScalarType; this file does not interpret it
-  uint16_t num_dims = 0;  // without the batch dimension
+  uint16_t dtype = 0;    // c10::ScalarType; this file does not interpret it
+  uint8_t num_dims = 0;  // without the batch dimension
+  // 1: sizes[0] is this row's own length; rows of a batch are padded to one.
+  uint8_t ragged = 0;
   std::array<uint32_t, kMaxDims> sizes{};
 
   bool operator==(const TensorLayout&) const = default;

@@ -7,6 +7,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <stdexcept>
@@ -18,6 +19,9 @@
 namespace pipetransformer::autocache {
 
 namespace {
+
+// A file grows in memory by this much at once.
+constexpr std::size_t kReserveBytes = std::size_t{8} << 20;
 
 // A file that cannot shrink cannot make a reader of its mapping fault.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -54,16 +58,35 @@ class Descriptor {
   throw std::system_error(error, std::generic_category(), what);
 }
 
+// The kernel would go on reserving until it kills somebody for memory.
+bool available(std::size_t bytes) noexcept {
+  return bytes <= core::host_memory().available_bytes;
+}
+
+// 0, or why the bytes from `begin` to `end` are not there.
+int reserve_bytes(int descriptor, std::size_t begin, std::size_t end) noexcept {
+  int error = EINTR;
+  while (error == EINTR) {
+    error = ::posix_fallocate(
+        descriptor, static_cast<off_t>(begin), static_cast<off_t>(end - begin));
+  }
+  return error;
+}
+
 }  // namespace
 
 SharedMemory SharedMemory::create(std::size_t size) {
-  // The kernel would go on reserving until it kills somebody for memory.
-  const uint64_t available = core::host_memory().available_bytes;
-  if (size > available) {
+  return create_sparse(size, size);
+}
+
+SharedMemory
+SharedMemory::create_sparse(std::size_t size, std::size_t reserved) {
+  if (!available(reserved)) {
     fail(
         ENOMEM,
-        "reserve " + std::to_string(size) + " bytes of shared memory with " +
-            std::to_string(available) + " available");
+        "reserve " + std::to_string(reserved) +
+            " bytes of shared memory with " +
+            std::to_string(core::host_memory().available_bytes) + " available");
   }
   Descriptor file(
       ::memfd_create("pipetransformer-cache", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -73,17 +96,19 @@ SharedMemory SharedMemory::create(std::size_t size) {
   if (::fchmod(file.get(), S_IRUSR | S_IWUSR) != 0) {
     fail(errno, "fchmod");
   }
-  int error = EINTR;
-  while (error == EINTR) {
-    error = ::posix_fallocate(file.get(), 0, static_cast<off_t>(size));
+  if (::ftruncate(file.get(), static_cast<off_t>(size)) != 0) {
+    fail(errno, "make " + std::to_string(size) + " bytes of shared memory");
   }
+  const int error = reserved > 0 ? reserve_bytes(file.get(), 0, reserved) : 0;
   if (error != 0) {
-    fail(error, "reserve " + std::to_string(size) + " bytes of shared memory");
+    fail(
+        error,
+        "reserve " + std::to_string(reserved) + " bytes of shared memory");
   }
   if (::fcntl(file.get(), F_ADD_SEALS, kSeals) != 0) {
     fail(errno, "seal shared memory");
   }
-  return SharedMemory(file.release(), size);
+  return SharedMemory(file.release(), size, reserved);
 }
 
 SharedMemory SharedMemory::open(const std::string& path) {
@@ -120,11 +145,37 @@ SharedMemory SharedMemory::open(const std::string& path) {
   if (::fstat(file.get(), &info) != 0 || info.st_size <= 0) {
     refuse("an empty file", path);
   }
-  return SharedMemory(file.release(), static_cast<std::size_t>(info.st_size));
+  return SharedMemory(
+      file.release(), static_cast<std::size_t>(info.st_size), 0);
 }
 
-SharedMemory::SharedMemory(int descriptor, std::size_t size)
-    : descriptor_(descriptor), size_(size) {
+bool SharedMemory::reserve(std::size_t end) noexcept {
+  std::size_t reserved = reserved_.load(std::memory_order_relaxed);
+  if (end <= reserved) {
+    return true;
+  }
+  // In pieces: what other processes have reserved costs no memory.
+  while (reserved < end) {
+    const std::size_t ahead =
+        std::min(size_, (reserved / kReserveBytes + 1) * kReserveBytes);
+    if (!available(ahead - reserved) ||
+        reserve_bytes(descriptor_, reserved, ahead) != 0) {
+      return false;
+    }
+    reserved = ahead;
+  }
+  std::size_t known = reserved_.load(std::memory_order_relaxed);
+  while (known < reserved && !reserved_.compare_exchange_weak(
+                                 known, reserved, std::memory_order_relaxed)) {
+  }
+  return true;
+}
+
+SharedMemory::SharedMemory(
+    int descriptor,
+    std::size_t size,
+    std::size_t reserved)
+    : descriptor_(descriptor), size_(size), reserved_(reserved) {
   void* data =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (data == MAP_FAILED) {
@@ -138,7 +189,8 @@ SharedMemory::SharedMemory(int descriptor, std::size_t size)
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      reserved_(other.reserved_.load()) {}
 
 SharedMemory::~SharedMemory() {
   if (data_ != nullptr) {

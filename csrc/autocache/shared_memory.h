@@ -9,6 +9,7 @@
 // destroying them there does not touch the parent's. Torch-free.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <string>
 
@@ -20,6 +21,10 @@ class SharedMemory {
   // an error here (std::system_error), not a SIGBUS at first touch.
   static SharedMemory create(std::size_t size);
 
+  // Makes `size` > 0 zero bytes of which only those below `reserved` are there;
+  // the others are to be reserved before they are touched.
+  static SharedMemory create_sparse(std::size_t size, std::size_t reserved);
+
   // Maps the file behind `path`, which is untouched unless it is a regular one
   // in memory that this user alone may read and write. Throws std::system_error
   // when it cannot be opened, std::invalid_argument when it is not sealed
@@ -30,6 +35,11 @@ class SharedMemory {
   SharedMemory(SharedMemory&& other) noexcept;
   SharedMemory& operator=(SharedMemory&&) = delete;
   ~SharedMemory();
+
+  // Makes sure that the bytes below `end` <= size() are there. False: the
+  // memory cannot be had. Thread-safe; cheap where this process has asked
+  // before.
+  bool reserve(std::size_t end) noexcept;
 
   std::byte* data() const noexcept {
     return data_;
@@ -43,11 +53,12 @@ class SharedMemory {
 
  private:
   // Takes the descriptor over, also when it throws.
-  SharedMemory(int descriptor, std::size_t size);
+  SharedMemory(int descriptor, std::size_t size, std::size_t reserved);
 
   int descriptor_ = -1;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
+  std::atomic<std::size_t> reserved_ = 0;  // as far as this process knows
 };
 
 }  // namespace pipetransformer::autocache

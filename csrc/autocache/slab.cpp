@@ -18,14 +18,18 @@ namespace {
 using Word = std::atomic_ref<uint64_t>;
 
 constexpr uint64_t kMagic = 0x62616c7365686361;  // "acheslab"
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kFormat = 2;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kSuperblockBytes = 4096;
-constexpr std::size_t kMaxRunIdBytes = 256;        // with the closing zero
-constexpr uint64_t kMaxBytes = uint64_t{1} << 56;  // sums below stay in range
+constexpr std::size_t kMaxRunIdBytes = 256;  // with the closing zero
 
-// Index word: 0 none yet; slot + 1; or claimed by a process that assigns one.
+// Index word: 0 none yet; bytes and begin of a slot, in units of the alignment;
+// or claimed by a process that assigns one.
 constexpr uint64_t kClaimed = uint64_t{1} << 63;
+constexpr int kBeginBits = 37;
+constexpr uint64_t kMaxArenaBytes = kAlignment << kBeginBits;     // 8 TiB
+constexpr uint64_t kMaxSlotBytes = kAlignment * ((1 << 26) - 1);  // 4 GiB
+constexpr uint64_t kMaxSamples = uint64_t{1} << 53;  // sums stay in range
 
 uint64_t aligned(uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -66,7 +70,10 @@ bool within_format(const RecordLayout& layout) noexcept {
   return std::all_of(
       layout.tensors.begin(),
       layout.tensors.end(),
-      [](const TensorLayout& tensor) { return tensor.num_dims <= kMaxDims; });
+      [](const TensorLayout& tensor) {
+        return tensor.num_dims <= kMaxDims &&
+               tensor.ragged <= (tensor.num_dims > 0 ? 1 : 0);
+      });
 }
 
 // `text` as far as it may stand in a message: memory of others may hold
@@ -84,27 +91,32 @@ uint64_t Slab::Sizes::slots_offset() const noexcept {
   return kSuperblockBytes + aligned(num_samples * sizeof(uint64_t));
 }
 
+uint64_t Slab::Sizes::num_slots() const noexcept {
+  return std::min(num_samples, arena_bytes / slot_bytes);
+}
+
 // Whether create() makes such sizes, and `bytes` is what they need.
 bool Slab::Sizes::fit(uint64_t bytes) const noexcept {
-  if (num_samples == 0 || num_samples > kMaxBytes / sizeof(uint64_t) ||
-      num_slots == 0 || num_slots > num_samples ||
-      slot_bytes <= Slot::kOverheadBytes || slot_bytes > kMaxBytes ||
-      slot_bytes % kAlignment != 0 || bytes < slots_offset()) {
+  if (num_samples == 0 || num_samples > kMaxSamples ||
+      slot_bytes <= Slot::kOverheadBytes || slot_bytes > kMaxSlotBytes ||
+      slot_bytes % kAlignment != 0 || arena_bytes < slot_bytes ||
+      arena_bytes > kMaxArenaBytes || ragged > 1 ||
+      bytes != slots_offset() + arena_bytes) {
     return false;
   }
-  const uint64_t slots = bytes - slots_offset();
-  return slots / slot_bytes == num_slots && slots % slot_bytes == 0;
+  return ragged == 1 ? arena_bytes % kAlignment == 0
+                     : arena_bytes == num_slots() * slot_bytes;
 }
 
 // Written before anybody else can know the slab, and read when one attaches;
-// `next_slot` is in use from then on.
+// `next_byte` is in use from then on.
 struct Slab::Superblock {
   uint64_t magic;
   uint32_t format;
   uint32_t header_bytes;
   Sizes sizes;
   char run_id[kMaxRunIdBytes];
-  alignas(kAlignment) uint64_t next_slot;
+  alignas(kAlignment) uint64_t next_byte;
 };
 
 Slab Slab::create(const SlabConfig& config) {
@@ -115,15 +127,16 @@ Slab Slab::create(const SlabConfig& config) {
         "1 to 255 bytes",
         std::to_string(config.run_id.size()) + " bytes");
   }
-  if (config.num_samples == 0 || config.num_samples > kMaxBytes / 8) {
+  if (config.num_samples == 0 || config.num_samples > kMaxSamples) {
     refuse("num_samples", "a number >= 1", std::to_string(config.num_samples));
   }
   if (config.slot_bytes <= Slot::kOverheadBytes ||
-      config.slot_bytes > kMaxBytes) {
+      config.slot_bytes > kMaxSlotBytes) {
     refuse(
         "slot_bytes",
         "more than the " + std::to_string(Slot::kOverheadBytes) +
-            " bytes of a record without payload",
+            " bytes of a record without payload, at most " +
+            std::to_string(kMaxSlotBytes),
         std::to_string(config.slot_bytes));
   }
   Superblock head{};
@@ -133,19 +146,24 @@ Slab Slab::create(const SlabConfig& config) {
   Sizes& sizes = head.sizes;
   sizes.num_samples = config.num_samples;
   sizes.slot_bytes = aligned(config.slot_bytes);
-  sizes.num_slots =
+  sizes.ragged = config.ragged ? 1 : 0;
+  const uint64_t num_slots =
       slots_within(config.budget_bytes, config.num_samples, config.slot_bytes);
   const uint64_t fixed = sizes.slots_offset();
-  if (sizes.num_slots == 0) {
+  if (num_slots == 0) {
     refuse(
         "budget_bytes",
         "at least " + std::to_string(fixed + sizes.slot_bytes) +
             " for one record",
         std::to_string(config.budget_bytes));
   }
+  const uint64_t most = std::min(config.budget_bytes - fixed, kMaxArenaBytes);
+  sizes.arena_bytes = config.ragged ? most / kAlignment * kAlignment
+                                    : num_slots * sizes.slot_bytes;
   config.run_id.copy(head.run_id, kMaxRunIdBytes - 1);
+  const uint64_t size = fixed + sizes.arena_bytes;
   SharedMemory memory =
-      SharedMemory::create(fixed + sizes.num_slots * sizes.slot_bytes);
+      SharedMemory::create_sparse(size, config.ragged ? fixed : size);
   std::memcpy(memory.data(), &head, sizeof(head));
   return Slab(std::move(memory), sizes);
 }
@@ -154,23 +172,23 @@ uint64_t Slab::slots_within(
     uint64_t budget_bytes,
     uint64_t num_samples,
     uint64_t slot_bytes) noexcept {
-  if (num_samples == 0 || num_samples > kMaxBytes / sizeof(uint64_t) ||
-      slot_bytes <= Slot::kOverheadBytes || slot_bytes > kMaxBytes) {
+  if (num_samples == 0 || num_samples > kMaxSamples ||
+      slot_bytes <= Slot::kOverheadBytes || slot_bytes > kMaxSlotBytes) {
     return 0;
   }
-  const Sizes sizes{num_samples, 0, aligned(slot_bytes)};
-  const uint64_t budget = std::min(budget_bytes, kMaxBytes);
-  const uint64_t fixed = std::min(sizes.slots_offset(), budget);
-  return std::min(num_samples, (budget - fixed) / sizes.slot_bytes);
+  Sizes sizes{num_samples, aligned(slot_bytes), 0, 0};
+  const uint64_t fixed = std::min(sizes.slots_offset(), budget_bytes);
+  sizes.arena_bytes = std::min(budget_bytes - fixed, kMaxArenaBytes);
+  return sizes.num_slots();
 }
 
 Slab Slab::attach(const std::string& path, const std::string& run_id) {
   SharedMemory memory = SharedMemory::open(path);
   Superblock head{};
   if (memory.size() >= kSuperblockBytes) {
-    // Each word once: what is checked below is what is used. Not next_slot:
+    // Each word once: what is checked below is what is used. Not next_byte:
     // other processes take slots meanwhile.
-    std::array<uint64_t, offsetof(Superblock, next_slot) / sizeof(uint64_t)>
+    std::array<uint64_t, offsetof(Superblock, next_byte) / sizeof(uint64_t)>
         words;
     auto* from = reinterpret_cast<uint64_t*>(memory.data());
     for (uint64_t& word : words) {
@@ -196,7 +214,7 @@ Slab Slab::attach(const std::string& path, const std::string& run_id) {
 Slab::Slab(SharedMemory memory, const Sizes& sizes)
     : memory_(std::move(memory)),
       sizes_(sizes),
-      next_slot_(&reinterpret_cast<Superblock*>(memory_.data())->next_slot),
+      next_byte_(&reinterpret_cast<Superblock*>(memory_.data())->next_byte),
       index_(reinterpret_cast<uint64_t*>(memory_.data() + kSuperblockBytes)),
       slots_(memory_.data() + sizes_.slots_offset()) {}
 
@@ -205,10 +223,11 @@ FindResult Slab::find(uint64_t sample, Found& found) noexcept {
   if (entry == 0 || (entry & kClaimed) != 0) {
     return FindResult::kAbsent;
   }
-  if (entry > num_slots()) {
+  const std::optional<Extent> extent = extent_of(entry);
+  if (!extent) {
     return FindResult::kCorrupt;
   }
-  found.slot = Slot(slot_words(entry - 1));
+  found.slot = Slot(words_of(*extent));
   found.version = found.slot.version();
   if (found.version.state() != SlotState::kReady ||
       !found.slot.read_header(found.version, found.header)) {
@@ -216,7 +235,7 @@ FindResult Slab::find(uint64_t sample, Found& found) noexcept {
   }
   const RecordHeader& header = found.header;
   if (header.checksum != header_checksum(header) || header.sample != sample ||
-      header.payload_bytes > slot_bytes() - Slot::kOverheadBytes ||
+      header.payload_bytes > extent->bytes - Slot::kOverheadBytes ||
       !within_format(header.layout)) {
     found.slot.discard(found.version);
     return FindResult::kCorrupt;
@@ -249,14 +268,15 @@ WriteResult Slab::write(
     std::span<const Segment> segments) noexcept {
   RecordHeader header;
   header.payload_bytes = payload_bytes(segments);
-  if (Slot::kOverheadBytes + header.payload_bytes > slot_bytes()) {
+  const uint64_t record_bytes = Slot::kOverheadBytes + header.payload_bytes;
+  if (record_bytes > (ragged() ? kMaxSlotBytes : slot_bytes())) {
     return WriteResult::kFull;
   }
   Found found;
   if (find(sample, found) == FindResult::kFound && found.header.key == key) {
     return WriteResult::kSame;
   }
-  const Assignment assignment = assign(sample);
+  const Assignment assignment = assign(sample, record_bytes);
   if (assignment.words == nullptr) {
     return assignment.refusal;
   }
@@ -279,35 +299,84 @@ WriteResult Slab::write(
 
 // A process claims the sample's index word before it takes a slot, so that two
 // that come at once do not take two. One that dies in between loses one slot.
-Slab::Assignment Slab::assign(uint64_t sample) noexcept {
+Slab::Assignment Slab::assign(uint64_t sample, uint64_t record_bytes) noexcept {
   Word entry(index_[sample]);
-  Word next_slot(*next_slot_);
   uint64_t seen = entry.load(std::memory_order_acquire);
-  if (seen != 0 && (seen & kClaimed) == 0) {
-    const bool valid = seen <= num_slots();
-    return {valid ? slot_words(seen - 1) : nullptr, WriteResult::kFull};
+  const bool claimed = (seen & kClaimed) != 0;
+  if (seen != 0 && !claimed) {
+    const std::optional<Extent> extent = extent_of(seen);
+    if (!extent) {
+      return {nullptr, WriteResult::kFull};
+    }
+    if (record_bytes <= extent->bytes) {
+      return {words_of(*extent), WriteResult::kWritten};
+    }
   }
-  if (seen != 0 && process_runs(static_cast<uint32_t>(seen))) {
+  if (claimed && process_runs(static_cast<uint32_t>(seen))) {
     return {nullptr, WriteResult::kBusy};
   }
-  if (next_slot.load(std::memory_order_relaxed) >= num_slots()) {
+  const uint64_t bytes = aligned(ragged() ? record_bytes : slot_bytes());
+  const uint64_t next = Word(*next_byte_).load(std::memory_order_relaxed);
+  if (next > sizes_.arena_bytes || bytes > sizes_.arena_bytes - next) {
     return {nullptr, WriteResult::kFull};
   }
+  const uint64_t before = claimed ? 0 : seen;  // a slot that is outgrown
   if (!entry.compare_exchange_strong(
           seen, kClaimed | current_process(), std::memory_order_acq_rel)) {
     return {nullptr, WriteResult::kBusy};
   }
-  const uint64_t slot = next_slot.fetch_add(1, std::memory_order_relaxed);
-  if (slot >= num_slots()) {
-    entry.store(0, std::memory_order_release);
+  const std::optional<Extent> extent = take(bytes);
+  if (!extent) {
+    entry.store(before, std::memory_order_release);
     return {nullptr, WriteResult::kFull};
   }
-  entry.store(slot + 1, std::memory_order_release);
-  return {slot_words(slot), WriteResult::kWritten};
+  entry.store(
+      bytes / kAlignment << kBeginBits | extent->begin / kAlignment,
+      std::memory_order_release);
+  return {words_of(*extent), WriteResult::kWritten};
 }
 
-uint64_t* Slab::slot_words(uint64_t slot) const noexcept {
-  return reinterpret_cast<uint64_t*>(slots_ + slot * slot_bytes());
+// Takes bytes of the arena that nobody has; nothing: there are not as many.
+std::optional<Slab::Extent> Slab::take(uint64_t bytes) noexcept {
+  Word next_byte(*next_byte_);
+  uint64_t begin = next_byte.load(std::memory_order_relaxed);
+  do {
+    if (begin > sizes_.arena_bytes || bytes > sizes_.arena_bytes - begin ||
+        begin % kAlignment != 0 ||
+        (ragged() && !memory_.reserve(sizes_.slots_offset() + begin + bytes))) {
+      return std::nullopt;
+    }
+  } while (!next_byte.compare_exchange_weak(
+      begin, begin + bytes, std::memory_order_relaxed));
+  return Extent{begin, bytes};
+}
+
+// What an index word says, if it can be: others may write anything.
+std::optional<Slab::Extent> Slab::extent_of(uint64_t entry) noexcept {
+  const Extent extent{
+      (entry & ((uint64_t{1} << kBeginBits) - 1)) * kAlignment,
+      (entry >> kBeginBits) * kAlignment};
+  if (extent.bytes < aligned(Slot::kOverheadBytes) ||
+      extent.begin > sizes_.arena_bytes ||
+      extent.bytes > sizes_.arena_bytes - extent.begin) {
+    return std::nullopt;
+  }
+  if (!ragged() &&
+      (extent.bytes != slot_bytes() || extent.begin % slot_bytes() != 0)) {
+    return std::nullopt;
+  }
+  const uint64_t end = sizes_.slots_offset() + extent.begin + extent.bytes;
+  const bool there = !ragged() || memory_.reserve(end);
+  return there ? std::optional(extent) : std::nullopt;
+}
+
+uint64_t* Slab::words_of(const Extent& extent) const noexcept {
+  return reinterpret_cast<uint64_t*>(slots_ + extent.begin);
+}
+
+uint64_t Slab::used_bytes() const noexcept {
+  return std::min(
+      Word(*next_byte_).load(std::memory_order_relaxed), sizes_.arena_bytes);
 }
 
 }  // namespace pipetransformer::autocache

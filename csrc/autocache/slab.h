@@ -1,13 +1,16 @@
 // Records of one id space, shared by the processes of a node: an index from
-// sample to slot, and slots of fixed size. Everything lives in one piece of
-// shared memory, so a process that attaches sees all records without a copy.
+// sample to slot, and slots. Everything lives in one piece of shared memory, so
+// a process that attaches sees all records without a copy.
 //
 //   superblock | index: one word per sample | slots, 64-byte aligned
 //
 // Slots are assigned first come, first served, and for ever. There is no
 // eviction: each sample is read once per epoch in an order that repeats
 // nothing, and under such a load any replacement does worse than keeping what
-// is there.
+// is there. In a ragged slab a slot is as large as the first record that it
+// holds, and memory is reserved as slots are assigned; a sample whose record
+// outgrows its slot gets another one, and the old one is lost. Else all slots
+// have one size and are reserved at once.
 //
 // Other processes may write anything anywhere, at any time: what is read from
 // the memory is checked in a copy before it is used, so nothing outside of the
@@ -20,6 +23,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -32,8 +36,11 @@ namespace pipetransformer::autocache {
 struct SlabConfig {
   std::string run_id;  // names the run; at most 255 bytes
   uint64_t num_samples = 0;
-  uint64_t slot_bytes = 0;    // largest record, Slot::kOverheadBytes included
-  uint64_t budget_bytes = 0;  // of everything; bounds the number of slots
+  // Of the largest record, of a ragged slab of a usual one; with
+  // Slot::kOverheadBytes.
+  uint64_t slot_bytes = 0;
+  uint64_t budget_bytes = 0;  // of everything; bounds the slots
+  bool ragged = false;
 };
 
 // kBusy: somebody else writes it. kChanged: overwritten meanwhile.
@@ -44,7 +51,7 @@ enum class WriteResult { kWritten, kSame, kBusy, kFull };
 class Slab {
  public:
   // A record that was there when find() looked; valid as long as its slab. Its
-  // payload fits a slot, its layout fits the format; sizes and types in there
+  // payload fits its slot, its layout fits the format; sizes and types in there
   // are only what its writer says.
   struct Found {
     Slot slot{nullptr};
@@ -56,7 +63,7 @@ class Slab {
   // out of range, std::system_error when the memory cannot be had.
   static Slab create(const SlabConfig& config);
 
-  // How many slots create() reserves for these; 0: it refuses.
+  // How many slots of that size create() has room for; 0: it refuses.
   static uint64_t slots_within(
       uint64_t budget_bytes,
       uint64_t num_samples,
@@ -77,8 +84,8 @@ class Slab {
   read(Found& found, std::span<const Segment> segments, bool verify) noexcept;
 
   // Stores a record, over whatever the sample had. kSame: a record with this
-  // key is there already. kFull: no slot left, or the record is larger than
-  // one.
+  // key is there already. kFull: no room for a slot, or the record is larger
+  // than the slots are.
   WriteResult write(
       uint64_t sample,
       const RecordKey& key,
@@ -88,12 +95,18 @@ class Slab {
   uint64_t num_samples() const noexcept {
     return sizes_.num_samples;
   }
+  // Of slot_bytes() each.
   uint64_t num_slots() const noexcept {
-    return sizes_.num_slots;
+    return sizes_.num_slots();
   }
   uint64_t slot_bytes() const noexcept {
     return sizes_.slot_bytes;
   }
+  bool ragged() const noexcept {
+    return sizes_.ragged != 0;
+  }
+  // Of slots assigned so far, lost ones included.
+  uint64_t used_bytes() const noexcept;
   int descriptor() const noexcept {
     return memory_.descriptor();
   }
@@ -101,9 +114,11 @@ class Slab {
  private:
   struct Sizes {
     uint64_t num_samples;
-    uint64_t num_slots;
-    uint64_t slot_bytes;  // aligned
+    uint64_t slot_bytes;   // aligned
+    uint64_t arena_bytes;  // of all slots
+    uint64_t ragged;       // 0 or 1
 
+    uint64_t num_slots() const noexcept;
     uint64_t slots_offset() const noexcept;
     bool fit(uint64_t bytes) const noexcept;
   };
@@ -113,14 +128,22 @@ class Slab {
     WriteResult refusal;  // why there is none
   };
 
+  // Where a slot lies in the arena.
+  struct Extent {
+    uint64_t begin;
+    uint64_t bytes;
+  };
+
   Slab(SharedMemory memory, const Sizes& sizes);
 
-  uint64_t* slot_words(uint64_t slot) const noexcept;
-  Assignment assign(uint64_t sample) noexcept;
+  std::optional<Extent> extent_of(uint64_t entry) noexcept;
+  uint64_t* words_of(const Extent& extent) const noexcept;
+  std::optional<Extent> take(uint64_t bytes) noexcept;
+  Assignment assign(uint64_t sample, uint64_t record_bytes) noexcept;
 
   SharedMemory memory_;
   Sizes sizes_;          // checked; never read from memory_ again
-  uint64_t* next_slot_;  // in memory_
+  uint64_t* next_byte_;  // of the arena, not assigned yet; in memory_
   uint64_t* index_;      // in memory_
   std::byte* slots_;     // in memory_
 };

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 
 namespace pipetransformer::autocache {
 
@@ -47,12 +48,14 @@ int64_t num_rows_of(const std::vector<at::Tensor>& tensors) {
   return tensors[0].size(0);
 }
 
-std::optional<RecordLayout> layout_of(const std::vector<at::Tensor>& tensors) {
+std::optional<RecordLayout>
+layout_of(const std::vector<at::Tensor>& tensors, const RaggedTensors& ragged) {
   RecordLayout layout;
   if (tensors.size() > kMaxTensors) {
     return std::nullopt;
   }
-  for (const at::Tensor& tensor : tensors) {
+  for (std::size_t k = 0; k < tensors.size(); ++k) {
+    const at::Tensor& tensor = tensors[k];
     TensorLayout& row = layout.tensors[layout.num_tensors++];
     const int64_t num_dims = tensor.dim() - 1;
     if (num_dims > static_cast<int64_t>(kMaxDims) ||
@@ -60,7 +63,8 @@ std::optional<RecordLayout> layout_of(const std::vector<at::Tensor>& tensors) {
       return std::nullopt;
     }
     row.dtype = static_cast<uint16_t>(tensor.scalar_type());
-    row.num_dims = static_cast<uint16_t>(num_dims);
+    row.num_dims = static_cast<uint8_t>(num_dims);
+    row.ragged = is_ragged(ragged, k) ? 1 : 0;
     for (int64_t dim = 0; dim < num_dims; ++dim) {
       const int64_t size = tensor.size(dim + 1);
       if (size > std::numeric_limits<uint32_t>::max()) {
@@ -107,21 +111,101 @@ empty_tensors(const RecordLayout& layout, int64_t num_rows) {
   return tensors;
 }
 
-Rows::Rows(const std::vector<at::Tensor>& tensors)
+int64_t padded_length(
+    const std::vector<at::Tensor>& tensors,
+    const RaggedTensors& ragged) {
+  TORCH_CHECK_VALUE(
+      ragged.size() <= tensors.size(),
+      "ragged: expected one flag per tensor (",
+      tensors.size(),
+      "), got ",
+      ragged.size());
+  int64_t length = -1;
+  for (std::size_t k = 0; k < tensors.size(); ++k) {
+    if (!is_ragged(ragged, k)) {
+      continue;
+    }
+    const at::Tensor& tensor = tensors[k];
+    TORCH_CHECK_VALUE(
+        tensor.dim() >= 2 && (length < 0 || tensor.size(1) == length),
+        "ragged: expected tensors of one padded length",
+        length < 0 ? "" : " (" + std::to_string(length) + ")",
+        ", got shape ",
+        tensor.sizes());
+    length = tensor.size(1);
+  }
+  return length;
+}
+
+at::Tensor
+checked_lengths(const at::Tensor& lengths, int64_t rows, int64_t padded) {
+  TORCH_CHECK_VALUE(
+      lengths.dim() == 1 && lengths.numel() == rows &&
+          lengths.scalar_type() == at::kLong,
+      "lengths: expected int64 of shape (",
+      rows,
+      ",), got ",
+      lengths.scalar_type(),
+      " of shape ",
+      lengths.sizes());
+  at::Tensor checked = lengths.cpu().contiguous();
+  const auto* length = checked.const_data_ptr<int64_t>();
+  for (int64_t row = 0; row < rows; ++row) {
+    TORCH_CHECK_VALUE(
+        length[row] >= 0 && length[row] <= padded,
+        "lengths: expected 0..",
+        padded,
+        " (the padded length), got ",
+        length[row]);
+  }
+  return checked;
+}
+
+RecordLayout with_length(RecordLayout layout, uint32_t length) noexcept {
+  for (TensorLayout& tensor : layout.tensors) {
+    if (tensor.ragged != 0) {
+      tensor.sizes[0] = length;
+    }
+  }
+  return layout;
+}
+
+std::optional<uint32_t> length_of(const RecordLayout& layout) noexcept {
+  std::optional<uint32_t> length;
+  for (const TensorLayout& tensor : layout.tensors) {
+    if (tensor.ragged == 0) {
+      continue;
+    }
+    if (length && *length != tensor.sizes[0]) {
+      return std::nullopt;
+    }
+    length = tensor.sizes[0];
+  }
+  return length.value_or(0);
+}
+
+Rows::Rows(const std::vector<at::Tensor>& tensors, const RaggedTensors& ragged)
     : num_tensors_(tensors.size()) {
   for (std::size_t k = 0; k < num_tensors_; ++k) {
     const at::Tensor& tensor = tensors[k];
     first_[k].data =
         static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr()));
     first_[k].size = tensor.nbytes() / std::max<int64_t>(tensor.size(0), 1);
+    if (is_ragged(ragged, k)) {
+      element_bytes_[k] = first_[k].size / std::max<int64_t>(tensor.size(1), 1);
+    }
   }
 }
 
 std::span<const Segment> Rows::at(
     int64_t row,
-    std::array<Segment, kMaxTensors>& segments) const noexcept {
+    std::array<Segment, kMaxTensors>& segments,
+    int64_t length) const noexcept {
   for (std::size_t k = 0; k < num_tensors_; ++k) {
-    segments[k] = {first_[k].data + row * first_[k].size, first_[k].size};
+    const std::size_t ragged = element_bytes_[k];
+    segments[k] = {
+        first_[k].data + row * first_[k].size,
+        ragged > 0 ? length * ragged : first_[k].size};
   }
   return {segments.data(), num_tensors_};
 }

@@ -21,9 +21,6 @@ at::Tensor plain(const at::Tensor& tensor);
 // The common first dim. Throws c10::ValueError when there is none.
 int64_t num_rows_of(const std::vector<at::Tensor>& tensors);
 
-// Layout of one row of each. Nothing: more than a record can describe.
-std::optional<RecordLayout> layout_of(const std::vector<at::Tensor>& tensors);
-
 // Bytes of one record's payload. Nothing: no tensors have this layout, or ones
 // that nobody could hold; a layout of another process may say anything. Its
 // counts are those of the format.
@@ -33,19 +30,55 @@ std::optional<uint64_t> payload_bytes(const RecordLayout& layout);
 std::vector<at::Tensor>
 empty_tensors(const RecordLayout& layout, int64_t num_rows);
 
+// Which tensors of a batch hold rows of different lengths along their dim 1,
+// padded to one length; empty: none does.
+using RaggedTensors = std::vector<bool>;
+
+inline bool is_ragged(const RaggedTensors& ragged, std::size_t k) {
+  return k < ragged.size() && ragged[k];
+}
+
+// The length that all ragged tensors have; -1 when none is ragged. Throws
+// c10::ValueError when there are more flags than tensors, a ragged tensor has
+// no dim 1, or lengths differ.
+int64_t padded_length(
+    const std::vector<at::Tensor>& tensors,
+    const RaggedTensors& ragged);
+
+// Layout of one row of each. Nothing: more than a record can describe.
+std::optional<RecordLayout>
+layout_of(const std::vector<at::Tensor>& tensors, const RaggedTensors& ragged);
+
+// One length in 0..padded per row, contiguous on the CPU. Throws
+// c10::ValueError.
+at::Tensor
+checked_lengths(const at::Tensor& lengths, int64_t rows, int64_t padded);
+
+// `layout` with this length of its ragged tensors.
+RecordLayout with_length(RecordLayout layout, uint32_t length) noexcept;
+
+// The length of the ragged tensors, 0 when there is none. Nothing: they differ.
+std::optional<uint32_t> length_of(const RecordLayout& layout) noexcept;
+
 // Row addresses of plain tensors, which outlive it; at most kMaxTensors.
 class Rows {
  public:
-  explicit Rows(const std::vector<at::Tensor>& tensors);
+  explicit Rows(
+      const std::vector<at::Tensor>& tensors,
+      const RaggedTensors& ragged = {});
 
-  // The bytes of one row, listed in `segments`. To be written through only
-  // where the tensors are the caller's own.
+  // The bytes of one row, of ragged tensors those of the first `length`
+  // elements of dim 1, listed in `segments`. To be written through only where
+  // the tensors are the caller's own.
   std::span<const Segment>
-  at(int64_t row, std::array<Segment, kMaxTensors>& segments) const noexcept;
+  at(int64_t row,
+     std::array<Segment, kMaxTensors>& segments,
+     int64_t length = 0) const noexcept;
 
  private:
   std::size_t num_tensors_;
   std::array<Segment, kMaxTensors> first_{};
+  std::array<std::size_t, kMaxTensors> element_bytes_{};  // 0: not ragged
 };
 
 // Rows of all tensors together that are worth waking a thread.

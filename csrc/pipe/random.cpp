@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/equal.h>
@@ -38,6 +39,11 @@ namespace pipetransformer::pipe {
 // one is lent: under a lock it gets our seed and offset for the call, and has
 // its own back after it. Work that draws from the same default generator on a
 // thread without a scope at that moment is not kept out.
+//
+// torch.utils.checkpoint saves the state of the default generators and puts it
+// back for its recomputation, which runs outside the scope: it would draw other
+// numbers than the forward. So a draw below its hooks is refused; its reentrant
+// form has no hooks, and is not noticed.
 
 namespace {
 
@@ -45,6 +51,8 @@ constexpr c10::DispatchKey kDrawKey =
     c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local DrawScope::State* state_of_thread = nullptr;
+
+IsCheckpoint is_checkpoint = nullptr;  // set once, before any scope
 
 // Fallback scopes share the default generator: one at a time.
 std::recursive_mutex& fallback_mutex() {
@@ -80,6 +88,30 @@ class DrawWatch {
 
  private:
   CallSeed& seed_;
+  const at::Generator generator_;
+  at::Tensor before_;
+};
+
+// Refuses a draw that torch.utils.checkpoint would not repeat.
+class RepeatedDraw {
+ public:
+  explicit RepeatedDraw(at::Generator generator)
+      : generator_(std::move(generator)) {
+    const auto hooks = at::SavedTensorDefaultHooks::get_hooks();
+    if (hooks && is_checkpoint != nullptr && is_checkpoint(hooks->first)) {
+      before_ = state_of(generator_);
+    }
+  }
+  void look() const {
+    if (before_.defined() && !same_state(before_, state_of(generator_))) {
+      throw std::runtime_error(
+          "pipe: expected no random draws within torch.utils.checkpoint, which "
+          "would draw other numbers in backward, got some; recompute with the "
+          "pipeline's own checkpoint (of the engine: PipeConfig.checkpoint)");
+    }
+  }
+
+ private:
   const at::Generator generator_;
   at::Tensor before_;
 };
@@ -181,6 +213,7 @@ void supply_generator(
   const auto& arguments = op.schema().arguments();
   const std::size_t first = stack->size() - arguments.size();
   std::optional<DrawWatch> watch;
+  std::optional<RepeatedDraw> repeated;
   if (state_of_thread != nullptr) {
     for (std::size_t k = 0; k < arguments.size(); ++k) {
       c10::IValue& value = (*stack)[first + k];
@@ -189,6 +222,7 @@ void supply_generator(
         if (!device.is_meta()) {
           value = state_of_thread->generator(device);
           watch.emplace(*state_of_thread->position.seed, value.toGenerator());
+          repeated.emplace(value.toGenerator());
         }
       }
     }
@@ -197,6 +231,7 @@ void supply_generator(
   op.redispatchBoxed(keys & below, stack);
   if (watch) {
     watch->look();
+    repeated->look();
   }
 }
 
@@ -250,11 +285,13 @@ void lend_default_generator(
   }
   const at::Generator mine = state_of_thread->generator(device);
   DrawWatch watch(*state_of_thread->position.seed, mine);
+  const RepeatedDraw repeated(mine);
   {
     const LentGenerator lent(mine);
     op.redispatchBoxed(keys & below, stack);
   }
   watch.look();
+  repeated.look();
 }
 
 // A kernel of an accelerator that draws, and not one made of other operations:
@@ -391,6 +428,10 @@ void set_draw_layer(int64_t layer) {
     state->look_at_default();
     state->seed_default();
   }
+}
+
+void set_checkpoint_test(IsCheckpoint test) {
+  is_checkpoint = test;
 }
 
 std::shared_ptr<CallSeed> seed_of_call(std::optional<uint64_t> given) {

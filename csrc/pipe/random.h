@@ -8,6 +8,8 @@
 // Thread safety: all state is per thread.
 #pragma once
 
+#include <c10/core/SafePyObject.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -50,6 +52,13 @@ void check_workers_can_draw(bool keyed);
 
 // Draws from here on belong to `layer`; nothing happens outside a scope.
 void set_draw_layer(int64_t layer);
+
+// Tells whether a pack hook of saved tensors is one of torch.utils.checkpoint,
+// which Python knows. What draws below such a hook is refused: the
+// recomputation would repeat draws of the default generators, and these are
+// none of them.
+using IsCheckpoint = bool (*)(const c10::SafePyObject& pack_hook);
+void set_checkpoint_test(IsCheckpoint test);
 
 // The seed of a call that begins on this thread: the given one; without one
 // what the next draw from the default CPU generator gives, or from that of the

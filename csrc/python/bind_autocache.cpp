@@ -20,7 +20,11 @@ using autocache::Slab;
 
 namespace {
 
-using Group = std::tuple<int64_t, at::Tensor, std::vector<at::Tensor>>;
+using Group = std::tuple<
+    int64_t,
+    at::Tensor,
+    std::optional<at::Tensor>,
+    std::vector<at::Tensor>>;
 
 // Throws what Python knows as OSError with its errno; needs the GIL.
 [[noreturn]] void raise_os_error(const std::system_error& error) {
@@ -45,10 +49,12 @@ std::unique_ptr<ActivationStore> create(
     uint64_t num_samples,
     uint64_t slot_bytes,
     uint64_t budget_bytes,
+    bool ragged,
     bool verify_all) {
   return opened(
       [&] {
-        return Slab::create({run_id, num_samples, slot_bytes, budget_bytes});
+        return Slab::create(
+            {run_id, num_samples, slot_bytes, budget_bytes, ragged});
       },
       verify_all);
 }
@@ -62,10 +68,17 @@ std::vector<Group> fetch(
     ActivationStore& store,
     const at::Tensor& ids,
     const std::vector<uint64_t>& chain,
-    const std::optional<at::Tensor>& input_hashes) {
+    const std::optional<at::Tensor>& input_hashes,
+    const std::vector<double>& fills,
+    int64_t length) {
   std::vector<Group> groups;
-  for (auto& group : store.fetch(ids, chain, input_hashes)) {
-    groups.emplace_back(group.boundary, group.rows, std::move(group.tensors));
+  for (auto& group : store.fetch(ids, chain, input_hashes, {fills, length})) {
+    std::optional<at::Tensor> lengths;
+    if (group.lengths.defined()) {
+      lengths = group.lengths;
+    }
+    groups.emplace_back(
+        group.boundary, group.rows, lengths, std::move(group.tensors));
   }
   return groups;
 }
@@ -78,6 +91,7 @@ void bind_autocache(py::module_& m) {
       .def_readonly("hits", &CacheCounts::hits)
       .def_readonly("misses", &CacheCounts::misses)
       .def_readonly("stale", &CacheCounts::stale)
+      .def_readonly("changed", &CacheCounts::changed)
       .def_readonly("corrupt", &CacheCounts::corrupt)
       .def_readonly("stored", &CacheCounts::stored)
       .def_readonly("skipped", &CacheCounts::skipped)
@@ -90,6 +104,7 @@ void bind_autocache(py::module_& m) {
           py::arg("num_samples"),
           py::arg("slot_bytes"),
           py::arg("budget_bytes"),
+          py::arg("ragged"),
           py::arg("verify_all"))
       .def_static(
           "attach",
@@ -103,6 +118,8 @@ void bind_autocache(py::module_& m) {
           py::arg("ids"),
           py::arg("chain"),
           py::arg("input_hashes"),
+          py::arg("fills"),
+          py::arg("length"),
           NoGil())
       .def(
           "store",
@@ -112,12 +129,16 @@ void bind_autocache(py::module_& m) {
           py::arg("boundary"),
           py::arg("fingerprint"),
           py::arg("input_hashes"),
+          py::arg("ragged"),
+          py::arg("lengths"),
           NoGil())
       .def("counts", &ActivationStore::counts)
+      .def("clear", &ActivationStore::clear, NoGil())
       .def("close", &ActivationStore::close, NoGil())
       .def_property_readonly("num_samples", &ActivationStore::num_samples)
       .def_property_readonly("num_slots", &ActivationStore::num_slots)
       .def_property_readonly("slot_bytes", &ActivationStore::slot_bytes)
+      .def_property_readonly("used_bytes", &ActivationStore::used_bytes)
       .def_property_readonly("descriptor", &ActivationStore::descriptor);
   m.def(
       "slots_within",
@@ -133,7 +154,13 @@ void bind_autocache(py::module_& m) {
       py::arg("tensor"),
       py::arg("seed"),
       NoGil());
-  m.def("hash_rows", &autocache::hash_rows, py::arg("tensors"), NoGil());
+  m.def(
+      "hash_rows",
+      &autocache::hash_rows,
+      py::arg("tensors"),
+      py::arg("ragged"),
+      py::arg("lengths"),
+      NoGil());
 }
 
 }  // namespace pipetransformer::bindings

@@ -1,4 +1,5 @@
 #include <pybind11/stl.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -17,6 +18,13 @@ namespace pipetransformer::bindings {
 namespace py = pybind11;
 
 namespace {
+
+bool is_of_checkpoint(const c10::SafePyObject& hook) {
+  const py::gil_scoped_acquire gil;
+  const py::handle function(hook.ptr(getPyInterpreter()));
+  const py::object where = py::getattr(function, "__module__", py::none());
+  return where.equal(py::str("torch.utils.checkpoint"));
+}
 
 // A DrawScope with Python's enter and exit; a call of its own.
 class DrawScopeHandle {
@@ -80,6 +88,7 @@ void bind_workers(py::module_& m) {
 
 void bind_draws(py::module_& m) {
   m.def("keyed_draws_work", &pipe::keyed_draws_work);
+  pipe::set_checkpoint_test(&is_of_checkpoint);
   m.def("set_draw_layer", &pipe::set_draw_layer, py::arg("layer"));
   py::class_<DrawScopeHandle>(m, "DrawScope")
       .def(

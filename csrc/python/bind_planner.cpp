@@ -26,6 +26,7 @@ void bind_inputs(py::module_& m) {
       .def_readwrite("weight_grad_ns", &LayerProfile::weight_grad_ns)
       .def_readwrite("forward_only_ns", &LayerProfile::forward_only_ns)
       .def_readwrite("parameter_bytes", &LayerProfile::parameter_bytes)
+      .def_readwrite("trainable_bytes", &LayerProfile::trainable_bytes)
       .def_readwrite(
           "activation_bytes_per_sample",
           &LayerProfile::activation_bytes_per_sample)

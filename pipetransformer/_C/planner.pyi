@@ -6,6 +6,7 @@ class Layer:
     weight_grad_ns: list[int]
     forward_only_ns: list[int]
     parameter_bytes: int
+    trainable_bytes: int
     activation_bytes_per_sample: int
     weight_grad_activation_bytes_per_sample: int
     boundary_bytes_per_sample: int

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pipetransformer.adapters.families import FAMILIES, Family
+from pipetransformer.adapters.peft_models import is_peft, merged, task_model_of
 from pipetransformer.adapters.tasks import TASKS, Given, Head, Task
+from pipetransformer.autocache import Ragged
 
 Batch = Mapping[str, Any]
 
@@ -28,23 +32,32 @@ class Adapted:
         sequential: The same as layers.
         family: Of the model.
         task: What it is trained for.
+        adapters: The model of peft that put adapters into the task model; None: none.
 
     Attributes:
         model: The task model.
         sequential: Its layers: embeddings, blocks (or halves of them), head.
         units: Ends of the freeze units, for the engine: each layer before the head.
-        ragged: Whether batches differ in length.
+        ragged: What is padding, for the cache; None where batches have one length, or
+            padded positions count in the loss (question answering).
     """
 
     def __init__(
-        self, model: nn.Module, sequential: nn.Sequential, family: Family, task: str
+        self,
+        model: nn.Module,
+        sequential: nn.Sequential,
+        family: Family,
+        task: str,
+        *,
+        adapters: nn.Module | None = None,
     ) -> None:
         self.model = model
         self.sequential = sequential
         self.units = list(range(1, len(sequential)))
-        self.ragged = family.ragged
+        self.ragged = _ragged(family, task)
         self._names = family.inputs
         self._task_name = task
+        self._adapters = adapters
 
     @property
     def _task(self) -> Task:
@@ -59,6 +72,7 @@ class Adapted:
                 ``token_type_ids`` all are of type 0.
 
         Raises:
+            TypeError: an input is no tensor.
             ValueError: the batch lacks an input, or has one that the layers do not
                 take.
         """
@@ -69,6 +83,13 @@ class Adapted:
                 f"batch: expected {', '.join(names)} and, as targets, "
                 f"{', '.join(task.targets)}, got {', '.join(sorted(batch))}"
             )
+        for name in names:
+            if not isinstance(batch.get(name, batch[names[0]]), Tensor):
+                raise TypeError(
+                    f"batch: expected a tensor as {name}, got "
+                    f"{type(batch[name]).__name__}; give a collate_fn, such as "
+                    "DataCollatorWithPadding(tokenizer)"
+                )
         first: Tensor = batch[names[0]]
         defaults = {"attention_mask": first.new_ones, "token_type_ids": first.new_zeros}
         return tuple(
@@ -90,6 +111,9 @@ class Adapted:
                 f"{', '.join(sorted(batch))}"
             )
         found = tuple(batch[name] for name in names)
+        mask = batch.get("attention_mask") if self.ragged is not None else None
+        if mask is not None and found[0].shape == mask.shape:
+            _check_labels(found[0], mask)
         return found[0] if len(found) == 1 else found
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
@@ -104,20 +128,17 @@ class Adapted:
         """
         return self._task.weight
 
-    def collate(
-        self, collator: Callable[[list[Any]], Batch]
-    ) -> Callable[[list[Any]], tuple[Any, Any]]:
-        """Return a ``collate_fn`` of ``(inputs, targets)`` around a data collator.
-
-        Args:
-            collator: As ``DataCollatorWithPadding``: a list of samples to a batch.
-        """
-        return functools.partial(_collate, self, collator)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Adapted:
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         # What loader processes need of it: no weights.
         state = self.__dict__.copy()
-        state.update(model=_ConfigOnly(self.model.config), sequential=None)
+        config = _ConfigOnly(self.model.config)
+        state.update(model=config, sequential=None, _adapters=None)
         return state
 
     # -- names ------------------------------------------------------------------
@@ -146,13 +167,27 @@ class Adapted:
         theirs = self.model.state_dict(keep_vars=True)
         return {name: ours[id(value)] for name, value in theirs.items()}
 
-    def export(self, folder: str | os.PathLike[str]) -> None:
+    def export(self, folder: str | os.PathLike[str], *, merge: bool = False) -> None:
         """Write config and weights (safetensors), for ``from_pretrained``.
 
-        The weights are those of this process: on a standby rank they are old.
+        The weights are those of this process: on a standby rank they are old. Of a
+        model of peft the adapters alone are written, for
+        ``PeftModel.from_pretrained(base, folder)``.
+
+        Args:
+            folder: Where to; made if need be.
+            merge: Add the adapters to the weights of a copy and write that, a plain
+                model of transformers.
+
+        Raises:
+            ValueError: to be merged, but no model of peft.
         """
-        model: Any = self.model
-        model.save_pretrained(folder)
+        if merge and self._adapters is None:
+            raise ValueError(
+                "merge: expected False of a model without PEFT adapters, got True"
+            )
+        model: Any = self._adapters if self._adapters is not None else self.model
+        (merged(model) if merge else model).save_pretrained(folder)
 
 
 class _ConfigOnly:
@@ -160,17 +195,41 @@ class _ConfigOnly:
         self.config = config
 
 
+def _ragged(family: Family, task: str) -> Ragged | None:
+    if not family.ragged or task == "question-answering":
+        return None
+    place = family.inputs.index("attention_mask")
+    return Ragged(functools.partial(_valid_lengths, place))
+
+
+def _valid_lengths(place: int, inputs: tuple[Tensor, ...]) -> Tensor:
+    """Return where the last token of each row ends."""
+    mask = inputs[place] != 0
+    ends = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return (mask * ends).amax(1)
+
+
+@functools.cache
+def _warn_of_labels() -> None:
+    _LOG.warning(
+        "labels: expected %d at padding, got others; they count in the loss as the "
+        "model computes it, but the activation cache keeps nothing of padded positions",
+        _IGNORED,
+    )
+
+
+def _check_labels(labels: Tensor, mask: Tensor) -> None:
+    if bool(((labels != _IGNORED) & (mask == 0)).any()):
+        _warn_of_labels()
+
+
+_LOG = logging.getLogger(__name__)
+_IGNORED = -100
+
 _OLDEST = 5, 10
 
 _UNUSED = ("special_tokens_mask", "length")
 """Entries of a tokenizer's batch that no model takes."""
-
-
-def _collate(
-    adapted: Adapted, collator: Callable[[list[Any]], Batch], samples: list[Any]
-) -> tuple[Any, Any]:
-    batch = collator(samples)
-    return adapted.inputs(batch), adapted.targets(batch)
 
 
 def from_transformers(
@@ -187,8 +246,13 @@ def from_transformers(
     Llama, Qwen2 and Qwen3 (causal language models). Nothing is copied; outputs and
     gradients are those of the model.
 
+    A ``peft.PeftModel`` of such a model is taken as it is, if its adapters live in
+    layers (LoRA, IA3 and others): its base weights do not train, and layers before the
+    first adapter are frozen from the start.
+
     Args:
-        model: From ``AutoModelFor<task>.from_pretrained``, on the CPU.
+        model: From ``AutoModelFor<task>.from_pretrained``, on the CPU, or what
+            ``peft.get_peft_model`` makes of it.
         task: ``"sequence-classification"``, ``"token-classification"``,
             ``"question-answering"``, ``"image-classification"`` or ``"causal-lm"``;
             None: what the model's class is for.
@@ -200,8 +264,12 @@ def from_transformers(
     Raises:
         ImportError: transformers is older than 5.10, whose models are made otherwise.
         TypeError: `model` is no model of transformers.
-        ValueError: the family or task is not supported, or the model is not for it.
+        ValueError: the family, task or PEFT method is not supported, or the model is
+            not for the task.
     """
+    adapters = model if is_peft(model) else None
+    if adapters is not None:
+        model = task_model_of(adapters)
     family, task = _supported(model, task)
     base: Any = model.base_model
     if untie:
@@ -215,7 +283,7 @@ def from_transformers(
     layers.append(_head(model, family, TASKS[task]))
     sequential = nn.Sequential(*layers)
     sequential.train(model.training)
-    return Adapted(model, sequential, family, task)
+    return Adapted(model, sequential, family, task, adapters=adapters)
 
 
 def _supported(model: nn.Module, task: str | None) -> tuple[Family, str]:
@@ -260,7 +328,10 @@ def _check_version() -> None:
 def _untie(model: Any) -> None:
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if head is not None and head.weight is embeddings.weight:
-        head.weight = nn.Parameter(head.weight.detach().clone())
+        own = head.weight.detach().clone()
+        # An adapter's layer shows the weight of the one that it wraps.
+        wrapped = getattr(head, "base_layer", head)
+        wrapped.weight = nn.Parameter(own, requires_grad=head.weight.requires_grad)
         model.config.tie_word_embeddings = False
 
 

@@ -4,6 +4,7 @@ from pipetransformer.autocache.cache import (
     ActivationCache,
     CacheCounters,
     Records,
+    hash_ragged_rows,
     hash_rows,
 )
 from pipetransformer.autocache.prefix import (
@@ -11,6 +12,7 @@ from pipetransformer.autocache.prefix import (
     fingerprint_chain,
     values_context,
 )
+from pipetransformer.autocache.ragged import Ragged, RaggedRows, valid_part
 from pipetransformer.autocache.sizes import (
     record_bytes,
     slots_within,
@@ -19,11 +21,15 @@ from pipetransformer.autocache.sizes import (
 __all__ = [
     "ActivationCache",
     "CacheCounters",
+    "Ragged",
+    "RaggedRows",
     "Records",
     "cacheable",
     "fingerprint_chain",
+    "hash_ragged_rows",
     "hash_rows",
     "record_bytes",
     "slots_within",
+    "valid_part",
     "values_context",
 ]

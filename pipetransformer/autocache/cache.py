@@ -12,6 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 from pipetransformer import _C
+from pipetransformer.autocache.ragged import Ragged, RaggedRows, dims_of, flags, moved
 
 _logger = logging.getLogger(__name__)
 
@@ -29,11 +30,13 @@ class Records:
         boundary: number of layers that the activations have passed.
         rows: positions in the batch, ``(n,)`` int64.
         tensors: what crosses the boundary, each ``(n, ...)``, on the CPU.
+        lengths: valid positions of each row, ``(n,)`` int64; None: not ragged.
     """
 
     boundary: int
     rows: Tensor
     tensors: tuple[Tensor, ...]
+    lengths: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -46,21 +49,25 @@ class CacheCounters:
     Attributes:
         hits: rows found.
         misses: rows not found.
-        stale: misses whose record is of another prefix or input, or was overwritten
-            while it was read.
+        stale: misses whose record is of another prefix, or was overwritten while it
+            was read.
+        changed: misses whose record is of another input.
         corrupt: misses whose record failed its checksum; it is dropped.
         stored: rows written.
         skipped: rows there already, or just being written by another process.
         full: rows without a slot: none left, or the record is larger than one.
+        audited: hits that were computed again, see `ActivationCache.audit_due`.
     """
 
     hits: int
     misses: int
     stale: int
+    changed: int
     corrupt: int
     stored: int
     skipped: int
     full: int
+    audited: int = 0
 
 
 class ActivationCache:
@@ -73,10 +80,17 @@ class ActivationCache:
     use, close or drop its copy without harm to the parent.
     """
 
-    def __init__(self, store: _C.autocache.ActivationStore) -> None:
+    def __init__(
+        self, store: _C.autocache.ActivationStore, audit_every: int = 0
+    ) -> None:
         """Wrap an open store; use `create` or `attach` instead."""
         self._store = store
         self._warned: set[str] = set()
+        self._audit_every = audit_every
+        self._audited = 0
+        self._hits = 0  # when asked last whether an audit is due
+        self._pass_began = self.counters
+        self.given_up: str | None = None
 
     @classmethod
     def create(
@@ -86,17 +100,23 @@ class ActivationCache:
         num_samples: int,
         slot_bytes: int,
         budget_bytes: int,
+        ragged: bool = False,
         verify: Verify = "sampled",
+        audit_every: int = 0,
     ) -> ActivationCache:
         """Reserve the memory of a new cache.
 
         Args:
             run_id: names the run; processes of another run cannot attach.
             num_samples: ids are ``0 .. num_samples - 1``.
-            slot_bytes: bytes of the largest record, see `record_bytes`.
+            slot_bytes: bytes of the largest record, with `ragged` of a usual one,
+                see `record_bytes`.
             budget_bytes: of the whole cache. When it holds fewer slots than there
                 are samples, those that come first keep theirs.
+            ragged: records differ in size and take only what they need; memory is
+                reserved as they are stored.
             verify: compare checksums on 1/64 of the reads or on all.
+            audit_every: one hit in that many is to be audited; 0: none.
 
         Raises:
             ValueError: if an argument is out of range or no slot fits the budget.
@@ -112,13 +132,24 @@ class ActivationCache:
                 raise ValueError(f"{name}: expected a number >= 1, got {value}")
         return cls(
             _C.autocache.ActivationStore.create(
-                run_id, num_samples, slot_bytes, budget_bytes, _verifies_all(verify)
-            )
+                run_id,
+                num_samples,
+                slot_bytes,
+                budget_bytes,
+                ragged,
+                _verifies_all(verify),
+            ),
+            audit_every,
         )
 
     @classmethod
     def attach(
-        cls, address: bytes, *, run_id: str, verify: Verify = "sampled"
+        cls,
+        address: bytes,
+        *,
+        run_id: str,
+        verify: Verify = "sampled",
+        audit_every: int = 0,
     ) -> ActivationCache:
         """Open the cache of another process of this node and user.
 
@@ -127,6 +158,7 @@ class ActivationCache:
                 from anywhere: sealed memory of this user alone is opened.
             run_id: as given to `create`.
             verify: compare checksums on 1/64 of this process's reads or on all.
+            audit_every: one hit of this process in that many is to be audited.
 
         Raises:
             ValueError: if there is no cache of this run and format at the address.
@@ -141,7 +173,8 @@ class ActivationCache:
             )
         path = f"/proc/{int(place['pid'])}/fd/{int(place['fd'])}"
         try:
-            return cls(_C.autocache.ActivationStore.attach(path, run_id, verifies_all))
+            store = _C.autocache.ActivationStore.attach(path, run_id, verifies_all)
+            return cls(store, audit_every)
         except OSError as error:
             raise ValueError(
                 "address: expected a cache held by a process of this node and user, "
@@ -160,13 +193,18 @@ class ActivationCache:
 
     @property
     def num_slots(self) -> int:
-        """Number of samples that can have a record at the same time."""
+        """Number of samples that can have a record of `slot_bytes` at once."""
         return self._store.num_slots
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot, rounded up to its alignment."""
+        """Bytes of a slot, of a ragged cache of a usual one, rounded up."""
         return self._store.slot_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all slots taken so far, by all processes."""
+        return self._store.used_bytes
 
     @property
     def counters(self) -> CacheCounters:
@@ -176,10 +214,12 @@ class ActivationCache:
             hits=counts.hits,
             misses=counts.misses,
             stale=counts.stale,
+            changed=counts.changed,
             corrupt=counts.corrupt,
             stored=counts.stored,
             skipped=counts.skipped,
             full=counts.full,
+            audited=self._audited,
         )
 
     def fetch(
@@ -188,6 +228,8 @@ class ActivationCache:
         *,
         chain: Sequence[int],
         input_hashes: Tensor | None = None,
+        ragged: Ragged | None = None,
+        length: int | None = None,
     ) -> list[Records]:
         """Read the records of a batch.
 
@@ -197,6 +239,9 @@ class ActivationCache:
                 boundary ``b < len(chain)`` is valid if its fingerprint is ``chain[b]``.
             input_hashes: ``(rows,)`` int64 of the inputs as they are now; a record of
                 other inputs, or stored without a hash, is a miss. None: not compared.
+            ragged: how ragged records are padded; None: they are misses.
+            length: what they are padded to; longer ones are misses. None: to the
+                longest of an entry.
 
         Returns:
             One entry per boundary and layout found, boundaries ascending. Rows in no
@@ -206,9 +251,17 @@ class ActivationCache:
             ValueError: if an id is out of range, a shape or dtype is wrong, or the
                 cache is closed.
         """
-        groups = self._store.fetch(ids, list(chain), input_hashes)
+        fills = list(ragged.fills) if ragged is not None else []
+        groups = self._store.fetch(
+            ids, list(chain), input_hashes, fills, -1 if length is None else length
+        )
         self._warn_once("corrupt", "records failed their checksum and are recomputed")
-        return [Records(b, rows, tuple(tensors)) for b, rows, tensors in groups]
+        found = []
+        for boundary, rows, lengths, tensors in groups:
+            if ragged is not None and lengths is not None:
+                tensors = moved(tensors, dims_of(tensors, ragged.dim), back=True)
+            found.append(Records(boundary, rows, tuple(tensors), lengths))
+        return found
 
     def store(
         self,
@@ -218,6 +271,8 @@ class ActivationCache:
         boundary: int,
         fingerprint: int,
         input_hashes: Tensor | None = None,
+        ragged: Ragged | None = None,
+        lengths: Tensor | None = None,
     ) -> int:
         """Write records, in place of those that the samples had.
 
@@ -229,6 +284,9 @@ class ActivationCache:
             boundary: number of layers that the activations have passed.
             fingerprint: ``fingerprint_chain(...)[boundary]``.
             input_hashes: ``(rows,)`` int64 of the inputs.
+            ragged: how the tensors are padded; None: they are not.
+            lengths: with `ragged`, how many positions of each row are valid,
+                ``(rows,)`` int64. Only these are stored.
 
         Returns:
             Number of rows written.
@@ -239,23 +297,73 @@ class ActivationCache:
         """
         if boundary < 0:
             raise ValueError(f"boundary: expected a number >= 0, got {boundary}")
+        padded: list[bool] = []
+        if ragged is not None:
+            dims = dims_of(tensors, ragged.dim)
+            tensors, padded = moved(tensors, dims), flags(dims)
+            lengths = lengths if any(padded) else None
         written = self._store.store(
-            ids, list(tensors), boundary, fingerprint, input_hashes
+            ids, list(tensors), boundary, fingerprint, input_hashes, padded, lengths
         )
         self._warn_once("full", "records have no slot and will be recomputed")
         return written
+
+    def audit_due(self) -> bool:
+        """Tell, and count, whether one of the hits since the last call is due.
+
+        Whoever gets True computes one of them again and compares.
+        """
+        hits, before = self._store.counts().hits, self._hits
+        self._hits = hits
+        every = self._audit_every
+        if every == 0 or hits // every == before // every:
+            return False
+        self._audited += 1
+        return True
+
+    def begin_pass(self) -> None:
+        """Give the cache up if the pass that ends found inputs changed, and no hit."""
+        now, before = self.counters, self._pass_began
+        self._pass_began = now
+        asked = now.hits + now.misses - before.hits - before.misses
+        changed = now.changed - before.changed
+        if changed and now.hits == before.hits and 8 * changed >= asked:
+            self.give_up(
+                f"{changed} of {asked} samples have other inputs than in the pass "
+                "before, and none the same: random augmentation, or padding that "
+                "ragged=pt.Ragged(...) would tell apart"
+            )
+
+    def give_up(self, reason: str) -> None:
+        """Ask this process to use the cache no more; say why, once."""
+        if self.given_up is None:
+            self.given_up = reason
+            _logger.warning("cache: used no more: %s", reason)
+
+    def clear(self) -> None:
+        """Drop all records, for all processes."""
+        self._store.clear()
 
     def close(self) -> None:
         """Let go of the memory; other processes keep it."""
         self._store.close()
 
+    def warn_once(self, key: str, text: str) -> None:
+        """Log a warning, unless one with this key has been logged."""
+        if key not in self._warned:
+            self._warned.add(key)
+            _logger.warning("cache: %s", text)
+
     def _warn_once(self, counter: str, text: str) -> None:
-        if counter in self._warned:
-            return
-        rows = getattr(self._store.counts(), counter)
-        if rows > 0:
-            self._warned.add(counter)
-            _logger.warning("cache: %d %s; see counters for more", rows, text)
+        if counter not in self._warned:
+            rows = getattr(self._store.counts(), counter)
+            if rows > 0:
+                self.warn_once(counter, f"{rows} {text}; see counters for more")
+
+
+def hash_ragged_rows(rows: RaggedRows) -> Tensor:
+    """Hash the valid part of each sample, ``(rows,)`` int64: padding does not count."""
+    return _C.autocache.hash_rows(rows.tensors, rows.ragged, rows.lengths)
 
 
 def hash_rows(*tensors: Tensor) -> Tensor:
@@ -270,7 +378,7 @@ def hash_rows(*tensors: Tensor) -> Tensor:
     Raises:
         ValueError: if there is no tensor or the first dims differ.
     """
-    return _C.autocache.hash_rows(list(tensors))
+    return _C.autocache.hash_rows(list(tensors), [], None)
 
 
 def _verifies_all(verify: Verify) -> bool:

@@ -16,6 +16,7 @@ from pipetransformer.autofreeze.units import (
     boundary_of,
     movable_boundary,
     resolve_units,
+    starting_units,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "movable_boundary",
     "replay",
     "resolve_units",
+    "starting_units",
 ]

@@ -25,7 +25,8 @@ class AlphaCap(Policy):
 
     The cap alone freezes ``ceil(L * (1 - (1 - alpha) ** T))`` of L units at point T:
     0 4 7 9 10 11 11 12 for L = 12 and alpha = 1/3. Point 0, before training, freezes
-    nothing. Points are taken in order; asking for one again repeats its answer.
+    nothing. Units before the first trainable parameter count as frozen from there on.
+    Points are taken in order; asking for one again repeats its answer.
 
     Args:
         alpha: freeze_alpha, in [0, 1).
@@ -112,6 +113,9 @@ class AlphaCap(Policy):
             if num_frozen != self._num_frozen:
                 return point
         return None
+
+    def _begin(self) -> None:
+        self._frozen, self._num_frozen = float(self.starting_units), self.starting_units
 
     def _get_settings(self) -> dict[str, object]:
         return {

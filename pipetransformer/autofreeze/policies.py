@@ -14,7 +14,7 @@ from pipetransformer.autofreeze.policy import (
 
 
 class Never(Policy):
-    """Freezes nothing: the baseline of every comparison."""
+    """Freezes nothing that trains: the baseline of every comparison."""
 
     def _choose(self, progress: Progress, stats: FreezeStatistics) -> int:
         return 0
@@ -72,9 +72,10 @@ class Schedule(Policy):
 
     def _find_change(self, progress: Progress) -> int | None:
         last = len(self._counts) - 1
-        now = self._counts[min(progress.epoch, last)]
+        counts = [max(count, self.starting_units) for count in self._counts]
+        now = counts[min(progress.epoch, last)]
         later = range(progress.epoch + 1, last + 1)
-        return next((t for t in later if self._counts[t] != now), None)
+        return next((t for t in later if counts[t] != now), None)
 
     def _get_settings(self) -> dict[str, object]:
         return {"counts": list(self._counts)}

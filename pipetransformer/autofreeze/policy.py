@@ -67,6 +67,7 @@ class Decision(TypedDict):
     """One entry of a policy's log: a decision with all of its inputs."""
 
     num_units: int
+    starting_units: int
     state: State
     progress: ProgressEntry
     gradient_norms: list[float] | None
@@ -109,6 +110,7 @@ class Policy(abc.ABC):
         self.dry_run = dry_run
         self.log: list[Decision] = []
         self._num_units: int | None = None
+        self._starting_units = 0
         self._statistics = FreezeStatistics()
 
     def __repr__(self) -> str:
@@ -128,8 +130,17 @@ class Policy(abc.ABC):
             raise ValueError("policy: expected bind(num_units) first, got no units")
         return self._num_units
 
-    def bind(self, num_units: int) -> None:
+    @property
+    def starting_units(self) -> int:
+        """Front units that are frozen from the start; no decision goes below it."""
+        return self._starting_units
+
+    def bind(self, num_units: int, *, starting_units: int = 0) -> None:
         """Tell the policy how many units the model has.
+
+        Args:
+            num_units: units of the model.
+            starting_units: of them those before the first trainable parameter.
 
         Raises:
             ValueError: if the policy's settings do not fit that number, or if it is
@@ -141,8 +152,10 @@ class Policy(abc.ABC):
                 "policy: expected a new one for each engine, got one that is bound to "
                 f"{self._num_units} units"
             )
+        check_count("starting_units", starting_units, num_units)
         self._check_units(num_units)
-        self._num_units = num_units
+        self._num_units, self._starting_units = num_units, starting_units
+        self._begin()
 
     def observe(self, stats: FreezeStatistics) -> None:
         """Hand over the statistics for the next ``decide``, which uses them up.
@@ -161,14 +174,17 @@ class Policy(abc.ABC):
     def decide(self, progress: Progress) -> int:
         """Number of front units frozen from this evaluation point on.
 
+        At least ``starting_units``, whatever the policy wants.
+
         A statistic that is not finite never freezes: the decision then repeats the
         last one, with a warning that names the step and the unit.
         """
         stats, self._statistics = self._statistics, FreezeStatistics()
         norms = stats.gradient_norms
         state = self.state_dict()
-        wanted = self._choose(progress, stats)
-        decision = 0 if self.dry_run else wanted
+        floor = self._starting_units
+        wanted = max(floor, self._choose(progress, stats))
+        decision = floor if self.dry_run else wanted
         if self.dry_run:
             _logger.info(
                 "dry run at step %d: would freeze %d of %d units",
@@ -179,6 +195,7 @@ class Policy(abc.ABC):
         self.log.append(
             Decision(
                 num_units=self.num_units,
+                starting_units=floor,
                 state=state,
                 progress=_to_entry(progress),
                 gradient_norms=None if norms is None else list(norms),
@@ -229,6 +246,9 @@ class Policy(abc.ABC):
     def _check_units(self, num_units: int) -> None:  # noqa: B027 (optional hook)
         """Raise ValueError if the settings do not fit `num_units`."""
 
+    def _begin(self) -> None:  # noqa: B027 (optional hook)
+        """Set what the policy remembers at first, once its units are known."""
+
     def _get_settings(self) -> dict[str, object]:
         """Arguments of the constructor, without ``dry_run``."""
         return {}
@@ -271,7 +291,9 @@ def replay(policy_factory: Callable[[], Policy], log: Sequence[Decision]) -> lis
     decisions = []
     for entry in log:
         policy = policy_factory()
-        policy.bind(entry["num_units"])
+        # Older logs know no starting units.
+        starting = entry.get("starting_units", 0)
+        policy.bind(entry["num_units"], starting_units=starting)
         policy.load_state_dict(entry["state"])
         norms = entry["gradient_norms"]
         policy.observe(FreezeStatistics(None if norms is None else tuple(norms)))

@@ -43,6 +43,25 @@ def resolve_units(num_layers: int, units: Sequence[int] | None) -> tuple[int, ..
     return ends
 
 
+def starting_units(layers: nn.Sequential, unit_ends: Sequence[int]) -> int:
+    """How many front units hold nothing to train, and so begin frozen.
+
+    Layers without parameters count only before one whose parameters do not train: a
+    dropout right before the first layer that trains stays active.
+
+    Args:
+        layers: the whole model, with the flags that the user gave its parameters.
+        unit_ends: from ``resolve_units``.
+    """
+    end = 0
+    for index, layer in enumerate(layers):
+        flags = [parameter.requires_grad for parameter in layer.parameters()]
+        if any(flags):
+            break
+        end = index + 1 if flags else end
+    return sum(1 for unit_end in unit_ends if unit_end <= end)
+
+
 def boundary_of(unit_ends: Sequence[int], num_frozen_units: int) -> int:
     """Index of the first active layer when `num_frozen_units` units are frozen.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from pipetransformer.core.wire import printable
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
 from pipetransformer.state.state import make_optimizer, naming
+
+_LOG = logging.getLogger(__name__)
 
 
 def save(
@@ -105,6 +108,32 @@ def restore(
             run.costs.load_elapsed(extra.get("reshaped_ns_ago"))
         checkpoint.load_model(content, run.state)
         run.loaded = content
+
+
+def check_registered(run: Run) -> None:
+    """Refuse a checkpoint without the state of something that was registered.
+
+    States of other names are left out, with a warning.
+
+    Raises:
+        ValueError: naming what is missing.
+    """
+    if run.loaded is None:
+        return
+    names = set(run.state.registered.names)
+    saved = set(run.loaded["joined"].get("registered", {}))
+    if names - saved:
+        raise ValueError(
+            f"{run.loaded['name']}: expected states of what is registered, "
+            f"{', '.join(sorted(names))}, got none of "
+            f"{', '.join(sorted(names - saved))}"
+        )
+    if saved - names:
+        _LOG.warning(
+            "%s: states that nothing is registered for are left out: %s",
+            run.loaded["name"],
+            printable(", ".join(sorted(saved - names)), longest=500),
+        )
 
 
 def check_resumed_pass(run: Run) -> None:

@@ -176,6 +176,9 @@ def _checked(content: Mapping[str, Any], what: str) -> dict[str, Any]:
     freezes = joined.get("freezes", [])
     fits = isinstance(freezes, list) and all(_is_dict(f, str, int) for f in freezes)
     require(fits, "freezes", "counts by name", freezes)
+    registered = joined.get("registered", {})
+    fits = _is_dict(registered, str, dict)
+    require(fits, "registered", "states by name", registered)
     sums = joined.get("gradients", {})
     require(_is_dict(sums, int, Tensor), "gradients", "tensors by number", sums)
     return joined

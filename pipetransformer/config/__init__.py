@@ -1,6 +1,7 @@
 """The settings of a run, checked where they are made."""
 
 from pipetransformer.config.config import (
+    AmpMode,
     CacheConfig,
     CheckpointConfig,
     Config,
@@ -8,4 +9,11 @@ from pipetransformer.config.config import (
     PlanConfig,
 )
 
-__all__ = ["CacheConfig", "CheckpointConfig", "Config", "PipeConfig", "PlanConfig"]
+__all__ = [
+    "AmpMode",
+    "CacheConfig",
+    "CheckpointConfig",
+    "Config",
+    "PipeConfig",
+    "PlanConfig",
+]

@@ -12,11 +12,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 _NAMES = {int: "an int", float: "a number", bool: "a bool", str: "a str"}
 
 
-def check_kinds(settings: object) -> None:
+def settle_kinds(settings: object) -> None:
     """Refuse a value that is of another kind than its field's annotation says.
 
     Numbers of numpy count as numbers, bools do not. What a Literal allows is not
-    looked at: a message that lists its values says more.
+    looked at: a message that lists its values says more. The others become plain
+    values, so that equal settings are equal: Python's numbers, tuples, texts.
 
     Args:
         settings: A dataclass instance.
@@ -32,6 +33,7 @@ def check_kinds(settings: object) -> None:
             raise TypeError(
                 f"{name}.{field.name}: expected {_told(hint)}, got {value!r}"
             )
+        object.__setattr__(settings, field.name, _plain(value))
 
 
 def check_count(what: str, value: Any) -> int:
@@ -64,6 +66,20 @@ def _fits(value: Any, hint: Any) -> bool:
         kind = Integral if hint is int else Real
         return isinstance(value, kind) and not isinstance(value, bool)
     return isinstance(value, get_origin(hint) or hint)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Sequence):
+        return tuple(_plain(each) for each in value)
+    return value
 
 
 def _told(hint: Any) -> str:

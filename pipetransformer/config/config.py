@@ -6,15 +6,19 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from pipetransformer.autodp import AutoDPConfig
-from pipetransformer.config.checks import check_kinds
+from pipetransformer.config.checks import settle_kinds
+from pipetransformer.config.mapping import from_mapping, to_mapping
 
 CheckpointMode = Literal["always", "except_last", "never"]
 ReshapeMode = Literal["priced", "always", "never"]
+AmpMode = Literal["bf16", "fp16"]
+Verify = Literal["sampled", "all"]
+SchedulerInterval = Literal["step", "epoch"]
 
 
 def _require(ok: bool, what: str, expected: str, actual: object) -> None:
@@ -62,7 +66,7 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         """Validate each field."""
-        check_kinds(self)
+        settle_kinds(self)
         for name in (
             "slot_memory_bytes",
             "num_stages",
@@ -116,7 +120,7 @@ class PipeConfig:
 
     def __post_init__(self) -> None:
         """Validate each field."""
-        check_kinds(self)
+        settle_kinds(self)
         _require(
             self.checkpoint in ("always", "except_last", "never"),
             "PipeConfig.checkpoint",
@@ -137,15 +141,32 @@ class CacheConfig:
         enabled: Off: the frozen prefix is recomputed for every batch.
         budget_bytes: Bytes of the host slab per node and id space. None: a quarter of
             the memory that the job may still take.
+        verify: Compare the checksum of one read in 64 (``"sampled"``) or of all.
+        audit_every: One hit in that many is computed again and compared; a difference
+            beyond rounding ends the cache's use and training goes on without. 0: none.
     """
 
     enabled: bool = True
     budget_bytes: int | None = None
+    verify: Verify = "sampled"
+    audit_every: int = 1000
 
     def __post_init__(self) -> None:
         """Validate each field."""
-        check_kinds(self)
+        settle_kinds(self)
         _positive_or_none("CacheConfig.budget_bytes", self.budget_bytes)
+        _require(
+            self.verify in ("sampled", "all"),
+            "CacheConfig.verify",
+            "'sampled' or 'all'",
+            self.verify,
+        )
+        _require(
+            self.audit_every >= 0,
+            "CacheConfig.audit_every",
+            ">= 0 hits",
+            self.audit_every,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,7 +195,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         """Validate each field."""
-        check_kinds(self)
+        settle_kinds(self)
         what, folder = "CheckpointConfig", self.directory
         usable = folder is None or os.fspath(folder) != ""
         _require(usable, f"{what}.directory", "a folder's name or None", folder)
@@ -213,12 +234,24 @@ class Config:
             optimizer step that these end in, or at the pass's end. What is to be
             frozen trains for that much longer. 0: training stops while a plan is
             prepared.
+        accumulation_steps: Batches for each optimizer step: `engine.step` adds up
+            their gradients, which are reduced with the last one alone, as those of one
+            large batch. A pass ends with a step, whatever is left. Take a step with
+            every batch of a pass.
+        amp: "bf16" or "fp16": forward and loss run under ``torch.autocast``, the
+            weights stay as they are. With "fp16" the loss is scaled (``GradScaler``),
+            and a step whose gradients overflow changes nothing but the scale. None:
+            no mixed precision, or that of an autocast region around the calls.
+        scheduler_interval: The learning-rate scheduler steps with every optimizer
+            "step", or with every "epoch".
         clip_grad_norm: Clips the norm over all active parameters, after the
             all-reduce; None: no clipping.
-        check_loss: Call the loss once more at the first batch, with each row twice,
-            and refuse it if it is another one: it is to be a mean over rows. False:
-            for a loss that compares rows with each other, or must not be called once
-            more. Each replica then takes it over its own rows.
+        check_loss: Call the loss again at the first batch, with each row twice and
+            with each half of the rows. With rows twice it is to be the same, else it
+            is refused; where the mean of the halves is another one, a warning says
+            that `loss_weight` is needed. False: for a loss that compares rows with
+            each other, or must not be called again. Each replica then takes it over
+            its own rows.
         plan: See `PlanConfig`.
         pipe: See `PipeConfig`.
         cache: See `CacheConfig`.
@@ -230,6 +263,9 @@ class Config:
     eval_microbatch_rows: int = 64
     freeze_every: int | None = None
     prepare_steps: int = 0
+    accumulation_steps: int = 1
+    amp: AmpMode | None = None
+    scheduler_interval: SchedulerInterval = "step"
     clip_grad_norm: float | None = None
     check_loss: bool = True
     plan: PlanConfig = dataclasses.field(default_factory=PlanConfig)
@@ -240,7 +276,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Validate each field."""
-        check_kinds(self)
+        settle_kinds(self)
         _require(0 <= self.seed < 2**63, "Config.seed", "0 <= seed < 2**63", self.seed)
         rows = self.eval_microbatch_rows
         _require(rows >= 1, "Config.eval_microbatch_rows", ">= 1 row", rows)
@@ -253,7 +289,41 @@ class Config:
         )
         ahead = self.prepare_steps
         _require(ahead >= 0, "Config.prepare_steps", "a number of steps from 0", ahead)
+        shared = self.accumulation_steps
+        _require(shared >= 1, "Config.accumulation_steps", ">= 1 batch", shared)
+        for name, known in (
+            ("amp", ("bf16", "fp16", None)),
+            ("scheduler_interval", ("step", "epoch")),
+        ):
+            value = getattr(self, name)
+            _require(value in known, f"Config.{name}", f"one of {known}", value)
         _positive_or_none("Config.clip_grad_norm", self.clip_grad_norm)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values that JSON, YAML and TOML can hold, nested per room.
+
+        Durations are seconds, tuples are lists. Fields that are None are left out: TOML
+        has no such value. So is ``autodp.secret``, which belongs into no file that is
+        not made for it.
+        """
+        return to_mapping(self)
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> Config:
+        """Make a config from what `to_dict` gives, or from a part of it.
+
+        ``Config.from_dict(config.to_dict()) == config``, but for the secret.
+
+        Args:
+            mapping: By the names of fields; those of the rooms are mappings again. What
+                is left out has its default.
+
+        Raises:
+            TypeError: a value of a wrong kind; names the field, as in
+                ``Config.plan.num_stages``.
+            ValueError: an unknown name, a value out of range, or a secret.
+        """
+        return from_mapping(cls, mapping, cls.__name__)
 
     def canonical(self) -> str:
         """Return a text that is equal on two ranks iff their configs agree."""

@@ -10,10 +10,12 @@ from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from pipetransformer.data.division import Division
 from pipetransformer.data.sampler import ElasticSampler, seed_of
-from pipetransformer.data.structures import Tree, no_rows, num_rows
+from pipetransformer.data.seeding import seed_loader_process
+from pipetransformer.data.structures import Tree, no_rows, num_rows, stack_rows
 
 __all__ = [
     "Batch",
@@ -32,7 +34,9 @@ _HALVES = ("inputs", "targets")
 
 
 class MapDataset(Protocol):
-    """A dataset with a length and samples ``(inputs, targets)`` by index.
+    """A dataset with a length and samples by index.
+
+    A sample is ``(inputs, targets)``, or a mapping of both by name.
 
     Optional methods: ``inputs(index)`` and ``targets(index)`` load one half of a
     sample; ``input_key(index, epoch) -> int`` names the content of the inputs.
@@ -54,6 +58,7 @@ class Batch:
         index: number of the batch in the pass, from 0.
         load_inputs: returns the collated inputs; called at most once.
         input_keys: ``(rows,)`` int64 from the dataset's ``input_key``, if it has one.
+        lazy: the dataset loads the inputs on their own, and only when touched.
     """
 
     ids: Tensor
@@ -62,6 +67,7 @@ class Batch:
     index: int
     load_inputs: Callable[[], Tree]
     input_keys: Tensor | None = None
+    lazy: bool = False
 
     @property
     def rows(self) -> int:
@@ -113,18 +119,23 @@ def batches(
     num_workers: int = 0,
     pin_memory: bool = False,
     lazy: bool | None = None,
+    division: Division | None = None,
 ) -> Generator[Batch, None, None]:
     """Load the batches of the sampler's next pass.
 
     Args:
-        dataset: map-style, samples ``(inputs, targets)``.
+        dataset: map-style.
         sampler: names the samples of each batch, for as many as the dataset has.
-        collate_fn: list of samples to ``(inputs, targets)``; default torch's.
-        num_workers: processes that load ahead; 0 loads in this one.
+        collate_fn: list of samples to ``(inputs, targets)`` or to a mapping that
+            `division` divides; default torch's.
+        num_workers: processes that load ahead; 0 loads in this one. Their global
+            generators are seeded for each sample, from the sampler's seed and epoch and
+            the sample's id; this process's are left alone.
         pin_memory: copy the loaded tensors into page-locked memory.
         lazy: load inputs only when ``batch.inputs`` is touched, in this process;
             default: if the dataset has ``inputs``, ``targets`` and ``input_key``, and
             there is no `collate_fn`.
+        division: divides what is collated; default: that for a plain Sequential.
 
     Yields:
         One batch per global batch. An empty share has inputs and targets of zero rows
@@ -132,9 +143,9 @@ def batches(
 
     Raises:
         TypeError: if the dataset is iterable, has no length, or lacks a method that
-            ``lazy=True`` needs, or if a collated batch is no pair.
+            ``lazy=True`` needs, or if a collated batch is neither a pair nor a mapping.
         ValueError: if sampler and dataset differ in length, or `lazy` and
-            `collate_fn` are both given.
+            `collate_fn` are both given, or if a mapping has no targets.
     """
     check_dataset(dataset)
     if len(dataset) != sampler.num_samples:
@@ -153,7 +164,14 @@ def batches(
     if lazy is None:
         lazy = halves and hasattr(dataset, "input_key") and collate_fn is None
     return _load(
-        _Shares(dataset, collate_fn or default_collate, sampler.epoch, lazy=lazy),
+        Shares(
+            dataset,
+            collate_fn or stack_rows,
+            division or Division(),
+            sampler.seed,
+            sampler.epoch,
+            lazy=lazy,
+        ),
         iter(sampler),
         [sampler.global_rows(b) for b in range(sampler.position, sampler.num_batches)],
         sampler.position,
@@ -183,52 +201,88 @@ class _Share(NamedTuple):
     input_keys: Tensor | None
 
 
-class _Shares(Dataset[_Share]):
-    """Loads a list of ids at once, so that an empty list is a batch, too."""
+class Shares(Dataset[_Share]):
+    """Loads a list of ids at once, so that an empty list is a batch, too.
+
+    Args:
+        dataset: map-style.
+        collate: list of samples to what `division` divides.
+        division: divides what is collated.
+        seed: of what loader processes draw.
+        epoch: of the pass.
+        lazy: leave out inputs, which the dataset loads on their own.
+    """
 
     def __init__(
-        self, dataset: MapDataset, collate: Collate, epoch: int, *, lazy: bool
+        self,
+        dataset: MapDataset,
+        collate: Collate,
+        division: Division,
+        seed: int,
+        epoch: int,
+        *,
+        lazy: bool,
     ) -> None:
         self.dataset = dataset
         self.collate = collate
+        self.division = division
+        self.seed = seed
         self.epoch = epoch
         self.lazy = lazy
         self.input_key = getattr(dataset, "input_key", None)
 
     def __getitem__(self, index: int) -> _Share:
-        return self.__getitems__([index])
+        return self.load([index])
 
     def __getitems__(self, ids: list[int]) -> _Share:
-        inputs: Tree | None = None
+        return self.load(ids)
+
+    def load(self, ids: list[int]) -> _Share:
+        """Load the samples `ids`; without any: zero rows of the usual shapes."""
         if self.lazy:
-            targets = self.half("targets", ids)
-        else:
-            inputs, targets = self.pair(ids)
+            return self._share(ids, None, self.half("targets", ids))
+        return self.taken(ids, self.collated(self.dataset.__getitem__, ids))
+
+    def taken(self, ids: list[int], collated: object) -> _Share:
+        """Return the share of the samples `ids`, which were collated elsewhere."""
+        return self._share(ids, *self.division.pair(collated))
+
+    def batch(self, share: _Share, global_rows: int, index: int) -> Batch:
+        """Return a share as a batch of a pass."""
+        return Batch(
+            ids=share.ids,
+            targets=share.targets,
+            global_rows=global_rows,
+            index=index,
+            load_inputs=functools.partial(_inputs_of, share, self),
+            input_keys=share.input_keys,
+            lazy=share.inputs is None,
+        )
+
+    def _share(self, ids: list[int], inputs: Tree | None, targets: Tree) -> _Share:
         keys = None
         if self.input_key is not None:
             keys = _keys([self.input_key(i, self.epoch) for i in ids])
         return _Share(torch.tensor(ids, dtype=torch.int64), inputs, targets, keys)
 
     def half(self, name: str, ids: list[int]) -> Tree:
-        return cast(Tree, self.collated(getattr(self.dataset, name), ids))
-
-    def pair(self, ids: list[int]) -> tuple[Tree, Tree]:
-        pair = self.collated(self.dataset.__getitem__, ids)
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(
-                "samples: expected (inputs, targets) pairs, got batches of type "
-                f"{type(pair).__name__}"
-            )
-        return pair[0], pair[1]
+        tree = cast(Tree, self.collated(getattr(self.dataset, name), ids))
+        return self.division.half(name, tree)
 
     def collated(self, get: Callable[[int], object], ids: list[int]) -> object:
         # No row would leave the shapes open: take some sample's and drop its row.
-        tree = self.collate([get(i) for i in ids or [0]])
+        samples = [self.seeded(get, i) for i in ids or [0]]
+        seed_loader_process("collate", self.seed, self.epoch, *ids[:1])
+        tree = self.collate(samples)
         return tree if ids else no_rows(tree)
+
+    def seeded(self, get: Callable[[int], object], index: int) -> object:
+        seed_loader_process("sample", self.seed, self.epoch, index)
+        return get(index)
 
 
 def _load(
-    shares: _Shares,
+    shares: Shares,
     lists: Iterator[list[int]],
     sizes: Sequence[int],
     first: int,
@@ -236,22 +290,15 @@ def _load(
     num_workers: int,
     pin_memory: bool,
 ) -> Generator[Batch, None, None]:
-    loaded: Iterable[_Share] = map(shares.__getitems__, lists)
+    loaded: Iterable[_Share] = map(shares.load, lists)
     if num_workers > 0 or pin_memory:
         loaded = _loader(shares, lists, num_workers, pin_memory)
-    for offset, (share, global_rows) in enumerate(zip(loaded, sizes, strict=True)):
-        yield Batch(
-            ids=share.ids,
-            targets=share.targets,
-            global_rows=global_rows,
-            index=first + offset,
-            load_inputs=functools.partial(_inputs_of, share, shares),
-            input_keys=share.input_keys,
-        )
+    for index, (share, rows) in enumerate(zip(loaded, sizes, strict=True), first):
+        yield shares.batch(share, rows, index)
 
 
 def _loader(
-    shares: _Shares, lists: Iterator[list[int]], num_workers: int, pin_memory: bool
+    shares: Shares, lists: Iterator[list[int]], num_workers: int, pin_memory: bool
 ) -> DataLoader[_Share]:
     return DataLoader(
         shares,
@@ -264,7 +311,7 @@ def _loader(
     )
 
 
-def _inputs_of(share: _Share, shares: _Shares) -> Tree:
+def _inputs_of(share: _Share, shares: Shares) -> Tree:
     if share.inputs is None:
         return shares.half("inputs", share.ids.tolist())
     return share.inputs

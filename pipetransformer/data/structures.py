@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 
 def arguments_of(value: Any) -> tuple[Any, ...] | Mapping[str, Any]:
@@ -108,6 +109,24 @@ def fit_together(pieces: Sequence[Any]) -> bool:
     shapes = ([tensor.shape[1:] for tensor in tensors_of(piece)] for piece in pieces)
     first = next(shapes, [])
     return all(other == first for other in shapes)
+
+
+def stack_rows(samples: list[Any]) -> Any:
+    """Collate samples as torch does by default, where no ``collate_fn`` is given.
+
+    Raises:
+        TypeError: a sample holds something that is no tensor, array or number.
+        ValueError: samples differ in shape, or do not have the same parts.
+    """
+    try:
+        return default_collate(samples)
+    except (RuntimeError, KeyError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"samples: expected {len(samples)} that stack to a batch, got {error}; "
+            "give a collate_fn, such as a data collator that pads to the longest, and "
+            "leave out what is no tensor or number"
+        ) from error
 
 
 Tree: TypeAlias = "Tensor | tuple[Tree, ...] | list[Tree] | dict[str, Tree]"

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import nn
 
-from pipetransformer.autofreeze import Never, Policy, resolve_units
+from pipetransformer.autocache import Ragged
+from pipetransformer.autofreeze import (
+    Never,
+    Policy,
+    movable_boundary,
+    resolve_units,
+    starting_units,
+)
 from pipetransformer.config import Config
-from pipetransformer.run.arguments import EngineArguments, Loss, LossWeight
+from pipetransformer.run.arguments import (
+    AdaptedModel,
+    EngineArguments,
+    Loss,
+    LossWeight,
+)
 from pipetransformer.skip import verify_skippables
 from pipetransformer.state.state import (
     OptimizerFactory,
     SchedulerFactory,
     make_optimizer,
+    make_scheduler,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -52,10 +66,39 @@ def check_model(model: object) -> nn.Sequential:
                 "model: expected no nn.SyncBatchNorm (it needs the default process "
                 f"group and silently runs as plain batch norm without it), got {name}"
             )
+    _check_recomputation(model)
     verify_skippables(model)
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("model: expected a trainable parameter, got none")
     return model
+
+
+def _check_recomputation(model: nn.Module) -> None:
+    """Refuse layers of transformers that recompute themselves, and draw.
+
+    They put the global generators back, from which nothing draws in a pipeline: the
+    second forward would have another dropout than the first.
+
+    Raises:
+        ValueError: there are such layers.
+    """
+    drops = any(map(_drops, model.modules()))
+    for name, module in model.named_modules():
+        if drops and getattr(module, "gradient_checkpointing", False) is True:
+            raise ValueError(
+                "model: expected no gradient_checkpointing with dropout, which would "
+                f"differ in the recomputation, got it for {name}; call "
+                "model.gradient_checkpointing_disable(), and recompute with "
+                "PipeConfig(checkpoint='always')"
+            )
+
+
+def _drops(module: nn.Module) -> bool:
+    """Tell whether a module has a dropout of its own, as one or as a number."""
+    own = {name: value for name, value in vars(module).items() if "drop" in name}
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        own["p"] = module.p
+    return any(isinstance(value, float) and value > 0 for value in own.values())
 
 
 def on_host(model: nn.Sequential) -> nn.Sequential:
@@ -75,10 +118,11 @@ def check_arguments(
     *,
     optimizer: OptimizerFactory,
     lr_scheduler: SchedulerFactory | None,
-    loss: Loss,
+    loss: Loss | Literal["model"] | None,
     loss_weight: LossWeight | None,
     freeze: object,
     units: Sequence[int] | None,
+    ragged: Ragged | None,
     config: Config | None,
 ) -> EngineArguments:
     """Validate everything the engine's constructor was given.
@@ -87,7 +131,21 @@ def check_arguments(
         TypeError: a value of the wrong kind.
         ValueError: a value out of range.
     """
+    adapted = model if isinstance(model, AdaptedModel) else None
+    if adapted is not None:
+        model = adapted.sequential
+        units = adapted.units if units is None else units
+        ragged = adapted.ragged if ragged is None else ragged
+        if loss is None or loss == "model":
+            own_weight = adapted.loss_weight
+            loss_weight = own_weight if loss_weight is None else loss_weight
+            loss = adapted.loss
     checked = on_host(check_model(model))
+    if loss is None or loss == "model":
+        raise TypeError(
+            "loss: expected a callable loss(outputs, targets) for an nn.Sequential, "
+            f"got {loss!r}; what from_transformers gives has a loss of its own"
+        )
     if isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError("optimizer: expected a factory, got a built optimizer")
     needed = {"optimizer": optimizer, "loss": loss}
@@ -105,6 +163,9 @@ def check_arguments(
             "freeze: expected a policy such as pt.freeze.AlphaCap(alpha=1/3) or "
             f"pt.freeze.Never(), got {type(freeze).__name__}"
         )
+    if ragged is not None and not isinstance(ragged, Ragged):
+        kind = type(ragged).__name__
+        raise TypeError(f"ragged: expected a Ragged or None, got {kind}")
     if config is not None and not isinstance(config, Config):
         kind = type(config).__name__
         raise TypeError(f"config: expected a Config or None, got {kind}")
@@ -114,11 +175,30 @@ def check_arguments(
             "PlanConfig.cuts: expected None with a policy that freezes, got "
             f"{tuple(settings.plan.cuts)}; forced cuts begin at layer 0"
         )
+    if settings.amp == "fp16":
+        for name, parameter in checked.named_parameters():
+            if parameter.requires_grad and parameter.dtype == torch.float16:
+                raise ValueError(
+                    "Config.amp='fp16': expected trainable parameters of fp32 or "
+                    f"bfloat16, got fp16 for {name}; call model.float() first"
+                )
     unit_ends = resolve_units(len(checked), units)
     parameters = [p for p in checked.parameters() if p.requires_grad]
-    # On trial: a wrong one is to be an error here, and not in a change of plan.
-    make_optimizer(optimizer, parameters)
-    freeze.bind(len(unit_ends))
+    if unit_ends and not isinstance(freeze, Never):
+        movable, held = movable_boundary(checked, unit_ends, len(unit_ends))
+        if movable == 0:
+            raise ValueError(
+                f"freeze: expected pt.freeze.Never() where {held}, got "
+                f"{type(freeze).__name__}; or give the head a weight of its own, as "
+                "from_transformers(model, untie=True) does"
+            )
+    # On trial: wrong ones are to be errors here, and not in a change of plan.
+    trial = make_optimizer(optimizer, parameters)
+    if lr_scheduler is not None:
+        make_scheduler(lr_scheduler, trial)
+    # Forced cuts begin at layer 0.
+    starting = 0 if settings.plan.cuts else starting_units(checked, unit_ends)
+    freeze.bind(len(unit_ends), starting_units=starting)
     return EngineArguments(
         model=checked,
         optimizer=optimizer,
@@ -129,4 +209,6 @@ def check_arguments(
         unit_ends=unit_ends,
         parameters=parameters,
         config=settings,
+        adapted=adapted,
+        ragged=ragged,
     )

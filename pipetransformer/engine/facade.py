@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pipetransformer.autocache import Ragged
 from pipetransformer.autofreeze import Manual, Policy
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint import format as checkpoint
@@ -18,16 +19,18 @@ from pipetransformer.config import Config
 from pipetransformer.config.checks import check_count
 from pipetransformer.core import tensor_files as files
 from pipetransformer.data import Batch
-from pipetransformer.data.loading import ElasticSampler, check_dataset
+from pipetransformer.data.loading import check_dataset
+from pipetransformer.data.own_loader import ShareSampler
 from pipetransformer.engine.arguments import check_arguments
+from pipetransformer.engine.loading import loading_of, workload_of
 from pipetransformer.engine.session import Session
 from pipetransformer.explanation import Explanation
 from pipetransformer.loop import evaluation
 from pipetransformer.loop.coordinator import Coordinator
-from pipetransformer.planner import Plan, least_rows
-from pipetransformer.progress.sharding import Loading
+from pipetransformer.loop.prediction import Prediction, Receivers
+from pipetransformer.planner import Plan
 from pipetransformer.report.history import History
-from pipetransformer.run.arguments import Loss, LossWeight, Workload
+from pipetransformer.run.arguments import AdaptedModel, Loss, LossWeight
 from pipetransformer.run.context import Run
 from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
 from pipetransformer.transformation.plan_search import explain_replica
@@ -42,19 +45,26 @@ class PipeTransformer:
 
     Args:
         model: The same Sequential on every rank, on the host. Values are rank 0's.
+            Or what ``adapters.from_transformers`` gives.
         optimizer: Factory; gets the trainable parameters in model order. It is also
             called here and before a checkpoint is loaded, on trial; the optimizer must
             step from gradients alone.
         loss: ``loss(outputs, targets)`` -> scalar mean over rows; see
-            `Config.check_loss`.
+            `Config.check_loss`. None or ``"model"``: the own loss of a model of
+            ``from_transformers``, weighted by its own ``loss_weight``.
         loss_weight: ``loss_weight(targets)`` -> how many the loss is a mean of, a
             number or 0-dim tensor, where that is not the rows: tokens that are no
             padding, for example. Gradients and reported losses are then means over
             all of a batch, however it is divided. A share of weight 0 has no loss.
         freeze: The freeze policy, for example ``pt.freeze.AlphaCap(alpha=1 / 3)``.
-        lr_scheduler: Factory; the scheduler is stepped once per optimizer step.
+        lr_scheduler: Factory; the scheduler is stepped once per optimizer step, or once
+            per epoch with ``Config.scheduler_interval="epoch"``.
+        ragged: For rows of different lengths that are padded per batch, such as text:
+            what is padding, so that the cache finds a sample whatever it was padded
+            with; see `Ragged`. None: what ``from_transformers`` says, else all rows
+            have one shape.
         units: Layer index after each freeze unit; by default every layer but the last
-            is a unit.
+            is a unit, or what ``from_transformers`` says.
         config: See `Config`.
 
     Raises:
@@ -65,14 +75,15 @@ class PipeTransformer:
 
     def __init__(
         self,
-        model: nn.Sequential,
+        model: nn.Sequential | AdaptedModel,
         *,
         optimizer: OptimizerFactory,
-        loss: Loss,
+        loss: Loss | Literal["model"] | None = None,
         loss_weight: LossWeight | None = None,
         freeze: Policy,
         lr_scheduler: SchedulerFactory | None = None,
         units: Sequence[int] | None = None,
+        ragged: Ragged | None = None,
         config: Config | None = None,
     ) -> None:
         self._arguments = check_arguments(
@@ -83,6 +94,7 @@ class PipeTransformer:
             loss_weight=loss_weight,
             freeze=freeze,
             units=units,
+            ragged=ragged,
             config=config,
         )
         self._coordinator: Coordinator | None = None
@@ -153,19 +165,21 @@ class PipeTransformer:
     def prepare(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
     ) -> None:
         """Profile the model and put the first plan in force; later calls do nothing.
 
-        `batches` calls it; call it yourself to evaluate before the first pass.
+        `batches` calls it; call it yourself to evaluate before the first pass. The
+        lead measures with rows of batches of this set; where samples differ in shape,
+        of the batch of median size among a few.
 
         Args:
-            dataset: Map-style training set of ``(inputs, targets)``.
+            dataset: Map-style training set, or a ``DataLoader``, as for `batches`.
             batch_size: GLOBAL batch size.
-            collate_fn: As for a ``DataLoader``.
+            collate_fn: As for `batches`.
             drop_last: Leave out a short last batch.
 
         Raises:
@@ -175,30 +189,19 @@ class PipeTransformer:
         coordinator = self._open()
         if coordinator.has_plan:
             return
-        check_dataset(dataset)
-        batch_size = check_count("batch_size", batch_size)
-        collate = collate_fn or torch.utils.data.default_collate
-
-        def sample(rows: int) -> Any:
-            picked = [dataset[i % len(dataset)] for i in range(rows)]
-            inputs, _ = collate(picked)
-            return inputs
-
-        probe = ElasticSampler(len(dataset), batch_size, seed=0, drop_last=drop_last)
-        if len(probe) == 0:
-            raise ValueError(
-                f"batch_size: expected at most the {len(dataset)} samples of the "
-                f"dataset with drop_last=True, got {batch_size}; nothing would be "
-                "trained"
-            )
-        coordinator.first_plan(
-            Workload(len(dataset), batch_size, len(probe), drop_last, sample)
+        loading = loading_of(
+            self._arguments,
+            dataset,
+            batch_size,
+            collate_fn=collate_fn,
+            drop_last=drop_last,
         )
+        coordinator.first_plan(workload_of(coordinator.run, loading))
 
     def batches(
         self,
         dataset: Any,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
@@ -211,40 +214,81 @@ class PipeTransformer:
         pass early on every active rank at the same batch.
 
         Args:
-            dataset: Map-style training set of ``(inputs, targets)`` with a length;
+            dataset: Map-style training set with a length. Samples are
+                ``(inputs, targets)``, mappings, or whatever `collate_fn` takes;
                 optional methods ``inputs(i)``, ``targets(i)``, ``input_key(i, epoch)``
-                let cached samples skip loading.
+                let cached samples skip loading. Or a ``DataLoader`` of your own with
+                a batch sampler of `sampler`, and none of the other arguments; its
+                processes are seeded as torch does it.
             batch_size: GLOBAL batch size, over all replicas.
-            collate_fn: As for a ``DataLoader``.
-            num_workers: Loader processes.
+            collate_fn: As for a ``DataLoader``: a list of samples to ``(inputs,
+                targets)`` or, as data collators of transformers do, to a mapping of
+                tensors, ``(rows, ...)``. A model of ``from_transformers`` takes its
+                inputs and targets from a mapping. Else ``labels``, ``label``,
+                ``start_positions``, ``end_positions`` and ``targets`` are targets,
+                several as a tuple in this order, and the rest are keywords of the
+                first layer.
+            num_workers: Loader processes. Their global generators (``random``, torch's,
+                numpy's) are seeded for each sample, from `Config.seed`, the epoch and
+                the sample's id, so random augmentation is the same under every plan
+                and number of processes. With 0, samples draw from this process's
+                generators, which nobody seeds.
             pin_memory: As for a ``DataLoader``.
             drop_last: Leave out a short last batch.
 
         Raises:
-            TypeError: an iterable dataset or one without a length.
+            TypeError: an iterable dataset or one without a length; batches that are
+                neither pairs nor mappings; arguments besides a ``DataLoader``.
+            ValueError: a mapping without targets; a ``DataLoader`` with a sampler that
+                replicas cannot divide.
             PeerFailure: a peer died.
         """
         coordinator = self._open()
-        check_dataset(dataset)
-        coordinator.finish_pass()
-        self.prepare(dataset, batch_size, collate_fn=collate_fn, drop_last=drop_last)
-        yield from coordinator.batches(
-            Loading(
-                dataset,
-                batch_size,
-                collate_fn=collate_fn,
-                num_workers=num_workers,
-                pin_memory=pin_memory,
-                drop_last=drop_last,
-                min_rows=least_rows(self._arguments.model),
-            )
+        loading = loading_of(
+            self._arguments,
+            dataset,
+            batch_size,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
         )
+        coordinator.finish_pass()
+        if not coordinator.has_plan:
+            coordinator.first_plan(workload_of(coordinator.run, loading))
+        yield from coordinator.batches(loading)
+
+    def sampler(
+        self, dataset: Any, batch_size: int, *, drop_last: bool = False
+    ) -> ShareSampler:
+        """Return a batch sampler for a ``DataLoader`` of your own.
+
+        Give it as ``DataLoader(dataset, batch_sampler=engine.sampler(dataset, 32))``,
+        with whatever else the loader takes, and train on ``engine.batches(loader)``.
+        It may be made before the ``with`` block.
+
+        Args:
+            dataset: Map-style training set with a length.
+            batch_size: GLOBAL batch size, over all replicas.
+            drop_last: Leave out a short last batch.
+
+        Raises:
+            TypeError: an iterable dataset or one without a length.
+            ValueError: a batch size below 1.
+        """
+        check_dataset(dataset)
+        batch_size = check_count("batch_size", batch_size)
+        return ShareSampler(len(dataset), batch_size, drop_last=drop_last)
 
     def step(self, inputs: Batch | Any, targets: Any = None) -> Tensor:
         """Forward, backward, all-reduce, optimizer and scheduler for one batch.
 
+        With `Config.accumulation_steps` the last batch of each so many ends in the
+        step; those before it add their gradients up.
+
         Args:
-            inputs: A batch of `batches`, or bare inputs.
+            inputs: A batch of `batches`, or bare inputs, or one mapping of inputs and
+                targets as data collators return it.
             targets: With bare inputs: their targets.
 
         Returns:
@@ -254,7 +298,10 @@ class PipeTransformer:
             FloatingPointError: NaN or Inf in the loss; no weight was changed.
             PeerFailure: a peer died.
         """
-        return self._open().step(inputs, targets)
+        coordinator = self._open()
+        if isinstance(inputs, Mapping) and targets is None:
+            inputs, targets = self._arguments.division.pair(inputs)
+        return coordinator.step(inputs, targets)
 
     def loss(self, batch: Batch) -> Tensor:
         """Run the model and the loss on a batch, for a loop of your own.
@@ -269,9 +316,21 @@ class PipeTransformer:
         """Run backward of a loss of ``engine.model(batch)`` or ``engine.loss(batch)``.
 
         Weights the loss by this replica's rows, which a bare ``loss.backward()`` does
-        not, and counts the batch.
+        not, scales it under ``Config.amp="fp16"``, and counts the batch.
         """
         self._open().backward(loss)
+
+    def update(self) -> None:
+        """Clip, step optimizer and scheduler, and clear gradients, as `step` does.
+
+        For a loop of your own, after `backward`; under ``Config.amp="fp16"`` in place
+        of ``optimizer.step()``, which would see scaled gradients.
+
+        Raises:
+            ValueError: a rank that stands by.
+            PeerFailure: a peer died.
+        """
+        self._open().update()
 
     def evaluate(
         self,
@@ -284,10 +343,11 @@ class PipeTransformer:
         """Evaluate exactly: every sample once, the same result on every rank.
 
         Args:
-            dataset: Map-style set of ``(inputs, targets)``.
-            metrics: ``fn(outputs, targets) -> (rows,)`` values, averaged over samples.
+            dataset: Map-style set, as for `batches`.
+            metrics: ``fn(outputs, targets) -> (rows,)`` values of a micro-batch,
+                averaged over samples.
             name: Id space of the cache; give each evaluation set its own.
-            collate_fn: As for a ``DataLoader``.
+            collate_fn: As for `batches`.
 
         Returns:
             ``{"loss": ..., **metrics}``.
@@ -295,6 +355,50 @@ class PipeTransformer:
         coordinator = self._open()
         check_dataset(dataset)
         return coordinator.evaluate(dataset, metrics or {}, name, collate_fn)
+
+    def predict(
+        self,
+        dataset: Any,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        name: str = "predict",
+        postprocess: Callable[[Any], Any] | None = None,
+        to: Receivers = "lead",
+    ) -> Any:
+        """Return the model's outputs for each sample once, in the dataset's order.
+
+        Call it on every rank, wherever `evaluate` may be called.
+
+        Args:
+            dataset: Map-style set, as for `evaluate`; batches that are mappings need no
+                targets.
+            collate_fn: As for `batches`.
+            name: Id space of the cache; give each set its own.
+            postprocess: Called with the outputs of a micro-batch, where they were
+                computed; returns what is to be brought together: a tensor, a list with
+                one entry per row, or a tuple or mapping of such. By default the
+                outputs themselves.
+            to: ``"lead"``, or ``"all"`` active ranks: who gets the result.
+
+        Returns:
+            What `postprocess` gives, of all samples: tensors, ``(len(dataset), ...)``
+            on the CPU, and lists of ``len(dataset)`` entries. None on ranks that do
+            not get it, and on every rank that stands by.
+
+        Raises:
+            TypeError: an entry of a list is neither a tensor nor a plain value, nor a
+                structure of such.
+            ValueError: a tensor or list has not one row or entry per sample, or those
+                of micro-batches do not fit together, such as outputs that are padded
+                to different lengths; no sample.
+            PeerFailure: a peer died.
+        """
+        coordinator = self._open()
+        check_dataset(dataset)
+        if to not in ("lead", "all"):
+            raise ValueError(f"to: expected 'lead' or 'all', got {to!r}")
+        made = Prediction(dataset, collate_fn, name, postprocess, to)
+        return coordinator.predict(made)
 
     def freeze(self, units: int) -> None:
         """Ask a `Manual` policy for `units` frozen units from its next decision on.
@@ -313,6 +417,30 @@ class PipeTransformer:
                 f"freeze: expected the Manual policy, got {type(policy).__name__}"
             )
         policy.freeze(units)
+
+    def register(self, name: str, registered: Any) -> None:
+        """Let an object's state go with the training state.
+
+        It is saved with checkpoints, given to ranks that join, and restored, by the
+        object's own ``state_dict()`` and ``load_state_dict()``: an average of the
+        weights (``torch.optim.swa_utils.AveragedModel``), counters of your own. Change
+        it on every active rank alike, after `step`. Call this on every rank, before the
+        first pass, before or after `load`.
+
+        Args:
+            name: Its name in checkpoints; the same names on every rank.
+            registered: Its state is made of dicts, lists, tuples, tensors and plain
+                values.
+
+        Raises:
+            TypeError: no such methods, or a state that holds something else.
+            ValueError: a later call, or a name that is taken. Of names that differ
+                between ranks, or that a checkpoint lacks, the first pass tells.
+        """
+        if self._session is None:
+            self._arguments.registered.add(name, registered)
+        else:
+            self._open().register(name, registered)
 
     # -- checkpoints, and the plain model's weights ----------------------------
 
@@ -376,6 +504,35 @@ class PipeTransformer:
         coordinator = self._open()
         if coordinator.is_lead:
             files.write(path, persistence.weights(coordinator.run))
+
+    def export_transformers(
+        self, folder: str | os.PathLike[str], *, merge: bool = False
+    ) -> None:
+        """Write config and weights for ``from_pretrained``; replica 0 alone writes.
+
+        No other rank is needed. The folder is made if need be; files of a model that is
+        there are replaced one after the other.
+
+        Args:
+            folder: For ``config.json`` and ``model.safetensors``; of a model with PEFT
+                adapters for ``adapter_config.json`` and ``adapter_model.safetensors``.
+            merge: Write a plain model, the adapters added to a copy of its weights;
+                the model in training stays as it is.
+
+        Raises:
+            ValueError: the engine was not made from a model of ``from_transformers``,
+                or there are no adapters to merge.
+            OSError: a file could not be written.
+        """
+        coordinator = self._open()
+        adapted = self._arguments.adapted
+        if adapted is None:
+            raise ValueError(
+                "export_transformers: expected an engine of what from_transformers "
+                "gives, got one of an nn.Sequential; use engine.export"
+            )
+        if coordinator.is_lead:
+            adapted.export(folder, merge=merge)
 
     # -- what is there to see --------------------------------------------------
 

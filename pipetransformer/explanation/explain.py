@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipetransformer.explanation.alternatives import find_alternatives
+from pipetransformer.explanation.document import megabytes
 from pipetransformer.explanation.limits import find_limits
 from pipetransformer.explanation.outcomes import Measurement
 from pipetransformer.explanation.report import Explanation, Inputs
@@ -95,7 +96,21 @@ def _inputs(plan: Plan, profile: Profile | None, cluster: Cluster | None) -> Inp
         device_memory_bytes=(None if cluster is None else cluster.device_memory_bytes),
         profile_hash=plan.profile_hash,
         cluster_hash=plan.cluster_hash,
-        notes=hash_notes(plan, profile, cluster),
+        notes=(*training_notes(profile), *hash_notes(plan, profile, cluster)),
+    )
+
+
+def training_notes(profile: Profile | None) -> tuple[str, ...]:
+    """Say how much of a model trains, where that is not all of it."""
+    layers = () if profile is None else profile.layers
+    trains = sum(layer.gradient_bytes for layer in layers)
+    whole = sum(layer.parameter_bytes for layer in layers)
+    if trains == whole:
+        return ()
+    first = next((k for k, layer in enumerate(layers) if layer.trainable), len(layers))
+    return (
+        f"{megabytes(trains)} of {megabytes(whole)} of parameters train; nothing does "
+        f"before layer {first}",
     )
 
 

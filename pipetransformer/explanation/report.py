@@ -38,7 +38,8 @@ class Inputs:
         device_memory_bytes: what a stage may use on one device.
         profile_hash: of the profile the plan was made from.
         cluster_hash: of the cluster the plan was made for.
-        notes: where the given files differ from those the plan was made from.
+        notes: how much of the model trains, if not all; where the given files differ
+            from those the plan was made from.
     """
 
     model: str | None

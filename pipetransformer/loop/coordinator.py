@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.data import Batch
 from pipetransformer.loop import evaluation
 from pipetransformer.loop import step as training
+from pipetransformer.loop.accumulation import Accumulated, Window, window_of
 from pipetransformer.loop.epoch import PassLoop
+from pipetransformer.loop.prediction import Prediction
 from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
@@ -32,6 +35,8 @@ from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.phases import Outcome
 from pipetransformer.transformation.propose import agree_on_profile, take_decision
 
+T = TypeVar("T")
+
 
 class Coordinator:
     """Every engine call at which ranks meet, in the order of the user's script.
@@ -46,6 +51,8 @@ class Coordinator:
         self._role = role = Role(run)
         self._changes = changes = Changes(run, role)
         self._open_pass = open_pass = OpenPass(run, role, changes)
+        shares = run.config.accumulation_steps > 1
+        self._accumulated = Accumulated() if shares else None
         self._ahead = ahead = Ahead(run, role, changes)
         recovery = Resumption(run, role, changes, open_pass, ahead)
         self._calls = RetriedCalls(run, role, changes, recovery)
@@ -86,6 +93,7 @@ class Coordinator:
         run.state.num_batches = workload.num_batches
         if self.is_lead:
             persistence.check_resumed_pass(run)
+            persistence.check_registered(run)
             run.state.become(Integrity.WHOLE)  # all others begin with this rank's
         reason = self._calls.begin(self._plan_first)
         run.control_log.complete(reason)
@@ -107,7 +115,7 @@ class Coordinator:
             with run.clock.phase("profile"):
                 agree_on_profile(run, lead=self.is_lead)
             # The protocol's deadline begins when every rank has come here.
-            run.plane.gather("first plan", b"", phase="before the first plan")
+            self._meet_before_plan()
         with run.clock.phase("transformation"):
             if self._role.stands_by:
                 message = self._changes.follow("ready", "plan")
@@ -117,6 +125,38 @@ class Coordinator:
             outcome = self._change_plan()
             refused = outcome is not None and not outcome.committed
             return outcome.reason if outcome is not None and refused else ""
+
+    def _meet_before_plan(self) -> None:
+        """Wait for all ranks, and compare what they have registered.
+
+        Raises:
+            ValueError: other names on another rank; on every rank.
+        """
+        run, mine = self.run, self.run.state.registered.names
+        told = run.plane.gather(
+            "first plan", json.dumps(mine).encode(), phase="before the first plan"
+        )
+        for rank, names in zip(run.plane.members, told, strict=True):
+            if names != told[0]:
+                run.plane.finish()  # every rank refuses: leave together
+                raise ValueError(
+                    f"register: expected {told[0].decode()} on every rank, as on rank "
+                    f"{run.plane.members[0]}, got {names.decode()} on rank {rank}"
+                )
+
+    def register(self, name: str, registered: object) -> None:
+        """Take an object whose state goes with the training state.
+
+        Raises:
+            ValueError: a call after the first plan, or a name that is taken.
+            TypeError: an object whose state cannot travel.
+        """
+        if self.has_plan:
+            raise ValueError(
+                f"register({name!r}): expected a call before the first pass, got a "
+                "later"
+            )
+        self.run.state.registered.add(name, registered)
 
     def begin_epoch(self, count: int) -> int | None:
         """Pass an epoch boundary; transform the run if the plan changes.
@@ -180,6 +220,8 @@ class Coordinator:
         self.finish_pass()
         run = self.run
         run.state.begin_epoch(epoch + 1)
+        if self.replica is not None and run.config.scheduler_interval == "epoch":
+            run.state.schedule_epoch()
         if self.replica is not None:
             with run.clock.phase("pass"):
                 take_decision(run)
@@ -190,6 +232,8 @@ class Coordinator:
 
     def batches(self, loading: Loading) -> Iterator[Batch]:
         """Yield this replica's part of each batch, then record the pass."""
+        if self._accumulated is not None:
+            self._accumulated.end()  # what the pass before has left within a step
         yield from self._passes.iterate(loading)
         self.finish_pass()
 
@@ -207,15 +251,73 @@ class Coordinator:
         self.active()  # refuses a standby
         with profiled("step"):
             if not isinstance(batch, Batch):
+                if self._accumulated is not None:
+                    raise ValueError(
+                        "Config.accumulation_steps: expected batches of "
+                        "engine.batches, got bare inputs"
+                    )
                 with run.guarded():
                     counted = opened.counted
                     return training.step(run, self.active(), counted, batch, targets)
+            if self._accumulated is not None:
+                window = self._window(batch)
+                if not window.ends_with(batch.index):
+                    return self._accumulate(batch, window, self._accumulated)
             for attempt in self._calls.attempts("step", batch.index):
                 with attempt:
                     # No name for the replica: it must not outlive the attempt.
                     now, counted = self._passes.current(batch), opened.counted
-                    return training.step(run, self.active(), counted, now, targets)
+                    so_far = self._accumulated
+                    if so_far is not None:
+                        self._begin_window(batch, self._window(batch), so_far)
+                    return training.step(
+                        run, self.active(), counted, now, targets, so_far
+                    )
         return torch.tensor(run.last_loss)  # a survivor took the step
+
+    def _window(self, batch: Batch) -> Window:
+        """Return the batches that share an optimizer step with `batch`."""
+        workload = self.run.inputs.workload
+        if workload is None:
+            raise RuntimeError("batch of no plan; please report")
+        return window_of(
+            batch.index,
+            done=self.run.state.batch,
+            steps=self.run.config.accumulation_steps,
+            workload=workload,
+        )
+
+    def _begin_window(self, batch: Batch, window: Window, so_far: Accumulated) -> None:
+        """Let the gradients hold the batches of the window before `batch`.
+
+        They do, unless a rank was lost meanwhile: then its share of them is, too.
+        """
+        run, plan_epoch = self.run, self.run.in_force.plan_epoch
+        missing = so_far.missing(window, plan_epoch, batch.index)
+        training.begin_window(run, so_far, window, plan_epoch)
+        for number in missing:
+            again = self._open_pass.load(number)
+            counted = self._open_pass.counted
+            training.accumulate(run, self.active(), counted, again, so_far)
+
+    def _accumulate(self, batch: Batch, window: Window, so_far: Accumulated) -> Tensor:
+        """Take a batch whose step comes with a later one.
+
+        No operation of its own: a loss of ranks is survived in that of the step, which
+        takes the batch again.
+        """
+        run = self.run
+        try:
+            with run.plane.guard():
+                self._begin_window(batch, window, so_far)
+                counted = self._open_pass.counted
+                return training.accumulate(
+                    run, self.active(), counted, self._passes.current(batch), so_far
+                )
+        except PeerFailure:
+            if run.config.autodp.on_peer_failure != "continue":
+                raise
+            return torch.tensor(run.last_loss)
 
     def loss(self, batch: Batch) -> Tensor:
         """Run the model and the loss; see `training.forward_loss`."""
@@ -232,6 +334,11 @@ class Coordinator:
         value = training.finite(run, loss)
         with run.guarded():
             training.backward(run, replica, counted, loss, value, batch, rows)
+
+    def update(self) -> None:
+        """Take the step of a loop of the user's own; see `training.update`."""
+        with self.run.guarded():
+            training.update(self.run, self.active())
 
     def evaluate(
         self,
@@ -286,9 +393,39 @@ class Coordinator:
                 self.run.control_log.tell("evaluate", lead=self.is_lead, metrics=result)
                 return result
 
-    def _evaluate_within(
-        self, body: Callable[[], dict[str, float]]
-    ) -> dict[str, float]:
+    def predict(self, prediction: Prediction) -> Any:
+        """Predict on the active ranks; a standby waits until it is done.
+
+        Returns:
+            The result on ranks that get it; None on all others.
+        """
+        within = self._passes.is_within
+        if not within:
+            self.finish_pass()
+
+        def body() -> bool:
+            if within:
+                self._open_pass.settle_buffers()
+            return prediction.advance(self.run, self.active())
+
+        with self.run.clock.phase("evaluate"):
+            if within:
+                while not self._evaluate_within(body):
+                    pass
+            else:
+                self._predict(body)
+        return None if self._role.stands_by else prediction.result
+
+    def _predict(self, body: Callable[[], bool]) -> None:
+        while True:
+            stands_by = self._role.stands_by
+            if stands_by and self._calls.follow("predict", call="predict"):
+                return
+            if self._calls.call("predict", body):
+                self.run.control_log.tell("predict", lead=self.is_lead)
+                return
+
+    def _evaluate_within(self, body: Callable[[], T]) -> T:
         self.active()
         result = self._calls.call("within", body)
         if result is None:

@@ -165,7 +165,10 @@ class PassLoop:
         with run.clock.phase("pass"):
             if replica.prefix is not None:
                 replica.prefix.refresh()
+                run.caches.begin_pass("train")
             run.freezer.train(True)
+            if run.config.scheduler_interval == "epoch":
+                run.state.schedule_epoch()  # resumed where the epoch had not ended
             self._open.open_segment()
             loaded = self._open.batches(position)
         self._drawn_for = replica

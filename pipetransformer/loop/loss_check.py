@@ -1,7 +1,9 @@
-"""Whether the loss is a mean over rows, judged once, by twice the rows.
+"""Whether the loss is a mean over rows, judged once, by twice the rows and by halves.
 
 Each replica's loss is weighted by its rows. That adds up to the gradient of the whole
 batch if the loss is a mean; with a sum it would depend on the number of replicas.
+So it does with a mean over something else, such as tokens or weights of classes, as
+long as no ``loss_weight`` counts that: a mean of rows is the mean of its halves.
 """
 
 from __future__ import annotations
@@ -12,34 +14,43 @@ import logging
 import math
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipetransformer.data.structures import rows_of, tensors_of
-from pipetransformer.run.arguments import Loss
+from pipetransformer.run.arguments import Loss, LossWeight
 
 _LOG = logging.getLogger(__name__)
 _TOLERANCE = 1e-3  # of the value, more in dtypes that round more
 _NOTHING = 1e-6  # what may be left where terms cancel
 
 
-def checked_loss(loss: Loss, outputs: Any, targets: Any) -> Tensor:
-    """Return the loss of a batch; call it once more with each row twice, and compare.
+def checked_loss(
+    loss: Loss, outputs: Any, targets: Any, weight: LossWeight | None = None
+) -> Tensor:
+    """Return the loss of a batch; call it with each row twice and with halves.
 
-    Global random generators are left as the first call left them. The second one has
-    a copy of a loss that is a module, with the same parameters, and outputs that are
+    Global random generators are left as the first call left them. The other ones have
+    copies of a loss that is a module, with the same parameters, and outputs that are
     cut off from the graph. A loss that cannot be judged is not refused, but named in
     a warning: one that draws random numbers, one that fails with twice the rows, one
-    whose outputs or targets hold tensors without the rows of the batch.
+    whose outputs or targets hold tensors without the rows of the batch. So is one that
+    is another mean than that of its halves, since it is a mean within a replica.
+
+    Args:
+        loss: Of the user.
+        outputs: Of the model.
+        targets: Of the batch.
+        weight: How many the loss is a mean of; None: the rows.
 
     Raises:
         ValueError: the loss is another one with each row twice.
     """
     try:
-        twin = _twin(loss)
+        twin, *others = (_twin(loss) for _ in range(3))
     except Exception as error:  # whatever user's attributes do when copied
         _not_checked(f"it cannot be copied: {_named(error)}")
         return loss(outputs, targets)
@@ -61,19 +72,55 @@ def checked_loss(loss: Loss, outputs: Any, targets: Any) -> Tensor:
         return value
     try:
         doubled = float(twin(_twice(outputs, rows), _twice(targets, rows)).detach())
+        halved = _of_halves(others, outputs, targets, rows, weight)
     except Exception as error:  # whatever a user's loss raises
-        _not_checked(f"it fails with each row twice: {_named(error)}")
+        _not_checked(f"it fails with each row twice or half of them: {_named(error)}")
         return value
     finally:
         after.restore()
-    _compare(value.detach(), doubled, rows)
+    _compare(value.detach(), doubled, halved, rows, weight)
     return value
 
 
-def _compare(value: Tensor, doubled: float, rows: int) -> None:
+def _of_halves(
+    losses: Sequence[Loss],
+    outputs: Any,
+    targets: Any,
+    rows: int,
+    weight: LossWeight | None,
+) -> float:
+    """Return the mean of the losses of both halves, each by a loss of its own."""
+    total = weights = 0.0
+    middle = rows // 2
+    for loss, part in zip(losses, (slice(middle), slice(middle, rows)), strict=True):
+        wanted = _part(targets, rows, part)
+        count = len(range(rows)[part]) if weight is None else float(weight(wanted))
+        if count:
+            total += count * float(loss(_part(outputs, rows, part), wanted).detach())
+            weights += count
+    return total / weights
+
+
+def _compare(
+    value: Tensor, doubled: float, halved: float, rows: int, weight: LossWeight | None
+) -> None:
     once = float(value)
     allowed = max(_TOLERANCE, 8 * torch.finfo(value.dtype).eps)
-    if not math.isclose(once, doubled, rel_tol=allowed, abs_tol=_NOTHING):
+
+    def agrees(other: float) -> bool:
+        return math.isclose(once, other, rel_tol=allowed, abs_tol=_NOTHING)
+
+    if not agrees(halved) and agrees(doubled):
+        _LOG.warning(
+            "loss: expected a mean over %s, got %g for %d rows and %g from their "
+            "halves; what is trained depends on the number of replicas, unless "
+            "loss_weight tells how many the loss is a mean of",
+            "rows" if weight is None else "what loss_weight counts",
+            once,
+            rows,
+            halved,
+        )
+    if not agrees(doubled):
         raise ValueError(
             f"loss: expected a mean over rows, got {once:g} for {rows} rows and "
             f"{doubled:g} for the same rows twice; take reduction='mean', or "
@@ -91,20 +138,43 @@ def _twin(loss: Loss) -> Loss:
 
 def _twice(value: Any, rows: int) -> Any:
     """Return a structure of the same kinds with each row twice."""
+    return _with_rows(value, rows, lambda t: torch.cat([t, t]), lambda s: s * 2)
+
+
+def _part(value: Any, rows: int, part: slice) -> Any:
+    """Return a structure of the same kinds with some of the rows."""
+    # A copy, since a loss may change it in place.
+    return _with_rows(value, rows, lambda t: t[part].clone(), lambda s: s[part])
+
+
+def _with_rows(
+    value: Any,
+    rows: int,
+    tensors: Callable[[Tensor], Tensor],
+    samples: Callable[[Any], Any],
+) -> Any:
+    """Return a structure of the same kinds with other rows, cut off from the graph.
+
+    Args:
+        value: The structure.
+        rows: Its rows.
+        tensors: Takes each tensor.
+        samples: Takes each list or tuple of one entry per sample, such as a name.
+    """
     if isinstance(value, Tensor):
         if value.dim() == 0:
             return value.detach()
-        leaf = value.detach().requires_grad_(value.requires_grad)
-        return torch.cat([leaf, leaf])
+        return tensors(value.detach().requires_grad_(value.requires_grad))
     if isinstance(value, Mapping):
-        twice = copy.copy(value)
+        made = copy.copy(value)
         for key, part in value.items():
-            twice[key] = _twice(part, rows)  # type: ignore[index]  # a dict of sorts
-        return twice
+            one = _with_rows(part, rows, tensors, samples)
+            made[key] = one  # type: ignore[index]  # a dict of sorts
+        return made
     if isinstance(value, (tuple, list)):
         if len(value) == rows and not tensors_of(value):
-            return value * 2  # one entry per sample, such as a name
-        parts = [_twice(part, rows) for part in value]
+            return samples(value)
+        parts = [_with_rows(part, rows, tensors, samples) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pipetransformer.data import Batch
 from pipetransformer.data.structures import rows_of, tensors_of
+from pipetransformer.loop.accumulation import Accumulated, Window
 from pipetransformer.loop.loss_check import checked_loss
 from pipetransformer.progress.counts import Pass
 from pipetransformer.replica.replica import Replica
@@ -46,7 +47,7 @@ def forward_loss(
         raise RuntimeError("forward of a replica that was retired; please report")
     if counted is not None:
         counted.begin_step()
-    with run.clock.phase("forward"):
+    with run.clock.phase("forward"), run.precision.autocast():
         outputs = model(batch)
         if bundle is not None and bundle.rows == 0:
             loss: Tensor = outputs
@@ -76,7 +77,8 @@ def _zero_of(outputs: Any) -> Tensor:
 def _loss_of(run: Run, outputs: Any, targets: Any) -> Tensor:
     if run.loss_checked:
         return run.arguments.loss(outputs, targets)
-    value = checked_loss(run.arguments.loss, outputs, targets)
+    given = run.arguments
+    value = checked_loss(given.loss, outputs, targets, given.loss_weight)
     run.loss_checked = True
     return value
 
@@ -89,12 +91,14 @@ def backward(
     value: float,
     batch: Batch | None,
     rows: int,
+    accumulated: Accumulated | None = None,
 ) -> None:
     """Run backward with the loss weighted by rows, and count the batch.
 
     DDP averages over the replicas; the mean over all rows of the batch is that average
     of ``loss * R * rows / global_rows``. Where the user counts something else, such
-    as tokens, the replicas add that up first.
+    as tokens, the replicas add that up first. Batches that share a step are weighted
+    as one; of how many tokens they are is known with the last one, which then divides.
 
     Args:
         run: The run.
@@ -104,32 +108,64 @@ def backward(
         value: The same as a finite number.
         batch: None where the rows are not those of the engine.
         rows: How many.
+        accumulated: With batches that share a step: what the gradients hold.
     """
     size, weight = replica.group.size, float(rows)
-    if run.arguments.loss_weight is not None:
+    counts = run.arguments.loss_weight is not None
+    window = accumulated.window if accumulated is not None else None
+    ends = window is None or batch is None or window.ends_with(batch.index)
+    if counts:
         if batch is None:
             raise ValueError(
                 "loss_weight: expected batches of engine.batches, got bare inputs"
             )
         weight = weight_of(run, batch.targets, rows) if rows else 0.0
-        total = weight
-        if size > 1:
-            part = torch.tensor([weight], dtype=torch.float64)
-            total = float(replica.group.all_reduce_(part))
+    if accumulated is not None and window is not None:
+        accumulated.weight += weight
+        total = float(window.rows)
+    elif counts:
+        total = _over_replicas(replica, weight)
     else:
         total = weight * size if batch is None else float(batch.global_rows)
     if rows > 0 and weight * size != total:
         loss = loss * (size * weight / total)
     with run.clock.phase("backward"):
         replica.last_gradient.at = 0.0
-        loss.backward()  # type: ignore[no-untyped-call]
-        if size > 1 and replica.last_gradient.at > 0:
+        run.precision.scaled(loss).backward()  # type: ignore[no-untyped-call]
+        if ends and size > 1 and replica.last_gradient.at > 0:
             run.clock.split("all_reduce", replica.last_gradient.at)
     replica.check_gradients()
+    if ends:
+        if accumulated is not None and window is not None and counts:
+            every = _over_replicas(replica, accumulated.weight)
+            _multiply_gradients(replica, window.rows / every if every else 0.0)
+        if run.state.scaler is None:  # else they are still scaled
+            _observe(run, replica)
+    if counted is not None:
+        counted.count(value, weight, rows, batch, ends=ends)
+
+
+def _over_replicas(replica: Replica, value: float) -> float:
+    """Return the sum of all replicas' values; collective."""
+    if replica.group.size == 1:
+        return value
+    part = torch.tensor([value], dtype=torch.float64)
+    return float(replica.group.all_reduce_(part))
+
+
+def _gradients(replica: Replica) -> list[Tensor]:
+    parameters = replica.active_model.parameters()
+    return [p.grad for p in parameters if p.grad is not None]
+
+
+def _multiply_gradients(replica: Replica, factor: float) -> None:
+    torch._foreach_mul_(_gradients(replica), factor)
+
+
+def _observe(run: Run, replica: Replica) -> None:
+    """Show the freeze policy the gradients of a step: reduced, not yet clipped."""
     if run.gradients is not None:
         run.gradients.accumulate(replica.plan.boundary)
-    if counted is not None:
-        counted.count(value, weight, rows, batch)
 
 
 def step(
@@ -138,8 +174,18 @@ def step(
     counted: Pass | None,
     batch: Batch | Any,
     targets: Any = None,
+    accumulated: Accumulated | None = None,
 ) -> Tensor:
     """Forward, backward, all-reduce, clipping, optimizer, scheduler.
+
+    Args:
+        run: The run.
+        replica: What this rank drives.
+        counted: The pass that the step belongs to; None outside of one.
+        batch: A batch of the engine, or bare inputs.
+        targets: With bare inputs: their targets.
+        accumulated: With batches that share a step: what the gradients hold of those
+            before this one, the last.
 
     Returns:
         This replica's mean loss, detached, ``()``; zero when it had no rows.
@@ -152,11 +198,50 @@ def step(
     loss = forward_loss(run, replica, counted, batch, targets)
     rows = bundle.rows if bundle is not None else rows_of(batch)
     run.plane.check()  # a run that has failed meanwhile stays at the step before
-    backward(run, replica, counted, loss, run.last_loss, bundle, rows)
+    backward(run, replica, counted, loss, run.last_loss, bundle, rows, accumulated)
     update(run, replica)
+    if accumulated is not None:
+        accumulated.end()
     if counted is not None:
         counted.settle()
     return loss.detach()
+
+
+def accumulate(
+    run: Run,
+    replica: Replica,
+    counted: Pass | None,
+    batch: Batch,
+    accumulated: Accumulated,
+) -> Tensor:
+    """Forward and backward of a batch that shares its step with later ones.
+
+    Its gradients stay on this replica.
+
+    Returns:
+        This replica's mean loss, detached, ``()``; zero when it had no rows.
+
+    Raises:
+        FloatingPointError: the loss is NaN or Inf; no weight has been changed.
+        PeerFailure: a peer died.
+    """
+    with replica.without_reduction():
+        loss = forward_loss(run, replica, counted, batch)
+        value, rows = run.last_loss, batch.rows
+        backward(run, replica, counted, loss, value, batch, rows, accumulated)
+    return loss.detach()
+
+
+def begin_window(
+    run: Run, accumulated: Accumulated, window: Window, plan_epoch: int
+) -> None:
+    """Clear the gradients for the batches of a step, unless they are under way."""
+    if accumulated.continues(window, plan_epoch):
+        return
+    if run.state.optimizer is None:
+        raise RuntimeError("step without an optimizer; please report")
+    run.state.optimizer.zero_grad(set_to_none=True)
+    accumulated.begin(window, plan_epoch)
 
 
 def finite(run: Run, loss: Tensor) -> float:
@@ -181,17 +266,22 @@ def finite(run: Run, loss: Tensor) -> float:
 
 def update(run: Run, replica: Replica) -> None:
     """Clip, step optimizer and scheduler, clear gradients."""
-    state = run.state
+    state, config = run.state, run.config
     if state.optimizer is None:
         raise RuntimeError("step without an optimizer; please report")
     with run.clock.phase("optimizer"):
-        if run.config.clip_grad_norm is not None:
+        if state.scaler is not None:
+            state.scaler.unscale_(state.optimizer)
+            if bool(nn.utils.get_total_norm(_gradients(replica)).isfinite()):
+                _observe(run, replica)
+        if config.clip_grad_norm is not None:
             active = [p for p in replica.active_model.parameters() if p.requires_grad]
-            nn.utils.clip_grad_norm_(active, run.config.clip_grad_norm)
-        state.optimizer.step()
+            nn.utils.clip_grad_norm_(active, config.clip_grad_norm)
+        stepped = state.take_step()
         # In a region around several steps they would outlive their weights.
         torch.clear_autocast_cache()
-        if state.scheduler is not None:
+        each_step = config.scheduler_interval == "step"
+        if stepped and each_step and state.scheduler is not None:
             with state.being_stepped():
                 state.scheduler.step()
         state.optimizer.zero_grad(set_to_none=True)

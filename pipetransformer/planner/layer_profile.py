@@ -34,6 +34,9 @@ class LayerProfile:
         boundary_bytes_per_sample: what later layers need of this and earlier ones.
         trainable: False if the user froze the layer or it has no parameters.
         forward_only_ns: forward pass without gradients, ns; default ``forward_ns``.
+        trainable_bytes: of ``parameter_bytes`` those of parameters that train: the
+            others have neither gradients nor optimizer state, and no replica tells
+            another of them. Default: all, or none if the layer is not trainable.
 
     Raises:
         ValueError: a field has a wrong type or is negative.
@@ -49,6 +52,7 @@ class LayerProfile:
     boundary_bytes_per_sample: int
     trainable: bool = True
     forward_only_ns: tuple[int, ...] | None = None
+    trainable_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -62,6 +66,20 @@ class LayerProfile:
         for field in _BYTES:
             wire.check_int(getattr(self, field), f"{where} {field}")
         wire.check_bool(self.trainable, f"{where} trainable")
+        if self.trainable_bytes is not None:
+            most = self.parameter_bytes if self.trainable else 0
+            found = wire.check_int(self.trainable_bytes, f"{where} trainable_bytes")
+            if found > most:
+                raise ValueError(
+                    f"{where} trainable_bytes: expected 0 to {most}, got {found}"
+                )
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the parameters that train, and so of their gradients."""
+        if self.trainable_bytes is not None:
+            return self.trainable_bytes
+        return self.parameter_bytes if self.trainable else 0
 
     def to_dict(self) -> dict[str, object]:
         """Return the layer as JSON-ready values."""
@@ -70,6 +88,8 @@ class LayerProfile:
         fields.update({field: getattr(self, field) for field in _BYTES})
         if self.forward_only_ns is not None:
             fields["forward_only_ns"] = list(self.forward_only_ns)
+        if self.trainable_bytes is not None:
+            fields["trainable_bytes"] = self.trainable_bytes
         return fields
 
     @classmethod
@@ -77,7 +97,10 @@ class LayerProfile:
         """Read a layer; ``what`` names it in errors."""
         required = ("name", *_TIMES, *_BYTES, "trainable")
         fields = wire.read_object(
-            value, what, required=required, optional=("forward_only_ns",)
+            value,
+            what,
+            required=required,
+            optional=("forward_only_ns", "trainable_bytes"),
         )
         return cls(**fields)  # type: ignore[arg-type]  # checked by __post_init__
 

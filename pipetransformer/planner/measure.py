@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
-from typing import TypeAlias, Union
+from typing import Any, TypeAlias, Union
 
 import torch
 from torch import Tensor, nn
@@ -97,9 +98,10 @@ def profile(
         saved, boundary = saved_and_boundary_bytes(
             model, _values.first_rows(sample, largest)
         )
-    parameter_bytes, tied = _parameters(model)
+    parameter_bytes, trainable_bytes, tied = _parameters(model)
     layers = [
-        LayerProfile(
+        _said_in_part(
+            trainable_bytes[i],
             name=f"{i}.{type(layer).__name__}"[: wire.LONGEST_NAME],
             **_columns([row[i] for row in times]),
             parameter_bytes=parameter_bytes[i],
@@ -119,6 +121,14 @@ def profile(
         tied_layers=tied,
         skips=skip_pairs(list(model)),
     )
+
+
+def _said_in_part(trainable_bytes: int, **fields: Any) -> LayerProfile:
+    """Make a layer; its trainable bytes are left out where they follow."""
+    whole = LayerProfile(**fields)
+    if trainable_bytes == whole.gradient_bytes:
+        return whole
+    return dataclasses.replace(whole, trainable_bytes=trainable_bytes)
 
 
 def _columns(times: Sequence[LayerTimes]) -> dict[str, tuple[int, ...]]:
@@ -165,8 +175,8 @@ def _left_as_found(layers: nn.Sequential, device: torch.device) -> Iterator[None
 
 def _parameters(
     layers: nn.Sequential,
-) -> tuple[list[int], tuple[tuple[int, int], ...]]:
-    """Bytes of each layer's parameters, and the layers that share one.
+) -> tuple[list[int], list[int], tuple[tuple[int, int], ...]]:
+    """Bytes of each layer's parameters and of those that train, and who shares one.
 
     A shared parameter counts in its first layer: its layers are never separated.
     """
@@ -174,9 +184,11 @@ def _parameters(
     for i, layer in enumerate(layers):
         for parameter in layer.parameters():
             owners.setdefault(parameter, []).append(i)
-    sizes = [0] * len(layers)
+    sizes, trainable = [0] * len(layers), [0] * len(layers)
     tied: set[tuple[int, int]] = set()
     for parameter, indices in owners.items():
-        sizes[indices[0]] += parameter.numel() * parameter.element_size()
+        size = parameter.numel() * parameter.element_size()
+        sizes[indices[0]] += size
+        trainable[indices[0]] += size if parameter.requires_grad else 0
         tied.update(combinations(indices, 2))
-    return sizes, tuple(sorted(tied))
+    return sizes, trainable, tuple(sorted(tied))

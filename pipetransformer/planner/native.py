@@ -85,6 +85,7 @@ def _layer(layer: LayerProfile) -> _C.planner.Layer:
     native.weight_grad_ns = list(layer.weight_grad_ns)
     native.forward_only_ns = list(layer.forward_only_ns or layer.forward_ns)
     native.parameter_bytes = layer.parameter_bytes
+    native.trainable_bytes = layer.gradient_bytes
     native.activation_bytes_per_sample = layer.activation_bytes_per_sample
     native.weight_grad_activation_bytes_per_sample = (
         layer.weight_grad_activation_bytes_per_sample

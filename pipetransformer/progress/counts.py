@@ -6,6 +6,7 @@ replica alone, and added up over the group that it ran on before that group goes
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import io
 import json
@@ -42,7 +43,8 @@ class Counts:
         self._rows = 0
         self._ids: list[Tensor] = []
         self._batches: list[int] = []
-        self._pending: tuple[float, float, int, Batch | None] | None = None
+        self._pending: list[tuple[float, float, int, Batch | None]] = []
+        self._ended = False  # the optimizer step of what is pending is due
         self._began: float | None = None
         self._durations: list[float] = []
         self._before = _cache_counts(run)
@@ -62,47 +64,61 @@ class Counts:
             return None
         return max(0.0, first - sum(others) / len(others))
 
-    def count(self, loss: float, weight: float, rows: int, batch: Batch | None) -> None:
-        """Add one step of this replica, once it is settled.
+    def count(
+        self,
+        loss: float,
+        weight: float,
+        rows: int,
+        batch: Batch | None,
+        *,
+        ends: bool = True,
+    ) -> None:
+        """Add one batch of this replica, once it is settled.
 
         Args:
             loss: Of its rows, a mean.
             weight: Of how many.
             rows: How many it had.
             batch: None where the rows are not those of the engine.
+            ends: The optimizer steps with it; else it waits for one with which it does.
         """
         if self._began is not None:
             self._durations.append(time.perf_counter() - self._began)
             self._began = None
         self.settle()  # of a loop whose forward is not the engine's
-        self._pending = loss, weight, rows, batch
+        self._pending.append((loss, weight, rows, batch))
+        self._ended = ends
 
     def settle(self) -> None:
         """Add the step that was counted last: the optimizer has stepped."""
-        if self._pending is None:
+        if not self._ended:
             return
-        (loss, weight, rows, batch), self._pending = self._pending, None
-        self._rows += rows
-        self._loss_sum += loss * weight
-        self._weight += weight
-        if batch is not None:
-            self._ids.append(batch.ids)
-            self._batches.append(batch.index)
+        for loss, weight, rows, batch in self._pending:
+            self._rows += rows
+            self._loss_sum += loss * weight
+            self._weight += weight
+            if batch is not None:
+                self._ids.append(batch.ids)
+                self._batches.append(batch.index)
+        self._pending.clear()
+        self._ended = False
 
     @property
     def batches(self) -> list[int]:
         """Numbers of the batches that were counted; a step that broke off is not."""
         return self._batches
 
-    def mine(self, run: Run) -> dict[str, float | int]:
+    def mine(self, run: Run) -> dict[str, Any]:
         """Return what this replica has counted, as plain values."""
-        hits, misses = _cache_counts(run)
         return {
             "loss_sum": self._loss_sum,
             "weight": self._weight,
             "rows": self._rows,
-            "hits": hits - self._before[0],
-            "misses": misses - self._before[1],
+            "cache": {
+                kind: count - self._before.get(kind, 0)
+                for kind, count in _cache_counts(run).items()
+            },
+            "cache_bytes": {run.info.node: _cache_bytes(run)},
             "steps": run.state.step - self.first_step,
         }
 
@@ -151,6 +167,9 @@ class Counts:
         rows = sum(part["rows"] for part in parts)
         weight = sum(part["weight"] for part in parts)
         now = replica.workers.cpu_seconds() if replica is not None else self._busy
+        # Plans are made for batches, records tell of optimizer steps.
+        each = replica.plan.simulated_step_ns if replica is not None else 0
+        predicted = each * run.config.accumulation_steps
         return SegmentRecord(
             shape=self.shape,
             samples=rows if samples is None else samples,
@@ -160,11 +179,12 @@ class Counts:
                 sum(p["loss_sum"] for p in parts) / weight if weight else math.nan
             ),
             weight=weight,
-            cache_hits=sum(part["hits"] for part in parts),
-            cache_misses=sum(part["misses"] for part in parts),
+            cache_hits=sum(part["cache"].get("hits", 0) for part in parts),
+            cache_misses=sum(part["cache"].get("misses", 0) for part in parts),
+            cache=_cache_record(parts),
             phase_seconds=spent,
             worker_seconds=[b - a for a, b in zip(self._busy, now, strict=True)],
-            predicted_step_ns=replica.plan.simulated_step_ns if replica else 0,
+            predicted_step_ns=predicted,
         )
 
 
@@ -186,10 +206,18 @@ class Pass:
         if self.open is not None:
             self.open.begin_step()
 
-    def count(self, loss: float, weight: float, rows: int, batch: Batch | None) -> None:
-        """Add one step of this replica, once it is settled; see `Counts.count`."""
+    def count(
+        self,
+        loss: float,
+        weight: float,
+        rows: int,
+        batch: Batch | None,
+        *,
+        ends: bool = True,
+    ) -> None:
+        """Add one batch of this replica, once it is settled; see `Counts.count`."""
         if self.open is not None:
-            self.open.count(loss, weight, rows, batch)
+            self.open.count(loss, weight, rows, batch, ends=ends)
 
     def settle(self) -> None:
         """Add the step that was counted last: the optimizer has stepped."""
@@ -272,6 +300,7 @@ def combine(
         train_loss=losses / weight if weight else math.nan,
         cache_hits=sum(s.cache_hits for s in segments),
         cache_misses=sum(s.cache_misses for s in segments),
+        cache=_add_up([s.cache for s in segments]),
         phase_seconds=phases,
         worker_seconds=workers,
         elapsed_seconds=elapsed_seconds,
@@ -280,8 +309,36 @@ def combine(
     )
 
 
-def _cache_counts(run: Run) -> tuple[int, int]:
+def _cache_counts(run: Run) -> dict[str, int]:
     cache = run.caches.training()
-    if cache is None:
-        return 0, 0
-    return cache.counters.hits, cache.counters.misses
+    return {} if cache is None else dataclasses.asdict(cache.counters)
+
+
+def _cache_bytes(run: Run) -> int:
+    cache = run.caches.training()
+    return 0 if cache is None else cache.used_bytes
+
+
+def _cache_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return misses by kind and what was written, over replicas; bytes over nodes."""
+    counts: dict[str, int] = collections.Counter()
+    nodes: dict[str, int] = {}
+    for part in parts:
+        counts.update(part["cache"])
+        nodes.update(part["cache_bytes"])
+    if not counts:
+        return {}
+    kinds = ("stale", "changed", "corrupt", "stored", "full", "audited")
+    absent = counts["misses"] - sum(counts[kind] for kind in kinds[:3])
+    found = {kind: counts[kind] for kind in kinds}
+    return {"absent": absent, **found, "bytes": sum(nodes.values())}
+
+
+def _add_up(records: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Add up counts; bytes are those of the last record that has them."""
+    total: dict[str, int] = collections.Counter()
+    for record in records:
+        total.update(record)
+        if "bytes" in record:
+            total["bytes"] = record["bytes"]
+    return dict(total)

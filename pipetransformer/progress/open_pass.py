@@ -180,13 +180,21 @@ class OpenPass:
         self._give_records(group, source)
 
     def _give_records(self, group: ActiveGroup, source: int) -> None:
-        """Give the records so far, since a rank that stood by may lead from here on."""
+        """Give the records so far, since a rank that stood by may lead from here on.
+
+        Only those that some member lacks: a run has many changes of plan, and each
+        would cost more than the one before.
+        """
         epochs = self._run.history.epochs
-        told = json.dumps([dataclasses.asdict(record) for record in epochs]).encode()
-        told = group.all_gather_bytes(told if group.rank == source else b"")[source]
-        records_so_far = [EpochRecord.from_fields(f) for f in json.loads(told)]
-        if len(epochs) < len(records_so_far):
-            epochs[:] = records_so_far
+        lengths = group.all_gather_bytes(str(len(epochs)).encode())
+        # Of the last record that all have, an evaluation may have come later.
+        first = max(0, min(map(int, lengths)) - 1)
+        missing = [dataclasses.asdict(record) for record in epochs[first:]]
+        told = json.dumps(missing).encode() if group.rank == source else b""
+        told = group.all_gather_bytes(told)[source]
+        records = [EpochRecord.from_fields(fields) for fields in json.loads(told)]
+        if len(epochs) < first + len(records):
+            epochs[first:] = records
 
     def report(self) -> tuple[int, dict[str, Any]]:
         """Return the number of finished segments, and the counts of the open one."""

@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from pipetransformer.data import Batch
+from pipetransformer.data.division import Division
 from pipetransformer.data.loading import ElasticSampler, batches
+from pipetransformer.data.own_loader import own_batches
 from pipetransformer.run.layout import Layout
 
 
@@ -25,20 +28,25 @@ class Loading:
     pin_memory: bool
     drop_last: bool
     min_rows: int = 1
+    division: Division = Division()
+    loader: DataLoader[Any] | None = None
 
     def batches(self, sampler: ElasticSampler) -> Generator[Batch, None, None]:
         """Load what the sampler names."""
+        if self.loader is not None:
+            return own_batches(self.loader, sampler, self.division)
         return batches(
             self.dataset,
             sampler,
             collate_fn=self.collate_fn,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
+            division=self.division,
         )
 
     def one(self, sampler: ElasticSampler) -> Batch:
         """Load the batch at the sampler's position, in this process."""
-        here = dataclasses.replace(self, num_workers=0).batches(sampler)
+        here = dataclasses.replace(self, num_workers=0, loader=None).batches(sampler)
         try:
             return next(here)
         finally:

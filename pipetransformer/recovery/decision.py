@@ -10,7 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-_JOINABLE = {"step": "pass", "epoch": "epoch", "evaluate": "evaluate"}
+_JOINABLE = {
+    "step": "pass",
+    "epoch": "epoch",
+    "evaluate": "evaluate",
+    "predict": "predict",
+}
 """The call in which a standby can join, by the call that the active ranks are in."""
 
 FIRST = "first plan"

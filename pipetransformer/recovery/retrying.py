@@ -157,6 +157,7 @@ class RetriedCalls:
         Raises:
             PeerFailure: a rank was lost, and the others cannot go on.
         """
+        self._run.state.registered.settle()
         while True:
             attempt = Attempt(self._run.plane, self._run.control_log)
             try:
@@ -299,6 +300,8 @@ class RetriedCalls:
         """Take over the count; True if `ahead` completed what this rank was in."""
         log = self._run.control_log
         completed = active and done < ahead.done
+        if completed and self._role.replica is not None:
+            self._run.state.registered.hold()
         log.catch_up(ahead.done, ahead.result if completed else log.result)
         return completed
 

@@ -17,10 +17,14 @@ from torch import Tensor, nn
 
 from pipetransformer.autocache import (
     ActivationCache,
+    Ragged,
+    RaggedRows,
     Records,
     cacheable,
     fingerprint_chain,
+    hash_ragged_rows,
     hash_rows,
+    valid_part,
     values_context,
 )
 from pipetransformer.data.structures import (
@@ -50,6 +54,7 @@ class FrozenPrefix:
         workers: The pipeline's workers; misses are spread over them.
         clock: Is told what goes into reading, computing and writing.
         seed: Seed of the random draws.
+        ragged: How rows of different lengths are padded; None: they are not.
     """
 
     def __init__(
@@ -60,12 +65,16 @@ class FrozenPrefix:
         clock: Clock,
         *,
         seed: int,
+        ragged: Ragged | None = None,
     ) -> None:
         self.boundary = boundary
         self._layers = list(layers)[:boundary]
         self._workers = workers
         self._clock = clock
         self._seed = seed
+        self._ragged = ragged
+        self._length: int | None = None  # padded, of the last inputs
+        self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
         self._chains: dict[object, list[int]] = {}  # by what was in force, see `_chain`
         self.refusal = cacheable(self._layers)
         if self.refusal is not None:
@@ -97,6 +106,7 @@ class FrozenPrefix:
         *,
         position: DrawPosition,
         keys: Tensor | None = None,
+        lazy: bool = False,
         write: bool = True,
         whole: bool = False,
     ) -> Any:
@@ -110,6 +120,8 @@ class FrozenPrefix:
                 micro-batch that it names.
             keys: The dataset's own input keys, ``(rows,)`` int64; None hashes the
                 input bytes.
+            lazy: Samples are loaded and stacked only when `inputs` is called, so all
+                batches have one length.
             write: Store what was computed; off when nothing will read it again.
             whole: Compute the batch as one micro-batch of unchanged shape unless
                 every row is found at one boundary, so that a row's bits do not
@@ -119,17 +131,34 @@ class FrozenPrefix:
             What the last frozen layer returns: a tensor or a tuple of tensors with
             ``rows`` rows.
         """
-        if cache is None or ids is None or self.refusal is not None:
+        unused = cache is None or cache.given_up or self.refusal
+        if cache is None or ids is None or unused:
             return self._run(inputs(), 0, position, whole)
         with self._clock.phase("cache_read"):
-            hashes = keys if keys is not None else hash_rows(*tensors_of(inputs()))
+            rows = None
+            if self._ragged is not None and not (lazy and self._length):
+                rows = self._rows(inputs())
+            hashes = keys
+            if hashes is None:
+                hashes = self._hashes(inputs(), rows, cache)
             chain = self._chain()
-            found = cache.fetch(ids, chain=chain, input_hashes=hashes)
+            found = cache.fetch(
+                ids,
+                chain=chain,
+                input_hashes=hashes,
+                ragged=self._ragged,
+                length=self._length,
+            )
+        audited = not found or not cache.audit_due()
+        if not audited and not self._passes_audit(inputs(), found[0], cache, position):
+            return self._run(inputs(), 0, position, whole)
         complete = len(found) == 1 and len(found[0].rows) == len(ids)
         if whole and not complete:
             found = []
         if complete and found[0].boundary == self.boundary:
             return self._advance(found[0], position, whole)
+        if self._ragged is not None and rows is None:
+            rows = self._rows(inputs())
         parts = self._assemble(inputs, found, len(ids), position, whole)
         if not fit_together([value for _, value in parts]):
             # Padded to the longest row of other batches: nothing found is of use.
@@ -137,8 +166,71 @@ class FrozenPrefix:
         result = parts[0][1] if len(parts) == 1 else _merge(parts, len(ids))
         if write:
             with self._clock.phase("cache_write"):
-                self._store(cache, ids, result, hashes, found, chain[-1])
+                self._store(cache, ids, result, hashes, found, chain[-1], rows)
         return result
+
+    def _rows(self, inputs: Any) -> RaggedRows | None:
+        if self._ragged is None:
+            return None
+        rows = self._ragged.rows_of(inputs, tensors_of(inputs))
+        self._length = rows.padded
+        return rows
+
+    def _hashes(
+        self, inputs: Any, rows: RaggedRows | None, cache: ActivationCache
+    ) -> Tensor:
+        if rows is not None:
+            return hash_ragged_rows(rows)
+        tensors = tensors_of(inputs)
+        shapes = [tensor.shape[1:] for tensor in tensors]
+        if self._shapes not in (None, shapes):
+            cache.warn_once(
+                "shapes",
+                "inputs differ in shape between batches, and a sample padded in "
+                "another way counts as another one; PipeTransformer(ragged=pt.Ragged("
+                "...)) says what is padding",
+            )
+        self._shapes = shapes
+        return hash_rows(*tensors)
+
+    def _passes_audit(
+        self,
+        inputs: Any,
+        found: Records,
+        cache: ActivationCache,
+        position: DrawPosition,
+    ) -> bool:
+        """Compute a found row again; empty and leave the cache if it differs."""
+        where = found.rows[:1]
+        draws = draw_scope(
+            self._seed, position.step, microbatch=position.first_microbatch, layer=0
+        )
+        with (
+            self._clock.phase("audit"),
+            torch.no_grad(),
+            draws,
+            use_skip_tracker(SkipTracker()),
+        ):
+            layers = self._layers[: found.boundary]
+            value = call_layers(layers, slice_rows(inputs, where))
+        length = int(found.lengths[0]) if found.lengths is not None else None
+        cached = [tensor[:1] for tensor in found.tensors]
+        reason = _difference(
+            valid_part(tensors_of(value), self._ragged, length),
+            valid_part(cached, self._ragged, length),
+        )
+        if reason is not None:
+            cache.clear()
+            cache.give_up(
+                f"a sample computed again at boundary {found.boundary} differs from "
+                f"its record ({reason}); its layers mix samples or padding, draw "
+                "random numbers, or have changed"
+            )
+        return reason is None
+
+    def _refuse(self, reason: str) -> None:
+        self.refusal = reason
+        _LOG.warning("frozen prefix is not cached: %s", reason)
 
     def _store(
         self,
@@ -148,15 +240,22 @@ class FrozenPrefix:
         hashes: Tensor,
         found: Sequence[Records],
         fingerprint: int,
+        ragged: RaggedRows | None,
     ) -> None:
         tensors = flat_tensors(result, len(ids))
         if tensors is None:
-            self.refusal = (
+            self._refuse(
                 f"layer {self.boundary - 1} returns more than tensors with one row per "
                 "sample"
             )
-            _LOG.warning("frozen prefix is not cached: %s", self.refusal)
             return
+        lengths = None
+        if self._ragged is not None and ragged is not None:
+            reason = self._ragged.misfit(tensors, ragged.padded)
+            if reason is not None:
+                self._refuse(f"layer {self.boundary - 1}: {reason}")
+                return
+            lengths = ragged.lengths
         fresh = torch.ones(len(ids), dtype=torch.bool)
         for records in found:
             if records.boundary == self.boundary:
@@ -165,12 +264,15 @@ class FrozenPrefix:
         if len(rows) < len(ids):
             ids, hashes = ids[rows], hashes[rows]
             tensors = tuple(t[rows] for t in tensors)
+            lengths = lengths[rows] if lengths is not None else None
         cache.store(
             ids,
             tensors,
             boundary=self.boundary,
             fingerprint=fingerprint,
             input_hashes=hashes,
+            ragged=self._ragged,
+            lengths=lengths,
         )
 
     def _advance(self, records: Records, position: DrawPosition, whole: bool) -> Any:
@@ -224,6 +326,28 @@ class FrozenPrefix:
             ]
             outputs = self._workers.map(forward, cut)
         return join_rows(outputs)
+
+
+# Relative, of what another number of rows in a batch makes of rounding.
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-2}
+_COARSE = 1e-1
+
+
+def _difference(fresh: Sequence[Tensor], cached: Sequence[Tensor]) -> str | None:
+    """Say how far tensors are apart beyond rounding, or None."""
+    for one, other in zip(fresh, cached, strict=True):
+        one = one.detach().cpu()
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return f"{one.dtype} {tuple(one.shape)}, {other.dtype} {tuple(other.shape)}"
+        if not one.is_floating_point():
+            if not torch.equal(one, other):
+                return f"{int((one != other).sum())} of {one.numel()} values"
+            continue
+        most = one.double().norm() * _TOLERANCES.get(one.dtype, _COARSE)
+        apart = (one.double() - other.double()).norm()
+        if not apart <= most + 1e-30:
+            return f"norm of the difference {apart:.3g}, of the values {one.norm():.3g}"
+    return None
 
 
 def _merge(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Any:

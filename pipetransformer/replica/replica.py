@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -32,7 +33,8 @@ class ActiveModel(nn.Module):
         pipe: The pipeline of the active layers.
         prefix: The frozen layers, or None at boundary 0.
         cache: Gives the training slab, or None.
-        position: Gives the draw position of the next forward.
+        position: Gives the draw position of the next forward, from the number of its
+            batch in the pass.
         write: Tells whether prefix activations will be read again.
         clock: Is told when inputs are loaded.
     """
@@ -43,7 +45,7 @@ class ActiveModel(nn.Module):
         prefix: FrozenPrefix | None,
         *,
         cache: Callable[[], ActivationCache | None],
-        position: Callable[[], DrawPosition],
+        position: Callable[[int | None], DrawPosition],
         write: Callable[[], bool],
         clock: Clock,
     ) -> None:
@@ -85,7 +87,7 @@ class ActiveModel(nn.Module):
         self.last_batch = batch
         if batch is not None and batch.rows == 0:
             return self._nothing()
-        position = self._position()
+        position = self._position(batch.index if batch is not None else None)
         self.pipe.set_draw_position(
             step=position.step, first_microbatch=position.first_microbatch
         )
@@ -101,6 +103,7 @@ class ActiveModel(nn.Module):
                 self._cache(),
                 position=position,
                 keys=batch.input_keys,
+                lazy=batch.lazy,
                 write=self._write(),
             )
         arguments = arguments_of(value)
@@ -217,6 +220,12 @@ class Replica:
         if not isinstance(self.trained, DistributedDataParallel):
             self.trained = wrap(self.active_model, self.group)
         return self.trained
+
+    def without_reduction(self) -> contextlib.AbstractContextManager[object]:
+        """Return the region for a forward and backward whose gradients stay here."""
+        if isinstance(self.trained, DistributedDataParallel):
+            return self.trained.no_sync()
+        return contextlib.nullcontext()
 
     def check_gradients(self) -> None:
         """Refuse a model that DDP would refuse, once: with others it would fail later.

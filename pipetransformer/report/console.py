@@ -126,6 +126,14 @@ def epoch_line(record: EpochRecord) -> str:
     """Return one line: how a pass went."""
     cached = record.cache_hits + record.cache_misses
     hits = f", cache hits {record.cache_hits}/{cached}" if cached else ""
+    kinds = {"changed": "of other inputs", "stale": "of another prefix"}
+    kinds |= {"corrupt": "corrupt"}
+    misses = [f"{record.cache[k]} {t}" for k, t in kinds.items() if record.cache.get(k)]
+    if full := record.cache.get("full"):
+        misses.append(f"{full} without room")
+    hits += f" ({', '.join(misses)})" if misses else ""
+    if used := record.cache.get("bytes"):
+        hits += f" in {used / 1e6:.0f} MB"
     return (
         f"[epoch {record.epoch}] {record.shape}: loss {record.train_loss:.4f}, "
         f"{record.samples} samples in {record.seconds:.1f} s "

@@ -60,6 +60,7 @@ class SegmentRecord:
             NaN without any.
         cache_hits: Samples whose frozen activations came from the cache.
         cache_misses: Samples of a frozen prefix that had to be computed.
+        cache: As in `EpochRecord`.
         phase_seconds: As in `EpochRecord`.
         worker_seconds: As in `EpochRecord`.
         predicted_step_ns: Simulated time of a step under the plan; 0 if unknown.
@@ -77,6 +78,7 @@ class SegmentRecord:
     worker_seconds: list[float]
     predicted_step_ns: int
     weight: float = 0.0
+    cache: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> SegmentRecord:
@@ -108,6 +110,10 @@ class EpochRecord:
         train_loss: Mean over samples.
         cache_hits: Samples whose frozen activations came from the cache.
         cache_misses: Samples of a frozen prefix that had to be computed.
+        cache: Misses by kind, ``absent`` (never stored), ``stale`` (of another prefix),
+            ``changed`` (of another input) and ``corrupt``; rows ``stored`` and, for
+            lack of room, not (``full``); hits computed again and compared
+            (``audited``); ``bytes`` of all records on all nodes. Empty: no cache yet.
         metrics: What the last evaluation after the pass returned.
         phase_seconds: The lead's wall time of the pass by phase, see `Clock`; what the
             pass's end itself takes is in the run's.
@@ -132,6 +138,7 @@ class EpochRecord:
     elapsed_seconds: float = 0.0
     predicted_step_ns: int = 0
     segments: list[SegmentRecord] = dataclasses.field(default_factory=list)
+    cache: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> EpochRecord:
@@ -167,6 +174,7 @@ class EpochRecord:
             "metrics": self.metrics,
             "cache_hits": self.cache_hits,
             "cache_misses": self.cache_misses,
+            "cache": self.cache,
             "phase_seconds": self.phase_seconds,
             "worker_seconds": self.worker_seconds,
             "elapsed_seconds": self.elapsed_seconds,

@@ -68,6 +68,14 @@ class History:
             self.transformations.append(record)
 
     @property
+    def cache(self) -> list[dict[str, int]]:
+        """What the cache did in each pass: hits, misses and `EpochRecord.cache`."""
+        return [
+            {"hits": each.cache_hits, "misses": each.cache_misses, **each.cache}
+            for each in self.epochs
+        ]
+
+    @property
     def final_accuracy(self) -> float | None:
         """The last epoch's metric named ``accuracy``."""
         return self.epochs[-1].metrics.get("accuracy") if self.epochs else None

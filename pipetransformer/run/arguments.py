@@ -3,17 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from pipetransformer.autocache import Ragged
 from pipetransformer.autofreeze import Policy
 from pipetransformer.config import Config
+from pipetransformer.data.division import Division, NamedParts
+from pipetransformer.state.registered import Registered
 from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
 
 Loss = Callable[[Any, Any], Tensor]
 LossWeight = Callable[[Any], Any]
+
+
+@runtime_checkable
+class AdaptedModel(NamedParts, Protocol):
+    """A model with its layers and what the engine needs to know of them.
+
+    `pipetransformer.adapters.from_transformers` makes them.
+    """
+
+    @property
+    def sequential(self) -> nn.Sequential:
+        """The layers."""
+
+    @property
+    def units(self) -> Sequence[int]:
+        """Element index after each freeze unit."""
+
+    @property
+    def loss_weight(self) -> LossWeight | None:
+        """How many the model's own loss is the mean of; None: the rows."""
+
+    @property
+    def ragged(self) -> Ragged | None:
+        """How rows of different lengths are padded; None: all have one shape."""
+
+    def loss(self, outputs: Any, targets: Any, /) -> Tensor:
+        """Return the model's own loss, a 0-dim mean."""
+
+    def export(self, folder: str | os.PathLike[str], /, *, merge: bool = False) -> None:
+        """Write this process's weights as the model's own library reads them.
+
+        With `merge` those of PEFT adapters are added to the weights they belong to.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +68,9 @@ class EngineArguments:
         unit_ends: Element index after each freeze unit.
         parameters: The trainable parameters in model order.
         config: The configuration.
+        adapted: The model that the layers are made from; None: a plain Sequential.
+        ragged: How rows of different lengths are padded; None: all have one shape.
+        registered: What else of the user's goes with the training state.
     """
 
     model: nn.Sequential
@@ -42,6 +82,19 @@ class EngineArguments:
     unit_ends: tuple[int, ...]
     parameters: Sequence[nn.Parameter]
     config: Config
+    adapted: AdaptedModel | None = None
+    ragged: Ragged | None = None
+    registered: Registered = dataclasses.field(default_factory=Registered)
+
+    @property
+    def untrained(self) -> frozenset[nn.Parameter]:
+        """Return the parameters that the user froze."""
+        return frozenset(self.model.parameters()) - frozenset(self.parameters)
+
+    @property
+    def division(self) -> Division:
+        """Return how collated batches are divided into inputs and targets."""
+        return Division(self.adapted)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +106,7 @@ class Workload:
         global_batch: Samples of a batch over all replicas.
         num_batches: Batches of a pass.
         drop_last: Whether a short last batch is left out.
-        sample: Gives collated inputs of the first n samples.
+        sample: Gives collated inputs of n rows, as large as in typical batches.
     """
 
     num_samples: int

@@ -70,6 +70,12 @@ class Caches:
         workload = self._inputs.workload
         return self.of("train", workload.num_samples) if workload else None
 
+    def begin_pass(self, space: str) -> None:
+        """Note that a pass over a set begins."""
+        cache = self._caches.get(space)
+        if cache is not None:
+            cache.begin_pass()
+
     def budget_bytes(self) -> int:
         """Return what a slab of this node may take."""
         return self._config.budget_bytes or host_memory().available_bytes // 4
@@ -81,7 +87,7 @@ class Caches:
         """
         if "train" in self._caches:
             made = self._caches["train"]
-            return made.num_slots if made is not None else 0
+            return made.num_slots if made is not None and not made.given_up else 0
         cluster, workload = self._inputs.cluster, self._inputs.workload
         if cluster is None or cluster.cache is None or workload is None:
             return 0
@@ -143,6 +149,9 @@ class Caches:
                 num_samples=num_samples,
                 slot_bytes=self._slot_bytes(),
                 budget_bytes=self.budget_bytes(),
+                ragged=self._arguments.ragged is not None,
+                verify=self._config.verify,
+                audit_every=self._config.audit_every,
             )
         except (OSError, ValueError) as error:
             _LOG.warning("no cache, frozen layers are recomputed: %s", error)
@@ -164,7 +173,12 @@ class Caches:
         if not address:
             return None
         try:
-            cache = ActivationCache.attach(address, run_id=self._info.run_id)
+            cache = ActivationCache.attach(
+                address,
+                run_id=self._info.run_id,
+                verify=self._config.verify,
+                audit_every=self._config.audit_every,
+            )
             try:
                 self._require_room(cache, num_samples)
             except ValueError:
@@ -181,7 +195,9 @@ class Caches:
 
         Plans would count on it, and nothing would be cached.
         """
-        wanted = self._slot_bytes()
+        # Slots of ragged records are as large as they need to be.
+        ragged = self._arguments.ragged is not None
+        wanted = 0 if ragged else self._slot_bytes()
         if cache.num_samples != num_samples or cache.slot_bytes < wanted:
             raise ValueError(
                 f"the node's cache: expected {num_samples} samples in slots of at "

@@ -23,6 +23,7 @@ from pipetransformer.run.control_log import ControlLog
 from pipetransformer.run.measured_costs import MeasuredCosts
 from pipetransformer.run.plan_in_force import PlanInForce
 from pipetransformer.run.plan_inputs import PlanInputs
+from pipetransformer.run.precision import Precision
 from pipetransformer.state.state import TrainingState, load_optimizer_state
 from pipetransformer.state.step_buffers import StepBuffers
 
@@ -53,7 +54,7 @@ class Run:
             generation=lambda: plane.generation,
         )
         self.in_force = PlanInForce()
-        self.state = TrainingState(arguments.model)
+        self.state = TrainingState(arguments.model, registered=arguments.registered)
         self.policy = arguments.policy
         self.freezer = LayerFreezer(arguments.model)
         self.gradients = (
@@ -62,6 +63,9 @@ class Run:
             else None
         )
         self.state.gradients = self.gradients
+        device = next(arguments.model.parameters()).device
+        self.precision = Precision(self.config.amp, device.type)
+        self.state.scaler = self.precision.scaler
         self.history = History(
             world_size=plane.info.world_size, seed=arguments.config.seed
         )

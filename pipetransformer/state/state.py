@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from pipetransformer.autofreeze import GradientAccumulator
 from pipetransformer.core import tensor_files as files
 from pipetransformer.core.wire import printable, shown
+from pipetransformer.state.registered import Registered
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SchedulerFactory = Callable[
@@ -45,18 +46,42 @@ def make_optimizer(
             "optimizer: expected a factory returning a torch.optim.Optimizer, "
             f"got {kind}"
         )
-    needed = [
-        entry.name
-        for entry in inspect.signature(built.step).parameters.values()
-        if entry.default is entry.empty
-        and entry.kind not in (entry.VAR_POSITIONAL, entry.VAR_KEYWORD)
-    ]
+    needed = _needed(built.step)
     if needed:
         raise TypeError(
             "optimizer: expected one that steps from gradients alone, such as SGD or "
             f"AdamW, got {kind}, whose step needs {', '.join(needed)}"
         )
     return built
+
+
+def make_scheduler(
+    factory: SchedulerFactory, optimizer: torch.optim.Optimizer
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """Call the user's factory.
+
+    Raises:
+        TypeError: it returns something that cannot be stepped, or whose step needs an
+            argument, as that of ReduceLROnPlateau needs a metric.
+    """
+    built = factory(optimizer)
+    needed = _needed(built.step) if hasattr(built, "step") else ["a method step"]
+    if needed:
+        raise TypeError(
+            "lr_scheduler: expected a factory of one that steps without arguments, got "
+            f"{type(built).__name__}, which needs {', '.join(needed)}"
+        )
+    return built
+
+
+def _needed(method: Callable[..., Any]) -> list[str]:
+    """Return the arguments that have no default."""
+    return [
+        entry.name
+        for entry in inspect.signature(method).parameters.values()
+        if entry.default is entry.empty
+        and entry.kind not in (entry.VAR_POSITIONAL, entry.VAR_KEYWORD)
+    ]
 
 
 class Integrity(enum.Enum):
@@ -90,6 +115,8 @@ class TrainingState:
         freezes: The boundary's history: one entry per change, with the epoch and step
             from which on it holds.
         gradients: What the freeze policy looks at; None if it needs none.
+        scaler: Of the loss under fp16; None otherwise.
+        registered: What the user's script has registered.
         integrity: See `Integrity`; only the methods of this class change it.
     """
 
@@ -107,8 +134,11 @@ class TrainingState:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     freezes: list[dict[str, int]] = dataclasses.field(default_factory=list)
     gradients: GradientAccumulator | None = None
+    scaler: torch.amp.GradScaler | None = None
+    registered: Registered = dataclasses.field(default_factory=Registered)
     integrity: Integrity = Integrity.OLD
     _in_hand: int | None = None  # the batch that the user's loop is at
+    _unscaled: bool = False  # the scaler is taking the step
 
     # -- whether it is whole ---------------------------------------------------
 
@@ -136,12 +166,48 @@ class TrainingState:
 
     @contextlib.contextmanager
     def being_stepped(self) -> Iterator[None]:
-        """Within it a scheduler steps; it is whole again if that goes well."""
+        """Within it scheduler or scaler step; it is whole again if that goes well."""
         self.integrity = Integrity.IN_STEP
         yield
         self.integrity = Integrity.WHOLE
 
+    def take_step(self) -> bool:
+        """Step the optimizer, and the scaler.
+
+        Returns:
+            False if gradients overflowed in fp16: the step counts, but has changed no
+            weight.
+        """
+        if self.optimizer is None:
+            raise RuntimeError("step without an optimizer; please report")
+        if self.scaler is None:
+            self.optimizer.step()
+            return True
+        done, self._unscaled = self.step, True
+        try:
+            self.scaler.step(self.optimizer)
+        finally:
+            self._unscaled = False
+        with self.being_stepped():
+            self.scaler.update()
+        if self.step > done:
+            return True
+        self._after_step()
+        return False
+
+    def schedule_epoch(self) -> None:
+        """Take a scheduler that steps with every epoch to the epoch that is reached."""
+        scheduler = self.scheduler
+        while scheduler is not None and scheduler.last_epoch < self.epoch:
+            with self.being_stepped():
+                scheduler.step()
+
     def _before_step(self, *_: object) -> None:
+        if self.scaler is not None and not self._unscaled:
+            raise RuntimeError(
+                "optimizer.step: expected engine.update() with Config.amp='fp16', "
+                "whose gradients are scaled, got a call of its own"
+            )
         # A checkpoint must not catch weights in the middle of a step.
         self.integrity = Integrity.IN_STEP
 
@@ -181,7 +247,7 @@ class TrainingState:
         if self.optimizer is not None:
             return
         built = self.optimizer = make_optimizer(optimizer, parameters)
-        self.scheduler = scheduler(built) if scheduler is not None else None
+        self.scheduler = make_scheduler(scheduler, built) if scheduler else None
         built.register_step_pre_hook(self._before_step)
         built.register_step_post_hook(self._after_step)
 
@@ -257,9 +323,10 @@ def _join(tree: Any, take: Callable[[dict[str, Any]], Tensor]) -> Any:
 def optimizer_tree(state: TrainingState) -> dict[str, Any]:
     """Return what new replicas need in addition to the weights.
 
-    That is the state of optimizer and scheduler, and what freeze decisions have led to
-    and will look at: the boundary's history, the sums of gradients since the last
-    decision, and the last metrics. The tensors are the state's own, not copies.
+    That is the state of optimizer and scheduler, what the user's script has registered,
+    and what freeze decisions have led to and will look at: the boundary's history, the
+    sums of gradients since the last decision, and the last metrics. The tensors are the
+    state's own, not copies.
     """
     if state.optimizer is None:
         raise RuntimeError(
@@ -274,6 +341,10 @@ def optimizer_tree(state: TrainingState) -> dict[str, Any]:
     }
     if state.gradients is not None:
         tree["gradients"] = state.gradients.state_dict()
+    if state.scaler is not None:
+        tree["scaler"] = state.scaler.state_dict()
+    if state.registered.names:
+        tree["registered"] = state.registered.tree()
     return tree
 
 
@@ -286,7 +357,7 @@ def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
     """
     tensors: list[Tensor] = []
     tree = optimizer_tree(state)
-    for name in ("optimizer", "scheduler", "gradients"):
+    for name in ("optimizer", "scheduler", "gradients", "registered"):
         if name in tree:
             tree[name] = _split(tree[name], tensors)
     buffer = io.BytesIO()
@@ -310,6 +381,8 @@ def load_optimizer(
     _keep_dtypes(state.optimizer, joined["optimizer"])
     if state.scheduler is not None and joined["scheduler"] is not None:
         state.scheduler.load_state_dict(joined["scheduler"])
+    if state.scaler is not None and "scaler" in joined:  # older checkpoints have none
+        state.scaler.load_state_dict(joined["scaler"])
     if observed:
         load_observed(state, joined)
 
@@ -384,13 +457,18 @@ def unpack_optimizer(message: bytes, tensors: list[Tensor], what: str) -> Any:
 
 
 def load_optimizer_state(content: dict[str, Any], state: TrainingState) -> None:
-    """Copy optimizer and scheduler state into `state`, whose optimizer is built.
+    """Copy optimizer, scheduler and registered state into `state`.
+
+    Its optimizer is built.
 
     Raises:
         ValueError: what the file holds does not load.
     """
+    joined = content["joined"]
     with naming(content, f"the state of {type(state.optimizer).__name__}"):
-        load_optimizer(state, content["joined"], observed=False)
+        load_optimizer(state, joined, observed=False)
+    with naming(content, f"states of {', '.join(state.registered.names)}"):
+        state.registered.load(joined.get("registered", {}))
 
 
 @contextlib.contextmanager

@@ -119,7 +119,7 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
 
 
 def remaining_steps(run: Run) -> int:
-    """Return the optimizer steps for which a shorter step pays.
+    """Return the batches for which a shorter step pays.
 
     Until the policy changes its answer, if it knows when, else until the end: the
     next freeze makes another plan.
@@ -133,7 +133,9 @@ def remaining_steps(run: Run) -> int:
     change = run.policy.next_change(progress_of(run, state.decided_epoch))
     if change is not None:
         until = (
-            change * batches - done if every is None else change * every - state.step
+            change * batches - done
+            if every is None
+            else (change * every - state.step) * run.config.accumulation_steps
         )
         left = min(left, until)
     return max(0, left)

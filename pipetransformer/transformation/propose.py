@@ -95,6 +95,8 @@ def decide(run: Run) -> FreezeDecision:
         units -= 1
         held = "behind it nothing would be left to train"
     boundary = boundary_of(arguments.unit_ends, units)
+    if held is None and 0 < units == run.policy.starting_units:
+        held = f"nothing trains before layer {boundary}"
     before = state.frozen_units
     if units == before:
         reason = f"{units} of {len(arguments.unit_ends)} units stay frozen"
@@ -121,11 +123,12 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
     if lead:
         most = workload.global_batch
         sizes = [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
-        profile = planner.profile(
-            run.arguments.model,
-            workload.sample(max(sizes)),
-            microbatch_samples=sizes,
-        )
+        with run.precision.autocast():
+            profile = planner.profile(
+                run.arguments.model,
+                workload.sample(max(sizes)),
+                microbatch_samples=sizes,
+            )
         cluster = _cluster(run)
         text = json.dumps({"profile": profile.to_json(), "cluster": cluster.to_json()})
         run.plane.publish("profile", text.encode())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 
-from torch import nn
+from torch import Tensor, nn
 
+from pipetransformer._extension import hash_bytes
 from pipetransformer.autodp import (
     ActiveGroup,
     broadcast_tensors,
@@ -33,7 +35,8 @@ def move(
     """Give `receivers` weights, moments and scheduler of the rank `source`.
 
     Everything goes over the new group, in place, in the order of names; nothing
-    passes through a file.
+    passes through a file. Weights that do not train are compared first, and stay where
+    they are if every member has them.
 
     Args:
         run: The run.
@@ -62,6 +65,9 @@ def move(
         if receives:
             tree, tensors = decode(message)
         named = state.model_tensors()
+        untrained = _untrained(run)
+        if untrained and _everybody_has(group, untrained, first):
+            named = {name: t for name, t in named.items() if name not in untrained}
         moved = broadcast_tensors(
             group,
             [*named.values(), *tensors],
@@ -70,11 +76,27 @@ def move(
         )
         if receives:
             load_optimizer(state, tree)
+            state.registered.load(tree.get("registered", {}))
     with phases.phase("hash"):
         # What the optimizer holds now, not what it was given.
         kept = named_tensors(optimizer_tree(state))
         compare_hashes(group, hash_tensors({**named, **kept}.items()))
     return moved + len(message)
+
+
+def _untrained(run: Run) -> dict[str, Tensor]:
+    """Return the parameters that the user froze, by name."""
+    untrained = run.arguments.untrained
+    named = run.state.model.named_parameters()
+    return {name: p.detach() for name, p in named if p in untrained}
+
+
+def _everybody_has(group: ActiveGroup, named: dict[str, Tensor], first: int) -> bool:
+    """Tell whether all members hold the tensors as member `first` does; collective."""
+    hashes = hash_tensors(named.items())
+    mine = hash_bytes(json.dumps(hashes, sort_keys=True).encode())
+    digests = group.all_gather_bytes(f"{mine:016x}".encode())
+    return all(digest == digests[first] for digest in digests)
 
 
 def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
@@ -85,7 +107,12 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
     prefix = None
     if plan.boundary > 0:
         prefix = FrozenPrefix(
-            layers, plan.boundary, workers, run.clock, seed=proposal.seed
+            layers,
+            plan.boundary,
+            workers,
+            run.clock,
+            seed=proposal.seed,
+            ragged=run.arguments.ragged,
         )
         if run.inputs.workload is not None and prefix.refusal is None:
             run.caches.obtain(
@@ -100,12 +127,18 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         first_layer=plan.boundary,
         seed=proposal.seed,
     )
-    first = group.rank * plan.num_microbatches
+    each = plan.num_microbatches
+
+    def position(number: int | None) -> DrawPosition:
+        # Batches that share an optimizer step follow each other.
+        nth = max(0, number - run.state.batch) if number is not None else 0
+        return DrawPosition(run.state.step, (nth * group.size + group.rank) * each)
+
     model = ActiveModel(
         pipe,
         prefix,
         cache=run.caches.training,
-        position=lambda: DrawPosition(run.state.step, first),
+        position=position,
         write=run.will_read_again,
         clock=run.clock,
     )

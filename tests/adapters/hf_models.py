@@ -11,7 +11,7 @@ WORDS = 97
 PADDING = 1
 LENGTHS = (9, 4, 7, 9)
 
-_BERT = {
+SMALL_BERT = {
     "hidden_size": 16,
     "num_hidden_layers": 3,
     "num_attention_heads": 2,
@@ -70,9 +70,9 @@ _TEXT = {
     "question-answering": "ForQuestionAnswering",
 }
 _FAMILIES = {
-    "Bert": (_BERT, _TEXT),
-    "Roberta": (_BERT, _TEXT),
-    "Electra": ({**_BERT, "embedding_size": 8}, _TEXT),
+    "Bert": (SMALL_BERT, _TEXT),
+    "Roberta": (SMALL_BERT, _TEXT),
+    "Electra": ({**SMALL_BERT, "embedding_size": 8}, _TEXT),
     "DistilBert": (_DISTILBERT, _TEXT),
     "ViT": (_VIT, {"image-classification": "ForImageClassification"}),
     "DeiT": (_VIT, {"image-classification": "ForImageClassification"}),

@@ -82,7 +82,7 @@ def test_advance_leaves_a_mix_of_boundaries_that_are_all_valid():
     for group in groups:
         assert torch.equal(group.tensors[0], values(ids[group.rows], group.boundary))
     assert cache.counters == CacheCounters(
-        hits=40, misses=0, stale=0, corrupt=0, stored=70, skipped=0, full=0
+        hits=40, misses=0, stale=0, changed=0, corrupt=0, stored=70, skipped=0, full=0
     )
 
 

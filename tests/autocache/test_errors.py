@@ -54,8 +54,8 @@ def test_a_cache_beyond_what_is_available_is_refused_before_it_is_reserved(
     with pytest.raises(OSError, match=text) as refusal:
         ActivationCache.create(
             run_id="r",
-            num_samples=2,
-            slot_bytes=available,
+            num_samples=2 * available >> 30,
+            slot_bytes=1 << 30,
             budget_bytes=3 * available,
         )
     assert refusal.value.errno == errno.ENOMEM
@@ -84,7 +84,7 @@ def test_memory_of_another_format_is_refused():
     with open(f"/proc/self/fd/{json.loads(cache.address)['fd']}", "r+b") as file:
         file.seek(8)
         file.write(b"\x63")
-    with pytest.raises(ValueError, match="address: expected a cache of format 1"):
+    with pytest.raises(ValueError, match="address: expected a cache of format 2"):
         ActivationCache.attach(cache.address, run_id="run")
 
 

@@ -22,12 +22,21 @@ from pipetransformer.autocache import ActivationCache
 from .test_cache import SAMPLES, make_cache, merged, values
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-SIZES = 16  # num_samples, num_slots, slot_bytes
-RUN_ID = 40
+SIZES = 16  # num_samples, slot_bytes, arena_bytes, ragged
+RUN_ID = 48
 INDEX = 4096
 SLOTS = INDEX + 64 * (SAMPLES * 8 // 64)
 SLOT_BYTES = 4096
 LARGEST = 2**64 - 1
+ARENA = SAMPLES * SLOT_BYTES
+
+
+def entry(begin, size=SLOT_BYTES):
+    """An index word: where a slot is."""
+    return (size // 64) << 37 | begin // 64
+
+
+ENTRIES = [entry(k * SLOT_BYTES) for k in range(SAMPLES)]
 
 
 def descriptor(cache):
@@ -56,14 +65,14 @@ def memory(content, size, seals=SEALS):
         os.close(fd)
 
 
-def superblock(num_samples=SAMPLES, num_slots=SAMPLES, slot_bytes=SLOT_BYTES):
+def superblock(num_samples=SAMPLES, slot_bytes=SLOT_BYTES, arena=ARENA, ragged=0):
     cache = make_cache()
     head = bytearray(os.pread(descriptor(cache), INDEX, 0))
-    struct.pack_into("<QQQ", head, SIZES, num_samples, num_slots, slot_bytes)
+    struct.pack_into("<QQQQ", head, SIZES, num_samples, slot_bytes, arena, ragged)
     return head
 
 
-WHOLE = SLOTS + SAMPLES * SLOT_BYTES
+WHOLE = SLOTS + ARENA
 
 
 def test_memory_that_fits_together_is_attached_to():
@@ -77,29 +86,33 @@ def test_memory_that_fits_together_is_attached_to():
     ("sizes", "size"),
     [
         # Products and sums that leave 64 bits and come out right.
-        pytest.param((2**61, 1, 4096), 8192, id="index-wraps-to-nothing"),
-        pytest.param((2**61 - 1, 1, 4096), 8192, id="index-wraps-by-alignment"),
-        pytest.param((2**61 + 8, 1, 4096 - 64), 8192, id="index-wraps-to-a-line"),
-        pytest.param((40, 2, 2**63), SLOTS, id="slots-wrap-to-nothing"),
-        pytest.param((40, 2, 2**63 + 2048), SLOTS + 4096, id="slots-wrap"),
-        pytest.param((2**61, 2**32, 2**32), INDEX, id="all-wrap"),
+        pytest.param((2**61, 4096, 4096), 8192, id="index-wraps-to-nothing"),
+        pytest.param((2**61 - 1, 4096, 4096), 8192, id="index-wraps-by-alignment"),
+        pytest.param((2**61 + 8, 4032, 4032), 8192, id="index-wraps-to-a-line"),
+        pytest.param((40, 2**63, 0), SLOTS, id="slots-wrap-to-nothing"),
+        pytest.param((40, 4096, 2**64 - 320), INDEX, id="arena-wraps"),
+        pytest.param((2**61, 2**32, 2**64 - 4096), INDEX, id="all-wrap"),
         # Sizes that create() does not make.
-        pytest.param((0, 1, 4096), 8192, id="no-samples"),
-        pytest.param((40, 0, 4096), SLOTS, id="no-slots"),
-        pytest.param((40, 1, 0), SLOTS, id="slots-of-nothing"),
-        pytest.param((40, 41, 4096), SLOTS + 41 * 4096, id="more-slots-than-samples"),
-        pytest.param((40, 40, 192), SLOTS + 40 * 192, id="slots-below-a-header"),
-        pytest.param((40, 2, 4100), SLOTS + 8200, id="slots-not-aligned"),
-        pytest.param((40, 40, 4096), WHOLE - 4096, id="memory-too-short"),
-        pytest.param((40, 40, 4096), WHOLE + 1, id="memory-too-long"),
-        pytest.param((40, 40, 4096), 320, id="memory-below-a-superblock"),
-        pytest.param((600, 1, 4096), 8192, id="index-longer-than-the-memory"),
-        pytest.param((LARGEST, LARGEST, LARGEST), 8192, id="largest"),
+        pytest.param((0, 4096, 4096), 8192, id="no-samples"),
+        pytest.param((40, 4096, 0), SLOTS, id="no-slots"),
+        pytest.param((40, 0, 4096), SLOTS + 4096, id="slots-of-nothing"),
+        pytest.param((40, 4096, 41 * 4096), SLOTS + 41 * 4096, id="more-than-samples"),
+        pytest.param((40, 192, 40 * 192), SLOTS + 40 * 192, id="slots-below-a-header"),
+        pytest.param((40, 4100, 8200), SLOTS + 8200, id="slots-not-aligned"),
+        pytest.param((40, 4096, 8192 + 64), SLOTS + 8192 + 64, id="half-a-slot"),
+        pytest.param((40, 4096, ARENA), WHOLE - 4096, id="memory-too-short"),
+        pytest.param((40, 4096, ARENA), WHOLE + 1, id="memory-too-long"),
+        pytest.param((40, 4096, ARENA), 320, id="memory-below-a-superblock"),
+        pytest.param((600, 4096, 4096), 8192, id="index-longer-than-the-memory"),
+        pytest.param((40, 4096, ARENA, 2), WHOLE, id="neither-ragged-nor-not"),
+        pytest.param((40, 4096, 4095, 1), SLOTS + 4095, id="ragged-not-aligned"),
+        pytest.param((40, 4096, 2048, 1), SLOTS + 2048, id="ragged-below-a-slot"),
+        pytest.param((LARGEST,) * 4, 8192, id="largest"),
     ],
 )
 def test_crafted_sizes_are_refused(sizes, size):
     with memory(superblock(*sizes), size) as fd:
-        with pytest.raises(ValueError, match="address: expected a cache of format 1"):
+        with pytest.raises(ValueError, match="address: expected a cache of format 2"):
             attach(fd)
 
 
@@ -242,23 +255,26 @@ def use_while_sizes_change(sizes):
         cache.store(
             ids, (values(ids, boundary),), boundary=boundary, fingerprint=boundary
         )
-        os.pwrite(fd, struct.pack("<QQQ", *sizes), SIZES)
+        os.pwrite(fd, struct.pack("<QQQQ", *sizes), SIZES)
         assert len(merged(cache.fetch(ids, chain=[0, 1, 2]), SAMPLES)) == SAMPLES
         # Slots that the sizes now say are there, and are not.
-        for entry in (SAMPLES, SAMPLES + 1, 2**40, 2**51, 2**63 - 1):
-            os.pwrite(fd, struct.pack("<Q", entry) * SAMPLES, INDEX)
+        for word in (
+            *(entry(ARENA), entry(ARENA - 64), entry(64), entry(0, 2 * SLOT_BYTES)),
+            *(entry(2**40), entry(0, 2**31), entry(0, 64), 1, 2**63 - 1),
+        ):
+            os.pwrite(fd, struct.pack("<Q", word) * SAMPLES, INDEX)
             use(cache, 50 + boundary)
-        os.pwrite(fd, struct.pack(f"<{SAMPLES}Q", *range(1, SAMPLES + 1)), INDEX)
+        os.pwrite(fd, struct.pack(f"<{SAMPLES}Q", *ENTRIES), INDEX)
 
 
 @pytest.mark.parametrize(
     "sizes",
     [
-        (2**61, 2**60, 4096),
-        (40, 2**60, 2**40),
-        (40, 40, 2**60),
-        (0, 0, 0),
-        (LARGEST, LARGEST, LARGEST),
+        (2**61, 4096, 2**60, 0),
+        (40, 2**40, 2**60, 1),
+        (40, 2**60, ARENA, 0),
+        (0, 0, 0, 1),
+        (LARGEST, LARGEST, LARGEST, LARGEST),
     ],
 )
 def test_sizes_that_change_later_do_no_harm(sizes):
@@ -276,7 +292,9 @@ def header(
     """A record's header with a right checksum; tensors as (dtype, dims, sizes...)."""
     rows = b""
     for dtype, num_dims, *sizes in tensors:
-        rows += struct.pack("<HH6I", dtype, num_dims, *sizes, *[0] * (6 - len(sizes)))
+        ragged, num_dims = divmod(num_dims, 256)
+        rows += struct.pack("<HBB", dtype, num_dims, ragged)
+        rows += struct.pack("<6I", *sizes, *[0] * (6 - len(sizes)))
     layout = struct.pack("<I", len(tensors) if num_tensors is None else num_tensors)
     layout += rows.ljust(6 * 28, b"\0")
     text = struct.pack("<QIIQQ", sample, 1, 0, 1, 0)
@@ -289,8 +307,9 @@ def written(verify="sampled", **fields):
     cache, ids = make_cache(verify=verify), torch.arange(SAMPLES)
     cache.store(ids, (values(ids, 1),), boundary=1, fingerprint=1)
     fd = descriptor(cache)
-    (slot,) = struct.unpack("<Q", os.pread(fd, 8, INDEX))
-    place = SLOTS + (slot - 1) * SLOT_BYTES + 8
+    (word,) = struct.unpack("<Q", os.pread(fd, 8, INDEX))
+    assert word >> 37 == SLOT_BYTES // 64, "the layout of the index has changed"
+    place = SLOTS + word % 2**37 * 64 + 8
     stored = os.pread(fd, 232, place)
     (checksum,) = struct.unpack_from("<Q", stored, 40)
     own = header(payload_checksum=checksum)
@@ -321,7 +340,9 @@ HUGE = 2**32 - 1
         dict(num_tensors=0),
         dict(num_tensors=6),
         dict(tensors=((6, 7, 8),)),
-        dict(tensors=((6, 65535, 8),)),
+        dict(tensors=((6, 255, 8),)),
+        dict(tensors=((6, 256 + 0),), payload_bytes=8),  # ragged without a length
+        dict(tensors=((6, 512 + 1, 8),)),  # neither ragged nor not
         dict(tensors=((6, 1, 9),)),
         dict(tensors=((6, 6, *[HUGE] * 6),)),
         dict(tensors=((6, 6, HUGE, HUGE, HUGE, HUGE, HUGE, 0),), payload_bytes=0),

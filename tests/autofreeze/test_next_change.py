@@ -59,3 +59,10 @@ def test_gradients_to_come_are_not_guessed():
     policy.bind(12)
     policy.decide(Progress(0, 0))
     assert policy.next_change(Progress(0, 0)) is None
+
+
+def test_entries_below_the_starting_units_change_nothing():
+    policy = Schedule([0, 1, 2, 4])
+    policy.bind(12, starting_units=2)
+    policy.decide(Progress(0, 0))
+    assert policy.next_change(Progress(0, 0)) == 3

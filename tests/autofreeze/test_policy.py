@@ -73,6 +73,7 @@ def test_policy_logs_every_input():
     assert policy.log == [
         {
             "num_units": 6,
+            "starting_units": 0,
             "state": {"frozen": 0.0, "num_frozen": 0, "point": 0},
             "progress": {
                 "epoch": 1,
@@ -86,6 +87,37 @@ def test_policy_logs_every_input():
             "decision": 3,
         }
     ]
+
+
+def test_no_decision_goes_below_the_starting_units(factory):
+    policy = factory()
+    policy.bind(6, starting_units=3)
+    decisions = run(policy)
+    assert min(decisions) == decisions[0] == 3
+    log = json.loads(json.dumps(policy.log))
+    assert replay(factory, log) == decisions
+
+
+def test_the_cap_freezes_its_share_of_what_trains():
+    policy = AlphaCap(1 / 3)
+    policy.bind(12, starting_units=6)
+    decisions = [policy.decide(Progress(point, point)) for point in range(4)]
+    assert decisions == [6, 8, 10, 11]  # of 6 units: 2, 3 1/3, 4 2/9
+
+
+def test_a_log_without_starting_units_is_replayed():
+    policy = Schedule([0, 2])
+    policy.bind(6)
+    run(policy)
+    for entry in policy.log:
+        del entry["starting_units"]
+    assert replay(lambda: Schedule([0, 2]), policy.log) == [0, 2, 2, 2, 2]
+
+
+def test_policy_refuses_more_starting_units_than_units():
+    text = r"starting_units: expected a count in \[0, 6\], got 7"
+    with pytest.raises(ValueError, match=text):
+        Never().bind(6, starting_units=7)
 
 
 def test_policy_uses_statistics_once():

@@ -6,7 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pipetransformer.autofreeze import boundary_of, movable_boundary, resolve_units
+from pipetransformer.autofreeze import (
+    boundary_of,
+    movable_boundary,
+    resolve_units,
+    starting_units,
+)
 from pipetransformer.skip import Namespace
 from tests.pipe.skips import declares
 
@@ -44,6 +49,31 @@ def test_boundary_is_where_the_last_frozen_unit_ends():
     assert [boundary_of((3, 5, 9), count) for count in range(4)] == [0, 3, 5, 9]
     with pytest.raises(ValueError, match=r"expected a count in \[0, 3\], got 4"):
         boundary_of((3, 5, 9), 4)
+
+
+def frozen(*layers):
+    return [layer.requires_grad_(False) for layer in layers]
+
+
+def test_units_begin_frozen_up_to_the_first_that_trains():
+    def lines(count):
+        return [nn.Linear(2, 2) for _ in range(count)]
+
+    layers = nn.Sequential(*frozen(*lines(3)), *lines(2))
+    assert starting_units(layers, (1, 2, 3, 4)) == 3
+    assert starting_units(layers, (2, 4)) == 1, "a unit begins frozen as a whole"
+    assert starting_units(layers, ()) == 0
+    layers[1].bias.requires_grad_(True)
+    assert starting_units(layers, (1, 2, 3, 4)) == 1
+    assert starting_units(nn.Sequential(*lines(3)), (1, 2)) == 0
+
+
+def test_layers_without_parameters_begin_frozen_only_before_a_frozen_one():
+    noise, line = nn.Dropout(), nn.Linear(2, 2)
+    (base,) = frozen(nn.Linear(2, 2))
+    assert starting_units(nn.Sequential(noise, line), (1,)) == 0
+    assert starting_units(nn.Sequential(noise, base, line), (1, 2)) == 2
+    assert starting_units(nn.Sequential(base, noise, line), (1, 2)) == 1
 
 
 def test_boundary_moves_freely_without_shared_parts():

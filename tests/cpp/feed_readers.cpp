@@ -344,6 +344,12 @@ planner::Profile a_profile() {
     layer.weight_grad_activation_bytes_per_sample = number();
     layer.boundary_bytes_per_sample = number();
     layer.trainable = below(4) != 0;
+    layer.trainable_bytes = layer.trainable ? layer.parameter_bytes : 0;
+    if (below(32) == 0) {
+      layer.trainable_bytes = number();  // as a rule too many
+    } else if (below(4) == 0) {
+      layer.trainable_bytes /= 3;
+    }
     profile.layers.push_back(std::move(layer));
   }
   if (below(4) == 0) {

@@ -17,9 +17,10 @@ from tests.engine.scenario import (
     is_active,
     make_engine,
     moments,
+    registered_average,
     schedule,
 )
-from tests.support.private import function_at, inject, run_of
+from tests.support.private import function_at, inject, model_of, run_of
 from tests.support.toy import ToySet
 
 EPOCHS, BATCH = 3, 12
@@ -243,6 +244,7 @@ def lose(rank, case, environment):
     if case == LATE_LEAD and rank == 0:
         inject("rewire", rewire_until_a_rank_is_lost)
     with engine:
+        average = registered_average(engine)
         engine.prepare(train_set, BATCH)
         if where == ("move", "open"):
             inject("move", die)  # in the first change after the first plan
@@ -255,6 +257,7 @@ def lose(rank, case, environment):
                 if where == ("step", epoch, batch.index):
                     die()
                 engine.step(batch)
+                average.update_parameters(model_of(engine))
                 if "within" in case and batch.index == 2:
                     test_set.doomed = where == ("within", epoch)
                     engine.evaluate(test_set)
@@ -270,6 +273,8 @@ def lose(rank, case, environment):
             losses.append(engine.evaluate(test_set)["loss"])
         last = moments(engine) if is_active(engine) else None
         lead = engine.is_main
+    if last is not None:
+        last["average"] = list(average.state_dict().values())
     return {
         "losses": losses,
         "last": last,
@@ -285,11 +290,15 @@ def train_alone(rank, schedules):
         engine, (train_set, test_set) = engine_for(counts, QUICK, *steps), sets()
         losses = []
         with engine:
+            average = registered_average(engine)
             for _ in engine.epochs(EPOCHS):
                 for batch in engine.batches(train_set, BATCH):
                     engine.step(batch)
+                    average.update_parameters(model_of(engine))
                 losses.append(engine.evaluate(test_set)["loss"])
-            results[(counts, *steps)] = losses, moments(engine)
+            last = moments(engine)
+        last["average"] = list(average.state_dict().values())
+        results[(counts, *steps)] = losses, last
     return results
 
 

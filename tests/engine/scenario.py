@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import pipetransformer as pt
 from pipetransformer import planner
@@ -51,6 +52,14 @@ def make_engine(
         units=toy_units(depth),
         config=config or DEFAULTS,
     )
+
+
+def registered_average(engine):
+    """Register a moving average of the weights with an open engine; return it."""
+    averaging = get_ema_multi_avg_fn(0.9)
+    average = AveragedModel(model_of(engine), multi_avg_fn=averaging)
+    engine.register("average", average)
+    return average
 
 
 def moments(engine):

@@ -230,6 +230,7 @@ def test_closed_engine_refuses_everything():
         lambda: engine.freeze(1),
         lambda: engine.step(torch.zeros(1, 4), torch.zeros(1)),
         lambda: engine.evaluate(ToySet(4)),
+        lambda: engine.predict(ToySet(4)),
         lambda: next(engine.epochs(1)),
         lambda: next(iter(engine.batches(ToySet(4), 2))),
         lambda: engine.save("nowhere"),

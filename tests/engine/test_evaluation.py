@@ -1,9 +1,17 @@
-"""How an evaluation set is cut."""
+"""How an evaluation set is cut, and what of it ranks tell each other."""
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from pipetransformer.loop.evaluation import microbatches
+import pipetransformer as pt
+from pipetransformer.autodp import ActiveGroup
+from pipetransformer.loop.microbatches import microbatches
+from tests.engine.scenario import config
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet, accuracy, toy_model
 
 
 @given(st.integers(1, 5000), st.integers(1, 300))
@@ -13,3 +21,73 @@ def test_microbatches_hold_each_sample_once_and_are_one_row_apart(total, most):
     sizes = {len(rows) for rows in cut}
     assert max(sizes) <= most and max(sizes) - min(sizes) <= 1
     assert len(cut) == -(-total // most)
+
+
+WIDE = 5_000  # classes: the outputs of 21 samples take 420 kB
+
+
+def evaluate_wide(rank, check_loss):
+    """Evaluate; return the result, and the bytes that were gathered at most."""
+    sent, plain = [0], ActiveGroup.all_gather_bytes
+
+    def counted(group, value):
+        sent.append(len(value))
+        return plain(group, value)
+
+    engine = pt.PipeTransformer(
+        toy_model(classes=WIDE),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Never(),
+        config=config(check_loss=check_loss),
+    )
+    with engine:
+        engine.prepare(ToySet(24), 12)
+        ActiveGroup.all_gather_bytes = counted
+        try:
+            result = engine.evaluate(ToySet(21, seed=2), {"accuracy": accuracy})
+        finally:
+            ActiveGroup.all_gather_bytes = plain
+    return result, max(sent)
+
+
+@pytest.mark.distributed
+def test_outputs_stay_where_they_are_unless_the_loss_compares_rows():
+    wanted, _ = evaluate_wide(0, True)
+    for result, sent in run_ranks(evaluate_wide, 2, True):
+        assert result == wanted, "the result depends on the plan"
+        assert sent < 10_000
+    for result, sent in run_ranks(evaluate_wide, 2, False):
+        assert result["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
+        assert result["accuracy"] == wanted["accuracy"]
+        assert sent > 4 * WIDE * 7  # a share of 7 or 8 rows
+
+
+class Contrast(nn.Module):
+    """Compares each row with the others of its batch."""
+
+    def forward(self, outputs, targets):
+        return (outputs[:, None] - outputs[None]).square().sum(-1).mean()
+
+
+@pytest.mark.distributed
+def test_a_loss_that_compares_rows_sees_the_whole_set():
+    def whole():
+        model, data = toy_model(), ToySet(21, seed=2)
+        return float(Contrast()(model(data.x), data.y))
+
+    for result in run_ranks(evaluate_contrast, 2):
+        assert result["loss"] == pytest.approx(whole(), rel=1e-5)
+
+
+def evaluate_contrast(rank):
+    engine = pt.PipeTransformer(
+        toy_model(),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=Contrast(),
+        freeze=pt.freeze.Never(),
+        config=config(check_loss=False),
+    )
+    with engine:
+        engine.prepare(ToySet(24), 12)
+        return engine.evaluate(ToySet(21, seed=2))

@@ -72,8 +72,6 @@ class Settling(nn.Module):
 
 MEANS = {
     "mean": nn.CrossEntropyLoss(),
-    "weighted mean": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2])),
-    "mean of those not ignored": nn.CrossEntropyLoss(ignore_index=1),
     "label smoothing": nn.CrossEntropyLoss(label_smoothing=0.1),
     "sum over columns, mean over rows": lambda o, t: o.square().sum(1).mean(),
     "with a constant": lambda o, t: cross_entropy(o, t) + 3.0,
@@ -81,6 +79,10 @@ MEANS = {
     "about zero": lambda o, t: (o.sum(1) - o.flip(1).cumsum(1)[:, -1]).mean(),
     "gradient penalty": gradient_penalty,
     "in place": lambda o, t: Masked()(o * 1, t),
+}
+OTHER_MEANS = {
+    "weighted mean": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2])),
+    "mean of those not ignored": nn.CrossEntropyLoss(ignore_index=1),
     "own state": Settling(),
 }
 NO_MEANS = {
@@ -95,11 +97,11 @@ NO_MEANS = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", MEANS)
-def test_means_over_rows_pass_with_their_value_and_gradient(name, dtype, caplog):
+@pytest.mark.parametrize("name", {**MEANS, **OTHER_MEANS})
+def test_means_pass_with_their_value_and_gradient(name, dtype, caplog):
     outputs, targets = outputs_and_targets(dtype)
     plain, _ = outputs_and_targets(dtype)
-    loss = MEANS[name]
+    loss = {**MEANS, **OTHER_MEANS}[name]
     if isinstance(loss, nn.CrossEntropyLoss):
         loss = loss.to(dtype)
     if isinstance(loss, Settling):
@@ -109,6 +111,47 @@ def test_means_over_rows_pass_with_their_value_and_gradient(name, dtype, caplog)
     value.backward()
     expected.backward()
     assert torch.equal(value, expected) and torch.equal(outputs.grad, plain.grad)
+    if name in MEANS:
+        assert not caplog.records
+    elif dtype != torch.bfloat16:  # of few rows within what it rounds
+        (record,) = caplog.records
+        assert "expected a mean over rows, got" in record.getMessage()
+        assert "depends on the number of replicas, unless loss_w" in record.getMessage()
+
+
+CLASS_WEIGHTS = torch.tensor([1.0, 5.0, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("loss", "right", "wrong"),
+    [
+        (
+            nn.CrossEntropyLoss(weight=CLASS_WEIGHTS),
+            lambda targets: CLASS_WEIGHTS[targets].sum(),
+            lambda targets: (targets != 1).sum(),
+        ),
+        (nn.CrossEntropyLoss(ignore_index=1), lambda t: (t != 1).sum(), len),
+    ],
+)
+def test_the_count_of_loss_weight_is_compared_with_halves(loss, right, wrong, caplog):
+    outputs, targets = outputs_and_targets()
+    checked_loss(loss, outputs, targets, right)
+    assert not caplog.records
+    checked_loss(loss, outputs, targets, wrong)
+    assert "expected a mean over what loss_weight counts, got" in caplog.text
+
+
+def test_a_half_of_weight_zero_has_no_loss(caplog):
+    outputs, _ = outputs_and_targets()
+    targets = torch.tensor([1, 1, 0, 2, 0])
+    loss = nn.CrossEntropyLoss(ignore_index=1)
+    checked_loss(loss, outputs, targets, lambda t: (t != 1).sum())
+    assert not caplog.records
+
+
+def test_one_row_has_no_halves(caplog):
+    outputs, targets = outputs_and_targets()
+    checked_loss(cross_entropy, outputs[:1], targets[:1])
     assert not caplog.records
 
 
@@ -156,7 +199,12 @@ def test_structures_are_doubled_as_what_they_are(reduction):
     else:
         with pytest.raises(ValueError, match="expected a mean over rows"):
             checked_loss(loss, tree, wanted)
-    assert seen == [(Pair, list, ROWS), (Pair, list, 2 * ROWS)]
+    assert seen == [
+        (Pair, list, ROWS),
+        (Pair, list, 2 * ROWS),
+        (Pair, list, ROWS // 2),
+        (Pair, list, ROWS - ROWS // 2),
+    ]
 
 
 def noisy(draw):
@@ -182,7 +230,7 @@ def of_five(outputs, targets):
         (noisy(random.random), "it draws random numbers"),
         (noisy(np.random.rand), "it draws random numbers"),
         (Uncopied(), "it cannot be copied: TypeError: one of a kind"),
-        (of_five, "it fails with each row twice: RuntimeError: shape"),
+        (of_five, "it fails with each row twice or half of them: RuntimeError: shape"),
     ],
 )
 def test_a_loss_that_cannot_be_judged_is_named_and_runs(loss, why, caplog):
@@ -216,7 +264,7 @@ def test_global_generators_are_as_one_call_leaves_them():
     before = states()
     checked_loss(loss, *outputs_and_targets())
     after = states()
-    assert calls == [ROWS, 2 * ROWS]
+    assert calls == [ROWS, 2 * ROWS, ROWS // 2, ROWS - ROWS // 2]
     assert torch.equal(before[0], after[0]) and before[1] == after[1]
     assert before[2][1] == after[2][1] and (before[2][0] == after[2][0]).all()
 
@@ -244,7 +292,7 @@ def train(loss, **settings):
 def test_engine_asks_once_a_run():
     loss = Counted()
     train(loss)
-    assert loss.calls == [12, 24, 12, 12, 12]
+    assert loss.calls == [12, 24, 6, 6, 12, 12, 12]
 
 
 def test_engine_refuses_a_sum_before_any_step():
@@ -254,7 +302,7 @@ def test_engine_refuses_a_sum_before_any_step():
     with pytest.raises(ValueError, match="loss: expected a mean over rows"), engine:
         for batch in engine.batches(ToySet(24), 12):
             engine.step(batch)
-    assert loss.calls == [12, 24]
+    assert loss.calls == [12, 24, 6, 6]
     now = model_of(engine)
     assert all(map(torch.equal, before.parameters(), now.parameters()))
 

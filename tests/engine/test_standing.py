@@ -47,6 +47,8 @@ def test_without_a_holder_there_is_no_way_on():
         ("step", "pass", True),
         ("epoch", "epoch", True),
         ("evaluate", "evaluate", True),
+        ("predict", "predict", True),
+        ("predict", "evaluate", False),
         ("close", "pass", False),
         ("boundary", "pass", False),
         ("within", "pass", False),

@@ -61,14 +61,14 @@ def test_survivors_finish_as_if_nothing_had_happened(case, undisturbed):
         assert len(recoveries) == 1, "the second loss was to come in a recovery"
     assert len({tuple(value["losses"]) for value in results.values()}) == 1
     active = [value["last"] for value in results.values() if value["last"]]
-    for name in ("weights", "tensors"):
+    for name in ("weights", "tensors", "average"):
         for state in active:
             pairs = zip(state[name], active[0][name], strict=True)
             assert all(torch.equal(a, b) for a, b in pairs), "replicas must be equal"
     if case == "a whole node":
         return  # batches are made up by nodes: one process makes others
     losses, last = undisturbed[undisturbed_key(case)]
-    for name in ("weights", "tensors"):
+    for name in ("weights", "tensors", "average"):
         for a, b in zip(active[0][name], last[name], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
     for value in results.values():

@@ -1,7 +1,10 @@
+import json
+
 import pytest
 import torch
 
 import pipetransformer as pt
+from pipetransformer.autodp import ActiveGroup
 from tests.engine.scenario import config, schedule, train
 from tests.support.ranks import run_ranks
 
@@ -143,3 +146,29 @@ def test_run_alone_and_run_of_four_see_the_same_losses():
     )[0]
     for a, b in zip(alone["before"], four["before"], strict=True):
         assert a == pytest.approx(b, rel=1e-9)
+
+
+def train_and_count_records(rank, freeze, epochs):
+    """Train; return the history, and how many records each hand-over sent."""
+    sent, plain = [], ActiveGroup.all_gather_bytes
+
+    def counted(group, value):
+        if value.startswith(b"[{"):
+            sent.append(len(json.loads(value)))
+        return plain(group, value)
+
+    ActiveGroup.all_gather_bytes = counted
+    return train(rank, freeze, epochs, {"config": SHRINKING})["history"], sent
+
+
+def test_a_rank_that_joins_again_is_given_the_records_it_lacks_and_no_more():
+    results = run_ranks(
+        train_and_count_records, 4, schedule(*[0, 6] * 4), 8, timeout_s=110
+    )
+    sent = results[0][1]
+    assert len(sent) >= 4
+    assert max(sent) <= 3, "records of epochs that every member has are sent again"
+    told = [(e["epoch"], e["metrics"]) for e in results[0][0]["epochs"]]
+    assert [epoch for epoch, _ in told] == list(range(8))
+    for history, _ in results[1:]:
+        assert [(e["epoch"], e["metrics"]) for e in history["epochs"]] == told

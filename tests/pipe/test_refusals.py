@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from pipetransformer.pipe import Pipe
 from pipetransformer.pipe.skip import pop, skippable, stash
@@ -104,6 +105,37 @@ def test_shared_parameter_counts_once_under_a_profiler(dispatch, mode, profiled)
         loss.backward(retain_graph=True)
     (plain(X) ** 2).sum().backward()
     torch.testing.assert_close(grads(nn.Sequential(*layers)), grads(plain))
+    pipe.close()
+
+
+class Recomputed(nn.Module):
+    """Recomputes itself, as some layers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(5, 5).double(), nn.Dropout(0.5))
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+@both
+@pytest.mark.parametrize("count", [1, 2])
+def test_draws_within_torchs_own_checkpoint_are_refused(dispatch, count):
+    layers = [Recomputed(), *linears(count - 1)]
+    pipe = pipe_of(layers, m=count, dispatch=dispatch)
+    with pytest.raises(RuntimeError, match=r"no random draws within torch\.utils\.c"):
+        pipe(X)
+    layers[0].inner[1].eval()  # no draws
+    pipe(X).sum().backward()
+    pipe.close()
+
+
+@both
+def test_draws_within_other_hooks_of_saved_tensors_are_not(dispatch):
+    pipe = pipe_of([nn.Dropout(0.5), *linears(1)], dispatch=dispatch)
+    with torch.autograd.graph.save_on_cpu():
+        pipe(X).sum().backward()
     pipe.close()
 
 

@@ -70,6 +70,7 @@ def test_summary_has_the_promised_fields(tmp_path):
         "accuracy",
         "cache_hits",
         "cache_misses",
+        "cache",
     }
     (change,) = content["transformations"]
     assert change["from"]["num_stages"] == 4 and change["to"]["num_stages"] == 2

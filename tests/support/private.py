@@ -4,7 +4,7 @@ A module that moves, or a function that gets another name, is changed here alone
 """
 
 from pipetransformer.autodp import PlanAgreement
-from pipetransformer.loop import coordinator
+from pipetransformer.loop import coordinator, prediction
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.recovery.resume import Resumption
 from pipetransformer.transformation import phases
@@ -23,6 +23,8 @@ POINTS = {
     "begin pass": (OpenPass, "begin"),
     "close segment": (OpenPass, "close_segment"),
     "recover": (Resumption, "go_on"),
+    "bring": (prediction, "_brought"),
+    "predict": (prediction.Prediction, "advance"),
 }
 
 

@@ -80,7 +80,7 @@ LayerCosts layer_costs(
     costs.input_grad_ns.push_back(input_grad);
     costs.weight_grad_ns.push_back(
         layer.trainable ? time_of(layer.weight_grad_ns) : 0);
-    costs.gradient_bytes.push_back(layer.trainable ? layer.parameter_bytes : 0);
+    costs.gradient_bytes.push_back(layer.trainable_bytes);
   }
   const int64_t samples = samples_per_microbatch(workload.global_batch, shape);
   // Gradients cross only the boundaries behind the first trainable layer.

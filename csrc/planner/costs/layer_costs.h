@@ -19,7 +19,7 @@ struct LayerCosts {
   Column forward_ns;
   Column input_grad_ns;  // see Note [Backward of the first trainable layer]
   Column weight_grad_ns;
-  Column gradient_bytes;  // 0 for layers that do not train
+  Column gradient_bytes;  // of parameters that train
   // One entry per boundary 0 .. n, of the largest micro-batch; 0 at both ends.
   Column forward_copy_ns;
   Column backward_copy_ns;  // 0 where no gradient passes

@@ -14,14 +14,12 @@ const LayerProfile& layer_at(const Profile& profile, int64_t index) {
   return profile.layers[static_cast<std::size_t>(index)];
 }
 
+// Weights; of those that train also gradients and moments.
 int64_t state_of(const LayerProfile& layer, const Cluster& cluster) {
-  if (!layer.trainable) {
-    return layer.parameter_bytes;
-  }
   const auto optimizer = static_cast<int64_t>(std::ceil(
-      static_cast<double>(layer.parameter_bytes) *
+      static_cast<double>(layer.trainable_bytes) *
       cluster.optimizer_bytes_per_parameter_byte));
-  return 2 * layer.parameter_bytes + optimizer;
+  return layer.parameter_bytes + layer.trainable_bytes + optimizer;
 }
 
 // Per micro-batch of the active layer `index`; no gradient passes the leading

@@ -80,6 +80,16 @@ void check_points(const std::vector<int64_t>& points) {
   }
 }
 
+void check_trainable_bytes(const LayerProfile& layer, std::size_t index) {
+  const int64_t most = layer.trainable ? layer.parameter_bytes : 0;
+  if (layer.trainable_bytes < 0 || layer.trainable_bytes > most) {
+    fail(
+        layer_field(index, "trainable_bytes") + ": expected 0 to " +
+        std::to_string(most) + ", got " +
+        std::to_string(layer.trainable_bytes));
+  }
+}
+
 void check_sums(Wide times, Wide bytes, int64_t global_batch) {
   const Wide limit = Wide{kLargestSum} / kHeadroom / global_batch;
   if (times > limit) {
@@ -163,6 +173,7 @@ void check(
       bytes += value;
     };
     add_bytes(layer.parameter_bytes, "parameter_bytes");
+    check_trainable_bytes(layer, i);
     add_bytes(layer.activation_bytes_per_sample, "activation_bytes_per_sample");
     add_bytes(
         layer.weight_grad_activation_bytes_per_sample,

@@ -21,6 +21,7 @@ struct LayerProfile {
   std::vector<int64_t> weight_grad_ns;
   std::vector<int64_t> forward_only_ns;  // without gradients, as frozen
   int64_t parameter_bytes = 0;
+  int64_t trainable_bytes = 0;  // of them: have gradients and optimizer state
   int64_t activation_bytes_per_sample = 0;  // held from forward to backward
   int64_t weight_grad_activation_bytes_per_sample = 0;  // and to W, where split
   int64_t boundary_bytes_per_sample = 0;  // needed by later layers

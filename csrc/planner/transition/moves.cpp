@@ -22,15 +22,11 @@ void require_stages(const Placement& placement, const char* what) {
   }
 }
 
-// Bytes of a layer that a new owner needs: weights and, if it trains, moments.
-int64_t owned_bytes(const LayerProfile& layer, const Cluster& cluster) {
-  if (!layer.trainable) {
-    return layer.parameter_bytes;
-  }
-  return layer.parameter_bytes +
-         static_cast<int64_t>(std::ceil(
-             static_cast<double>(layer.parameter_bytes) *
-             cluster.optimizer_bytes_per_parameter_byte));
+// Optimizer state of the layer's parameters that train.
+int64_t moment_bytes(const LayerProfile& layer, const Cluster& cluster) {
+  return static_cast<int64_t>(std::ceil(
+      static_cast<double>(layer.trainable_bytes) *
+      cluster.optimizer_bytes_per_parameter_byte));
 }
 
 // Replicas on a node; they hold its devices from 0 on, K each.
@@ -58,8 +54,7 @@ int64_t stage_of(const Cuts& cuts, int64_t layer) {
 int64_t gradient_bytes(const Profile& profile, int64_t begin, int64_t end) {
   int64_t bytes = 0;
   for (int64_t i = begin; i < end; ++i) {
-    const LayerProfile& layer = profile.layers[static_cast<std::size_t>(i)];
-    bytes += layer.trainable ? layer.parameter_bytes : 0;
+    bytes += profile.layers[static_cast<std::size_t>(i)].trainable_bytes;
   }
   return bytes;
 }
@@ -84,8 +79,8 @@ int64_t moved_between_devices(
   int64_t bytes = 0;
   for (int64_t i = to.cuts.front(); i < to.cuts.back(); ++i) {
     if (stage_of(from.cuts, i) != stage_of(to.cuts, i)) {
-      bytes +=
-          owned_bytes(profile.layers[static_cast<std::size_t>(i)], cluster);
+      const LayerProfile& layer = profile.layers[static_cast<std::size_t>(i)];
+      bytes += layer.parameter_bytes + moment_bytes(layer, cluster);
     }
   }
   return bytes;
@@ -168,7 +163,8 @@ Moves moves(
   }
   if (joins) {
     for (const LayerProfile& layer : profile.layers) {
-      found.replica_bytes += owned_bytes(layer, cluster);
+      found.replica_bytes +=
+          layer.trainable_bytes + moment_bytes(layer, cluster);
     }
   }
   if (excess(worst) > cluster.device_memory_bytes) {

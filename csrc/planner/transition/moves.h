@@ -42,7 +42,8 @@ struct Crowded {
 struct Moves {
   // Weights and moments of active layers that change device in a process.
   int64_t device_bytes = 0;
-  // Weights and moments of the whole model, once, if a new replica needs them.
+  // Weights that train and their moments, of the whole model, once, if a new
+  // replica needs them. The others it has: they are as they were loaded.
   int64_t replica_bytes = 0;
   bool across_nodes = false;  // some new replica is on another node than r = 0
   std::optional<Crowded> crowded;  // the device that misses most

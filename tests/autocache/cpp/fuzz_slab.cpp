@@ -89,12 +89,17 @@ using pipetransformer::core::hash_bytes;
 constexpr uint64_t kSamples = 512;
 constexpr uint64_t kSlots = 8;
 constexpr uint64_t kSlotBytes = 512;
-constexpr std::size_t kSizesAt = 16;  // num_samples, num_slots, slot_bytes
-constexpr std::size_t kNextSlotAt = 320;
+constexpr std::size_t kSizesAt = 16;  // samples, slot and arena bytes, ragged
+constexpr std::size_t kNextByteAt = 320;
 constexpr std::size_t kIndexAt = 4096;
 constexpr std::size_t kSlotsAt = kIndexAt + kSamples * sizeof(uint64_t);
 constexpr std::size_t kBytes = kSlotsAt + kSlots * kSlotBytes;
 constexpr std::size_t kPayloadWords = 32;
+
+// An index word.
+constexpr uint64_t entry_of(uint64_t begin, uint64_t bytes) {
+  return bytes / 64 << 37 | begin / 64;
+}
 
 struct Counts {
   uint64_t attached = 0;
@@ -178,15 +183,10 @@ class Fuzz {
   }
 
   // Sizes of which the sum comes out as `bytes` when it leaves 64 bits.
-  std::array<uint64_t, 3> wrapping_sizes(uint64_t bytes) {
+  std::array<uint64_t, 4> wrapping_sizes(uint64_t bytes) {
     const uint64_t samples = number();
     const uint64_t index = (samples * sizeof(uint64_t) + 63) / 64 * 64;
-    const uint64_t slots = number() | 1;
-    uint64_t inverse = slots;  // modulo 2^64, by Newton's iteration
-    for (int step = 0; step < 6; ++step) {
-      inverse *= 2 - slots * inverse;
-    }
-    return {samples, slots, (bytes - kIndexAt - index) * inverse};
+    return {samples, number(), bytes - kIndexAt - index, below(3)};
   }
 
   // A header with a right checksum over values that may be anything.
@@ -201,7 +201,8 @@ class Fuzz {
       tensor.dtype =
           static_cast<uint16_t>(below(2) == 0 ? number() : below(50));
       tensor.num_dims =
-          static_cast<uint16_t>(below(3) == 0 ? number() : below(kMaxDims + 2));
+          static_cast<uint8_t>(below(3) == 0 ? number() : below(kMaxDims + 2));
+      tensor.ragged = static_cast<uint8_t>(below(8) == 0 ? number() : below(2));
       for (uint32_t& size : tensor.sizes) {
         size = static_cast<uint32_t>(below(3) == 0 ? number() : below(20));
       }
@@ -220,10 +221,14 @@ class Fuzz {
         break;
       }
       case 1:
-        memory.write(8 * below(kNextSlotAt / 8 + 1), &word, sizeof(word));
+        memory.write(8 * below(kNextByteAt / 8 + 1), &word, sizeof(word));
         break;
       case 2: {
-        const uint64_t entry = below(2) == 0 ? word : below(kSlots + 3);
+        const uint64_t entry =
+            below(2) == 0
+                ? word
+                : entry_of(
+                      64 * below(kSlots * kSlotBytes / 64 + 3), 64 * below(24));
         memory.write(kIndexAt + 8 * below(kSamples), &entry, sizeof(entry));
         break;
       }
@@ -235,7 +240,7 @@ class Fuzz {
         const uint64_t version = ready.word();
         memory.write(slot, &version, sizeof(version));
         memory.write(slot + sizeof(version), &made, sizeof(made));
-        const uint64_t entry = 1 + (slot - kSlotsAt) / kSlotBytes;
+        const uint64_t entry = entry_of(slot - kSlotsAt, kSlotBytes);
         const uint64_t sample = made.sample % kSamples;
         memory.write(kIndexAt + 8 * sample, &entry, sizeof(entry));
         break;
@@ -254,8 +259,8 @@ class Fuzz {
 };
 
 // A slab of this run with some records in it.
-std::vector<std::byte> template_bytes() {
-  Slab slab = Slab::create({"fuzz", kSamples, kSlotBytes, kBytes});
+std::vector<std::byte> template_bytes(bool ragged) {
+  Slab slab = Slab::create({"fuzz", kSamples, kSlotBytes, kBytes, ragged});
   for (uint64_t sample = 0; sample < kSlots / 2; ++sample) {
     std::array<uint64_t, kPayloadWords> payload;
     payload.fill(sample);
@@ -284,7 +289,8 @@ void use(Slab& slab, Fuzz& fuzz, Counts& counts) {
     ++counts.found;
     const RecordHeader& header = found.header;
     counts.check(
-        Slot::kOverheadBytes + header.payload_bytes <= slab.slot_bytes(),
+        Slot::kOverheadBytes + header.payload_bytes <=
+            (slab.ragged() ? kSlots * kSlotBytes : slab.slot_bytes()),
         "a payload is within its slot");
     counts.check(
         header.layout.num_tensors <= kMaxTensors,
@@ -388,11 +394,13 @@ int main(int argc, char** argv) {
   const uint64_t rounds = std::stoull(argv[2]);
   Fuzz fuzz(std::stoull(argv[1]));
   Counts counts;
-  const std::vector<std::byte> bytes = template_bytes();
-  for (uint64_t round = 0; round < rounds; ++round) {
-    fuzz_attach(bytes, fuzz, counts);
+  for (const bool ragged : {false, true}) {
+    const std::vector<std::byte> bytes = template_bytes(ragged);
+    for (uint64_t round = ragged ? 1 : 0; round < rounds; round += 2) {
+      fuzz_attach(bytes, fuzz, counts);
+    }
+    fuzz_beside_a_writer(bytes, fuzz, counts, rounds / 20);
   }
-  fuzz_beside_a_writer(bytes, fuzz, counts, rounds / 10);
   // Else the fuzzing shows nothing.
   counts.check(counts.refused > rounds / 20, "some memory is refused");
   counts.check(counts.attached > rounds / 20, "some memory is attached to");

@@ -50,14 +50,15 @@ Payload filled(uint64_t value) {
   return payload;
 }
 
-Slab make_slab(uint64_t num_samples, uint64_t num_slots) {
+Slab make_slab(uint64_t num_samples, uint64_t num_slots, bool ragged = false) {
   const uint64_t slot_bytes =
       (Slot::kOverheadBytes + sizeof(Payload) + 63) & ~63;
   return Slab::create(
       {"test",
        num_samples,
        slot_bytes,
-       4096 + ((num_samples * 8 + 63) & ~63) + num_slots * slot_bytes});
+       4096 + ((num_samples * 8 + 63) & ~63) + num_slots * slot_bytes,
+       ragged});
 }
 
 WriteResult write(Slab& slab, uint64_t sample, uint64_t value) {
@@ -199,6 +200,111 @@ void test_writer_that_lost_its_slot_publishes_nothing() {
   check(slot.version().generation() == taken.generation() + 1, "the second's");
 }
 
+// A record of `words` words, all of the value.
+WriteResult
+write_words(Slab& slab, uint64_t sample, uint64_t value, std::size_t words) {
+  std::vector<uint64_t> payload(words, value);
+  const Segment segment{
+      reinterpret_cast<std::byte*>(payload.data()), words * sizeof(uint64_t)};
+  RecordKey key;
+  key.fingerprint = value;
+  return slab.write(sample, key, RecordLayout{}, std::span(&segment, 1));
+}
+
+// Value of a record of words, 0 for none. Checks that it is whole.
+uint64_t read_words(Slab& slab, uint64_t sample) {
+  Slab::Found found;
+  const FindResult result = slab.find(sample, found);
+  check(result != FindResult::kCorrupt, "ragged headers are whole");
+  if (result != FindResult::kFound) {
+    return 0;
+  }
+  std::vector<uint64_t> payload(found.header.payload_bytes / sizeof(uint64_t));
+  const Segment segment{
+      reinterpret_cast<std::byte*>(payload.data()),
+      payload.size() * sizeof(uint64_t)};
+  const ReadResult read = slab.read(found, std::span(&segment, 1), true);
+  check(read != ReadResult::kCorrupt, "ragged payloads fit their checksum");
+  const uint64_t value = found.header.key.fingerprint;
+  for (const uint64_t word : payload) {
+    check(
+        read != ReadResult::kRead || word == value,
+        "ragged payloads belong to their header");
+  }
+  return read == ReadResult::kRead ? value : 0;
+}
+
+void test_ragged_records_take_what_they_need() {
+  Slab slab = make_slab(64, 12, true);
+  const uint64_t room = 12 * slab.slot_bytes();
+  uint64_t used = 0;
+  for (uint64_t sample = 0; sample < 20; ++sample) {
+    const std::size_t words = 1 + 7 * sample % 100;
+    check(
+        write_words(slab, sample, 100 + sample, words) == WriteResult::kWritten,
+        "there is room");
+    used += (Slot::kOverheadBytes + words * 8 + 63) / 64 * 64;
+  }
+  check(slab.used_bytes() == used && used <= room, "what was used is counted");
+  for (uint64_t sample = 0; sample < 20; ++sample) {
+    check(read_words(slab, sample) == 100 + sample, "all are there");
+  }
+  // One that outgrows its slot moves; one that fits again stays.
+  check(write_words(slab, 0, 7, 100) == WriteResult::kWritten, "it moves");
+  check(read_words(slab, 0) == 7, "the longer record is there");
+  used = slab.used_bytes();
+  check(write_words(slab, 0, 8, 90) == WriteResult::kWritten, "it stays");
+  check(slab.used_bytes() == used, "its slot serves again");
+  check(write_words(slab, 1, 9, 5000) == WriteResult::kFull, "too large");
+  check(read_words(slab, 1) == 101, "what was there is left");
+  uint64_t sample = 20;
+  while (sample < 64 &&
+         write_words(slab, sample, 5, 50) == WriteResult::kWritten) {
+    ++sample;
+  }
+  check(sample < 64 && slab.used_bytes() <= room, "the room ends");
+  check(read_words(slab, 19) == 119, "what came first stays");
+}
+
+// Records that grow, so that slots are given up while others read and write.
+void test_growing_records_are_never_torn(uint64_t rounds) {
+  constexpr uint64_t kSamples = 6;
+  Slab slab = make_slab(kSamples, 6, true);
+  std::atomic<bool> done{false};
+  std::atomic<uint64_t> hits{0};
+  std::vector<std::thread> writers;
+  std::vector<std::thread> readers;
+  for (uint64_t who = 0; who < 2; ++who) {
+    writers.emplace_back([&slab, who, rounds] {
+      for (uint64_t round = 1; round <= rounds; ++round) {
+        write_words(
+            slab,
+            round % kSamples,
+            2 * round + who,
+            1 + (round * 13 + who) % (20 + 80 * round / rounds));
+      }
+    });
+    readers.emplace_back([&slab, &hits, &done] {
+      while (!done) {
+        for (uint64_t sample = 0; sample < kSamples; ++sample) {
+          hits += read_words(slab, sample) != 0 ? 1 : 0;
+        }
+      }
+    });
+  }
+  for (std::thread& writer : writers) {
+    writer.join();
+  }
+  done = true;
+  for (std::thread& reader : readers) {
+    reader.join();
+  }
+  for (uint64_t sample = 0; sample < kSamples; ++sample) {
+    check(read_words(slab, sample) != 0, "each sample has a record");
+  }
+  check(hits > 0, "readers saw ragged records");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -208,5 +314,7 @@ int main(int argc, char** argv) {
   test_writer_that_cannot_be_looked_up_counts_as_running();
   test_writer_that_lost_its_slot_publishes_nothing();
   test_concurrent_use_tears_nothing(rounds);
+  test_ragged_records_take_what_they_need();
+  test_growing_records_are_never_torn(rounds);
   return failures == 0 ? 0 : 1;
 }

@@ -1,0 +1,60 @@
+"""Models of the peft package: the task model within, and the same with merged weights.
+
+An adapter lives in layers if peft puts it into the task model's own submodules, whose
+calls it changes and nothing else. Such a task model is cut like any other.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any
+
+from torch import nn
+
+IN_LAYERS = (
+    "LORA",
+    "IA3",
+    "LOHA",
+    "LOKR",
+    "OFT",
+    "HRA",
+    "MISS",
+    "FOURIERFT",
+    "LN_TUNING",
+)
+"""Methods by their ``peft_type``."""
+
+
+def is_peft(model: object) -> bool:
+    """Tell whether a model is one of peft, without importing it."""
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(model, peft.PeftModel)
+
+
+def task_model_of(model: Any) -> nn.Module:
+    """Return the task model that adapters were put into.
+
+    Raises:
+        ValueError: an adapter of a method that does not live in layers.
+    """
+    for name, config in model.peft_config.items():
+        method = str(getattr(config.peft_type, "value", config.peft_type))
+        if method == "LORA" and getattr(config, "alora_invocation_tokens", None):
+            method = "LORA with alora_invocation_tokens"
+        if method not in IN_LAYERS:
+            raise ValueError(
+                "model: expected a PEFT method that lives in layers "
+                f"({', '.join(IN_LAYERS)}), got {method} for the adapter {name!r}"
+            )
+    found: nn.Module = model.get_base_model()
+    return found
+
+
+def merged(model: Any) -> Any:
+    """Return a plain task model with the adapters added to its weights.
+
+    The model itself stays as it is: for as long as the result is there, the weights are
+    held twice.
+    """
+    return copy.deepcopy(model).merge_and_unload()

@@ -1,0 +1,135 @@
+"""Runs a fixed set through the model in micro-batches that no plan changes.
+
+A row's bits may depend on the shape it is computed in, so the set is cut into
+micro-batches that depend on its length alone. Hence outputs are bitwise equal under
+every plan of the same weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pipetransformer.data.structures import arguments_of, stack_rows
+from pipetransformer.replica.draws import position_of_evaluation
+from pipetransformer.replica.replica import Replica
+from pipetransformer.run.context import Run
+
+T = TypeVar("T")
+
+
+def microbatches(total: int, most_rows: int) -> list[range]:
+    """Cut sample ids into the fewest micro-batches of at most `most_rows` rows.
+
+    They are at most one row apart, so that replicas with equally many have equally
+    much to do.
+    """
+    count = -(-total // most_rows)
+    ends = [total * i // count for i in range(count + 1)]
+    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+@contextlib.contextmanager
+def evaluating(run: Run, replica: Replica, dataset: Any, name: str) -> Iterator[None]:
+    """Hold the model in eval mode without gradients, with a cache for the set.
+
+    Args:
+        run: The run.
+        replica: What this rank drives.
+        dataset: The set, with a length.
+        name: Its id space in the cache.
+
+    Raises:
+        ValueError: no sample, or the name of the training set.
+    """
+    if len(dataset) == 0:
+        raise ValueError("evaluation set: expected at least one sample, got none")
+    if name == "train":
+        raise ValueError("name: expected another one than the training set's 'train'")
+    if replica.prefix is not None:
+        replica.prefix.refresh()
+        if replica.prefix.refusal is None:
+            run.caches.obtain(name, len(dataset), run.in_force.layout)
+            run.caches.begin_pass(name)
+    run.freezer.train(False)
+    try:
+        with run.guarded(), torch.no_grad(), run.precision.autocast():
+            yield
+    finally:
+        run.freezer.train(True)
+
+
+def forward_share(
+    run: Run,
+    replica: Replica,
+    dataset: Any,
+    *,
+    name: str,
+    collate: Callable[[list[Any]], Any] | None,
+    divide: Callable[[Any], tuple[Any, Any]],
+    keep: Callable[[Any, Any, int], T],
+) -> list[T]:
+    """Run this replica's micro-batches, which follow each other in the set.
+
+    Args:
+        run: The run.
+        replica: What this rank drives.
+        dataset: The set, with a length.
+        name: Its id space in the cache.
+        collate: A list of samples to a batch; None: torch's.
+        divide: A batch to inputs and what goes with them.
+        keep: Takes outputs, what goes with the inputs, and the number of rows.
+
+    Returns:
+        What `keep` has returned for each micro-batch.
+    """
+    cut = microbatches(len(dataset), run.config.eval_microbatch_rows)
+    size, index = replica.group.size, replica.group.rank
+    begin = len(cut) * index // size
+    share = cut[begin : len(cut) * (index + 1) // size]
+    prefix, step = replica.prefix, run.state.step
+    cache, collate = run.caches.of(name, len(dataset)), collate or stack_rows
+
+    def load(rows: range) -> tuple[Any, Tensor]:
+        return divide(collate([dataset[i] for i in rows])), torch.tensor(rows)
+
+    def through_prefix(numbered: tuple[int, tuple[Any, Tensor]]) -> Any:
+        number, ((inputs, _), ids) = numbered
+        if prefix is None:
+            return inputs
+        position = position_of_evaluation(step, number)
+        return prefix(lambda: inputs, ids, cache, position=position, whole=True)
+
+    window = 2 * replica.plan.num_stages
+    results: list[T] = []
+    for at in range(0, len(share), window):
+        run.plane.check()
+        loaded = [load(rows) for rows in share[at : at + window]]
+        first = position_of_evaluation(step, begin + at)
+        replica.pipe.set_draw_position(
+            step=first.step, first_microbatch=first.first_microbatch
+        )
+        numbered = list(enumerate(loaded, begin + at))
+        ready = replica.workers.map(through_prefix, numbered)
+        outputs = replica.pipe.run([arguments_of(value) for value in ready])
+        for output, ((_, rest), ids) in zip(outputs, loaded, strict=True):
+            results.append(keep(output, rest, len(ids)))
+    return results
+
+
+def packed(values: list[Any]) -> bytes:
+    """Return tensors in structures, and plain values, as bytes for another rank."""
+    buffer = io.BytesIO()
+    torch.save(values, buffer)
+    return buffer.getvalue()
+
+
+def unpacked(data: bytes) -> list[Any]:
+    """Read what `packed` gave."""
+    values: list[Any] = torch.load(io.BytesIO(data), weights_only=True)
+    return values

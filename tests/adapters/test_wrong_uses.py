@@ -1,0 +1,189 @@
+"""What users get wrong at first, and the error that says what to do instead."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import pipetransformer as pt
+from pipetransformer.adapters import from_transformers
+from tests.adapters.hf_models import SMALL_BERT, make_model, transformers
+from tests.adapters.test_data_collators import sentences, tokenizer
+
+
+@pytest.fixture
+def pad(tmp_path):
+    return transformers.DataCollatorWithPadding(tokenizer(tmp_path))
+
+
+def rows(**more):
+    return [{"input_ids": x, "labels": x[0] % 2, **more} for x in sentences()]
+
+
+def bert(task="sequence-classification"):
+    return make_model("Bert", task)
+
+
+def engine_of(model=None, **settings):
+    options = {
+        "optimizer": lambda params: torch.optim.AdamW(params),
+        "freeze": pt.freeze.Never(),
+    }
+    return pt.PipeTransformer(
+        model if model is not None else from_transformers(bert()),
+        **{**options, **settings},
+    )
+
+
+def train(engine, data, collate=None, then=None):
+    """Train one pass, then call `then` with the engine."""
+    with engine:
+        for _ in engine.epochs(1):
+            loaded = (data,) if isinstance(data, DataLoader) else (data, 4)
+            for batch in engine.batches(*loaded, collate_fn=collate):
+                engine.step(batch)
+            if then is not None:
+                then(engine)
+
+
+def test_a_model_of_an_unsupported_family():
+    config = transformers.XLNetConfig(vocab_size=9, d_model=8, n_layer=1, n_head=1)
+    model = transformers.XLNetForSequenceClassification(config)
+    with pytest.raises(ValueError, match=r"got xlnet; for another .*own-model.md"):
+        from_transformers(model)
+
+
+def test_a_task_that_is_not_the_models():
+    with pytest.raises(
+        ValueError, match="task: expected sequence-class.* of a BertFor"
+    ):
+        from_transformers(bert(), task="question-answering")
+
+
+def test_a_model_without_a_head():
+    with pytest.raises(ValueError, match="a bert for sequence-.*, got BertModel"):
+        from_transformers(bert().bert)
+
+
+def test_the_model_itself_in_place_of_its_layers():
+    with pytest.raises(TypeError, match="got BertFor.*; see pipetransformer.adapters"):
+        engine_of(bert())
+
+
+def test_a_sequential_without_a_loss():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    with pytest.raises(TypeError, match="loss: expected a callable .*, got None"):
+        engine_of(model)
+
+
+def test_an_optimizer_that_is_built_already():
+    with pytest.raises(TypeError, match="expected a factory, got a built optimizer"):
+        engine_of(optimizer=torch.optim.SGD([torch.zeros(1)], lr=0.1))
+
+
+def test_a_head_tied_to_the_embeddings_under_a_policy_that_freezes():
+    model = make_model("GPT2", "causal-lm")
+    found = (
+        r"expected pt.freeze.Never\(\) where layers 0 and \d+ share the .*untie=True"
+    )
+    with pytest.raises(ValueError, match=found):
+        engine_of(from_transformers(model), freeze=pt.freeze.AlphaCap(alpha=1 / 3))
+    untied = from_transformers(model, untie=True)
+    engine_of(untied, freeze=pt.freeze.AlphaCap(alpha=1 / 3))
+
+
+def test_batches_without_labels(pad):
+    data = [{"input_ids": x} for x in sentences()]
+    with pytest.raises(ValueError, match="batch: expected labels for sequence-class"):
+        train(engine_of(), data, pad)
+
+
+def test_an_evaluation_without_labels(pad):
+    data = [{"input_ids": x} for x in sentences()]
+    with pytest.raises(ValueError, match="batch: expected labels for sequence-class"):
+        train(engine_of(), rows(), pad, lambda e: e.evaluate(data, collate_fn=pad))
+
+
+def test_sentences_of_different_lengths_without_padding():
+    data = [{**row, "input_ids": torch.tensor(row["input_ids"])} for row in rows()]
+    for samples in (data, rows()):
+        with pytest.raises(ValueError, match="samples: .* a data collator that pads"):
+            train(engine_of(), samples)
+
+
+def test_columns_of_text_that_were_left_in():
+    data = [{**row, "input_ids": row["input_ids"][:3]} for row in rows(text="words")]
+    with pytest.raises(ValueError, match="batch: expected input_ids.* got .*text"):
+        train(engine_of(), data)
+
+
+def test_a_dataset_that_streams(pad):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(rows())
+
+    with pytest.raises(TypeError, match="expected a map-style dataset .*, got an iter"):
+        train(engine_of(), Stream(), pad)
+
+
+def test_a_loader_that_shuffles_by_itself(pad):
+    loader = DataLoader(rows(), batch_size=4, shuffle=True, collate_fn=pad)
+    with pytest.raises(ValueError, match=r"batch_sampler=engine.sampler\(dataset"):
+        train(engine_of(), loader)
+
+
+def test_a_metric_that_is_a_mean_already(pad):
+    def accuracy(logits, labels):
+        return (logits.argmax(-1) == labels).float().mean()
+
+    with pytest.raises(ValueError, match="'accuracy': expected one value per row"):
+        train(
+            engine_of(),
+            rows(),
+            pad,
+            lambda e: e.evaluate(rows(), {"accuracy": accuracy}, collate_fn=pad),
+        )
+
+
+def test_an_export_for_transformers_of_something_else(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    engine = engine_of(model, loss=nn.CrossEntropyLoss())
+    with pytest.raises(
+        ValueError, match="expected an engine of what from_transformers"
+    ):
+        train(
+            engine,
+            [(torch.zeros(3), 0)] * 8,
+            then=lambda e: e.export_transformers(tmp_path),
+        )
+
+
+def with_checkpointing(**dropout):
+    config = transformers.BertConfig(
+        **{**SMALL_BERT, "hidden_dropout_prob": 0.0, **dropout}
+    )
+    model = transformers.BertForSequenceClassification(config)
+    model.gradient_checkpointing_enable()
+    return from_transformers(model)
+
+
+@pytest.mark.parametrize(
+    "where", ["hidden_dropout_prob", "attention_probs_dropout_prob"]
+)
+def test_dropout_in_layers_that_recompute_themselves(where):
+    with pytest.raises(
+        ValueError, match=r"no gradient_checkpointing with dropout.* PipeConfig\("
+    ):
+        engine_of(with_checkpointing(**{where: 0.1}))
+
+
+def test_layers_that_recompute_themselves_may_have_no_dropout():
+    engine_of(with_checkpointing())
+
+
+def test_lists_where_tensors_are_meant(pad):
+    same_length = [{"input_ids": [5, 6, 7], "labels": 1} for _ in range(8)]
+    with pytest.raises(
+        TypeError, match=r"expected a tensor as input_ids, got list; give a collate_fn"
+    ):
+        train(engine_of(), same_length)

@@ -1,0 +1,177 @@
+"""A cache that must not be used is left, and training goes on as without it."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import pipetransformer as pt
+from tests.engine.scenario import config
+from tests.support.private import model_of, run_of
+from tests.support.toy import ToySet, accuracy, toy_model
+
+SIZE = 24
+
+
+class Mixing(nn.Module):
+    """Each row depends on the others of its batch: nothing to be cached."""
+
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+def train(layer, dataset, *, epochs=4, slots=1, **cache):
+    """Train with a frozen first part; return losses, history and what was computed."""
+    toy = toy_model(3)
+    model = nn.Sequential(toy[0], layer, *list(toy)[1:])
+    rows = []
+    engine = pt.PipeTransformer(
+        model,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Schedule([2] * epochs),
+        config=config(
+            cache=pt.CacheConfig(**cache),
+            pipe=pt.PipeConfig(num_slots=slots),
+            plan=pt.PlanConfig(num_stages=slots, num_microbatches=2),
+        ),
+    )
+    losses = []
+    with engine:
+        first = model_of(engine)[0]
+        first.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+        for _ in engine.epochs(epochs):
+            for batch in engine.batches(dataset, 12):
+                losses.append(float(engine.step(batch)))
+        given_up = run_of(engine).caches.training()
+        given_up = given_up and given_up.given_up
+    return losses, engine.history, rows, given_up
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_layers_that_mix_samples_fail_the_audit_and_are_recomputed(slots, caplog):
+    with caplog.at_level(logging.WARNING):
+        found = train(Mixing(), ToySet(SIZE), slots=slots, audit_every=1)
+    plain = train(Mixing(), ToySet(SIZE), slots=slots, enabled=False)
+    assert found[0] == plain[0]
+    assert "a sample computed again at boundary 2 differs" in caplog.text
+    assert caplog.text.count("used no more") == 1
+    assert found[3] and found[1].cache[-1]["audited"] == 0
+    # Its records are gone for other processes, too.
+    assert sum(each["audited"] for each in found[1].cache) == 1
+
+
+def test_without_an_audit_they_would_differ():
+    found = train(Mixing(), ToySet(SIZE), audit_every=0)
+    plain = train(Mixing(), ToySet(SIZE), enabled=False)
+    assert found[0] != plain[0] and found[3] is None
+
+
+def test_layers_that_draw_fail_the_audit():
+    found = train(Noise(), ToySet(SIZE), audit_every=1)
+    assert "draw random numbers" in found[3]
+
+
+@pytest.mark.parametrize("every", [1, 7, 1000])
+def test_right_records_pass_every_audit(every):
+    found = train(nn.Tanh(), ToySet(SIZE), audit_every=every, verify="all")
+    assert found[3] is None
+    hits = [each["hits"] for each in found[1].cache]
+    assert hits == [0, SIZE, SIZE, SIZE]
+    audited = sum(each["audited"] for each in found[1].cache)
+    # At most one of each batch: two batches of twelve rows a pass.
+    assert audited == {1: 6, 7: 6, 1000: 0}[every]
+    assert found[0] == train(nn.Tanh(), ToySet(SIZE), audit_every=0)[0]
+
+
+class Augmented(ToySet):
+    """Inputs that differ whenever they are loaded."""
+
+    def __init__(self, size, share=1.0):
+        super().__init__(size)
+        self.changing = round(share * size)
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return (x + torch.randn(4), y) if i < self.changing else (x, y)
+
+
+def test_random_augmentation_ends_the_writing_after_one_pass(caplog):
+    with caplog.at_level(logging.WARNING):
+        found = train(nn.Tanh(), Augmented(SIZE))
+    cache = found[1].cache
+    assert [each.get("stored", 0) for each in cache] == [SIZE, SIZE, 0, 0]
+    assert [each.get("changed", 0) for each in cache] == [0, SIZE, 0, 0]
+    assert [each["hits"] for each in cache] == [0] * 4
+    assert caplog.text.count("24 of 24 samples have other inputs than in the pass") == 1
+    assert "24 of other inputs" in "\n".join(_lines(found[1]))
+
+
+def _lines(history):
+    from pipetransformer.report.console import epoch_line
+
+    return [epoch_line(record) for record in history.epochs]
+
+
+def test_augmentation_of_some_leaves_the_cache_to_the_others():
+    found = train(nn.Tanh(), Augmented(SIZE, share=0.5))
+    assert [each["hits"] for each in found[1].cache] == [0, *[SIZE // 2] * 3]
+    assert found[3] is None
+
+
+def test_the_record_of_a_pass_says_why_samples_were_missed():
+    found = train(nn.Tanh(), ToySet(SIZE))
+    first, second = found[1].cache[:2]
+    assert first["misses"] == first["absent"] == first["stored"] == SIZE
+    assert second["hits"] == SIZE and second["misses"] == second["absent"] == 0
+    assert first["bytes"] == second["bytes"] > SIZE * 8 * 4
+    assert f"cache hits {SIZE}/{SIZE} in " in _lines(found[1])[1]
+    record = replace(found[1].epochs[0])
+    again = type(record).from_fields(
+        {**vars(record), "segments": [], "shape": vars(record.shape)}
+    )
+    assert again.cache == record.cache
+
+
+def test_evaluation_computes_frozen_layers_once():
+    rows = []
+    engine = pt.PipeTransformer(
+        toy_model(3),
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Schedule([2, 2]),
+        config=config(),
+    )
+    dev, losses = ToySet(10, seed=4), []
+    with engine:
+        first = model_of(engine)[0]
+        first.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(SIZE), 12):
+                engine.step(batch)
+            for _ in range(3):
+                before = sum(rows)
+                found = engine.evaluate(dev, {"accuracy": accuracy}, name="dev")
+                losses.append((found["loss"], sum(rows) - before))
+    assert [computed for _, computed in losses] == [10, 0, 0, 0, 0, 0]
+    # Its values are those of the records: the same each time.
+    assert losses[0][0] == losses[1][0] == losses[2][0] != losses[3][0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        (dict(verify="some"), r"CacheConfig\.verify: expected 'sampled' or 'all'"),
+        (dict(audit_every=-1), r"CacheConfig\.audit_every: expected >= 0 hits"),
+    ],
+)
+def test_wrong_settings_are_refused(fields, error):
+    with pytest.raises(ValueError, match=error):
+        pt.CacheConfig(**fields)

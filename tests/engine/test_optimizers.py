@@ -1,0 +1,138 @@
+"""Optimizers and schedulers as people build them, under plans that change."""
+
+import pytest
+import torch
+from torch import nn
+
+import pipetransformer as pt
+from tests.engine.scenario import config, is_active, moments, schedule
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet, toy_model, toy_units
+
+SAMPLES, BATCH, EPOCHS = 50, 12, 4
+FREEZES = (0, 2, 6, 4)  # four stages, then fewer, then more again
+ELASTIC = {"slot_memory_bytes": 27_000, "reshape": "always"}
+LAST_LAYER = {0: 0, 2: 3, 6: 7, 4: 5}  # first active layer, by frozen units
+
+
+def grouped(parameters):
+    """Weight decay for matrices only, and its own rate for them."""
+    matrices = [p for p in parameters if p.dim() > 1]
+    others = [p for p in parameters if p.dim() <= 1]
+    return torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": 0.3, "lr": 1e-2},
+            {"params": others, "weight_decay": 0.0, "lr": 2e-2},
+        ]
+    )
+
+
+def by_epoch(optimizer):
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
+def by_step(optimizer):
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, [1e-2, 2e-2], total_steps=20)
+
+
+SCHEDULERS = {"epoch": by_epoch, "step": by_step}
+
+
+def engine_of(interval, **settings):
+    return pt.PipeTransformer(
+        toy_model(dtype=torch.float64),
+        optimizer=grouped,
+        lr_scheduler=SCHEDULERS[interval],
+        loss=nn.CrossEntropyLoss(),
+        freeze=schedule(*FREEZES),
+        units=toy_units(),
+        config=config(scheduler_interval=interval, **settings),
+    )
+
+
+def train(rank, interval):
+    """Train; return rates of each step, ids of the shares, and the last moments."""
+    engine = engine_of(interval, plan=pt.PlanConfig(**ELASTIC))
+    rates, shares = {}, {}
+    with engine:
+        for epoch in engine.epochs(EPOCHS):
+            for batch in engine.batches(ToySet(SAMPLES, dtype=torch.float64), BATCH):
+                groups = engine.optimizer.param_groups
+                rates[epoch, batch.index] = [group["lr"] for group in groups]
+                shares[epoch, batch.index] = batch.ids.tolist()
+                engine.step(batch)
+        last = moments(engine) if is_active(engine) else None
+    return rates, shares, last, engine.history.to_json()
+
+
+def plain_loop(order, interval):
+    """Return rates of each step, and the weights."""
+    model, data = toy_model(dtype=torch.float64), ToySet(SAMPLES, dtype=torch.float64)
+    optimizer = grouped(list(model.parameters()))
+    scheduler = SCHEDULERS[interval](optimizer)
+    rates = {}
+    for epoch, frozen in enumerate(FREEZES):
+        model.requires_grad_(True)
+        model[: LAST_LAYER[frozen]].requires_grad_(False)
+        for index in range(5):
+            rates[epoch, index] = [group["lr"] for group in optimizer.param_groups]
+            ids = sorted(order[epoch, index])
+            nn.functional.cross_entropy(model(data.x[ids]), data.y[ids]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if interval == "step":
+                scheduler.step()
+        if interval == "epoch":
+            scheduler.step()
+    return rates, [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.distributed
+@pytest.mark.filterwarnings("error:.*lr_scheduler.*:UserWarning")
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+def test_groups_and_rates_are_those_of_a_plain_loop_whatever_the_plan(interval):
+    results = run_ranks(train, 4, interval)
+    shapes = {(e["num_stages"], e["num_replicas"]) for e in results[0][3]["epochs"]}
+    assert len(shapes) >= 2, "the plan was to change"
+    order = {}
+    for rates, shares, _, _ in results:
+        for key, ids in shares.items():
+            order.setdefault(key, []).extend(ids)
+            assert rates[key] == results[0][0][key]
+    assert all(len(set(ids)) == len(ids) for ids in order.values())
+    rates, weights = plain_loop(order, interval)
+    assert results[0][0] == rates
+    for _, _, last, _ in results:
+        if last is not None:
+            for a, b in zip(last["weights"], weights, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_a_checkpoint_of_a_finished_pass_goes_on_at_the_next_epochs_rate(tmp_path):
+    engine = engine_of("epoch")
+    data = ToySet(SAMPLES, dtype=torch.float64)
+    with engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(data, BATCH):
+                engine.step(batch)
+            engine.save(tmp_path / "one.pt")  # before the epoch has ended
+    resumed = engine_of("epoch")
+    with resumed:
+        resumed.load(tmp_path / "one.pt")
+        for epoch in resumed.epochs(2):
+            for _ in resumed.batches(data, BATCH):
+                rates = [group["lr"] for group in resumed.optimizer.param_groups]
+                found = epoch, rates
+                break
+    assert found == (1, [0.5e-2, 1e-2])
+
+
+def test_a_scheduler_that_needs_a_metric_is_refused():
+    with pytest.raises(TypeError, match="ReduceLROnPlateau, which needs metrics"):
+        pt.PipeTransformer(
+            toy_model(),
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+            lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau,
+            loss=nn.CrossEntropyLoss(),
+            freeze=pt.freeze.Never(),
+        )

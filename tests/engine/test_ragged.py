@@ -1,0 +1,252 @@
+"""Text padded to the longest of its batch: every sample is found from then on."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import pipetransformer as pt
+from pipetransformer.autocache import Ragged
+from tests.engine.scenario import config
+from tests.support.private import run_of
+from tests.support.ranks import run_ranks
+
+SIZE, WIDTH = 24, 8
+FROZEN_FROM = 1  # epoch; it is the one that fills the cache
+
+
+class Embed(nn.Module):
+    """Words, and with `extra` one more that stands before all others."""
+
+    def __init__(self, extra=False):
+        super().__init__()
+        self.table = nn.Embedding(20, WIDTH)
+        self.extra = extra
+
+    def forward(self, tokens, mask):
+        if self.extra:
+            tokens = nn.functional.pad(tokens, (1, 0), value=1)
+            mask = nn.functional.pad(mask, (1, 0), value=True)
+        return self.table(tokens), mask
+
+
+class Mix(nn.Module):
+    """Attention over the valid tokens, then a linear map."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden, mask):
+        scores = hidden @ hidden.transpose(1, 2) / WIDTH
+        scores = scores.masked_fill(~mask[:, None, :], float("-inf"))
+        mixed = scores.softmax(-1) @ hidden
+        return hidden + torch.tanh(self.linear(mixed)), mask
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 2)
+
+    def forward(self, hidden, mask):
+        kept = hidden * mask[..., None]
+        return self.linear(kept.sum(1) / mask.sum(1, keepdim=True))
+
+
+def text_model(extra=False):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(Embed(extra), Mix(), Mix(), Mix(), Head()).double()
+
+
+def lengths_of(inputs):
+    return inputs[1].sum(1)
+
+
+class Texts(torch.utils.data.Dataset):
+    """Sentences of 2 to 9 words."""
+
+    def __init__(self, size=SIZE, *, seed=3, vouch=False):
+        drawn = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(2, 10, (size,), generator=drawn).tolist()
+        self.rows = [torch.randint(1, 20, (n,), generator=drawn) for n in lengths]
+        self.loads = 0
+        if vouch:
+            self.inputs = lambda i: self[i][0]
+            self.targets = lambda i: self.rows[i].sum() % 2
+            self.input_key = lambda i, epoch: i
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        self.loads += 1
+        return self.rows[i], self.rows[i].sum() % 2
+
+
+def pad_inputs(rows):
+    length = max(len(row) for row in rows)
+    tokens = torch.zeros(len(rows), length, dtype=torch.int64)
+    for padded, row in zip(tokens, rows, strict=True):
+        padded[: len(row)] = row
+    return tokens, tokens != 0
+
+
+def pad(samples):
+    if isinstance(samples[0], tuple):
+        rows, targets = zip(*samples, strict=True)
+        return pad_inputs(rows), torch.stack(targets)
+    if samples[0].dim():
+        return pad_inputs(samples)
+    return torch.stack(samples)
+
+
+def make_engine(ragged, *, caches=True, extra=False, boundaries=(0, 2, 2, 3), **plan):
+    stages = plan.get("num_stages", 1)
+    return pt.PipeTransformer(
+        text_model(extra),
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Schedule(list(boundaries)),
+        ragged=ragged,
+        config=config(
+            cache=pt.CacheConfig(enabled=caches),
+            pipe=pt.PipeConfig(num_slots=stages),
+            plan=pt.PlanConfig(**plan),
+        ),
+    )
+
+
+def train(engine, dataset, epochs=4):
+    """Return train losses, hits and evaluations of each epoch."""
+    losses = []
+    with engine:
+        for _ in engine.epochs(epochs):
+            for batch in engine.batches(dataset, 8, collate_fn=pad):
+                engine.step(batch)
+            found = engine.evaluate(Texts(10, seed=5), collate_fn=pad, name="dev")
+            losses.append(found["loss"])
+        run = run_of(engine)
+        used = [c.used_bytes for c in run.caches._caches.values() if c is not None]
+    epochs = engine.history.epochs
+    return {
+        "dev": losses,
+        "losses": [e.train_loss for e in epochs],
+        "hits": [e.cache_hits for e in epochs],
+        "misses": [e.cache_misses for e in epochs],
+        "used": used,
+    }
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        dict(num_stages=1),
+        dict(num_stages=2, num_microbatches=4),
+        dict(num_stages=3, num_microbatches=2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("vouch", [False, True], ids=["hashed", "vouched"])
+def test_every_sample_is_found_and_losses_are_those_of_recomputing(plan, vouch):
+    ragged = Ragged(lengths_of)
+    found = train(make_engine(ragged, **plan), Texts(vouch=vouch))
+    plain = train(make_engine(ragged, caches=False, **plan), Texts(vouch=vouch))
+    # At boundary 3 records of boundary 2 are found and advanced.
+    assert found["hits"] == [0, 0, SIZE, SIZE]
+    assert found["misses"] == [0, SIZE, 0, 0]
+    for name in ("losses", "dev"):
+        assert found[name] == pytest.approx(plain[name], rel=1e-12)
+    assert found["losses"][3] < found["losses"][0]
+
+
+def test_bytes_of_the_cache_are_those_of_the_valid_tokens():
+    dataset = Texts()
+    found = train(make_engine(Ragged(lengths_of)), dataset)
+    tokens = sum(len(row) for row in dataset.rows)
+    least, header = tokens * (WIDTH * 8 + 1), 240 + 16 + 64
+    assert least < found["used"][0] <= least + SIZE * header
+
+
+class Stacked(Texts):
+    """Sentences of one padded length, whose inputs load on their own."""
+
+    def inputs(self, i):
+        self.loads += 1
+        tokens = torch.zeros(12, dtype=torch.int64)
+        tokens[: len(self.rows[i])] = self.rows[i]
+        return tokens, tokens != 0
+
+    def targets(self, i):
+        return self.rows[i].sum() % 2
+
+    def input_key(self, i, epoch):
+        return i
+
+    def __getitem__(self, i):
+        return self.inputs(i), self.targets(i)
+
+
+def test_inputs_of_found_samples_are_not_loaded():
+    dataset, loads, losses = Stacked(), [], []
+    engine = make_engine(Ragged(lengths_of), boundaries=(0, 2, 2, 2))
+    with engine:
+        for _ in engine.epochs(4):
+            before = dataset.loads
+            for batch in engine.batches(dataset, 8):
+                losses.append(float(engine.step(batch)))
+            loads.append(dataset.loads - before)
+    assert loads[1] >= SIZE and loads[2:] == [0, 0]
+    expected = []
+    engine = make_engine(Ragged(lengths_of), caches=False, boundaries=(0, 2, 2, 2))
+    with engine:
+        for _ in engine.epochs(4):
+            for batch in engine.batches(dataset, 8):
+                expected.append(float(engine.step(batch)))
+    assert losses == pytest.approx(expected, rel=1e-12)
+
+
+def train_on_a_rank(rank, vouch):
+    engine = make_engine(Ragged(lengths_of))
+    return train(engine, Texts(vouch=vouch))
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("vouch", [False, True], ids=["hashed", "vouched"])
+def test_replicas_of_a_node_share_ragged_records(vouch):
+    alone = train(make_engine(Ragged(lengths_of)), Texts(vouch=vouch))
+    outcomes = run_ranks(train_on_a_rank, 3, vouch)
+    lead = outcomes[0]
+    assert lead["hits"] == alone["hits"] and lead["misses"] == alone["misses"]
+    assert lead["losses"] == pytest.approx(alone["losses"], rel=1e-9)
+    for found in outcomes:
+        assert found["dev"] == pytest.approx(alone["dev"], rel=1e-9)
+
+
+def test_without_a_spec_one_warning_names_it(caplog):
+    with caplog.at_level(logging.WARNING):
+        found = train(make_engine(None), Texts())
+    plain = train(make_engine(None, caches=False), Texts())
+    assert found["losses"] == pytest.approx(plain["losses"], rel=1e-12)
+    assert sum(found["hits"]) < SIZE
+    texts = [r.getMessage() for r in caplog.records if "pt.Ragged" in r.getMessage()]
+    assert len([t for t in texts if "padded in another way" in t]) <= 2  # train, dev
+    assert texts
+
+
+def test_tensors_that_are_padded_otherwise_are_not_cached(caplog):
+    with caplog.at_level(logging.WARNING):
+        found = train(make_engine(Ragged(lengths_of), extra=True), Texts(), epochs=2)
+    assert sum(found["hits"]) == 0
+    assert "expected tensors of the inputs' padded length" in caplog.text
+
+
+def test_a_wrong_spec_is_an_error_before_the_first_batch():
+    engine = make_engine(Ragged(lambda inputs: inputs[1].sum(1) + 1))
+    with engine:
+        with pytest.raises(ValueError, match=r"Ragged\.lengths: expected \d+ numbers"):
+            next(engine.batches(Texts(), 8, collate_fn=pad))
+    with pytest.raises(TypeError, match="ragged: expected a Ragged or None, got str"):
+        make_engine("text")

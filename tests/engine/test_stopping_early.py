@@ -1,0 +1,51 @@
+"""A plain `break` ends a pass or the run, on ranks that stand by, too."""
+
+import pytest
+import torch
+
+import pipetransformer as pt
+from tests.engine.scenario import config, make_engine, moments, schedule
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet
+
+pytestmark = pytest.mark.distributed
+
+TWO_STAGES = config(
+    plan=pt.PlanConfig(num_stages=2, reshape="never"), pipe=pt.PipeConfig(num_slots=2)
+)
+
+
+def stop_at(rank, epochs, batches):
+    """Leave the run after some epochs, and each pass after some batches."""
+    engine = make_engine(freeze=schedule(0), config=TWO_STAGES, dtype=torch.float64)
+    data, test = ToySet(50, dtype=torch.float64), ToySet(21, dtype=torch.float64)
+    seen, best = [], float("inf")
+    with engine:
+        for epoch in engine.epochs(50):
+            for batch in engine.batches(data, 12):
+                if batch.index == batches:
+                    break
+                engine.step(batch)
+            loss = engine.evaluate(test)["loss"]
+            seen.append(loss)
+            if epoch + 1 == epochs or loss > best:
+                break
+            best = loss
+        state = moments(engine) if engine.plan is not None else None
+    return seen, state, engine.history.to_json()["epochs"]
+
+
+@pytest.mark.parametrize("batches", [99, 2, 0])
+def test_the_run_ends_everywhere_at_the_epoch_where_the_script_breaks(batches):
+    results = run_ranks(stop_at, 4, 3, batches)
+    assert sum(state is None for _, state, _ in results) == 2, "nobody stood by"
+    seen = results[0][0]
+    assert all(losses == seen for losses, _, _ in results)
+    assert len(seen) == 3 if batches else len(seen) <= 3
+    records = results[0][2]
+    taken = min(batches, 5)
+    assert [e["optimizer_steps"] for e in records] == [taken] * len(records)
+    samples = [0, 12, 24, 36, 48, 50][taken]
+    assert [e["unique_samples"] for e in records] == [samples] * len(records)
+    alone = stop_at(0, 3, batches)
+    assert seen == pytest.approx(alone[0], rel=1e-9)

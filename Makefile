@@ -19,13 +19,21 @@ TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node=4
 # The cores are shared with other programs: one intra-op thread per process.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test sanitize lint build bench seeds hosts clean
+.PHONY: demo examples test sanitize lint build bench seeds models hosts clean
 
 demo: build
 	$(TORCHRUN) examples/finetune_vit.py --epochs $(EPOCHS) --seed $(SEED)
 	$(TORCHRUN) examples/finetune_vit.py --epochs $(EPOCHS) --seed $(SEED) \
 	  --no-freeze --static 4 --name baseline
 	$(PY) examples/compare_runs.py
+
+# Whole data sets. Without MODEL=DIR and DATA=DIR (with sst2/ and xquad/) names of the hub.
+examples: build
+	$(TORCHRUN) examples/image_classification.py --check
+	$(TORCHRUN) examples/text_classification.py --check $(MODEL:%=--model %) $(DATA:%=--data %/sst2)
+	$(TORCHRUN) examples/question_answering.py --check $(MODEL:%=--model %) $(DATA:%=--data %/xquad)
+	$(TORCHRUN) examples/lora.py --check --first 3 $(MODEL:%=--model %) $(DATA:%=--data %/sst2)
+	$(TORCHRUN) examples/causal_lm.py --check $(DATA:%=--data %/sst2)
 
 test: build
 	$(PY) -m pytest
@@ -41,6 +49,10 @@ bench: build
 
 seeds: build
 	$(PY) benchmarks/bench.py --part seeds
+
+# Hours: real weights and real text, three seeds.
+models: build
+	$(PY) benchmarks/bench.py --part models
 
 # As root, on Linux.
 hosts: build

@@ -111,27 +111,26 @@ def main() -> None:
     test_set = Sentences(tokenizer, read("test", args.data)[: args.samples])
     plain = copy.deepcopy(model) if args.check else None
     adapted = from_transformers(model)
-    collate = adapted.collate(collator)
     policy = pt.freeze.Never() if args.no_freeze else pt.freeze.AlphaCap(alpha=1 / 3)
     engine = pt.PipeTransformer(
-        adapted.sequential,
+        adapted,
         optimizer=lambda params: torch.optim.AdamW(params, lr=args.lr),
-        loss=adapted.loss,
-        units=adapted.units,
         freeze=policy,
         config=pt.Config(seed=args.seed),
     )
     with engine:
         for epoch in engine.epochs(args.epochs):
-            for batch in engine.batches(train_set, args.batch_size, collate_fn=collate):
+            for batch in engine.batches(
+                train_set, args.batch_size, collate_fn=collator
+            ):
                 engine.step(batch)
             found = engine.evaluate(
-                test_set, {"accuracy": correct}, name="test", collate_fn=collate
+                test_set, {"accuracy": correct}, name="test", collate_fn=collator
             )
             if engine.is_main:
                 print(f"epoch {epoch}: {found}", flush=True)
-        if engine.is_main and args.output is not None:
-            adapted.export(args.output)
+        if args.output is not None:
+            engine.export_transformers(args.output)
         if engine.is_main:
             loss = engine.history.epochs[-1].train_loss
             print(f"training loss of the last epoch: {loss:.4f}")

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from harness.commands import BENCH, COMMANDS, HOSTS, SEEDS, Command
+from harness.commands import BENCH, COMMANDS, HOSTS, MODELS, SEEDS, Command
 from harness.provenance import ROOT, tree_of
 
 
@@ -26,7 +26,12 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="of a result file")
-    add("--part", choices=(BENCH, SEEDS, HOSTS), default=BENCH, help="without names")
+    add(
+        "--part",
+        choices=(BENCH, SEEDS, HOSTS, MODELS),
+        default=BENCH,
+        help="without names",
+    )
     add("--list", action="store_true", help="print the commands and run nothing")
     args = parser.parse_args(arguments)
     for name in args.names:

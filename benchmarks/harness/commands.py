@@ -18,7 +18,7 @@ PIPE = ("csrc/pipe", "csrc/python", "pipetransformer/pipe", "pipetransformer/ski
 PLANNER = ("csrc/planner", "csrc/python", "pipetransformer/planner")
 SIMULATOR = ("csrc/simulator", "csrc/python", "pipetransformer/simulator")
 # Parts: which target of the Makefile runs a command.
-BENCH, SEEDS, HOSTS = "bench", "seeds", "hosts"
+BENCH, SEEDS, HOSTS, MODELS = "bench", "seeds", "hosts", "models"
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,16 @@ _ALL = (
     _script("transformation_curve", PRODUCT),
     _script("kills_and_resumes", PRODUCT),
     _script("demo_seeds", (*PRODUCT, "examples"), SEEDS),
+    *(
+        _script(
+            f"real_models_{task}",
+            (*PRODUCT, "examples", "benchmarks/training/text_worker.py"),
+            MODELS,
+            file="real_models",
+            options=("--tasks", task),
+        )
+        for task in ("sst2", "xquad")
+    ),
     Command(
         "two_hosts",
         ("-m", "tests.distributed.two_hosts"),

@@ -54,6 +54,7 @@ class _Run(SimpleNamespace):
     def __init__(self, load: Load, info: Any) -> None:
         super().__init__(
             state=TrainingState(load.model()),
+            arguments=SimpleNamespace(untrained=frozenset()),
             info=info,
             config=SimpleNamespace(autodp=PATIENT),
         )

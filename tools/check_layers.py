@@ -63,7 +63,9 @@ ARROWS: dict[str, frozenset[str]] = {
     | {"core", "skip"},
     # At the edge.
     "testing": frozenset({"pipe", "planner", "simulator", "core"}),
-    "cli": frozenset({"explanation", "simulator", "planner", "network", "core"})
+    "cli": frozenset(
+        {"explanation", "simulator", "planner", "network", "autocache", "core"}
+    )
     | {PACKAGE},  # its version
     "adapters": frozenset({"autocache"}),
     "compat": frozenset({"pipe", "skip"}),

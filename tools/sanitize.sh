@@ -53,7 +53,7 @@ do
 done
 slab="tests/autocache/cpp/fuzz_slab.cpp csrc/core/cgroups.cpp csrc/core/hash.cpp
   csrc/core/host_memory.cpp"
-for name in process shared_memory slab slot; do
+for name in process record shared_memory slab slot; do
   slab="$slab csrc/autocache/$name.cpp"
 done
 

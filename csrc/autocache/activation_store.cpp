@@ -11,6 +11,7 @@
 #include <map>
 #include <utility>
 
+#include "autocache/record_file.h"
 #include "autocache/tensor_rows.h"
 
 namespace pipetransformer::autocache {
@@ -324,6 +325,58 @@ int64_t ActivationStore::store(
   return stored;
 }
 
+FileCounts ActivationStore::save(int descriptor, uint64_t begin) const {
+  const std::shared_ptr<Slab> slab = this->slab();
+  RecordWriter writer(descriptor, begin);
+  FileCounts counts;
+  std::array<Segment, kMaxTensors> segments;
+  for (uint64_t sample = 0; sample < slab->num_samples(); ++sample) {
+    Slab::Found found;
+    if (slab->find(sample, found) != FindResult::kFound) {
+      continue;
+    }
+    const RecordHeader& header = found.header;
+    if (payload_bytes(header.layout) != header.payload_bytes) {
+      ++counts.damaged;
+      continue;
+    }
+    std::byte* payload = writer.payload(header.payload_bytes);
+    const auto parts = segments_of(header.layout, payload, segments);
+    if (slab->read(found, parts, true) != ReadResult::kRead) {
+      ++counts.damaged;
+      continue;
+    }
+    writer.add(header);
+    ++counts.records;
+  }
+  counts.bytes = static_cast<int64_t>(writer.finish());
+  return counts;
+}
+
+FileCounts
+ActivationStore::load(int descriptor, uint64_t begin, uint64_t end) {
+  const std::shared_ptr<Slab> slab = this->slab();
+  FileCounts counts;
+  counts.bytes = static_cast<int64_t>(end);
+  const auto take = [&](const RecordHeader& header,
+                        std::span<const Segment> segments) {
+    Slab::Found found;
+    if (header.sample >= slab->num_samples()) {
+      ++counts.damaged;
+      return;
+    }
+    ++counts.records;
+    if (slab->find(header.sample, found) != FindResult::kFound &&
+        slab->write(header.sample, header.key, header.layout, segments) ==
+            WriteResult::kWritten) {
+      ++counts.taken;
+    }
+  };
+  counts.damaged +=
+      static_cast<int64_t>(read_records(descriptor, begin, end, take));
+  return counts;
+}
+
 bool ActivationStore::verify_next() noexcept {
   return verify_all_ ||
          num_reads_.fetch_add(1, std::memory_order_relaxed) % kVerifyEvery == 0;
@@ -382,6 +435,19 @@ int64_t ActivationStore::used_bytes() const {
 
 int ActivationStore::descriptor() const {
   return slab()->descriptor();
+}
+
+FileCounts check_records(int descriptor, uint64_t begin, uint64_t end) {
+  FileCounts counts;
+  counts.bytes = static_cast<int64_t>(end);
+  counts.damaged = static_cast<int64_t>(read_records(
+      descriptor,
+      begin,
+      end,
+      [&](const RecordHeader&, std::span<const Segment>) {
+        ++counts.records;
+      }));
+  return counts;
 }
 
 int64_t record_bytes(const std::vector<at::Tensor>& tensors) {

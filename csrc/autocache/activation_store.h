@@ -53,6 +53,14 @@ struct Padding {
   int64_t length = -1;        // -1: of the longest record found
 };
 
+// Records that were written to a file, or read from one.
+struct FileCounts {
+  int64_t records = 0;  // whole ones
+  int64_t damaged = 0;  // or not of this id space
+  int64_t taken = 0;    // read into the slab; the others it had, or has no room
+  int64_t bytes = 0;    // of the file
+};
+
 class ActivationStore {
  public:
   // With `verify_all` every read compares the checksum, else every 64th.
@@ -79,6 +87,14 @@ class ActivationStore {
       const std::optional<at::Tensor>& input_hashes,
       const RaggedTensors& ragged = {},
       const std::optional<at::Tensor>& lengths = std::nullopt);
+
+  // Appends all records to a file behind its first `begin` bytes. Throws
+  // std::system_error.
+  FileCounts save(int descriptor, uint64_t begin) const;
+
+  // Takes from bytes `begin` to `end` of a file what samples have a record
+  // there and none here. Throws std::system_error.
+  FileCounts load(int descriptor, uint64_t begin, uint64_t end);
 
   CacheCounts counts() const noexcept;
 
@@ -114,6 +130,9 @@ class ActivationStore {
   std::atomic<uint64_t> num_reads_{0};
   Counters counters_;
 };
+
+// What load() would find in a file.
+FileCounts check_records(int descriptor, uint64_t begin, uint64_t end);
 
 // Bytes of a slot for one row of each of `tensors` (rows, ...).
 int64_t record_bytes(const std::vector<at::Tensor>& tensors);

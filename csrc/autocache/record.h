@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 namespace pipetransformer::autocache {
@@ -65,6 +66,14 @@ struct Segment {
   std::byte* data = nullptr;
   std::size_t size = 0;
 };
+
+// What `RecordHeader::checksum` and `payload_checksum` are when all is whole.
+uint64_t header_checksum(const RecordHeader& header) noexcept;
+uint64_t payload_checksum(std::span<const Segment> segments) noexcept;
+
+// Whether the counts of a layout are those of the format; sizes and types are
+// only what its writer says.
+bool within_format(const RecordLayout& layout) noexcept;
 
 // A segment takes whole words of a slot.
 constexpr std::size_t padded(std::size_t bytes) noexcept {

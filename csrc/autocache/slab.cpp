@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "autocache/process.h"
-#include "core/hash.h"
 
 namespace pipetransformer::autocache {
 
@@ -43,37 +42,12 @@ uint64_t aligned(uint64_t bytes) {
       what + ": expected " + expected + ", got " + actual);
 }
 
-uint64_t header_checksum(const RecordHeader& header) noexcept {
-  return core::hash_bytes(&header, offsetof(RecordHeader, checksum));
-}
-
-uint64_t payload_checksum(std::span<const Segment> segments) noexcept {
-  uint64_t hash = core::kHashSeed;
-  for (const Segment& segment : segments) {
-    hash = core::hash_bytes(segment.data, segment.size, hash);
-  }
-  return hash;
-}
-
 uint64_t payload_bytes(std::span<const Segment> segments) noexcept {
   uint64_t bytes = 0;
   for (const Segment& segment : segments) {
     bytes += padded(segment.size);
   }
   return bytes;
-}
-
-bool within_format(const RecordLayout& layout) noexcept {
-  if (layout.num_tensors > kMaxTensors) {
-    return false;
-  }
-  return std::all_of(
-      layout.tensors.begin(),
-      layout.tensors.end(),
-      [](const TensorLayout& tensor) {
-        return tensor.num_dims <= kMaxDims &&
-               tensor.ragged <= (tensor.num_dims > 0 ? 1 : 0);
-      });
 }
 
 // `text` as far as it may stand in a message: memory of others may hold

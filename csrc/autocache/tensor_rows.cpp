@@ -28,6 +28,24 @@ std::size_t element_bytes(uint16_t dtype) {
              : caffe2::TypeMeta::fromScalarType(type).itemsize();
 }
 
+// Of one row of a tensor, `payload_bytes` tells of which ones.
+std::optional<uint64_t> row_bytes(const TensorLayout& row) {
+  uint64_t extent = element_bytes(row.dtype);  // a size of 0 counting as 1
+  bool empty = false;
+  if (extent == 0) {
+    return std::nullopt;
+  }
+  for (uint16_t dim = 0; dim < row.num_dims; ++dim) {
+    const uint64_t size = std::max<uint64_t>(row.sizes[dim], 1);
+    if (size > kMaxRowBytes / extent) {
+      return std::nullopt;
+    }
+    extent *= size;
+    empty = empty || row.sizes[dim] == 0;
+  }
+  return empty ? 0 : extent;
+}
+
 }  // namespace
 
 at::Tensor plain(const at::Tensor& tensor) {
@@ -79,23 +97,25 @@ layout_of(const std::vector<at::Tensor>& tensors, const RaggedTensors& ragged) {
 std::optional<uint64_t> payload_bytes(const RecordLayout& layout) {
   uint64_t total = 0;
   for (uint32_t k = 0; k < layout.num_tensors; ++k) {
-    const TensorLayout& row = layout.tensors[k];
-    uint64_t extent = element_bytes(row.dtype);  // a size of 0 counting as 1
-    bool empty = false;
-    if (extent == 0) {
+    const std::optional<uint64_t> bytes = row_bytes(layout.tensors[k]);
+    if (!bytes) {
       return std::nullopt;
     }
-    for (uint16_t dim = 0; dim < row.num_dims; ++dim) {
-      const uint64_t size = std::max<uint64_t>(row.sizes[dim], 1);
-      if (size > kMaxRowBytes / extent) {
-        return std::nullopt;
-      }
-      extent *= size;
-      empty = empty || row.sizes[dim] == 0;
-    }
-    total += empty ? 0 : padded(extent);
+    total += padded(*bytes);
   }
   return total;
+}
+
+std::span<const Segment> segments_of(
+    const RecordLayout& layout,
+    std::byte* payload,
+    std::array<Segment, kMaxTensors>& segments) {
+  for (uint32_t k = 0; k < layout.num_tensors; ++k) {
+    const uint64_t bytes = row_bytes(layout.tensors[k]).value();
+    segments[k] = {payload, bytes};
+    payload += padded(bytes);
+  }
+  return {segments.data(), layout.num_tensors};
 }
 
 std::vector<at::Tensor>

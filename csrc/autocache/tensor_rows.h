@@ -26,6 +26,13 @@ int64_t num_rows_of(const std::vector<at::Tensor>& tensors);
 // counts are those of the format.
 std::optional<uint64_t> payload_bytes(const RecordLayout& layout);
 
+// Where the tensors of one record lie in its payload, listed in `segments`. The
+// layout is one that payload_bytes() knows.
+std::span<const Segment> segments_of(
+    const RecordLayout& layout,
+    std::byte* payload,
+    std::array<Segment, kMaxTensors>& segments);
+
 // Uninitialized tensors for `num_rows` records of a layout.
 std::vector<at::Tensor>
 empty_tensors(const RecordLayout& layout, int64_t num_rows);

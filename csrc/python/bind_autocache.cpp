@@ -16,6 +16,7 @@ namespace pipetransformer::bindings {
 namespace py = pybind11;
 using autocache::ActivationStore;
 using autocache::CacheCounts;
+using autocache::FileCounts;
 using autocache::Slab;
 
 namespace {
@@ -64,6 +65,32 @@ attach(const std::string& path, const std::string& run_id, bool verify_all) {
   return opened([&] { return Slab::attach(path, run_id); }, verify_all);
 }
 
+// What `work` finds in a file, without the GIL.
+template <class Work>
+FileCounts of_file(Work work) {
+  try {
+    const py::gil_scoped_release release;
+    return work();
+  } catch (const std::system_error& error) {
+    raise_os_error(error);
+  }
+}
+
+FileCounts
+save(const ActivationStore& store, int descriptor, uint64_t begin) {
+  return of_file([&] { return store.save(descriptor, begin); });
+}
+
+FileCounts
+load(ActivationStore& store, int descriptor, uint64_t begin, uint64_t end) {
+  return of_file([&] { return store.load(descriptor, begin, end); });
+}
+
+FileCounts check_records(int descriptor, uint64_t begin, uint64_t end) {
+  return of_file(
+      [&] { return autocache::check_records(descriptor, begin, end); });
+}
+
 std::vector<Group> fetch(
     ActivationStore& store,
     const at::Tensor& ids,
@@ -96,6 +123,11 @@ void bind_autocache(py::module_& m) {
       .def_readonly("stored", &CacheCounts::stored)
       .def_readonly("skipped", &CacheCounts::skipped)
       .def_readonly("full", &CacheCounts::full);
+  py::class_<FileCounts>(m, "FileCounts")
+      .def_readonly("records", &FileCounts::records)
+      .def_readonly("damaged", &FileCounts::damaged)
+      .def_readonly("taken", &FileCounts::taken)
+      .def_readonly("bytes", &FileCounts::bytes);
   py::class_<ActivationStore>(m, "ActivationStore")
       .def_static(
           "create",
@@ -132,6 +164,13 @@ void bind_autocache(py::module_& m) {
           py::arg("ragged"),
           py::arg("lengths"),
           NoGil())
+      .def("save", &save, py::arg("descriptor"), py::arg("begin"))
+      .def(
+          "load",
+          &load,
+          py::arg("descriptor"),
+          py::arg("begin"),
+          py::arg("end"))
       .def("counts", &ActivationStore::counts)
       .def("clear", &ActivationStore::clear, NoGil())
       .def("close", &ActivationStore::close, NoGil())
@@ -147,6 +186,12 @@ void bind_autocache(py::module_& m) {
       py::kw_only(),
       py::arg("num_samples"),
       py::arg("slot_bytes"));
+  m.def(
+      "check_records",
+      &check_records,
+      py::arg("descriptor"),
+      py::arg("begin"),
+      py::arg("end"));
   m.def("record_bytes", &autocache::record_bytes, py::arg("tensors"));
   m.def(
       "hash_tensor",

@@ -7,6 +7,12 @@ from pipetransformer.autocache.cache import (
     hash_ragged_rows,
     hash_rows,
 )
+from pipetransformer.autocache.folder import (
+    CacheFile,
+    CacheFolder,
+    cache_files,
+    damaged_records,
+)
 from pipetransformer.autocache.prefix import (
     cacheable,
     fingerprint_chain,
@@ -21,10 +27,14 @@ from pipetransformer.autocache.sizes import (
 __all__ = [
     "ActivationCache",
     "CacheCounters",
+    "CacheFile",
+    "CacheFolder",
     "Ragged",
     "RaggedRows",
     "Records",
+    "cache_files",
     "cacheable",
+    "damaged_records",
     "fingerprint_chain",
     "hash_ragged_rows",
     "hash_rows",

@@ -90,6 +90,7 @@ class ActivationCache:
         self._audited = 0
         self._hits = 0  # when asked last whether an audit is due
         self._pass_began = self.counters
+        self._of_others = False  # holds records of a run before, and no pass has ended
         self.given_up: str | None = None
 
     @classmethod
@@ -311,21 +312,39 @@ class ActivationCache:
     def audit_due(self) -> bool:
         """Tell, and count, whether one of the hits since the last call is due.
 
-        Whoever gets True computes one of them again and compares.
+        The first hits on records of an earlier run always are. Whoever gets True
+        computes one of them again and compares.
         """
         hits, before = self._store.counts().hits, self._hits
         self._hits = hits
         every = self._audit_every
-        if every == 0 or hits // every == before // every:
+        first = self._of_others and before == 0 and hits > 0
+        if every == 0 or (hits // every == before // every and not first):
             return False
         self._audited += 1
         return True
+
+    def fail_audit(self, reason: str) -> None:
+        """Drop all records, and use the cache no more unless an earlier run made them.
+
+        Args:
+            reason: How a record differs from what it should be.
+        """
+        self.clear()
+        if self._of_others:
+            self._of_others = False
+            _logger.warning("cache: records of earlier runs are dropped: %s", reason)
+        else:
+            self.give_up(reason)
 
     def begin_pass(self) -> None:
         """Give the cache up if the pass that ends found inputs changed, and no hit."""
         now, before = self.counters, self._pass_began
         self._pass_began = now
         asked = now.hits + now.misses - before.hits - before.misses
+        if asked and self._of_others:  # whose inputs were what they were
+            self._of_others = False
+            return
         changed = now.changed - before.changed
         if changed and now.hits == before.hits and 8 * changed >= asked:
             self.give_up(
@@ -339,6 +358,29 @@ class ActivationCache:
         if self.given_up is None:
             self.given_up = reason
             _logger.warning("cache: used no more: %s", reason)
+
+    def save(self, descriptor: int, begin: int) -> _C.autocache.FileCounts:
+        """Write all records to an open file, behind its first `begin` bytes.
+
+        Raises:
+            OSError: what the disk reported.
+        """
+        return self._store.save(descriptor, begin)
+
+    def load(self, descriptor: int, begin: int, end: int) -> _C.autocache.FileCounts:
+        """Take records of an earlier run for samples that have none here.
+
+        Args:
+            descriptor: Of an open file that `save` wrote; it may hold anything.
+            begin: First byte of the records.
+            end: Byte behind the last one.
+
+        Raises:
+            OSError: what the disk reported.
+        """
+        found = self._store.load(descriptor, begin, end)
+        self._of_others = self._of_others or found.taken > 0
+        return found
 
     def clear(self) -> None:
         """Drop all records, for all processes."""

@@ -144,12 +144,16 @@ class CacheConfig:
         verify: Compare the checksum of one read in 64 (``"sampled"``) or of all.
         audit_every: One hit in that many is computed again and compared; a difference
             beyond rounding ends the cache's use and training goes on without. 0: none.
+        directory: Where records are kept for later runs, which start with those of
+            the same layers, weights and inputs; made when the run opens. None: they
+            go with the run.
     """
 
     enabled: bool = True
     budget_bytes: int | None = None
     verify: Verify = "sampled"
     audit_every: int = 1000
+    directory: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         """Validate each field."""
@@ -167,6 +171,9 @@ class CacheConfig:
             ">= 0 hits",
             self.audit_every,
         )
+        folder = self.directory
+        usable = folder is None or os.fspath(folder) != ""
+        _require(usable, "CacheConfig.directory", "a folder's name or None", folder)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

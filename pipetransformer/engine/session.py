@@ -70,6 +70,7 @@ class Session:
             self._coordinator = Coordinator(run)
             lead = self._coordinator.is_lead
             self._coordinator.autosave.begin(lead=lead)
+            run.caches.begin()
             if lead and wanted.resume:
                 self._resume(self._coordinator, str(wanted.directory))
         except BaseException as error:

@@ -220,8 +220,7 @@ class FrozenPrefix:
             valid_part(cached, self._ragged, length),
         )
         if reason is not None:
-            cache.clear()
-            cache.give_up(
+            cache.fail_audit(
                 f"a sample computed again at boundary {found.boundary} differs from "
                 f"its record ({reason}); its layers mix samples or padding, draw "
                 "random numbers, or have changed"

@@ -9,7 +9,9 @@ import torch
 from pipetransformer._extension import host_memory
 from pipetransformer.autocache import (
     ActivationCache,
+    CacheFolder,
     cacheable,
+    fingerprint_chain,
     record_bytes,
     slots_within,
 )
@@ -40,10 +42,28 @@ class Caches:
         self._info = plane.info
         self._inputs = inputs
         self._caches: dict[str, ActivationCache | None] = {}
+        self._folder = None
+        if self._config.enabled and self._config.directory is not None:
+            self._folder = CacheFolder(self._config.directory, self._info.node)
+        self._kept: dict[str, int] = {}  # of spaces that this rank keeps: first layer
         self._warned: set[str] = set()
 
+    def begin(self) -> None:
+        """Make the folder that records are kept in.
+
+        Raises:
+            ValueError: nothing can be written there.
+        """
+        if self._folder is not None:
+            self._folder.make()
+
     def close(self) -> None:
-        """Release the slabs."""
+        """Keep what is to be kept, and release the slabs."""
+        for space, layers in self._kept.items():
+            cache = self._caches[space]
+            if cache is not None and self._folder is not None:
+                self._folder.save(cache, space, layers)
+        self._kept.clear()
         for cache in self._caches.values():
             if cache is not None:
                 cache.close()
@@ -71,10 +91,13 @@ class Caches:
         return self.of("train", workload.num_samples) if workload else None
 
     def begin_pass(self, space: str) -> None:
-        """Note that a pass over a set begins."""
+        """Note that a pass over a set begins; keep what the pass before it stored."""
         cache = self._caches.get(space)
-        if cache is not None:
-            cache.begin_pass()
+        if cache is None:
+            return
+        cache.begin_pass()
+        if space in self._kept and self._folder is not None:
+            self._folder.save_soon(cache, space, self._kept[space])
 
     def budget_bytes(self) -> int:
         """Return what a slab of this node may take."""
@@ -129,6 +152,10 @@ class Caches:
             address = self._plane.wait(key, phase=f"attaching the {space} cache")
             return self._attach(address, num_samples)
         made = self._create(num_samples)
+        if made is not None and self._folder is not None:
+            layers = fingerprint_chain(list(self._arguments.model), 1)[1]
+            self._folder.load(made, space, layers)
+            self._kept[space] = layers
         self._plane.publish(key, made.address if made is not None else b"")
         return made
 

@@ -137,8 +137,9 @@ class Run:
             self.loaded = None
 
     def will_read_again(self) -> bool:
-        """Tell whether a later pass will read what this pass would cache."""
-        return self.state.epoch + 1 < self.total_epochs
+        """Tell whether a later pass, or run, will read what this pass would cache."""
+        kept = self.config.cache.directory is not None
+        return kept or self.state.epoch + 1 < self.total_epochs
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:

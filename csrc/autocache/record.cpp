@@ -1,0 +1,34 @@
+#include "autocache/record.h"
+
+#include <algorithm>
+
+#include "core/hash.h"
+
+namespace pipetransformer::autocache {
+
+uint64_t header_checksum(const RecordHeader& header) noexcept {
+  return core::hash_bytes(&header, offsetof(RecordHeader, checksum));
+}
+
+uint64_t payload_checksum(std::span<const Segment> segments) noexcept {
+  uint64_t hash = core::kHashSeed;
+  for (const Segment& segment : segments) {
+    hash = core::hash_bytes(segment.data, segment.size, hash);
+  }
+  return hash;
+}
+
+bool within_format(const RecordLayout& layout) noexcept {
+  if (layout.num_tensors > kMaxTensors) {
+    return false;
+  }
+  return std::all_of(
+      layout.tensors.begin(),
+      layout.tensors.end(),
+      [](const TensorLayout& tensor) {
+        return tensor.num_dims <= kMaxDims &&
+               tensor.ragged <= (tensor.num_dims > 0 ? 1 : 0);
+      });
+}
+
+}  // namespace pipetransformer::autocache

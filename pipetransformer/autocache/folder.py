@@ -1,0 +1,354 @@
+"""Files of cached activations: records that outlive the run that made them.
+
+A file begins with a line of JSON in `HEAD_BYTES` bytes, which says what is in it;
+records follow as `csrc/autocache/record_file.h` has them. A record's own key says
+whether it is valid (layers, weights, input), and its checksums whether it is whole: the
+line at the beginning only tells which files are worth reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+import pathlib
+import platform
+import re
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import IO
+
+import torch
+
+from pipetransformer import _C
+from pipetransformer.autocache.cache import ActivationCache
+from pipetransformer.core import disk, tensor_files
+
+_LOG = logging.getLogger(__name__)
+
+HEAD_BYTES = 4096
+SUFFIX = ".activations"
+_FORMAT = 1
+_CLOSING_S = 60.0  # for a file that is being written when the run ends
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Head:
+    """What a file says of its records.
+
+    Attributes:
+        format: Of the file.
+        machine: Byte order and kind of the processor.
+        torch_version: Of the torch that computed the records.
+        space: Id space: ``"train"`` or the name of an evaluation set.
+        samples: Number of its ids.
+        layers: Fingerprint of the model's first layer, in hexadecimal.
+        records: Number of records.
+        file_bytes: Size of the file.
+    """
+
+    format: int = _FORMAT
+    machine: str = f"{sys.byteorder} {platform.machine()}"
+    torch_version: str = str(torch.__version__)
+    space: str
+    samples: int
+    layers: str
+    records: int = 0
+    file_bytes: int = 0
+
+    def to_line(self) -> bytes:
+        """Return `HEAD_BYTES` bytes.
+
+        Raises:
+            ValueError: the name of the space is too long.
+        """
+        line = json.dumps(dataclasses.asdict(self)).encode()
+        if len(line) >= HEAD_BYTES:
+            raise ValueError(
+                f"name of a set: expected at most {HEAD_BYTES // 16} letters to keep "
+                f"its records, got {len(self.space)}"
+            )
+        return line.ljust(HEAD_BYTES - 1) + b"\n"
+
+
+def read_head(file: IO[bytes]) -> Head:
+    """Read what a file of this user says of itself.
+
+    Raises:
+        ValueError: it is none of ours, or was cut short.
+        OSError: the disk reported an error.
+    """
+    info = os.fstat(file.fileno())
+    if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ValueError("expected a file that its user alone may write, got another")
+    try:
+        fields = json.loads(file.read(HEAD_BYTES))
+    except (ValueError, RecursionError):
+        fields = None
+    kinds = {field.name: field.type for field in dataclasses.fields(Head)}
+    fits = (
+        isinstance(fields, dict)
+        and {name: type(value).__name__ for name, value in fields.items()} == kinds
+    )
+    if not fits or fields["format"] != _FORMAT:
+        raise ValueError(f"expected cached activations of format {_FORMAT}, got others")
+    head = Head(**fields)
+    if head.file_bytes != info.st_size:
+        raise ValueError(f"expected {head.file_bytes} bytes, got {info.st_size}")
+    return head
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheFile:
+    """A file of a folder.
+
+    Attributes:
+        path: Where it is.
+        head: What it says of itself; None: it cannot be used.
+        problem: Why not.
+    """
+
+    path: pathlib.Path
+    head: Head | None
+    problem: str = ""
+
+
+def cache_files(folder: str | os.PathLike[str]) -> list[CacheFile]:
+    """Return the files of a folder, by name.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    paths = sorted(
+        pathlib.Path(folder, name)
+        for name in os.listdir(folder)
+        if name.endswith(SUFFIX) and not name.startswith(".")
+    )
+    return [_looked_at(path) for path in paths]
+
+
+def _looked_at(path: pathlib.Path) -> CacheFile:
+    try:
+        with disk.reading(path, str(path), follow=False) as file:
+            return CacheFile(path, read_head(file))
+    except (OSError, ValueError) as error:
+        return CacheFile(path, None, str(error))
+
+
+def damaged_records(path: str | os.PathLike[str]) -> int:
+    """Read a file whole and return how many of its records are damaged or missing.
+
+    Raises:
+        ValueError: it is none of ours.
+        OSError: the disk reported an error.
+    """
+    with disk.reading(path, os.fspath(path), follow=False) as file:
+        head = read_head(file)
+        found = _C.autocache.check_records(file.fileno(), HEAD_BYTES, head.file_bytes)
+    return max(found.damaged, head.records - found.records)
+
+
+class CacheFolder:
+    """Where the caches of a node's runs are kept, a file for each id space.
+
+    The process that made a cache loads and saves it. Whatever goes wrong with a file
+    is logged in a line and costs hits, never the run.
+
+    Args:
+        folder: The folder; `make` makes it.
+        node: Index of the node: nodes that share a folder write files of their own,
+            and read all.
+
+    Source: the second role of the paper's AutoCache, made safe across runs.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], node: int = 0) -> None:
+        self._folder = pathlib.Path(folder)
+        self._node = node
+        self._states: dict[pathlib.Path, _State] = {}
+        self._saving: threading.Thread | None = None
+
+    def make(self) -> None:
+        """Make the folder.
+
+        Raises:
+            ValueError: nothing can be written there.
+        """
+        tensor_files.make_folder(self._folder, "CacheConfig.directory")
+
+    def path_of(self, space: str, layers: int) -> pathlib.Path:
+        """Return the file of an id space and a first layer."""
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", space)[:64]
+        digest = _C.core.hash_bytes(f"{space}\n{layers}".encode())
+        return self._folder / f"{name}-{digest:016x}-{self._node}{SUFFIX}"
+
+    def load(self, cache: ActivationCache, space: str, layers: int) -> int:
+        """Read into a cache what earlier runs kept of it.
+
+        Args:
+            cache: Is given the records of samples that it has none of.
+            space: Its id space.
+            layers: Fingerprint of the model's first layer.
+
+        Returns:
+            Number of records read.
+        """
+        wanted = Head(space=space, samples=cache.num_samples, layers=f"{layers:016x}")
+        taken = 0
+        began = time.perf_counter()
+        try:
+            disk.clear_unfinished(self._folder)
+            found = cache_files(self._folder)
+        except OSError as error:
+            _LOG.warning("no records of earlier runs: %s", error)
+            found = []
+        own = self.path_of(space, layers)
+        for file in found:
+            if file.head is not None and _fit(file.head, wanted):
+                taken += self._read(file.path, cache)
+            elif file.path == own:
+                reason = file.problem or "of another version of torch or processor"
+                _LOG.warning("%s is left unread: %s", file.path, reason)
+        self._states[own] = _State(wanted, _identity(own), _progress(cache))
+        if taken:
+            seconds = time.perf_counter() - began
+            _LOG.info(
+                "%d of %d samples of %r have records of earlier runs, read in %.1f s",
+                taken,
+                cache.num_samples,
+                space,
+                seconds,
+            )
+        return taken
+
+    def _read(self, path: pathlib.Path, cache: ActivationCache) -> int:
+        try:
+            with disk.reading(path, str(path), follow=False) as file:
+                head = read_head(file)
+                found = cache.load(file.fileno(), HEAD_BYTES, head.file_bytes)
+        except (OSError, ValueError) as error:
+            _LOG.warning("%s is left unread: %s", path, error)
+            return 0
+        if found.damaged:
+            _LOG.warning("%s: %d records are damaged", path, found.damaged)
+        return found.taken
+
+    def save_soon(self, cache: ActivationCache, space: str, layers: int) -> None:
+        """Begin to write a loaded cache's records, if there are new ones.
+
+        A thread writes; while it does, or another run writes to the folder, nothing
+        is begun.
+        """
+        if self._saving is not None and self._saving.is_alive():
+            return
+        path = self.path_of(space, layers)
+        if self._states[path].saved == _progress(cache):
+            return
+        self._saving = threading.Thread(
+            target=self._save, args=(cache, path, 0.0), name="cache file", daemon=True
+        )
+        self._saving.start()
+
+    def save(self, cache: ActivationCache, space: str, layers: int) -> None:
+        """Write a loaded cache's records, if there are new ones.
+
+        Waits at most a minute for others that write.
+        """
+        until = time.monotonic() + _CLOSING_S
+        if self._saving is not None:
+            self._saving.join(_CLOSING_S)
+            if self._saving.is_alive():
+                _LOG.warning("%s: still being written; left to itself", self._folder)
+                return
+        path = self.path_of(space, layers)
+        if self._states[path].saved != _progress(cache):
+            self._save(cache, path, until - time.monotonic())
+
+    def _save(self, cache: ActivationCache, path: pathlib.Path, wait_s: float) -> None:
+        state = self._states[path]
+        progress = _progress(cache)
+        try:
+            with _alone_in(self._folder, wait_s) as alone:
+                if not alone:
+                    _LOG.info("%s: another run writes; later", self._folder)
+                    return
+                if _identity(path) != state.identity:
+                    self._read(path, cache)  # what another run added
+                    progress = _progress(cache)
+                self._write(cache, path, state.head)
+                state.saved, state.identity = progress, _identity(path)
+        except (OSError, ValueError) as error:
+            state.saved = progress
+            _LOG.warning("cached activations are not kept: %s", error)
+
+    def _write(self, cache: ActivationCache, path: pathlib.Path, head: Head) -> None:
+        with disk.replacing(path) as file:
+            file.write(head.to_line())
+            file.flush()
+            found = cache.save(file.fileno(), HEAD_BYTES)
+            whole = dataclasses.replace(
+                head, records=found.records, file_bytes=found.bytes
+            )
+            file.seek(0)
+            file.write(whole.to_line())
+
+
+@dataclasses.dataclass
+class _State:
+    """What is known of a file.
+
+    Attributes:
+        head: What it will say of itself, but for what it holds.
+        identity: Of the file as it was read or written last.
+        saved: Progress of the cache then.
+    """
+
+    head: Head
+    identity: tuple[int, ...] | None
+    saved: tuple[int, int]
+
+
+def _fit(head: Head, wanted: Head) -> bool:
+    return dataclasses.replace(head, records=0, file_bytes=0) == wanted
+
+
+def _progress(cache: ActivationCache) -> tuple[int, int]:
+    """Return numbers that grow as this process, or any other, stores records."""
+    return cache.used_bytes, cache.counters.stored
+
+
+def _identity(path: pathlib.Path) -> tuple[int, ...] | None:
+    try:
+        info = path.lstat()
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size
+
+
+@contextlib.contextmanager
+def _alone_in(folder: pathlib.Path, wait_s: float) -> Iterator[bool]:
+    """Tell whether no other run writes to the folder; none does until the body ends."""
+    until = time.monotonic() + wait_s
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        alone = _locked(descriptor)
+        while not alone and time.monotonic() < until:
+            time.sleep(0.05)
+            alone = _locked(descriptor)
+        yield alone
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -353,8 +353,7 @@ FileCounts ActivationStore::save(int descriptor, uint64_t begin) const {
   return counts;
 }
 
-FileCounts
-ActivationStore::load(int descriptor, uint64_t begin, uint64_t end) {
+FileCounts ActivationStore::load(int descriptor, uint64_t begin, uint64_t end) {
   const std::shared_ptr<Slab> slab = this->slab();
   FileCounts counts;
   counts.bytes = static_cast<int64_t>(end);

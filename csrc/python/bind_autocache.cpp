@@ -76,8 +76,7 @@ FileCounts of_file(Work work) {
   }
 }
 
-FileCounts
-save(const ActivationStore& store, int descriptor, uint64_t begin) {
+FileCounts save(const ActivationStore& store, int descriptor, uint64_t begin) {
   return of_file([&] { return store.save(descriptor, begin); });
 }
 

@@ -10,6 +10,7 @@ from types import ModuleType
 import pipetransformer
 from pipetransformer.cli import (
     arguments,
+    cache,
     doctor,
     explain,
     output,
@@ -20,7 +21,7 @@ from pipetransformer.cli import (
 
 # A command is a module with add_parser(subparsers); its parser's default `run` does
 # the work. Modules import torch and the planner when they run: --help is instant.
-_COMMANDS: tuple[ModuleType, ...] = (plan, simulate, explain, profile, doctor)
+_COMMANDS: tuple[ModuleType, ...] = (plan, simulate, explain, profile, cache, doctor)
 
 _EXIT_CODES = """
 0 done

@@ -17,6 +17,7 @@ PRODUCT = ("csrc", "pipetransformer")
 PIPE = ("csrc/pipe", "csrc/python", "pipetransformer/pipe", "pipetransformer/skip")
 PLANNER = ("csrc/planner", "csrc/python", "pipetransformer/planner")
 SIMULATOR = ("csrc/simulator", "csrc/python", "pipetransformer/simulator")
+CACHE = ("csrc/autocache", "csrc/python", "pipetransformer/autocache")
 # Parts: which target of the Makefile runs a command.
 BENCH, SEEDS, HOSTS, MODELS = "bench", "seeds", "hosts", "models"
 
@@ -88,6 +89,7 @@ _ALL = (
     _script("table1_speedup", _TABLE1),
     _script("fig10_alpha", _TABLE1),
     _script("engine_overhead", PRODUCT),
+    _script("cache_bandwidth", CACHE),
     _script("pipe_overhead", PIPE),
     _script("pipe_throughput", PIPE),
     _script("pipe_overlap", PIPE),

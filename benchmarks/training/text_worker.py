@@ -89,7 +89,7 @@ def train_plainly(task: Any, args: argparse.Namespace) -> dict[str, Any]:
     model = task.model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=task.lr)
     sampler = ElasticSampler(len(task.train), task.batch, seed=args.seed)
-    losses, seconds, scores = [], [], []
+    losses, seconds = [], []
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
         began = time.perf_counter()
@@ -100,7 +100,7 @@ def train_plainly(task: Any, args: argparse.Namespace) -> dict[str, Any]:
             optimizer.zero_grad()
             losses.append(float(loss.detach()))
         seconds.append(time.perf_counter() - began)
-        scores.append(task.scores(predict_plainly(model, task)))
+    scores = task.scores(predict_plainly(model, task))
     return {"losses": losses, "seconds": seconds, "scores": scores}
 
 
@@ -130,7 +130,7 @@ def train_elastically(task: Any, args: argparse.Namespace) -> dict[str, Any] | N
         config=pt.Config(seed=args.seed),
     )
     mine: list[tuple[float, int]] = []
-    seconds, scores = [], []
+    seconds = []
     with engine:
         for _ in engine.epochs(args.epochs):
             began = time.perf_counter()
@@ -139,9 +139,7 @@ def train_elastically(task: Any, args: argparse.Namespace) -> dict[str, Any] | N
             ):
                 mine.append((float(engine.step(batch)), batch.rows))
             seconds.append(time.perf_counter() - began)
-            logits = engine.predict(task.test, collate_fn=task.collate, name="test")
-            if engine.is_main:
-                scores.append(task.scores(logits))
+        logits = engine.predict(task.test, collate_fn=task.collate, name="test")
         main = engine.is_main
     place = Path(args.out).with_suffix(f".{engine.rank}.json")
     place.write_text(json.dumps(mine))
@@ -150,7 +148,7 @@ def train_elastically(task: Any, args: argparse.Namespace) -> dict[str, Any] | N
     history = engine.history.to_json()
     return {
         "seconds": seconds,
-        "scores": scores,
+        "scores": task.scores(logits),
         "epochs": history["epochs"],
         "transformations": len(history["transformations"]),
         "cache": engine.history.cache,

@@ -8,7 +8,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <map>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "autocache/record_file.h"
@@ -19,6 +20,7 @@ namespace pipetransformer::autocache {
 namespace {
 
 constexpr uint64_t kVerifyEvery = 64;
+constexpr int64_t kLookahead = 2;  // rows
 
 // A flat int64 argument, one value per row.
 at::Tensor
@@ -88,6 +90,27 @@ bool fits(const RecordLayout& layout, const Padding& padding) {
          (padding.length < 0 || *length <= padding.length);
 }
 
+// Rows of a batch whose records differ in nothing but lengths.
+struct Kind {
+  uint32_t boundary;
+  RecordLayout layout;  // without lengths
+  std::vector<int64_t> rows;
+};
+
+// The kind of a record among those seen so far, of which there are few.
+Kind& kind_of(const RecordHeader& header, std::vector<Kind>& kinds) {
+  static_assert(std::has_unique_object_representations_v<RecordLayout>);
+  const RecordLayout layout = with_length(header.layout, 0);
+  for (Kind& kind : kinds) {
+    if (kind.boundary == header.key.boundary &&
+        std::memcmp(&kind.layout, &layout, sizeof(layout)) == 0) {
+      return kind;
+    }
+  }
+  kinds.push_back({header.key.boundary, layout, {}});
+  return kinds.back();
+}
+
 // What stands behind the end of a short row: copied from one padded row.
 class Tails {
  public:
@@ -148,7 +171,10 @@ std::vector<RecordGroup> ActivationStore::fetch(
       input_hashes ? hashes.const_data_ptr<int64_t>() : nullptr;
   const auto* sample = samples.const_data_ptr<int64_t>();
 
-  std::map<std::pair<uint32_t, RecordLayout>, std::vector<int64_t>> groups;
+  std::vector<Kind> kinds;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    slab->prefetch(static_cast<uint64_t>(sample[row]));
+  }
   std::vector<Slab::Found> found(num_rows);
   for (int64_t row = 0; row < num_rows; ++row) {
     switch (slab->find(static_cast<uint64_t>(sample[row]), found[row])) {
@@ -168,17 +194,20 @@ std::vector<RecordGroup> ActivationStore::fetch(
         } else if (!of_prefix(header.key, chain)) {
           ++counters_.stale;
         } else {
-          groups[{header.key.boundary, with_length(header.layout, 0)}]
-              .push_back(row);
+          kind_of(header, kinds).rows.push_back(row);
         }
         break;
       }
     }
   }
+  std::sort(kinds.begin(), kinds.end(), [](const Kind& one, const Kind& other) {
+    return std::tie(one.boundary, one.layout) <
+           std::tie(other.boundary, other.layout);
+  });
   std::vector<RecordGroup> result;
   int64_t hits = 0;
-  for (const auto& [kind, rows] : groups) {
-    RecordGroup group = gather(*slab, found, rows, padding);
+  for (const Kind& kind : kinds) {
+    RecordGroup group = gather(*slab, found, kind.rows, padding);
     hits += group.rows.numel();
     if (group.rows.numel() > 0) {
       result.push_back(std::move(group));
@@ -222,6 +251,11 @@ RecordGroup ActivationStore::gather(
       0, num_rows, grain_of(group.tensors), [&](int64_t begin, int64_t end) {
         std::array<Segment, kMaxTensors> segments;
         for (int64_t k = begin; k < end; ++k) {
+          if (k + kLookahead < end) {
+            const Slab::Found& next = found[rows[k + kLookahead]];
+            next.slot.prefetch(
+                Slot::kOverheadBytes + next.header.payload_bytes);
+          }
           results[k] = slab.read(
               found[rows[k]],
               targets.at(k, segments, lengths[k]),

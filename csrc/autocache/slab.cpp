@@ -192,6 +192,15 @@ Slab::Slab(SharedMemory memory, const Sizes& sizes)
       index_(reinterpret_cast<uint64_t*>(memory_.data() + kSuperblockBytes)),
       slots_(memory_.data() + sizes_.slots_offset()) {}
 
+void Slab::prefetch(uint64_t sample) noexcept {
+  const uint64_t entry = Word(index_[sample]).load(std::memory_order_relaxed);
+  if (entry != 0 && (entry & kClaimed) == 0) {
+    if (const std::optional<Extent> extent = extent_of(entry)) {
+      Slot(words_of(*extent)).prefetch(Slot::kOverheadBytes);
+    }
+  }
+}
+
 FindResult Slab::find(uint64_t sample, Found& found) noexcept {
   const uint64_t entry = Word(index_[sample]).load(std::memory_order_acquire);
   if (entry == 0 || (entry & kClaimed) != 0) {

@@ -74,6 +74,9 @@ class Slab {
   // opened.
   static Slab attach(const std::string& path, const std::string& run_id);
 
+  // Starts to bring the header of `sample`'s record near, for find().
+  void prefetch(uint64_t sample) noexcept;
+
   // Looks up the record of `sample` < num_samples.
   FindResult find(uint64_t sample, Found& found) noexcept;
 

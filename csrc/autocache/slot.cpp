@@ -1,6 +1,8 @@
 #include "autocache/slot.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 
 namespace pipetransformer::autocache {
@@ -94,6 +96,24 @@ bool Slot::read_payload(SlotVersion seen, std::span<const Segment> segments)
     from += padded(segment.size) / sizeof(uint64_t);
   }
   return unchanged(words_, seen);
+}
+
+// The processor follows a stream by itself, but not over the end of a page and
+// not before it has seen some lines of it.
+void Slot::prefetch(std::size_t bytes) const noexcept {
+  constexpr std::size_t kLine = 64;
+  constexpr std::size_t kAhead = 1024;
+  constexpr std::size_t kPage = 4096;
+  const auto* from = reinterpret_cast<const std::byte*>(words_);
+  for (std::size_t at = 0; at < std::min(bytes, kAhead); at += kLine) {
+    __builtin_prefetch(from + at);
+  }
+  const std::size_t in_page = reinterpret_cast<std::uintptr_t>(from) % kPage;
+  if (const std::size_t next = kPage - in_page; next < bytes) {
+    for (std::size_t k = 0; k < 4; ++k) {
+      __builtin_prefetch(from + next + k * kLine);
+    }
+  }
 }
 
 bool Slot::begin_write(SlotVersion seen, uint32_t writer) noexcept {

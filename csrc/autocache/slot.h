@@ -64,6 +64,10 @@ class Slot {
   bool read_payload(SlotVersion seen, std::span<const Segment> segments)
       const noexcept;
 
+  // Starts to bring header and payload near, as far as that pays: the caller
+  // reads them a little later. `bytes` of both together.
+  void prefetch(std::size_t bytes) const noexcept;
+
   // Takes the slot for this process; false: somebody else changed it first.
   // After true call write(), then publish() with the same two arguments.
   bool begin_write(SlotVersion seen, uint32_t writer) noexcept;

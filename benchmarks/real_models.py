@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.json is not None:
         write_json(
             args.json,
-            "real_models",
+            "_".join(["real_models", *args.tasks]),
             rows,
             [],
             start=start,

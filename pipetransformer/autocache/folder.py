@@ -8,9 +8,7 @@ line at the beginning only tells which files are worth reading.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import json
 import logging
 import os
@@ -21,7 +19,6 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import IO
 
 import torch
@@ -274,7 +271,7 @@ class CacheFolder:
         state = self._states[path]
         progress = _progress(cache)
         try:
-            with _alone_in(self._folder, wait_s) as alone:
+            with disk.alone_in(self._folder, wait_s) as alone:
                 if not alone:
                     _LOG.info("%s: another run writes; later", self._folder)
                     return
@@ -329,26 +326,3 @@ def _identity(path: pathlib.Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size
-
-
-@contextlib.contextmanager
-def _alone_in(folder: pathlib.Path, wait_s: float) -> Iterator[bool]:
-    """Tell whether no other run writes to the folder; none does until the body ends."""
-    until = time.monotonic() + wait_s
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        alone = _locked(descriptor)
-        while not alone and time.monotonic() < until:
-            time.sleep(0.05)
-            alone = _locked(descriptor)
-        yield alone
-    finally:
-        os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,6 @@ from pipetransformer.cli import arguments, output
 
 if TYPE_CHECKING:
     from pipetransformer.autocache import CacheFile
-
-_DAY_S = 24 * 3600
 
 
 def add_parser(subparsers: arguments.Subparsers) -> None:
@@ -38,7 +35,7 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
             "rm",
             _remove,
             "delete the files",
-            "Deletes all files of activations in the folder, and nothing else. A run "
+            "Deletes the files of activations in the folder, and nothing else. A run "
             "that is in progress loses nothing that it uses.",
         ),
     ):
@@ -53,11 +50,11 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
         parser.add_argument("folder", metavar="DIR")
         if name == "rm":
             parser.add_argument(
-                "--older-than",
+                "--keep",
                 type=arguments.index,
                 default=0,
-                metavar="DAYS",
-                help="only files that were last written so many days ago",
+                metavar="N",
+                help="leave the N files that were written last",
             )
 
 
@@ -82,12 +79,12 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _remove(given: argparse.Namespace) -> int:
-    before = time.time() - given.older_than * _DAY_S
+    files = [file for file in _files(given) if not file.path.is_dir()]
+    files.sort(key=lambda file: file.path.lstat().st_mtime_ns, reverse=True)
     rows = []
-    for file in _files(given):
-        if file.path.lstat().st_mtime <= before and not file.path.is_dir():
-            rows.append(_row(file))
-            file.path.unlink()
+    for file in files[given.keep :]:
+        rows.append(_row(file))
+        file.path.unlink()
     _print(given, rows)
     return output.OK
 

@@ -16,6 +16,7 @@ import pathlib
 import re
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
@@ -275,6 +276,39 @@ def clear_unfinished(directory: str | os.PathLike[str]) -> None:
             _LOG.warning("left as it is: %s", error)
             continue
         _LOG.info("deleted %s, which its writer left unfinished", path)
+
+
+@contextlib.contextmanager
+def alone_in(folder: str | os.PathLike[str], wait_s: float) -> Iterator[bool]:
+    """Tell whether no other process is in such a body for the folder until this ends.
+
+    Args:
+        folder: The folder.
+        wait_s: How long to wait for another one, in seconds.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    until = time.monotonic() + wait_s
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        alone = _alone(descriptor)
+        while not alone and time.monotonic() < until:
+            time.sleep(0.05)
+            alone = _alone(descriptor)
+        yield alone
+    finally:
+        os.close(descriptor)
+
+
+def _alone(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:  # a file system without locks: the last writer wins
+        _LOG.debug("cannot be locked: %s", error)
+    return True
 
 
 def _lock(file: IO[bytes]) -> bool:

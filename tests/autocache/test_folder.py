@@ -21,6 +21,7 @@ from pipetransformer.autocache import (
     damaged_records,
     folder,
 )
+from pipetransformer.core import disk
 
 from .test_cache import SAMPLES, make_cache, merged, values
 
@@ -231,7 +232,7 @@ def test_nodes_that_share_a_folder_read_each_other(tmp_path):
 def test_a_run_does_not_wait_for_one_that_writes(tmp_path, caplog):
     keeper, cache = CacheFolder(tmp_path), filled()
     keeper.load(make_cache(), "train", LAYERS)
-    with folder._alone_in(tmp_path, 0.0) as alone, caplog.at_level(logging.INFO):
+    with disk.alone_in(tmp_path, 0.0) as alone, caplog.at_level(logging.INFO):
         assert alone
         keeper.save_soon(cache, "train", LAYERS)
         keeper._saving.join(60)

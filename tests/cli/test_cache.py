@@ -69,7 +69,7 @@ def test_verify_finds_what_is_damaged(folder, capsys):
 def test_rm_deletes_old_files_of_ours_and_nothing_else(folder, capsys):
     path = next(folder.glob("val-*"))
     os.utime(path, (0, 0))
-    assert list(listed(capsys, "rm", folder, "--older-than", 1)[1]) == [path.name]
+    assert list(listed(capsys, "rm", folder, "--keep", 1)[1]) == [path.name]
     assert not path.exists()
     code, files = listed(capsys, "rm", folder)
     assert code == 0 and len(files) == 1

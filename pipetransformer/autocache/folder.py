@@ -179,10 +179,13 @@ class CacheFolder:
         """
         tensor_files.make_folder(self._folder, "CacheConfig.directory")
 
-    def path_of(self, space: str, layers: int) -> pathlib.Path:
-        """Return the file of an id space and a first layer."""
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", space)[:64]
-        digest = _C.core.hash_bytes(f"{space}\n{layers}".encode())
+    def path_of(self, space: str, layers: int, samples: int) -> pathlib.Path:
+        """Return the file of an id space and a first layer, for this torch."""
+        return self._path(_wanted(space, layers, samples))
+
+    def _path(self, wanted: Head) -> pathlib.Path:
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", wanted.space)[:64]
+        digest = _C.core.hash_bytes(repr(wanted).encode())
         return self._folder / f"{name}-{digest:016x}-{self._node}{SUFFIX}"
 
     def load(self, cache: ActivationCache, space: str, layers: int) -> int:
@@ -196,7 +199,7 @@ class CacheFolder:
         Returns:
             Number of records read.
         """
-        wanted = Head(space=space, samples=cache.num_samples, layers=f"{layers:016x}")
+        wanted = _wanted(space, layers, cache.num_samples)
         taken = 0
         began = time.perf_counter()
         try:
@@ -205,13 +208,12 @@ class CacheFolder:
         except OSError as error:
             _LOG.warning("no records of earlier runs: %s", error)
             found = []
-        own = self.path_of(space, layers)
+        own = self._path(wanted)
         for file in found:
             if file.head is not None and _fit(file.head, wanted):
                 taken += self._read(file.path, cache)
             elif file.path == own:
-                reason = file.problem or "of another version of torch or processor"
-                _LOG.warning("%s is left unread: %s", file.path, reason)
+                _LOG.warning("%s is left unread: %s", file.path, file.problem)
         self._states[own] = _State(wanted, _identity(own), _progress(cache))
         if taken:
             seconds = time.perf_counter() - began
@@ -244,7 +246,7 @@ class CacheFolder:
         """
         if self._saving is not None and self._saving.is_alive():
             return
-        path = self.path_of(space, layers)
+        path = self.path_of(space, layers, cache.num_samples)
         if self._states[path].saved == _progress(cache):
             return
         self._saving = threading.Thread(
@@ -263,7 +265,7 @@ class CacheFolder:
             if self._saving.is_alive():
                 _LOG.warning("%s: still being written; left to itself", self._folder)
                 return
-        path = self.path_of(space, layers)
+        path = self.path_of(space, layers, cache.num_samples)
         if self._states[path].saved != _progress(cache):
             self._save(cache, path, until - time.monotonic())
 
@@ -309,6 +311,10 @@ class _State:
     head: Head
     identity: tuple[int, ...] | None
     saved: tuple[int, int]
+
+
+def _wanted(space: str, layers: int, samples: int) -> Head:
+    return Head(space=space, samples=samples, layers=f"{layers:016x}")
 
 
 def _fit(head: Head, wanted: Head) -> bool:

@@ -298,6 +298,8 @@ def alone_in(folder: str | os.PathLike[str], wait_s: float) -> Iterator[bool]:
             alone = _alone(descriptor)
         yield alone
     finally:
+        with contextlib.suppress(OSError):  # a forked child may hold it open
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

@@ -61,7 +61,7 @@ class Caches:
         """Keep what is to be kept, and release the slabs."""
         for space, layers in self._kept.items():
             cache = self._caches[space]
-            if cache is not None and self._folder is not None:
+            if cache and not cache.given_up and self._folder is not None:
                 self._folder.save(cache, space, layers)
         self._kept.clear()
         for cache in self._caches.values():
@@ -96,7 +96,8 @@ class Caches:
         if cache is None:
             return
         cache.begin_pass()
-        if space in self._kept and self._folder is not None:
+        kept = space in self._kept and not cache.given_up
+        if kept and self._folder is not None:
             self._folder.save_soon(cache, space, self._kept[space])
 
     def budget_bytes(self) -> int:

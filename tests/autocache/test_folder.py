@@ -40,7 +40,7 @@ def kept(tmp_path, cache, space="train"):
     keeper = CacheFolder(tmp_path)
     keeper.load(make_cache(), space, LAYERS)  # makes the file known, and is empty
     keeper.save(cache, space, LAYERS)
-    return keeper.path_of(space, LAYERS)
+    return keeper.path_of(space, LAYERS, SAMPLES)
 
 
 def found_in(tmp_path, space="train", layers=LAYERS):
@@ -107,13 +107,15 @@ def test_files_of_others_are_not_read(tmp_path, change):
     assert found_in(tmp_path, **change) == {}
 
 
-def test_a_file_of_another_number_of_samples_is_left_unread(tmp_path, caplog):
+def test_sets_of_one_name_and_other_sizes_keep_files_of_their_own(tmp_path):
     path = kept(tmp_path, filled())
     before = path.read_bytes()
-    larger = make_cache(num_samples=SAMPLES + 1)
-    assert CacheFolder(tmp_path).load(larger, "train", LAYERS) == 0
-    assert "left unread" in caplog.text
+    larger, keeper = make_cache(num_samples=SAMPLES + 1), CacheFolder(tmp_path)
+    assert keeper.load(larger, "train", LAYERS) == 0
+    larger.store(IDS[:5], (values(IDS[:5], 1),), boundary=1, fingerprint=1)
+    keeper.save(larger, "train", LAYERS)
     assert path.read_bytes() == before
+    assert len(cache_files(tmp_path)) == 2
 
 
 def test_no_flipped_bit_is_ever_served(tmp_path):
@@ -190,7 +192,9 @@ def test_files_of_other_versions_are_left_unread(tmp_path, change):
 
 
 def test_a_set_with_an_endless_name_is_not_kept_and_said_so(tmp_path, caplog):
-    kept(tmp_path, filled(), "x" * 5000)
+    keeper, cache = CacheFolder(tmp_path), filled()
+    keeper.load(make_cache(), "x" * 5000, LAYERS)
+    keeper.save(cache, "x" * 5000, LAYERS)
     assert "not kept: name of a set" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
@@ -200,11 +204,11 @@ def test_a_later_run_adds_its_records(tmp_path):
     second, keeper = make_cache(), CacheFolder(tmp_path)
     assert keeper.load(second, "train", LAYERS) == 10
     keeper.save(second, "train", LAYERS)
-    untouched = keeper.path_of("train", LAYERS).stat().st_ino
+    untouched = keeper.path_of("train", LAYERS, SAMPLES).stat().st_ino
     rest = IDS[10:]
     second.store(rest, (values(rest, 1),), boundary=1, fingerprint=1)
     keeper.save(second, "train", LAYERS)
-    assert keeper.path_of("train", LAYERS).stat().st_ino != untouched
+    assert keeper.path_of("train", LAYERS, SAMPLES).stat().st_ino != untouched
     assert sorted(found_in(tmp_path)) == IDS.tolist()
 
 
@@ -241,6 +245,20 @@ def test_a_run_does_not_wait_for_one_that_writes(tmp_path, caplog):
     keeper.save_soon(cache, "train", LAYERS)
     keeper._saving.join(60)
     assert sorted(found_in(tmp_path)) == IDS.tolist()
+
+
+def test_a_forked_child_does_not_keep_other_runs_from_writing(tmp_path):
+    with disk.alone_in(tmp_path, 0.0):
+        child = multiprocessing.get_context("fork").Process(
+            target=time.sleep, args=(60,)
+        )
+        child.start()
+    try:
+        with disk.alone_in(tmp_path, 0.0) as alone:
+            assert alone
+    finally:
+        child.kill()
+        child.join(60)
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS])

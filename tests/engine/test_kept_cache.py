@@ -119,6 +119,27 @@ def test_other_samples_replace_the_records_and_the_cache_stays_in_use(tmp_path):
     assert run(Others(SIZE)) == [SIZE, SIZE, SIZE]
 
 
+def test_what_a_cache_was_given_up_for_is_not_kept(tmp_path):
+    class Noisy(ToySet):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return x + torch.rand(4), y
+
+    engine = pt.PipeTransformer(
+        toy_model(3),
+        optimizer=lambda params: torch.optim.SGD(params, lr=1e-2),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Schedule([2] * 3),
+        config=config(cache=pt.CacheConfig(directory=tmp_path)),
+    )
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(Noisy(SIZE), 12):
+                engine.step(batch)
+    # The second pass began before anybody could know: it kept the first one's.
+    assert [file.head.records for file in cache_files(tmp_path)] == [SIZE]
+
+
 @pytest.mark.distributed
 def test_a_killed_run_leaves_its_finished_epochs(tmp_path):
     # Its second epoch began: what the first stored is written, or just being.

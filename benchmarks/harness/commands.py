@@ -124,6 +124,11 @@ _ALL = (
         )
         for task in ("sst2", "xquad")
     ),
+    _script(
+        "text_cache",
+        (*PRODUCT, "examples", "benchmarks/training/text_worker.py"),
+        MODELS,
+    ),
     Command(
         "two_hosts",
         ("-m", "tests.distributed.two_hosts"),

@@ -127,7 +127,9 @@ def train_elastically(task: Any, args: argparse.Namespace) -> dict[str, Any] | N
         from_transformers(task.model),
         optimizer=lambda params: torch.optim.AdamW(params, lr=task.lr),
         freeze=pt.freeze.AlphaCap(alpha=1 / 3) if freezes else pt.freeze.Never(),
-        config=pt.Config(seed=args.seed),
+        config=pt.Config(
+            seed=args.seed, cache=pt.CacheConfig(enabled=not args.no_cache)
+        ),
     )
     mine: list[tuple[float, int]] = []
     seconds = []
@@ -168,6 +170,7 @@ def main() -> None:
     add("--length", type=int, default=256)
     add("--seed", type=int, default=0)
     add("--threads", type=int, default=1, help="of the plain loop")
+    add("--no-cache", action="store_true", help="of frozen layers")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     task = TASKS[args.task](args)

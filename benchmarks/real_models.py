@@ -225,6 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             [],
             start=start,
             quick=args.quick,
+            foreign_share=max((row.foreign_share or 0.0 for row in rows), default=None),
             curves=curves,
             cache=cache,
         )

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <exception>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -77,7 +78,12 @@ bool of_input(const RecordKey& key, const int64_t* input_hashes, int64_t row) {
          key == key_of(key.boundary, key.fingerprint, input_hashes, row);
 }
 
-bool fits(const RecordLayout& layout, const Padding& padding) {
+// Whether rows of this layout can be padded so. Of a record of length 0 no
+// payload vouches for the other sizes: a position takes no more than a slot.
+bool fits(
+    const RecordLayout& layout,
+    const Padding& padding,
+    uint64_t slot_bytes) {
   const bool ragged = std::any_of(
       layout.tensors.begin(),
       layout.tensors.end(),
@@ -86,8 +92,15 @@ bool fits(const RecordLayout& layout, const Padding& padding) {
     return true;
   }
   const std::optional<uint32_t> length = length_of(layout);
-  return length && !padding.fills.empty() &&
-         (padding.length < 0 || *length <= padding.length);
+  if (!length || padding.fills.empty() ||
+      (padding.length >= 0 && *length > padding.length)) {
+    return false;
+  }
+  if (*length > 0) {
+    return true;
+  }
+  const std::optional<uint64_t> one = payload_bytes(with_length(layout, 1));
+  return one && *one <= slot_bytes;
 }
 
 // Rows of a batch whose records differ in nothing but lengths.
@@ -189,7 +202,8 @@ std::vector<RecordGroup> ActivationStore::fetch(
           found[row].slot.discard(found[row].version);
           ++counters_.corrupt;
         } else if (
-            !of_input(header.key, hash, row) || !fits(header.layout, padding)) {
+            !of_input(header.key, hash, row) ||
+            !fits(header.layout, padding, slab->slot_bytes())) {
           ++counters_.changed;
         } else if (!of_prefix(header.key, chain)) {
           ++counters_.stale;
@@ -207,10 +221,18 @@ std::vector<RecordGroup> ActivationStore::fetch(
   std::vector<RecordGroup> result;
   int64_t hits = 0;
   for (const Kind& kind : kinds) {
-    RecordGroup group = gather(*slab, found, kind.rows, padding);
-    hits += group.rows.numel();
-    if (group.rows.numel() > 0) {
-      result.push_back(std::move(group));
+    try {
+      RecordGroup group = gather(*slab, found, kind.rows, padding);
+      hits += group.rows.numel();
+      if (group.rows.numel() > 0) {
+        result.push_back(std::move(group));
+      }
+    } catch (const std::exception&) {
+      // torch has no such tensors, or none with such a fill.
+      for (const int64_t row : kind.rows) {
+        found[row].slot.discard(found[row].version);
+      }
+      counters_.corrupt += static_cast<int64_t>(kind.rows.size());
     }
   }
   counters_.hits += hits;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -58,9 +59,14 @@ class Descriptor {
   throw std::system_error(error, std::generic_category(), what);
 }
 
-// The kernel would go on reserving until it kills somebody for memory.
+// The kernel would go on reserving until it kills somebody for memory. What
+// cannot be looked up, for want of a descriptor, counts as none.
 bool available(std::size_t bytes) noexcept {
-  return bytes <= core::host_memory().available_bytes;
+  try {
+    return bytes <= core::host_memory().available_bytes;
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 // 0, or why the bytes from `begin` to `end` are not there.

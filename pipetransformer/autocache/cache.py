@@ -260,7 +260,11 @@ class ActivationCache:
         found = []
         for boundary, rows, lengths, tensors in groups:
             if ragged is not None and lengths is not None:
-                tensors = moved(tensors, dims_of(tensors, ragged.dim), back=True)
+                try:
+                    dims = dims_of(tensors, ragged.dim)
+                except ValueError:
+                    continue  # whoever wrote it had another spec
+                tensors = moved(tensors, dims, back=True)
             found.append(Records(boundary, rows, tuple(tensors), lengths))
         return found
 
@@ -381,6 +385,13 @@ class ActivationCache:
         found = self._store.load(descriptor, begin, end)
         self._of_others = self._of_others or found.taken > 0
         return found
+
+    def expect_earlier_records(self) -> None:
+        """Have the first hit audited if there are records: they may be of a run before.
+
+        For a process that attaches; `load` does so for the one that reads them.
+        """
+        self._of_others = self.used_bytes > 0
 
     def clear(self) -> None:
         """Drop all records, for all processes."""

@@ -249,10 +249,15 @@ class CacheFolder:
         path = self.path_of(space, layers, cache.num_samples)
         if self._states[path].saved == _progress(cache):
             return
-        self._saving = threading.Thread(
+        saving = threading.Thread(
             target=self._save, args=(cache, path, 0.0), name="cache file", daemon=True
         )
-        self._saving.start()
+        try:
+            saving.start()
+        except RuntimeError as error:  # no more threads
+            _LOG.warning("cached activations are not kept now: %s", error)
+            return
+        self._saving = saving
 
     def save(self, cache: ActivationCache, space: str, layers: int) -> None:
         """Write a loaded cache's records, if there are new ones.

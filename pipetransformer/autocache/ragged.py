@@ -78,6 +78,10 @@ class Ragged:
             dims = dims_of(tensors, self.dim)
         except ValueError as error:
             return str(error)
+        for number, (tensor, dim) in enumerate(zip(tensors, dims, strict=True)):
+            fill = self.fills[min(number, len(self.fills) - 1)]
+            if dim is not None and not _holds(tensor.dtype, fill):
+                return f"ragged: expected a fill that {tensor.dtype} holds, got {fill}"
         sizes = {t.shape[d] for t, d in zip(tensors, dims, strict=True) if d}
         if sizes <= {padded}:
             return None
@@ -157,6 +161,15 @@ def dims_of(tensors: Sequence[Tensor], dims: Dims) -> list[int | None]:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         raise ValueError(f"ragged: expected tensors with dims {dims}, got {shapes}")
     return list(dims)
+
+
+def _holds(dtype: torch.dtype, value: float) -> bool:
+    """Tell whether torch fills a tensor of this type with a value."""
+    try:
+        torch.full((2,), value, dtype=dtype)  # of one alone it is cast
+    except RuntimeError:
+        return False
+    return True
 
 
 def valid_part(

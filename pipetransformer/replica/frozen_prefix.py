@@ -90,8 +90,13 @@ class FrozenPrefix:
         self._chain()
 
     def _chain(self) -> list[int]:
-        """Return the fingerprints of what the layers compute under this autocast."""
+        """Return the fingerprints of what the layers compute under this autocast.
+
+        Padding is part of it: records of another spec than this one are misses.
+        """
         context, known = values_context(), self._chains
+        if self._ragged is not None:
+            context = (*context, self._ragged.dim, self._ragged.fill)
         if context not in known:
             known[context] = fingerprint_chain(
                 self._layers, self.boundary, context=context
@@ -214,11 +219,14 @@ class FrozenPrefix:
             layers = self._layers[: found.boundary]
             value = call_layers(layers, slice_rows(inputs, where))
         length = int(found.lengths[0]) if found.lengths is not None else None
+        fresh = [tensor.detach().cpu() for tensor in tensors_of(value)]
         cached = [tensor[:1] for tensor in found.tensors]
-        reason = _difference(
-            valid_part(tensors_of(value), self._ragged, length),
-            valid_part(cached, self._ragged, length),
-        )
+        reason = _other_kind(fresh, cached)
+        if reason is None:
+            reason = _difference(
+                valid_part(fresh, self._ragged, length),
+                valid_part(cached, self._ragged, length),
+            )
         if reason is not None:
             cache.fail_audit(
                 f"a sample computed again at boundary {found.boundary} differs from "
@@ -332,20 +340,30 @@ _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-2}
 _COARSE = 1e-1
 
 
+def _other_kind(fresh: Sequence[Tensor], cached: Sequence[Tensor]) -> str | None:
+    """Say how the kinds of tensors differ, or None."""
+    kinds = [
+        ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors)
+        for tensors in (fresh, cached)
+    ]
+    return None if kinds[0] == kinds[1] else f"{kinds[0]}; recorded {kinds[1]}"
+
+
 def _difference(fresh: Sequence[Tensor], cached: Sequence[Tensor]) -> str | None:
-    """Say how far tensors are apart beyond rounding, or None."""
+    """Say how far tensors of equal kinds are apart beyond rounding, or None."""
     for one, other in zip(fresh, cached, strict=True):
-        one = one.detach().cpu()
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return f"{one.dtype} {tuple(one.shape)}, {other.dtype} {tuple(other.shape)}"
         if not one.is_floating_point():
             if not torch.equal(one, other):
                 return f"{int((one != other).sum())} of {one.numel()} values"
             continue
-        most = one.double().norm() * _TOLERANCES.get(one.dtype, _COARSE)
-        apart = (one.double() - other.double()).norm()
-        if not apart <= most + 1e-30:
-            return f"norm of the difference {apart:.3g}, of the values {one.norm():.3g}"
+        tolerance = _TOLERANCES.get(one.dtype, _COARSE)
+        one, other = one.double(), other.double()
+        # Equal infinities, as masks hold them, have no difference to speak of.
+        differs = (one != other) & ~(one.isnan() & other.isnan())
+        apart = (one - other)[differs].norm()
+        size = one[one.isfinite()].norm()
+        if not apart <= size * tolerance + 1e-30:
+            return f"norm of the difference {apart:.3g}, of the values {size:.3g}"
     return None
 
 

@@ -151,7 +151,10 @@ class Caches:
         key = f"slab/{self._info.node}/{space}"
         if not creator:
             address = self._plane.wait(key, phase=f"attaching the {space} cache")
-            return self._attach(address, num_samples)
+            cache = self._attach(address, num_samples)
+            if cache is not None and self._folder is not None:
+                cache.expect_earlier_records()
+            return cache
         made = self._create(num_samples)
         if made is not None and self._folder is not None:
             layers = fingerprint_chain(list(self._arguments.model), 1)[1]
@@ -171,17 +174,19 @@ class Caches:
         self.obtain("train", workload.num_samples, layout)
 
     def _create(self, num_samples: int) -> ActivationCache | None:
+        slot_bytes = self._slot_bytes()
         try:
             return ActivationCache.create(
                 run_id=self._info.run_id,
                 num_samples=num_samples,
-                slot_bytes=self._slot_bytes(),
+                slot_bytes=slot_bytes,
                 budget_bytes=self.budget_bytes(),
                 ragged=self._arguments.ragged is not None,
                 verify=self._config.verify,
                 audit_every=self._config.audit_every,
             )
-        except (OSError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
+            # RuntimeError: the machine does not tell its memory.
             _LOG.warning("no cache, frozen layers are recomputed: %s", error)
             return None
 

@@ -1,0 +1,85 @@
+"""Which records a frozen prefix takes: of its own padding, and audited when kept."""
+
+import logging
+
+import torch
+from torch import nn
+
+from pipetransformer.autocache import ActivationCache, CacheFolder, Ragged
+from pipetransformer.pipe import Workers
+from pipetransformer.replica.draws import DrawPosition
+from pipetransformer.replica.frozen_prefix import FrozenPrefix
+from pipetransformer.report.clock import Clock
+
+from .test_cache import make_cache, values
+
+IDS = torch.arange(4)
+LENGTHS = torch.tensor([1, 3, 2, 3])
+INPUTS = torch.ones(4, 3, 8) * (torch.arange(3) < LENGTHS[:, None])[..., None]
+
+
+class Pair(nn.Module):
+    """Two tensors of the padded length."""
+
+    def forward(self, hidden):
+        return 2 * hidden, 3 * hidden
+
+
+def run(cache, spec, *, dtype=torch.float32):
+    layers = [Pair().eval()]
+    inputs = INPUTS.to(dtype)
+    with Workers(1) as workers:
+        prefix = FrozenPrefix(layers, 1, workers, Clock(), seed=0, ragged=spec)
+        found = prefix(lambda: inputs, IDS, cache, position=DrawPosition(0, 0))
+    assert torch.equal(found[0], 2 * inputs) and torch.equal(found[1], 3 * inputs)
+    return prefix.refusal
+
+
+def spec(**fields):
+    return Ragged(lambda inputs: LENGTHS, **fields)
+
+
+def test_records_of_another_padding_are_misses_and_no_error():
+    cache = make_cache(num_samples=4, ragged=True)
+    specs = [spec(), spec(dim=(1, 1)), spec(fill=(0.0, 0.0)), spec(dim=(1,))]
+    for each in specs:
+        run(cache, each)
+    assert cache.counters.hits == 0 and cache.counters.misses == 16
+    cache.clear()
+    run(cache, spec())
+    run(cache, spec())
+    assert cache.counters.hits == 4
+
+
+def test_a_fill_that_a_tensor_cannot_hold_is_refused_before_it_is_stored(caplog):
+    large = torch.finfo(torch.float32).min
+    cache = make_cache(num_samples=4, ragged=True)
+    with caplog.at_level(logging.WARNING):
+        assert run(cache, spec(fill=large)) is None
+        refusal = run(cache, spec(fill=large), dtype=torch.float16)
+    assert "expected a fill that torch.float16 holds, got -3.4" in refusal
+    assert "frozen prefix is not cached" in caplog.text
+    assert cache.counters.stored == 4
+
+
+def test_a_process_that_attaches_to_kept_records_audits_its_first_hit(tmp_path):
+    first = make_cache()
+    first.store(IDS, (values(IDS, 1),), boundary=1, fingerprint=1)
+    keeper = CacheFolder(tmp_path)
+    keeper.load(make_cache(), "train", 1)
+    keeper.save(first, "train", 1)
+    made = make_cache(audit_every=1000)
+    CacheFolder(tmp_path).load(made, "train", 1)
+    other = ActivationCache.attach(made.address, run_id="run", audit_every=1000)
+    other.expect_earlier_records()
+    for cache in (made, other):
+        cache.fetch(IDS[:2], chain=[0, 1])
+        assert cache.audit_due()
+        cache.fetch(IDS[2:], chain=[0, 1])
+        assert not cache.audit_due()
+    empty = make_cache()
+    fresh = ActivationCache.attach(empty.address, run_id="run", audit_every=9)
+    fresh.expect_earlier_records()  # there are none
+    fresh.store(IDS, (values(IDS, 1),), boundary=1, fingerprint=1)
+    fresh.fetch(IDS, chain=[0, 1])
+    assert not fresh.audit_due()

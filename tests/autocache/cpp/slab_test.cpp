@@ -305,6 +305,66 @@ void test_growing_records_are_never_torn(uint64_t rounds) {
   check(hits > 0, "readers saw ragged records");
 }
 
+// Readers that drop what they read, and writers that die in the middle of a
+// record: nothing is torn, and in the end each sample has a record again.
+void test_dropped_and_abandoned_records_are_replaced(uint64_t rounds) {
+  constexpr uint64_t kSamples = 6;
+  constexpr uint32_t kDead = 0x3fffff;
+  Slab slab = make_slab(kSamples, kSamples);
+  std::atomic<bool> done{false};
+  std::atomic<uint64_t> dropped{0};
+  std::atomic<uint64_t> abandoned{0};
+  std::vector<std::thread> writers;
+  std::vector<std::thread> readers;
+  for (uint64_t who = 0; who < 2; ++who) {
+    writers.emplace_back([&slab, &abandoned, who, rounds] {
+      for (uint64_t round = 1; round <= rounds; ++round) {
+        const uint64_t sample = round % kSamples;
+        Slab::Found found;
+        if (round % 7 != 0 || slab.find(sample, found) != FindResult::kFound ||
+            !found.slot.begin_write(found.version, current_process())) {
+          write(slab, sample, 2 * round + who);
+          continue;
+        }
+        Payload payload = filled(~round);
+        const auto parts = segments(payload);
+        found.slot.write(RecordHeader{}, std::span(parts).first(1));
+        // Its last words: the slot is that of a process that does not run.
+        std::atomic_thread_fence(std::memory_order_release);
+        check(
+            found.slot.begin_write(found.slot.version(), kDead),
+            "nobody takes a slot from a writer that runs");
+        ++abandoned;
+      }
+    });
+    readers.emplace_back([&slab, &done, &dropped] {
+      while (!done) {
+        for (uint64_t sample = 0; sample < kSamples; ++sample) {
+          Slab::Found found;
+          if (read(slab, sample) % 5 == 1 &&
+              slab.find(sample, found) == FindResult::kFound) {
+            found.slot.discard(found.version);
+            ++dropped;
+          }
+        }
+      }
+    });
+  }
+  for (std::thread& writer : writers) {
+    writer.join();
+  }
+  done = true;
+  for (std::thread& reader : readers) {
+    reader.join();
+  }
+  check(dropped > 0 && abandoned > 0, "records were dropped and abandoned");
+  for (uint64_t sample = 0; sample < kSamples; ++sample) {
+    const uint64_t value = 2 * rounds + 2;
+    check(write(slab, sample, value) == WriteResult::kWritten, "slots serve");
+    check(read(slab, sample) == value, "each sample has a record again");
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -314,6 +374,7 @@ int main(int argc, char** argv) {
   test_writer_that_cannot_be_looked_up_counts_as_running();
   test_writer_that_lost_its_slot_publishes_nothing();
   test_concurrent_use_tears_nothing(rounds);
+  test_dropped_and_abandoned_records_are_replaced(rounds);
   test_ragged_records_take_what_they_need();
   test_growing_records_are_never_torn(rounds);
   return failures == 0 ? 0 : 1;

@@ -90,6 +90,7 @@ _ALL = (
     _script("fig10_alpha", _TABLE1),
     _script("engine_overhead", PRODUCT),
     _script("cache_bandwidth", CACHE),
+    _script("cache_exactness", (*CACHE, "pipetransformer/replica/frozen_prefix.py")),
     _script("pipe_overhead", PIPE),
     _script("pipe_throughput", PIPE),
     _script("pipe_overlap", PIPE),

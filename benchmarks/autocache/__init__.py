@@ -1,0 +1,1 @@
+"""What the activation cache serves, against what computing it again gives."""

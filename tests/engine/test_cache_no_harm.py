@@ -14,10 +14,10 @@ from tests.engine.scenario import config
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, toy_model
 
-SIZE = 2000  # samples: a slab is larger than what may be reserved
-BATCH = 250
+SIZE = 200  # samples: a slab is larger than what may be reserved
+BATCH = 50
 LIMITS = {
-    "memory": (resource.RLIMIT_FSIZE, 1 << 20),
+    "memory": (resource.RLIMIT_FSIZE, 1 << 16),
     "descriptors": (resource.RLIMIT_NOFILE, 0),
 }
 

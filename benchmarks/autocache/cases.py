@@ -155,7 +155,7 @@ class Subject:
     def batches(self, rows: int) -> list[Tensor]:
         """Return the ids of all samples in random order, cut into batches."""
         order = torch.randperm(SAMPLES, generator=self._drawn)
-        return list(order.split(rows))
+        return list(torch.split(order, rows))
 
     def cache(self) -> ActivationCache:
         """Return an empty cache of the case's kind; every hit is audited."""

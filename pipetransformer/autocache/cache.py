@@ -56,7 +56,8 @@ class CacheCounters:
         stored: rows written.
         skipped: rows there already, or just being written by another process.
         full: rows without a slot: none left, or the record is larger than one.
-        audited: hits that were computed again, see `ActivationCache.audit_due`.
+        audited: hits that were computed again, see `ActivationCache.audit_due` and
+            `ActivationCache.note_audited`.
     """
 
     hits: int
@@ -78,19 +79,27 @@ class ActivationCache:
     counted, and warned about once. The memory is anonymous; it goes with the last
     process that has the cache open, however that process ends. A forked child may
     use, close or drop its copy without harm to the parent.
+
+    Attributes:
+        views: Versions of each sample, with a record each; see `record_ids`.
+        given_up: Why this process uses the cache no more; None: it does.
     """
 
     def __init__(
-        self, store: _C.autocache.ActivationStore, audit_every: int = 0
+        self,
+        store: _C.autocache.ActivationStore,
+        audit_every: int = 0,
+        views: int = 1,
     ) -> None:
         """Wrap an open store; use `create` or `attach` instead."""
         self._store = store
+        self.views = views
         self._warned: set[str] = set()
         self._audit_every = audit_every
         self._audited = 0
         self._hits = 0  # when asked last whether an audit is due
         self._pass_began = self.counters
-        self._of_others = False  # holds records of a run before, and no pass has ended
+        self._passes_of_others = 0  # left, that may meet records of a run before
         self.given_up: str | None = None
 
     @classmethod
@@ -104,20 +113,22 @@ class ActivationCache:
         ragged: bool = False,
         verify: Verify = "sampled",
         audit_every: int = 0,
+        views: int = 1,
     ) -> ActivationCache:
         """Reserve the memory of a new cache.
 
         Args:
             run_id: names the run; processes of another run cannot attach.
-            num_samples: ids are ``0 .. num_samples - 1``.
+            num_samples: how many there are, each in `views` views.
             slot_bytes: bytes of the largest record, with `ragged` of a usual one,
                 see `record_bytes`.
             budget_bytes: of the whole cache. When it holds fewer slots than there
-                are samples, those that come first keep theirs.
+                are records, those that come first keep theirs.
             ragged: records differ in size and take only what they need; memory is
                 reserved as they are stored.
             verify: compare checksums on 1/64 of the reads or on all.
             audit_every: one hit in that many is to be audited; 0: none.
+            views: versions of each sample.
 
         Raises:
             ValueError: if an argument is out of range or no slot fits the budget.
@@ -127,6 +138,7 @@ class ActivationCache:
             "num_samples": num_samples,
             "slot_bytes": slot_bytes,
             "budget_bytes": budget_bytes,
+            "views": views,
         }
         for name, value in sizes.items():
             if value < 1:
@@ -134,13 +146,14 @@ class ActivationCache:
         return cls(
             _C.autocache.ActivationStore.create(
                 run_id,
-                num_samples,
+                num_samples * views,
                 slot_bytes,
                 budget_bytes,
                 ragged,
                 _verifies_all(verify),
             ),
             audit_every,
+            views,
         )
 
     @classmethod
@@ -151,6 +164,7 @@ class ActivationCache:
         run_id: str,
         verify: Verify = "sampled",
         audit_every: int = 0,
+        views: int = 1,
     ) -> ActivationCache:
         """Open the cache of another process of this node and user.
 
@@ -160,6 +174,7 @@ class ActivationCache:
             run_id: as given to `create`.
             verify: compare checksums on 1/64 of this process's reads or on all.
             audit_every: one hit of this process in that many is to be audited.
+            views: as given to `create`.
 
         Raises:
             ValueError: if there is no cache of this run and format at the address.
@@ -175,7 +190,7 @@ class ActivationCache:
         path = f"/proc/{int(place['pid'])}/fd/{int(place['fd'])}"
         try:
             store = _C.autocache.ActivationStore.attach(path, run_id, verifies_all)
-            return cls(store, audit_every)
+            return cls(store, audit_every, views)
         except OSError as error:
             raise ValueError(
                 "address: expected a cache held by a process of this node and user, "
@@ -189,12 +204,12 @@ class ActivationCache:
 
     @property
     def num_samples(self) -> int:
-        """Number of ids."""
-        return self._store.num_samples
+        """Number of samples."""
+        return self._store.num_samples // self.views
 
     @property
     def num_slots(self) -> int:
-        """Number of samples that can have a record of `slot_bytes` at once."""
+        """Number of records of `slot_bytes` that there is room for at once."""
         return self._store.num_slots
 
     @property
@@ -223,6 +238,20 @@ class ActivationCache:
             audited=self._audited,
         )
 
+    def record_ids(self, samples: Tensor, view: int) -> Tensor:
+        """Return the ids of the samples' records in a view.
+
+        Args:
+            samples: ids in ``0 .. num_samples - 1``, ``(rows,)`` int64.
+            view: in ``0 .. views - 1``.
+        """
+        return samples * self.views + view if self.views > 1 else samples
+
+    def name_of(self, record: int) -> str:
+        """Name the sample, and the view if there are several, of a record's id."""
+        sample, view = divmod(record, self.views)
+        return f"sample {sample}" + (f" in view {view}" if self.views > 1 else "")
+
     def fetch(
         self,
         ids: Tensor,
@@ -235,7 +264,7 @@ class ActivationCache:
         """Read the records of a batch.
 
         Args:
-            ids: sample ids, ``(rows,)`` int64; duplicates are legal.
+            ids: of records, ``(rows,)`` int64; duplicates are legal.
             chain: ``fingerprint_chain`` up to the current boundary: a record of
                 boundary ``b < len(chain)`` is valid if its fingerprint is ``chain[b]``.
             input_hashes: ``(rows,)`` int64 of the inputs as they are now; a record of
@@ -284,7 +313,7 @@ class ActivationCache:
         A record with the same boundary, fingerprint and input hash is left as it is.
 
         Args:
-            ids: sample ids, ``(rows,)`` int64; of duplicates the first is stored.
+            ids: of records, ``(rows,)`` int64; of duplicates the first is stored.
             tensors: all that crosses the boundary, each ``(rows, ...)``.
             boundary: number of layers that the activations have passed.
             fingerprint: ``fingerprint_chain(...)[boundary]``.
@@ -322,11 +351,15 @@ class ActivationCache:
         hits, before = self._store.counts().hits, self._hits
         self._hits = hits
         every = self._audit_every
-        first = self._of_others and before == 0 and hits > 0
+        first = self._passes_of_others > 0 and before == 0 and hits > 0
         if every == 0 or (hits // every == before // every and not first):
             return False
         self._audited += 1
         return True
+
+    def note_audited(self, hits: int) -> None:
+        """Count hits that were computed again although no audit was due."""
+        self._audited += hits
 
     def fail_audit(self, reason: str) -> None:
         """Drop all records, and use the cache no more unless an earlier run made them.
@@ -335,8 +368,8 @@ class ActivationCache:
             reason: How a record differs from what it should be.
         """
         self.clear()
-        if self._of_others:
-            self._of_others = False
+        if self._passes_of_others:
+            self._passes_of_others = 0
             _logger.warning("cache: records of earlier runs are dropped: %s", reason)
         else:
             self.give_up(reason)
@@ -346,8 +379,8 @@ class ActivationCache:
         now, before = self.counters, self._pass_began
         self._pass_began = now
         asked = now.hits + now.misses - before.hits - before.misses
-        if asked and self._of_others:  # whose inputs were what they were
-            self._of_others = False
+        if asked and self._passes_of_others:  # whose inputs were what they were
+            self._passes_of_others -= 1
             return
         changed = now.changed - before.changed
         if changed and now.hits == before.hits and 8 * changed >= asked:
@@ -383,7 +416,8 @@ class ActivationCache:
             OSError: what the disk reported.
         """
         found = self._store.load(descriptor, begin, end)
-        self._of_others = self._of_others or found.taken > 0
+        if found.taken > 0:
+            self._passes_of_others = self.views
         return found
 
     def expect_earlier_records(self) -> None:
@@ -391,7 +425,7 @@ class ActivationCache:
 
         For a process that attaches; `load` does so for the one that reads them.
         """
-        self._of_others = self.used_bytes > 0
+        self._passes_of_others = self.views if self.used_bytes > 0 else 0
 
     def clear(self) -> None:
         """Drop all records, for all processes."""

@@ -44,7 +44,7 @@ class Head:
         machine: Byte order and kind of the processor.
         torch_version: Of the torch that computed the records.
         space: Id space: ``"train"`` or the name of an evaluation set.
-        samples: Number of its ids.
+        samples: Number of its samples.
         layers: Fingerprint of the model's first layer, in hexadecimal.
         records: Number of records.
         file_bytes: Size of the file.
@@ -218,7 +218,7 @@ class CacheFolder:
         if taken:
             seconds = time.perf_counter() - began
             _LOG.info(
-                "%d of %d samples of %r have records of earlier runs, read in %.1f s",
+                "%d records of earlier runs for the %d samples of %r, read in %.1f s",
                 taken,
                 cache.num_samples,
                 space,

@@ -147,6 +147,15 @@ class CacheConfig:
         directory: Where records are kept for later runs, which start with those of
             the same layers, weights and inputs; made when the run opens. None: they
             go with the run.
+        views: Random augmentation of a training sample is drawn from the seed, the
+            sample and ``epoch % views``, in this process as in loader processes: so
+            many versions of each sample come again and again, and are cached. They take
+            so many times the memory, and the first so many epochs compute them. 1: the
+            augmentation of the first epoch, for good. None: each epoch draws anew, and
+            what is augmented is not cached.
+        debug: For finding faults in layers: every hit is computed again and compared,
+            every checksum is, too, and a difference is an error that names the sample
+            and, where it can be told, the layer. Saves no time.
     """
 
     enabled: bool = True
@@ -154,11 +163,14 @@ class CacheConfig:
     verify: Verify = "sampled"
     audit_every: int = 1000
     directory: str | os.PathLike[str] | None = None
+    views: int | None = None
+    debug: bool = False
 
     def __post_init__(self) -> None:
         """Validate each field."""
         settle_kinds(self)
         _positive_or_none("CacheConfig.budget_bytes", self.budget_bytes)
+        _positive_or_none("CacheConfig.views", self.views)
         _require(
             self.verify in ("sampled", "all"),
             "CacheConfig.verify",

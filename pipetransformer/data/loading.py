@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pipetransformer.data.division import Division
 from pipetransformer.data.sampler import ElasticSampler, seed_of
-from pipetransformer.data.seeding import seed_loader_process
+from pipetransformer.data.seeding import (
+    generators_kept,
+    in_loader_process,
+    seed_generators,
+)
 from pipetransformer.data.structures import Tree, no_rows, num_rows, stack_rows
 
 __all__ = [
@@ -39,7 +43,8 @@ class MapDataset(Protocol):
     A sample is ``(inputs, targets)``, or a mapping of both by name.
 
     Optional methods: ``inputs(index)`` and ``targets(index)`` load one half of a
-    sample; ``input_key(index, epoch) -> int`` names the content of the inputs.
+    sample; ``input_key(index, epoch) -> int`` names the content of the inputs. With
+    views (`batches`) the epoch that it is given is the number of the view.
     """
 
     def __len__(self) -> int: ...
@@ -59,6 +64,7 @@ class Batch:
         load_inputs: returns the collated inputs; called at most once.
         input_keys: ``(rows,)`` int64 from the dataset's ``input_key``, if it has one.
         lazy: the dataset loads the inputs on their own, and only when touched.
+        view: number of the view that the samples were drawn in; 0 without views.
     """
 
     ids: Tensor
@@ -68,6 +74,7 @@ class Batch:
     load_inputs: Callable[[], Tree]
     input_keys: Tensor | None = None
     lazy: bool = False
+    view: int = 0
 
     @property
     def rows(self) -> int:
@@ -120,6 +127,8 @@ def batches(
     pin_memory: bool = False,
     lazy: bool | None = None,
     division: Division | None = None,
+    views: int | None = None,
+    loader_options: Mapping[str, Any] | None = None,
 ) -> Generator[Batch, None, None]:
     """Load the batches of the sampler's next pass.
 
@@ -130,12 +139,16 @@ def batches(
             `division` divides; default torch's.
         num_workers: processes that load ahead; 0 loads in this one. Their global
             generators are seeded for each sample, from the sampler's seed and epoch and
-            the sample's id; this process's are left alone.
+            the sample's id; this process's are left alone, see `views`.
         pin_memory: copy the loaded tensors into page-locked memory.
         lazy: load inputs only when ``batch.inputs`` is touched, in this process;
             default: if the dataset has ``inputs``, ``targets`` and ``input_key``, and
             there is no `collate_fn`.
         division: divides what is collated; default: that for a plain Sequential.
+        views: samples are drawn as in epoch ``epoch % views``, so that the same ones
+            come again. This process's generators are seeded for them, too, while it
+            loads, and put back.
+        loader_options: more arguments of the ``DataLoader`` whose processes load.
 
     Yields:
         One batch per global batch. An empty share has inputs and targets of zero rows
@@ -171,12 +184,14 @@ def batches(
             sampler.seed,
             sampler.epoch,
             lazy=lazy,
+            views=views,
         ),
         iter(sampler),
         [sampler.global_rows(b) for b in range(sampler.position, sampler.num_batches)],
         sampler.position,
         num_workers=num_workers,
         pin_memory=pin_memory,
+        options=loader_options or {},
     )
 
 
@@ -211,6 +226,7 @@ class Shares(Dataset[_Share]):
         seed: of what loader processes draw.
         epoch: of the pass.
         lazy: leave out inputs, which the dataset loads on their own.
+        views: after that many epochs the same draws come again; None: never.
     """
 
     def __init__(
@@ -222,12 +238,14 @@ class Shares(Dataset[_Share]):
         epoch: int,
         *,
         lazy: bool,
+        views: int | None = None,
     ) -> None:
         self.dataset = dataset
         self.collate = collate
         self.division = division
         self.seed = seed
-        self.epoch = epoch
+        self.view = None if views is None else epoch % views
+        self.epoch = epoch if self.view is None else self.view
         self.lazy = lazy
         self.input_key = getattr(dataset, "input_key", None)
 
@@ -257,6 +275,7 @@ class Shares(Dataset[_Share]):
             load_inputs=functools.partial(_inputs_of, share, self),
             input_keys=share.input_keys,
             lazy=share.inputs is None,
+            view=self.view or 0,
         )
 
     def _share(self, ids: list[int], inputs: Tree | None, targets: Tree) -> _Share:
@@ -270,15 +289,21 @@ class Shares(Dataset[_Share]):
         return self.division.half(name, tree)
 
     def collated(self, get: Callable[[int], object], ids: list[int]) -> object:
-        # No row would leave the shapes open: take some sample's and drop its row.
-        samples = [self.seeded(get, i) for i in ids or [0]]
-        seed_loader_process("collate", self.seed, self.epoch, *ids[:1])
-        tree = self.collate(samples)
+        users = self.view is not None and not in_loader_process()
+        with generators_kept() if users else contextlib.nullcontext():
+            # No row would leave the shapes open: take some sample's and drop its row.
+            samples = [self._sample(get, i) for i in ids or [0]]
+            self._seed("collate", *ids[:1])
+            tree = self.collate(samples)
         return tree if ids else no_rows(tree)
 
-    def seeded(self, get: Callable[[int], object], index: int) -> object:
-        seed_loader_process("sample", self.seed, self.epoch, index)
+    def _sample(self, get: Callable[[int], object], index: int) -> object:
+        self._seed("sample", index)
         return get(index)
+
+    def _seed(self, stream: str, *ids: int) -> None:
+        if self.view is not None or in_loader_process():
+            seed_generators(stream, self.seed, self.epoch, *ids)
 
 
 def _load(
@@ -289,16 +314,21 @@ def _load(
     *,
     num_workers: int,
     pin_memory: bool,
+    options: Mapping[str, Any],
 ) -> Generator[Batch, None, None]:
     loaded: Iterable[_Share] = map(shares.load, lists)
     if num_workers > 0 or pin_memory:
-        loaded = _loader(shares, lists, num_workers, pin_memory)
+        loaded = _loader(shares, lists, num_workers, pin_memory, options)
     for index, (share, rows) in enumerate(zip(loaded, sizes, strict=True), first):
         yield shares.batch(share, rows, index)
 
 
 def _loader(
-    shares: Shares, lists: Iterator[list[int]], num_workers: int, pin_memory: bool
+    shares: Shares,
+    lists: Iterator[list[int]],
+    num_workers: int,
+    pin_memory: bool,
+    options: Mapping[str, Any],
 ) -> DataLoader[_Share]:
     return DataLoader(
         shares,
@@ -308,6 +338,7 @@ def _loader(
         pin_memory=pin_memory,
         # Without a generator of its own the loader draws from the global one.
         generator=torch.Generator().manual_seed(seed_of("loader", shares.epoch)),
+        **options,
     )
 
 

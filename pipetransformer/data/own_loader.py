@@ -8,7 +8,13 @@ from typing import Any, cast
 from torch.utils.data import DataLoader, Sampler
 
 from pipetransformer.data.division import Division
-from pipetransformer.data.loading import Batch, ElasticSampler, MapDataset, Shares
+from pipetransformer.data.loading import (
+    Batch,
+    ElasticSampler,
+    MapDataset,
+    Shares,
+    batches,
+)
 
 
 class ShareSampler(Sampler[list[int]]):
@@ -114,3 +120,42 @@ def own_batches(
             yield shares.batch(share, sampler.global_rows(index), index)
     finally:
         own.set_lists(None)
+
+
+def repeated_batches(
+    loader: DataLoader[Any], sampler: ElasticSampler, division: Division, views: int
+) -> Generator[Batch, None, None]:
+    """Load the batches of the sampler's next pass as a loader would, with views.
+
+    A loader draws for each batch anew. So its dataset, ``collate_fn`` and settings are
+    taken, and processes of the engine's own load, which are seeded for each sample.
+
+    Args:
+        loader: With a batch sampler of ``engine.sampler``.
+        sampler: Names this replica's samples, and where to begin.
+        division: Divides what is collated.
+        views: After that many epochs the same draws come again.
+
+    Raises:
+        ValueError: a loader of another class, which may do more than load.
+    """
+    if type(loader) is not DataLoader:
+        raise ValueError(
+            "CacheConfig.views: expected a torch.utils.data.DataLoader, whose settings "
+            f"are taken, got {type(loader).__name__}"
+        )
+    return batches(
+        cast(MapDataset, loader.dataset),
+        sampler,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        pin_memory=loader.pin_memory,
+        division=division,
+        views=views,
+        loader_options={
+            "timeout": loader.timeout,
+            "worker_init_fn": loader.worker_init_fn,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "prefetch_factor": loader.prefetch_factor,
+        },
+    )

@@ -1,13 +1,18 @@
-"""Seeds the global generators of a loader process for each sample it loads.
+"""Seeds the global generators for each sample that is loaded.
 
 So what a dataset draws for a sample depends on the run's seed, the epoch and the sample
-alone: not on how many processes load, nor on the replica that asks.
+alone: not on how many processes load, nor on the replica that asks. A loader process
+has its generators to itself; those of the program are the user's, and are put back.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import random
 import sys
+import types
+from collections.abc import Iterator
 
 import torch
 from torch.utils.data import get_worker_info
@@ -15,19 +20,40 @@ from torch.utils.data import get_worker_info
 from pipetransformer.data.sampler import seed_of
 
 
-def seed_loader_process(*parts: object) -> None:
-    """Seed Python's, torch's and, once imported, numpy's generator of the host.
+def in_loader_process() -> bool:
+    """Tell whether this process is a loader's."""
+    return get_worker_info() is not None
 
-    Does nothing in a process that is no loader's: those generators are the program's.
+
+def seed_generators(*parts: object) -> None:
+    """Seed Python's, torch's and, once imported, numpy's generator of the host.
 
     Args:
         parts: Name the stream.
     """
-    if get_worker_info() is None:
-        return
     seed = seed_of(*parts)
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
-    numpy = sys.modules.get("numpy.random")
+    numpy = _numpy_random()
     if numpy is not None:
         numpy.seed(seed % 2**32)
+
+
+@contextlib.contextmanager
+def generators_kept() -> Iterator[None]:
+    """Put the host's global generators back as they were, whatever is drawn within."""
+    numpy = _numpy_random()
+    states = random.getstate(), torch.default_generator.get_state()
+    drawn = numpy.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        torch.default_generator.set_state(states[1])
+        if numpy is not None:
+            numpy.set_state(drawn)
+
+
+def _numpy_random() -> types.ModuleType | None:
+    # numpy imports it when somebody first draws: too late to seed it for that sample.
+    return importlib.import_module("numpy.random") if "numpy" in sys.modules else None

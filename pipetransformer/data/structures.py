@@ -7,7 +7,7 @@ first layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -38,10 +38,18 @@ def call_layers(layers: Sequence[nn.Module], inputs: Any) -> Any:
         inputs: What the first one takes; a mapping holds its keywords.
     """
     value = inputs
+    for output in layer_outputs(layers, inputs):
+        value = output
+    return value
+
+
+def layer_outputs(layers: Sequence[nn.Module], inputs: Any) -> Iterator[Any]:
+    """Run layers as `call_layers` does, and yield what each returns."""
+    value = inputs
     for index, layer in enumerate(layers):
         spread = index == 0 or isinstance(value, (tuple, list))
         value = call_with(layer, value) if spread else layer(value)
-    return value
+        yield value
 
 
 def tensors_of(value: Any) -> list[Tensor]:

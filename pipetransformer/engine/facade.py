@@ -219,7 +219,8 @@ class PipeTransformer:
                 optional methods ``inputs(i)``, ``targets(i)``, ``input_key(i, epoch)``
                 let cached samples skip loading. Or a ``DataLoader`` of your own with
                 a batch sampler of `sampler`, and none of the other arguments; its
-                processes are seeded as torch does it.
+                processes are seeded as torch does it. With `CacheConfig.views`
+                processes of the engine load with its settings.
             batch_size: GLOBAL batch size, over all replicas.
             collate_fn: As for a ``DataLoader``: a list of samples to ``(inputs,
                 targets)`` or, as data collators of transformers do, to a mapping of
@@ -232,7 +233,7 @@ class PipeTransformer:
                 numpy's) are seeded for each sample, from `Config.seed`, the epoch and
                 the sample's id, so random augmentation is the same under every plan
                 and number of processes. With 0, samples draw from this process's
-                generators, which nobody seeds.
+                generators, which nobody seeds unless `CacheConfig.views` is set.
             pin_memory: As for a ``DataLoader``.
             drop_last: Leave out a short last batch.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader
 from pipetransformer.config.checks import check_count
 from pipetransformer.data.loading import ElasticSampler, check_dataset
 from pipetransformer.data.own_loader import sampler_of
+from pipetransformer.data.seeding import generators_kept
 from pipetransformer.data.structures import stack_rows, tensors_of
 from pipetransformer.data.typical import typical_rows
 from pipetransformer.planner import least_rows
@@ -66,6 +68,7 @@ def loading_of(
         min_rows=least_rows(arguments.model),
         division=arguments.division,
         loader=loader,
+        views=arguments.config.cache.views,
     )
 
 
@@ -91,13 +94,16 @@ def workload_of(run: Run, loading: Loading) -> Workload:
         )
 
     def sample(rows: int) -> Any:
-        inputs = typical_rows(
-            dataset,
-            whole,
-            rows,
-            collate=loading.collate_fn or stack_rows,
-            inputs_of=lambda batch: loading.division.pair(batch)[0],
-        )
+        # With views the generators of the program are not drawn from.
+        apart = loading.views is not None
+        with generators_kept() if apart else contextlib.nullcontext():
+            inputs = typical_rows(
+                dataset,
+                whole,
+                rows,
+                collate=loading.collate_fn or stack_rows,
+                inputs_of=lambda batch: loading.division.pair(batch)[0],
+            )
         ragged = run.arguments.ragged
         if ragged is not None:  # a wrong one is to be an error here
             ragged.rows_of(inputs, tensors_of(inputs))

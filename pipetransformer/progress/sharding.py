@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from pipetransformer.data import Batch
 from pipetransformer.data.division import Division
 from pipetransformer.data.loading import ElasticSampler, batches
-from pipetransformer.data.own_loader import own_batches
+from pipetransformer.data.own_loader import own_batches, repeated_batches
 from pipetransformer.run.layout import Layout
 
 
@@ -30,9 +30,13 @@ class Loading:
     min_rows: int = 1
     division: Division = Division()
     loader: DataLoader[Any] | None = None
+    views: int | None = None
 
     def batches(self, sampler: ElasticSampler) -> Generator[Batch, None, None]:
         """Load what the sampler names."""
+        if self.loader is not None and self.views is not None:
+            division, views = self.division, self.views
+            return repeated_batches(self.loader, sampler, division, views)
         if self.loader is not None:
             return own_batches(self.loader, sampler, self.division)
         return batches(
@@ -42,6 +46,7 @@ class Loading:
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             division=self.division,
+            views=self.views,
         )
 
     def one(self, sampler: ElasticSampler) -> Batch:

@@ -8,8 +8,10 @@ so draw keyed ones, as those of the pipeline do.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +40,7 @@ from pipetransformer.data.structures import (
 )
 from pipetransformer.pipe import Workers, draw_scope
 from pipetransformer.replica.draws import DrawPosition
+from pipetransformer.replica.faulty_layer import faulty_layer
 from pipetransformer.report.clock import Clock
 from pipetransformer.skip import SkipTracker, use_skip_tracker
 
@@ -55,6 +58,9 @@ class FrozenPrefix:
         clock: Is told what goes into reading, computing and writing.
         seed: Seed of the random draws.
         ragged: How rows of different lengths are padded; None: they are not.
+        debug: Compute all that was found again, and raise where it differs.
+        own_bits: Records hold the very bits that layers of this run gave: what is
+            checked in the shape it was computed in must be equal to the last bit.
     """
 
     def __init__(
@@ -66,6 +72,8 @@ class FrozenPrefix:
         *,
         seed: int,
         ragged: Ragged | None = None,
+        debug: bool = False,
+        own_bits: bool = False,
     ) -> None:
         self.boundary = boundary
         self._layers = list(layers)[:boundary]
@@ -73,6 +81,8 @@ class FrozenPrefix:
         self._clock = clock
         self._seed = seed
         self._ragged = ragged
+        self._debug = debug
+        self._own_bits = own_bits
         self._length: int | None = None  # padded, of the last inputs
         self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
         self._chains: dict[object, list[int]] = {}  # by what was in force, see `_chain`
@@ -112,6 +122,7 @@ class FrozenPrefix:
         position: DrawPosition,
         keys: Tensor | None = None,
         lazy: bool = False,
+        view: int = 0,
         write: bool = True,
         whole: bool = False,
     ) -> Any:
@@ -127,6 +138,7 @@ class FrozenPrefix:
                 input bytes.
             lazy: Samples are loaded and stacked only when `inputs` is called, so all
                 batches have one length.
+            view: Number of the view that the samples are in.
             write: Store what was computed; off when nothing will read it again.
             whole: Compute the batch as one micro-batch of unchanged shape unless
                 every row is found at one boundary, so that a row's bits do not
@@ -135,10 +147,14 @@ class FrozenPrefix:
         Returns:
             What the last frozen layer returns: a tensor or a tuple of tensors with
             ``rows`` rows.
+
+        Raises:
+            ValueError: with `debug`, a row computed again differs from its record.
         """
         unused = cache is None or cache.given_up or self.refusal
         if cache is None or ids is None or unused:
             return self._run(inputs(), 0, position, whole)
+        ids = cache.record_ids(ids, view)
         with self._clock.phase("cache_read"):
             rows = None
             if self._ragged is not None and not (lazy and self._length):
@@ -154,8 +170,14 @@ class FrozenPrefix:
                 ragged=self._ragged,
                 length=self._length,
             )
-        audited = not found or not cache.audit_due()
-        if not audited and not self._passes_audit(inputs(), found[0], cache, position):
+        if self._debug:
+            for records in found:
+                self._check(inputs(), records, ids, cache, position, whole=whole)
+        elif (
+            found
+            and cache.audit_due()
+            and not self._passes_audit(inputs(), found[0], cache, position)
+        ):
             return self._run(inputs(), 0, position, whole)
         complete = len(found) == 1 and len(found[0].rows) == len(ids)
         if whole and not complete:
@@ -206,27 +228,8 @@ class FrozenPrefix:
         position: DrawPosition,
     ) -> bool:
         """Compute a found row again; empty and leave the cache if it differs."""
-        where = found.rows[:1]
-        draws = draw_scope(
-            self._seed, position.step, microbatch=position.first_microbatch, layer=0
-        )
-        with (
-            self._clock.phase("audit"),
-            torch.no_grad(),
-            draws,
-            use_skip_tracker(SkipTracker()),
-        ):
-            layers = self._layers[: found.boundary]
-            value = call_layers(layers, slice_rows(inputs, where))
-        length = int(found.lengths[0]) if found.lengths is not None else None
-        fresh = [tensor.detach().cpu() for tensor in tensors_of(value)]
-        cached = [tensor[:1] for tensor in found.tensors]
-        reason = _other_kind(fresh, cached)
-        if reason is None:
-            reason = _difference(
-                valid_part(fresh, self._ragged, length),
-                valid_part(cached, self._ragged, length),
-            )
+        with self._clock.phase("audit"):
+            reason = self._apart(self._alone(inputs, found, position), found, 0)
         if reason is not None:
             cache.fail_audit(
                 f"a sample computed again at boundary {found.boundary} differs from "
@@ -234,6 +237,93 @@ class FrozenPrefix:
                 "random numbers, or have changed"
             )
         return reason is None
+
+    def _check(
+        self,
+        inputs: Any,
+        found: Records,
+        ids: Tensor,
+        cache: ActivationCache,
+        position: DrawPosition,
+        *,
+        whole: bool,
+    ) -> None:
+        """Compute all found rows again, in their batch and the first one alone.
+
+        Raises:
+            ValueError: one differs from its record.
+        """
+        cache.note_audited(len(found.rows))
+        with self._clock.phase("audit"):
+            batch = slice_rows(inputs, torch.arange(rows_of(inputs)))  # a copy
+            again = self._run(batch, 0, position, whole, found.boundary)
+            fresh = tensors_of(again)
+            # Kernels of an accelerator may give other bits each time.
+            bits = whole and self._own_bits and all(t.is_cpu for t in fresh)
+            for number, row in enumerate(found.rows.tolist()):
+                here = [tensor[row : row + 1] for tensor in fresh]
+                reason = self._apart(here, found, number, bits=bits)
+                if reason is None and number == 0:
+                    reason = self._apart(self._alone(inputs, found, position), found, 0)
+                if reason is not None:
+                    raise ValueError(
+                        f"CacheConfig.debug: expected {cache.name_of(int(ids[row]))} "
+                        f"computed again at boundary {found.boundary} as it is in the "
+                        f"cache, got {reason}; {self._cause(inputs, row, position)}"
+                    )
+
+    def _alone(
+        self, inputs: Any, found: Records, position: DrawPosition
+    ) -> list[Tensor]:
+        """Compute the first found row again, up to the boundary of its record."""
+        layers = self._layers[: found.boundary]
+        with self._scope(position):
+            return tensors_of(call_layers(layers, slice_rows(inputs, found.rows[:1])))
+
+    @contextlib.contextmanager
+    def _scope(self, position: DrawPosition) -> Iterator[None]:
+        """Hold what frozen layers run in when they run apart from a step."""
+        draws = draw_scope(
+            self._seed, position.step, microbatch=position.first_microbatch, layer=0
+        )
+        with torch.no_grad(), draws, use_skip_tracker(SkipTracker()):
+            yield
+
+    def _apart(
+        self,
+        fresh: Sequence[Tensor],
+        found: Records,
+        number: int,
+        *,
+        bits: bool = False,
+    ) -> str | None:
+        """Say how far a row is from its record, the `number`-th of those found."""
+        length = int(found.lengths[number]) if found.lengths is not None else None
+        cached = [tensor[number : number + 1] for tensor in found.tensors]
+        return _other_kind(fresh, cached) or _difference(
+            valid_part(fresh, self._ragged, length),
+            valid_part(cached, self._ragged, length),
+            bits=bits,
+        )
+
+    def _cause(self, inputs: Any, row: int, position: DrawPosition) -> str:
+        """Say why a row computed again differs from its record, as far as it shows."""
+        now = fingerprint_chain(self._layers, self.boundary, context=values_context())
+        for layer, (old, new) in enumerate(zip(self._chain(), now, strict=True), -1):
+            if old != new:
+                return f"layer {layer} was changed after the pass had begun"
+
+        def scope(number: int) -> contextlib.AbstractContextManager[None]:
+            step = position.step + number
+            return self._scope(dataclasses.replace(position, step=step))
+
+        layers = self._layers
+        found = faulty_layer(layers, inputs, row, scope=scope, differ=_difference)
+        return found or (
+            "no layer gives other values when it runs again or alone: its code has "
+            "changed since the record was made, or its values depend on more than "
+            "its inputs, weights and settings"
+        )
 
     def _refuse(self, reason: str) -> None:
         self.refusal = reason
@@ -306,8 +396,15 @@ class FrozenPrefix:
             parts.append((absent, self._run(taken, 0, position, whole)))
         return parts
 
-    def _run(self, inputs: Any, start: int, position: DrawPosition, whole: bool) -> Any:
-        layers = self._layers[start:]
+    def _run(
+        self,
+        inputs: Any,
+        start: int,
+        position: DrawPosition,
+        whole: bool,
+        end: int | None = None,
+    ) -> Any:
+        layers = self._layers[start:end]
         if not layers:
             return inputs
         rows = rows_of(inputs)
@@ -349,21 +446,28 @@ def _other_kind(fresh: Sequence[Tensor], cached: Sequence[Tensor]) -> str | None
     return None if kinds[0] == kinds[1] else f"{kinds[0]}; recorded {kinds[1]}"
 
 
-def _difference(fresh: Sequence[Tensor], cached: Sequence[Tensor]) -> str | None:
-    """Say how far tensors of equal kinds are apart beyond rounding, or None."""
-    for one, other in zip(fresh, cached, strict=True):
+def _difference(
+    fresh: Sequence[Tensor], cached: Sequence[Tensor], *, bits: bool = False
+) -> str | None:
+    """Say which tensor is apart beyond rounding, with `bits` at all, and how far."""
+    if (reason := _other_kind(fresh, cached)) is not None:
+        return reason
+    for number, (one, other) in enumerate(zip(fresh, cached, strict=True)):
+        one, where = one.detach().cpu(), f"tensor {number}: "
         if not one.is_floating_point():
             if not torch.equal(one, other):
-                return f"{int((one != other).sum())} of {one.numel()} values"
+                return f"{where}{int((one != other).sum())} of {one.numel()} values"
             continue
-        tolerance = _TOLERANCES.get(one.dtype, _COARSE)
+        tolerance = 0.0 if bits else _TOLERANCES.get(one.dtype, _COARSE)
         one, other = one.double(), other.double()
         # Equal infinities, as masks hold them, have no difference to speak of.
         differs = (one != other) & ~(one.isnan() & other.isnan())
         apart = (one - other)[differs].norm()
         size = one[one.isfinite()].norm()
-        if not apart <= size * tolerance + 1e-30:
-            return f"norm of the difference {apart:.3g}, of the values {size:.3g}"
+        if not apart <= size * tolerance + (0.0 if bits else 1e-30):
+            return (
+                f"{where}norm of the difference {apart:.3g}, of the values {size:.3g}"
+            )
     return None
 
 

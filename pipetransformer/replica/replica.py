@@ -104,6 +104,7 @@ class ActiveModel(nn.Module):
                 position=position,
                 keys=batch.input_keys,
                 lazy=batch.lazy,
+                view=batch.view,
                 write=self._write(),
             )
         arguments = arguments_of(value)

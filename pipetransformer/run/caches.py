@@ -49,20 +49,27 @@ class Caches:
         self._warned: set[str] = set()
 
     def begin(self) -> None:
-        """Make the folder that records are kept in.
+        """Make the folder that records are kept in; say what one view means.
 
         Raises:
             ValueError: nothing can be written there.
         """
         if self._folder is not None:
             self._folder.make()
+        if self._config.views == 1 and self._info.rank == 0:
+            _LOG.warning(
+                "CacheConfig.views=1: each sample keeps the augmentation of its first "
+                "epoch, so a model sees no more different inputs than without "
+                "augmentation, and may generalise worse; more views take more memory "
+                "and keep some of it"
+            )
 
     def close(self) -> None:
         """Keep what is to be kept, and release the slabs."""
         for space, layers in self._kept.items():
             cache = self._caches[space]
             if cache and not cache.given_up and self._folder is not None:
-                self._folder.save(cache, space, layers)
+                self._folder.save(cache, self._kept_as(space), layers)
         self._kept.clear()
         for cache in self._caches.values():
             if cache is not None:
@@ -98,28 +105,41 @@ class Caches:
         cache.begin_pass()
         kept = space in self._kept and not cache.given_up
         if kept and self._folder is not None:
-            self._folder.save_soon(cache, space, self._kept[space])
+            self._folder.save_soon(cache, self._kept_as(space), self._kept[space])
+
+    def _views(self, space: str) -> int:
+        """Return how many versions of each sample there are."""
+        return self._config.views or 1 if space == "train" else 1
+
+    def _kept_as(self, space: str) -> str:
+        """Return the name of a space in files: other views have other ids."""
+        views = self._views(space)
+        return space if views == 1 else f"{space} in {views} views"
 
     def budget_bytes(self) -> int:
         """Return what a slab of this node may take."""
         return self._config.budget_bytes or host_memory().available_bytes // 4
 
     def training_slots(self) -> int:
-        """Return how many samples the training set's slab on this node holds.
+        """Return of how many samples this node's slab holds all training records.
 
         Before there is one, how many it will hold; 0 when it could not be made.
         """
+        views = self._views("train")
         if "train" in self._caches:
             made = self._caches["train"]
-            return made.num_slots if made is not None and not made.given_up else 0
+            if made is None or made.given_up:
+                return 0
+            return made.num_slots // views
         cluster, workload = self._inputs.cluster, self._inputs.workload
         if cluster is None or cluster.cache is None or workload is None:
             return 0
-        return slots_within(
+        slots = slots_within(
             cluster.cache.host_bytes,
-            num_samples=workload.num_samples,
+            num_samples=workload.num_samples * views,
             slot_bytes=self._slot_bytes(),
         )
+        return slots // views
 
     def obtain(self, space: str, num_samples: int, layout: Layout | None) -> None:
         """Make or attach the node's slab of an id space, once.
@@ -148,17 +168,17 @@ class Caches:
     def _share(
         self, space: str, num_samples: int, *, creator: bool
     ) -> ActivationCache | None:
-        key = f"slab/{self._info.node}/{space}"
+        key, views = f"slab/{self._info.node}/{space}", self._views(space)
         if not creator:
             address = self._plane.wait(key, phase=f"attaching the {space} cache")
-            cache = self._attach(address, num_samples)
+            cache = self._attach(address, num_samples, views)
             if cache is not None and self._folder is not None:
                 cache.expect_earlier_records()
             return cache
-        made = self._create(num_samples)
+        made = self._create(num_samples, views)
         if made is not None and self._folder is not None:
             layers = fingerprint_chain(list(self._arguments.model), 1)[1]
-            self._folder.load(made, space, layers)
+            self._folder.load(made, self._kept_as(space), layers)
             self._kept[space] = layers
         self._plane.publish(key, made.address if made is not None else b"")
         return made
@@ -173,7 +193,7 @@ class Caches:
             return
         self.obtain("train", workload.num_samples, layout)
 
-    def _create(self, num_samples: int) -> ActivationCache | None:
+    def _create(self, num_samples: int, views: int) -> ActivationCache | None:
         slot_bytes = self._slot_bytes()
         try:
             return ActivationCache.create(
@@ -182,8 +202,9 @@ class Caches:
                 slot_bytes=slot_bytes,
                 budget_bytes=self.budget_bytes(),
                 ragged=self._arguments.ragged is not None,
-                verify=self._config.verify,
+                verify="all" if self._config.debug else self._config.verify,
                 audit_every=self._config.audit_every,
+                views=views,
             )
         except (OSError, RuntimeError, ValueError) as error:
             # RuntimeError: the machine does not tell its memory.
@@ -202,15 +223,18 @@ class Caches:
         record = torch.empty(1, widest + _LAYOUT_SLACK_BYTES, dtype=torch.uint8)
         return record_bytes([record])
 
-    def _attach(self, address: bytes, num_samples: int) -> ActivationCache | None:
+    def _attach(
+        self, address: bytes, num_samples: int, views: int
+    ) -> ActivationCache | None:
         if not address:
             return None
         try:
             cache = ActivationCache.attach(
                 address,
                 run_id=self._info.run_id,
-                verify=self._config.verify,
+                verify="all" if self._config.debug else self._config.verify,
                 audit_every=self._config.audit_every,
+                views=views,
             )
             try:
                 self._require_room(cache, num_samples)
@@ -221,7 +245,7 @@ class Caches:
         except ValueError as error:
             # Another pid namespace or user: an own slab is slower, never wrong.
             _LOG.warning("own cache instead of the node's: %s", error)
-            return self._create(num_samples)
+            return self._create(num_samples, views)
 
     def _require_room(self, cache: ActivationCache, num_samples: int) -> None:
         """Refuse a slab of another set, or one that holds none of this run's records.

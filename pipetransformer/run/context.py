@@ -138,8 +138,9 @@ class Run:
 
     def will_read_again(self) -> bool:
         """Tell whether a later pass, or run, will read what this pass would cache."""
-        kept = self.config.cache.directory is not None
-        return kept or self.state.epoch + 1 < self.total_epochs
+        cache = self.config.cache
+        again = self.state.epoch + (cache.views or 1)  # the next with the same samples
+        return cache.directory is not None or again < self.total_epochs
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:

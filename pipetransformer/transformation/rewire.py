@@ -113,6 +113,8 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
             run.clock,
             seed=proposal.seed,
             ragged=run.arguments.ragged,
+            debug=run.config.cache.debug,
+            own_bits=run.config.cache.directory is None,
         )
         if run.inputs.workload is not None and prefix.refusal is None:
             run.caches.obtain(

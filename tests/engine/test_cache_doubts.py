@@ -1,5 +1,6 @@
 """A cache that must not be used is left, and training goes on as without it."""
 
+import contextlib
 import logging
 from dataclasses import replace
 
@@ -8,6 +9,12 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
+from pipetransformer.autocache import (
+    ActivationCache,
+    fingerprint_chain,
+    values_context,
+)
+from tests.autocache.test_cache import flip_bit
 from tests.engine.scenario import config
 from tests.support.private import model_of, run_of
 from tests.support.toy import ToySet, accuracy, toy_model
@@ -27,7 +34,7 @@ class Noise(nn.Module):
         return x + torch.randn_like(x)
 
 
-def train(layer, dataset, *, epochs=4, slots=1, **cache):
+def train(layer, dataset, *, epochs=4, slots=1, at_batch=None, **cache):
     """Train with a frozen first part; return losses, history and what was computed."""
     toy = toy_model(3)
     model = nn.Sequential(toy[0], layer, *list(toy)[1:])
@@ -47,8 +54,10 @@ def train(layer, dataset, *, epochs=4, slots=1, **cache):
     with engine:
         first = model_of(engine)[0]
         first.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-        for _ in engine.epochs(epochs):
+        for epoch in engine.epochs(epochs):
             for batch in engine.batches(dataset, 12):
+                if at_batch is not None:
+                    at_batch(engine, epoch, batch.index)
                 losses.append(float(engine.step(batch)))
         given_up = run_of(engine).caches.training()
         given_up = given_up and given_up.given_up
@@ -89,6 +98,56 @@ def test_right_records_pass_every_audit(every):
     # At most one of each batch: two batches of twelve rows a pass.
     assert audited == {1: 6, 7: 6, 1000: 0}[every]
     assert found[0] == train(nn.Tanh(), ToySet(SIZE), audit_every=0)[0]
+
+
+def test_one_hit_in_a_thousand_is_audited_unless_told_otherwise():
+    found = train(nn.Tanh(), ToySet(600), epochs=3)
+    assert [each["hits"] for each in found[1].cache] == [0, 600, 600]
+    assert [each["audited"] for each in found[1].cache] == [0, 0, 1]
+
+
+def test_a_failed_audit_empties_the_cache_and_training_goes_on():
+    left = []
+
+    def look(engine, _, number):
+        if number == 0 and (cache := run_of(engine).caches.training()) is not None:
+            with attached(engine, cache) as other:
+                other.fetch(torch.arange(SIZE), chain=[0])
+                left.append(other.counters.stale)
+
+    found = train(Mixing(), ToySet(SIZE), epochs=4, at_batch=look, audit_every=1)
+    # Those of the first epoch; the first batch of the second finds one of them wrong.
+    assert [count for count in left if count] == [SIZE] and left[-2:] == [0, 0]
+    assert [epoch.samples for epoch in found[1].epochs] == [SIZE] * 4
+
+
+@contextlib.contextmanager
+def attached(engine, cache):
+    run_id = run_of(engine).info.run_id
+    other = ActivationCache.attach(cache.address, run_id=run_id)
+    try:
+        yield other
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("cache", [{"verify": "all"}, {"debug": True}])
+def test_every_damaged_record_is_found_where_all_checksums_are_compared(cache):
+    def damage(engine, epoch, number):
+        """Flip a bit of each sample's record."""
+        if (epoch, number) == (1, 0):
+            layers, training = list(model_of(engine)), run_of(engine).caches.training()
+            chain = fingerprint_chain(layers, 2, context=values_context())
+            with attached(engine, training) as other:
+                (found,) = other.fetch(torch.arange(SIZE), chain=chain)
+            assert len(found.rows) == SIZE
+            for row in found.tensors[0]:
+                flip_bit(training, row.numpy().tobytes())
+
+    found = train(nn.Tanh(), ToySet(SIZE), epochs=3, at_batch=damage, **cache)
+    counts = [(each["hits"], each["corrupt"]) for each in found[1].cache]
+    assert counts == [(0, 0), (0, SIZE), (SIZE, 0)]
+    assert found[0] == train(nn.Tanh(), ToySet(SIZE), epochs=3, enabled=False)[0]
 
 
 class Augmented(ToySet):
@@ -160,7 +219,9 @@ def test_evaluation_computes_frozen_layers_once():
                 before = sum(rows)
                 found = engine.evaluate(dev, {"accuracy": accuracy}, name="dev")
                 losses.append((found["loss"], sum(rows) - before))
+        hits = run_of(engine).caches.of("dev", 10).counters.hits
     assert [computed for _, computed in losses] == [10, 0, 0, 0, 0, 0]
+    assert hits == 5 * 10
     # Its values are those of the records: the same each time.
     assert losses[0][0] == losses[1][0] == losses[2][0] != losses[3][0]
 

@@ -21,8 +21,12 @@ SIZE, BATCH = 24, 12
 class AlwaysDropout(nn.Module):
     """Drops in eval mode too."""
 
+    def __init__(self, inplace=False):
+        super().__init__()
+        self.inplace = inplace
+
     def forward(self, x):
-        return nn.functional.dropout(x, 0.5, training=True)
+        return nn.functional.dropout(x, 0.5, training=True, inplace=self.inplace)
 
 
 class Mixing(nn.Module):
@@ -248,6 +252,8 @@ def test_layers_that_work_in_place_are_not_blamed():
     assert torch.equal(inputs, before) and rows_of(inputs) == 5
     assert cause([InPlace(), Mixing(), InPlace()], inputs, 3).startswith("layer 1 ")
     assert cause([InPlace(), AlwaysDropout(), InPlace()], inputs).startswith("layer 1 ")
+    drops = AlwaysDropout(inplace=True)
+    assert cause([nn.Tanh(), drops], inputs).startswith("layer 1 ")
 
 
 def test_a_clean_layer_is_blamed_for_nothing():

@@ -3,6 +3,8 @@
 import logging
 import multiprocessing
 import random
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -152,6 +154,35 @@ def test_the_programs_generators_are_as_they_were_after_an_error():
     with pytest.raises(LookupError):
         loaded(Failing(SIZE), views=1)
     assert states() == before
+
+
+FIRST_DRAW = """
+import sys
+import torch
+from pipetransformer.data.loading import ElasticSampler, batches
+
+class Drawing:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        import numpy
+        return torch.tensor(numpy.random.rand()), 0
+
+assert "numpy.random" not in sys.modules
+(batch,) = batches(Drawing(), ElasticSampler(1, 1), views=1)
+print(batch.inputs.item())
+"""
+
+
+def test_numpy_is_seeded_for_the_first_sample_that_draws_from_it():
+    drawn = {
+        subprocess.run(
+            [sys.executable, "-c", FIRST_DRAW], capture_output=True, check=True
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(drawn) == 1 and drawn != {b""}
 
 
 # -- whole runs ---------------------------------------------------------------

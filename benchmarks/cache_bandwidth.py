@@ -8,7 +8,9 @@ place of a tensor as large as the slab; ``index_select`` gathers the same rows f
 tensor. All allocate their result. ``checked`` compares the checksum of every record
 instead of one in 64; ``ragged`` reads records of half to full length, padded to the
 full one, and counts the bytes of the result. ``store`` writes over records that are
-there. The systems of a row size run in turn. Rates are GB/s, ratios over ``copy``.
+there. ``int8 read``, ``int8 store`` and so on go through a codec; their rates count the
+decoded bytes. The systems of a row size run in turn. Rates are GB/s, ratios over
+``copy``.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from harness.common import (
     write_json,
 )
 from harness.text import text_table
-from pipetransformer.autocache import ActivationCache, Ragged
+from pipetransformer.autocache import ActivationCache, Codec, Ragged, usual_bytes
 
 BATCH = 32
 LEAST = 0.6  # of a copy's rate, for reads
@@ -47,6 +49,7 @@ WIDTHS = {
     "302 KB": (98, 768),
 }
 RAGGED = Ragged(lambda inputs: inputs)
+CODECS: tuple[Codec, ...] = ("bf16", "fp16", "int8")
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -84,10 +87,13 @@ class Bench:
             self._cache.address, run_id="bench", verify="all"
         )
         self._ragged = self._made(ragged=True)
+        self._encoded = {codec: self._made(codec, ragged=True) for codec in CODECS}
         self._turn = 1
         for begin_row in range(0, self._rows, BATCH):
             ids = torch.arange(begin_row, min(begin_row + BATCH, self._rows))
-            self._store(ids)
+            self._store(self._cache, "native", ids)
+            for codec, cache in self._encoded.items():
+                self._store(cache, codec, ids)
             self._ragged.store(
                 ids,
                 (self._source[ids],),
@@ -97,30 +103,42 @@ class Bench:
                 lengths=self._lengths[ids],
             )
 
-    def _made(self, **options: object) -> ActivationCache:
+    def _made(self, codec: Codec = "native", **options: object) -> ActivationCache:
+        usual = usual_bytes(self.row_bytes, codec)
         return ActivationCache.create(
             run_id="bench",
             num_samples=self._rows,
-            slot_bytes=self.row_bytes + 512,
-            budget_bytes=(self._rows + 1) * (self.row_bytes + 1024),
+            slot_bytes=usual + 512,
+            budget_bytes=(self._rows + 1) * (usual + 1024),
             **options,  # type: ignore[arg-type]
         )
 
     def close(self) -> None:
         """Release all memory."""
-        for cache in (self._cache, self._checked, self._ragged):
+        for cache in (
+            self._cache,
+            self._checked,
+            self._ragged,
+            *self._encoded.values(),
+        ):
             cache.close()
 
     def systems(self) -> dict[str, Callable[[Tensor], object]]:
         """Return what is done with a batch of ids, by name."""
-        return {
+        systems: dict[str, Callable[[Tensor], object]] = {
             COPY: self._copy,
             "index_select": functools.partial(torch.index_select, self._source, 0),
-            "read": functools.partial(self._read, self._cache),
-            "checked read": functools.partial(self._read, self._checked),
+            "read": functools.partial(self._read, self._cache, "native"),
+            "checked read": functools.partial(self._read, self._checked, "native"),
             "ragged read": self._read_ragged,
-            "store": self._store_again,
+            "store": functools.partial(self._store_again, self._cache, "native"),
         }
+        for codec, cache in self._encoded.items():
+            if self._shape[0] > 1 or codec != "int8":  # which needs several tokens
+                read = functools.partial(self._read, cache, codec)
+                store = functools.partial(self._store_again, cache, codec)
+                systems |= {f"{codec} read": read, f"{codec} store": store}
+        return systems
 
     def batches(self, count: int) -> list[Tensor]:
         """Return ids of batches, drawn without replacement within each."""
@@ -130,8 +148,8 @@ class Bench:
         first = min(int(ids[0]), self._rows - BATCH)
         return self._source[first : first + BATCH].clone()
 
-    def _read(self, cache: ActivationCache, ids: Tensor) -> None:
-        (found,) = cache.fetch(ids, chain=[0, self._turn])
+    def _read(self, cache: ActivationCache, codec: Codec, ids: Tensor) -> None:
+        (found,) = cache.fetch(ids, chain=[0, self._turn], codec=codec)
         if len(found.rows) != BATCH:
             raise RuntimeError(f"expected {BATCH} hits, got {len(found.rows)}")
 
@@ -142,20 +160,25 @@ class Bench:
         if len(found.rows) != BATCH:
             raise RuntimeError(f"expected {BATCH} hits, got {len(found.rows)}")
 
-    def _store(self, ids: Tensor) -> None:
-        self._cache.store(
+    def _store(self, cache: ActivationCache, codec: Codec, ids: Tensor) -> None:
+        cache.store(
             ids,
             (self._source[: len(ids)],),
             boundary=1,
             fingerprint=self._turn,
+            codec=codec,
         )
 
-    def _store_again(self, ids: Tensor) -> None:
+    def _store_again(self, cache: ActivationCache, codec: Codec, ids: Tensor) -> None:
         # A new fingerprint each time; put back, so that reads find them all.
-        self._cache.store(
-            ids, (self._source[:BATCH],), boundary=2, fingerprint=int(ids[0])
+        cache.store(
+            ids,
+            (self._source[:BATCH],),
+            boundary=2,
+            fingerprint=int(ids[0]),
+            codec=codec,
         )
-        self._store(ids)
+        self._store(cache, codec, ids)
 
 
 def measure(
@@ -170,7 +193,7 @@ def measure(
 
     def run(name: str, _: int) -> Repeat:
         work = systems[name]
-        written = 2 if name == "store" else 1  # two records for each row
+        written = 2 if name.endswith("store") else 1  # two records for each row
 
         def all_batches() -> None:
             for ids in batches:

@@ -90,6 +90,7 @@ TORCH_FREE = (
     "autodp/protocol/transition",
     "autodp/protocol/transition_announce",
     "autofreeze/alpha_cap",
+    "autocache/codec",
     "autocache/shared_memory",
     "autocache/slab",
     "autocache/slot",

@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "autocache/encoded_rows.h"
 #include "autocache/record_file.h"
 #include "autocache/tensor_rows.h"
 
@@ -103,17 +104,17 @@ bool fits(
   return one && *one <= slot_bytes;
 }
 
-// Rows of a batch whose records differ in nothing but lengths.
+// Rows of a batch whose records differ in nothing but lengths and codecs.
 struct Kind {
   uint32_t boundary;
-  RecordLayout layout;  // without lengths
+  RecordLayout layout;  // without both
   std::vector<int64_t> rows;
 };
 
 // The kind of a record among those seen so far, of which there are few.
 Kind& kind_of(const RecordHeader& header, std::vector<Kind>& kinds) {
   static_assert(std::has_unique_object_representations_v<RecordLayout>);
-  const RecordLayout layout = with_length(header.layout, 0);
+  const RecordLayout layout = decoded(with_length(header.layout, 0));
   for (Kind& kind : kinds) {
     if (kind.boundary == header.key.boundary &&
         std::memcmp(&kind.layout, &layout, sizeof(layout)) == 0) {
@@ -122,6 +123,24 @@ Kind& kind_of(const RecordHeader& header, std::vector<Kind>& kinds) {
   }
   kinds.push_back({header.key.boundary, layout, {}});
   return kinds.back();
+}
+
+// Reads a record with encoded tensors; `targets` are those of its row.
+ReadResult read_encoded(
+    Slab& slab,
+    Slab::Found& found,
+    const std::array<Segment, kMaxTensors>& targets,
+    bool verify,
+    RowCodec& codec) {
+  const RecordLayout& layout = found.header.layout;
+  std::array<Segment, kMaxTensors> places;
+  const ReadResult result =
+      slab.read(found, codec.places_of(layout, targets, places), verify);
+  if (result == ReadResult::kRead && !codec.decode(layout, targets)) {
+    found.slot.discard(found.version);
+    return ReadResult::kCorrupt;
+  }
+  return result;
 }
 
 // What stands behind the end of a short row: copied from one padded row.
@@ -172,7 +191,8 @@ std::vector<RecordGroup> ActivationStore::fetch(
     const at::Tensor& ids,
     const std::vector<uint64_t>& chain,
     const std::optional<at::Tensor>& input_hashes,
-    const Padding& padding) {
+    const Padding& padding,
+    Codec codec) {
   const std::shared_ptr<Slab> slab = this->slab();
   const at::Tensor samples = sample_ids(ids, *slab);
   const int64_t num_rows = samples.numel();
@@ -205,7 +225,9 @@ std::vector<RecordGroup> ActivationStore::fetch(
             !of_input(header.key, hash, row) ||
             !fits(header.layout, padding, slab->slot_bytes())) {
           ++counters_.changed;
-        } else if (!of_prefix(header.key, chain)) {
+        } else if (
+            !of_prefix(header.key, chain) ||
+            !readable_with(header.layout, codec)) {
           ++counters_.stale;
         } else {
           kind_of(header, kinds).rows.push_back(row);
@@ -272,22 +294,28 @@ RecordGroup ActivationStore::gather(
   at::parallel_for(
       0, num_rows, grain_of(group.tensors), [&](int64_t begin, int64_t end) {
         std::array<Segment, kMaxTensors> segments;
+        RowCodec decoder;
         for (int64_t k = begin; k < end; ++k) {
           if (k + kLookahead < end) {
             const Slab::Found& next = found[rows[k + kLookahead]];
             next.slot.prefetch(
                 Slot::kOverheadBytes + next.header.payload_bytes);
           }
-          results[k] = slab.read(
-              found[rows[k]],
-              targets.at(k, segments, lengths[k]),
-              verify_next());
+          const auto parts = targets.at(k, segments, lengths[k]);
+          Slab::Found& row = found[rows[k]];
+          if (is_native(row.header.layout)) {
+            results[k] = slab.read(row, parts, verify_next());
+          } else {
+            results[k] =
+                read_encoded(slab, row, segments, verify_next(), decoder);
+          }
           tails.fill(segments, lengths[k]);
         }
       });
   std::vector<int64_t> kept;
   for (int64_t k = 0; k < num_rows; ++k) {
     if (results[k] == ReadResult::kRead) {
+      group.lossy = group.lossy || !is_native(found[rows[k]].header.layout);
       kept.push_back(k);
     } else {
       ++(results[k] == ReadResult::kCorrupt ? counters_.corrupt
@@ -322,7 +350,8 @@ int64_t ActivationStore::store(
     uint64_t fingerprint,
     const std::optional<at::Tensor>& input_hashes,
     const RaggedTensors& ragged,
-    const std::optional<at::Tensor>& lengths) {
+    const std::optional<at::Tensor>& lengths,
+    Codec codec) {
   const std::shared_ptr<Slab> slab = this->slab();
   const at::Tensor samples = sample_ids(ids, *slab);
   const int64_t num_rows = num_rows_of(tensors);
@@ -336,14 +365,8 @@ int64_t ActivationStore::store(
   if (input_hashes) {
     hashes = row_values(*input_hashes, "input_hashes", num_rows);
   }
-  const int64_t padded = padded_length(tensors, ragged);
-  TORCH_CHECK_VALUE(
-      lengths.has_value() == (padded >= 0),
-      "lengths: expected with ragged tensors, and only with them");
-  at::Tensor row_lengths;
-  if (lengths) {
-    row_lengths = checked_lengths(*lengths, num_rows, padded);
-  }
+  const std::optional<at::Tensor> row_lengths =
+      checked_lengths(tensors, ragged, lengths);
   const std::optional<RecordLayout> layout = layout_of(tensors, ragged);
   if (!layout) {
     counters_.full += num_rows;
@@ -356,7 +379,7 @@ int64_t ActivationStore::store(
   const int64_t* hash =
       input_hashes ? hashes.const_data_ptr<int64_t>() : nullptr;
   const int64_t* length =
-      lengths ? row_lengths.const_data_ptr<int64_t>() : nullptr;
+      row_lengths ? row_lengths->const_data_ptr<int64_t>() : nullptr;
   const auto* sample = samples.const_data_ptr<int64_t>();
   const Rows rows(sources, ragged);
   std::atomic<int64_t> stored{0};
@@ -364,13 +387,20 @@ int64_t ActivationStore::store(
   at::parallel_for(
       0, num_rows, grain_of(sources), [&](int64_t begin, int64_t end) {
         std::array<Segment, kMaxTensors> segments;
+        RowCodec encoder;
         for (int64_t row = begin; row < end; ++row) {
           const int64_t valid = length != nullptr ? length[row] : 0;
+          const auto parts = rows.at(row, segments, valid);
+          RecordLayout kept =
+              with_length(*layout, static_cast<uint32_t>(valid));
+          if (codec != Codec::kNative) {
+            encoder.encode(codec, kept, segments);
+          }
           const WriteResult result = slab->write(
               static_cast<uint64_t>(sample[row]),
               key_of(boundary, fingerprint, hash, row),
-              with_length(*layout, static_cast<uint32_t>(valid)),
-              rows.at(row, segments, valid));
+              kept,
+              parts);
           stored += result == WriteResult::kWritten ? 1 : 0;
           full += result == WriteResult::kFull ? 1 : 0;
         }

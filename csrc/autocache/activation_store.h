@@ -18,19 +18,22 @@
 #include <optional>
 #include <vector>
 
+#include "autocache/codec.h"
 #include "autocache/slab.h"
 #include "autocache/tensor_rows.h"
 
 namespace pipetransformer::autocache {
 
-// Records of equal boundary and, apart from lengths, layout: `tensors[k]` is
-// (rows.numel(), ...), and `rows` (int64) are the positions in the batch.
+// Records of equal boundary and, apart from lengths and codecs, layout:
+// `tensors[k]` is (rows.numel(), ...), and `rows` (int64) are the positions in
+// the batch.
 struct RecordGroup {
   int64_t boundary = 0;
   at::Tensor rows;
   at::Tensor
       lengths;  // (rows.numel()) int64, of ragged records; else undefined
   std::vector<at::Tensor> tensors;
+  bool lossy = false;  // some record was not native
 };
 
 // Rows since construction, in this process. hits + misses are the rows asked
@@ -39,7 +42,7 @@ struct RecordGroup {
 struct CacheCounts {
   int64_t hits = 0;
   int64_t misses = 0;
-  int64_t stale = 0;    // of another prefix, or overwritten meanwhile
+  int64_t stale = 0;    // of another prefix or codec, or overwritten meanwhile
   int64_t changed = 0;  // of another input
   int64_t corrupt = 0;
   int64_t stored = 0;
@@ -69,16 +72,18 @@ class ActivationStore {
   // `ids` (rows) int64; chain[b] is the fingerprint of the prefix of b layers,
   // and a record is valid when chain[its boundary] is its fingerprint.
   // `input_hashes` (rows) int64: compared with the records' when given. Ragged
-  // records longer than the padding's length are of another input.
+  // records longer than the padding's length are of another input. Records
+  // encoded by another codec than the given one are misses.
   std::vector<RecordGroup> fetch(
       const at::Tensor& ids,
       const std::vector<uint64_t>& chain,
       const std::optional<at::Tensor>& input_hashes,
-      const Padding& padding = {});
+      const Padding& padding = {},
+      Codec codec = Codec::kNative);
 
   // Stores row k of every tensor (rows, ...) as the record of ids[k], of ragged
-  // tensors its first lengths[k] elements of dim 1. Returns the number of rows
-  // written.
+  // tensors its first lengths[k] elements of dim 1, encoded as far as the codec
+  // takes them. Returns the number of rows written.
   int64_t store(
       const at::Tensor& ids,
       const std::vector<at::Tensor>& tensors,
@@ -86,7 +91,8 @@ class ActivationStore {
       uint64_t fingerprint,
       const std::optional<at::Tensor>& input_hashes,
       const RaggedTensors& ragged = {},
-      const std::optional<at::Tensor>& lengths = std::nullopt);
+      const std::optional<at::Tensor>& lengths = std::nullopt,
+      Codec codec = Codec::kNative);
 
   // Appends all records to a file behind its first `begin` bytes. Throws
   // std::system_error.

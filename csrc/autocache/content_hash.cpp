@@ -39,14 +39,10 @@ at::Tensor hash_rows(
     const std::optional<at::Tensor>& lengths) {
   const int64_t rows = num_rows_of(tensors);
   const int64_t padded = padded_length(tensors, ragged);
-  TORCH_CHECK_VALUE(
-      lengths.has_value() == (padded >= 0),
-      "lengths: expected with ragged tensors, and only with them");
-  at::Tensor checked;
-  if (lengths) {
-    checked = checked_lengths(*lengths, rows, padded);
-  }
-  const int64_t* length = lengths ? checked.const_data_ptr<int64_t>() : nullptr;
+  const std::optional<at::Tensor> checked =
+      checked_lengths(tensors, ragged, lengths);
+  const int64_t* length =
+      checked ? checked->const_data_ptr<int64_t>() : nullptr;
   uint64_t seed = core::kHashSeed;
   std::vector<at::Tensor> sources;
   std::vector<std::size_t> element_bytes;  // of a ragged tensor; else 0

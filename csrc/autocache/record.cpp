@@ -27,7 +27,31 @@ bool within_format(const RecordLayout& layout) noexcept {
       layout.tensors.end(),
       [](const TensorLayout& tensor) {
         return tensor.num_dims <= kMaxDims &&
-               tensor.ragged <= (tensor.num_dims > 0 ? 1 : 0);
+               tensor.ragged <= (tensor.num_dims > 0 ? 1 : 0) &&
+               static_cast<uint8_t>(tensor.codec) < kNumCodecs;
+      });
+}
+
+bool is_native(const RecordLayout& layout) noexcept {
+  return readable_with(layout, Codec::kNative);
+}
+
+bool readable_with(const RecordLayout& layout, Codec codec) noexcept {
+  return std::all_of(
+      layout.tensors.begin(),
+      layout.tensors.end(),
+      [codec](const TensorLayout& tensor) {
+        return tensor.codec == Codec::kNative || tensor.codec == codec;
+      });
+}
+
+bool serves(const RecordLayout& kept, const RecordLayout& wanted) noexcept {
+  return std::equal(
+      kept.tensors.begin(),
+      kept.tensors.end(),
+      wanted.tensors.begin(),
+      [](const TensorLayout& one, const TensorLayout& other) {
+        return one.codec == Codec::kNative || one.codec == other.codec;
       });
 }
 

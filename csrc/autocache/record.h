@@ -8,6 +8,8 @@
 #include <span>
 #include <type_traits>
 
+#include "autocache/codec.h"
+
 namespace pipetransformer::autocache {
 
 inline constexpr std::size_t kMaxTensors = 6;
@@ -15,7 +17,8 @@ inline constexpr std::size_t kMaxDims = 6;
 
 // One sample's row of one tensor. Unused sizes are 0.
 struct TensorLayout {
-  uint16_t dtype = 0;    // c10::ScalarType; this file does not interpret it
+  uint8_t dtype = 0;  // c10::ScalarType; this file does not interpret it
+  Codec codec = Codec::kNative;
   uint8_t num_dims = 0;  // without the batch dimension
   // 1: sizes[0] is this row's own length; rows of a batch are padded to one.
   uint8_t ragged = 0;
@@ -74,6 +77,14 @@ uint64_t payload_checksum(std::span<const Segment> segments) noexcept;
 // Whether the counts of a layout are those of the format; sizes and types are
 // only what its writer says.
 bool within_format(const RecordLayout& layout) noexcept;
+
+bool is_native(const RecordLayout& layout) noexcept;
+
+// Whether all tensors are native or encoded by `codec`.
+bool readable_with(const RecordLayout& layout, Codec codec) noexcept;
+
+// Whether whoever reads `wanted` also reads `kept`, tensor by tensor.
+bool serves(const RecordLayout& kept, const RecordLayout& wanted) noexcept;
 
 // A segment takes whole words of a slot.
 constexpr std::size_t padded(std::size_t bytes) noexcept {

@@ -17,7 +17,7 @@ namespace {
 using Word = std::atomic_ref<uint64_t>;
 
 constexpr uint64_t kMagic = 0x62616c7365686361;  // "acheslab"
-constexpr uint32_t kFormat = 2;
+constexpr uint32_t kFormat = 3;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kSuperblockBytes = 4096;
 constexpr std::size_t kMaxRunIdBytes = 256;  // with the closing zero
@@ -256,7 +256,8 @@ WriteResult Slab::write(
     return WriteResult::kFull;
   }
   Found found;
-  if (find(sample, found) == FindResult::kFound && found.header.key == key) {
+  if (find(sample, found) == FindResult::kFound && found.header.key == key &&
+      serves(found.header.layout, layout)) {
     return WriteResult::kSame;
   }
   const Assignment assignment = assign(sample, record_bytes);

@@ -87,8 +87,8 @@ class Slab {
   read(Found& found, std::span<const Segment> segments, bool verify) noexcept;
 
   // Stores a record, over whatever the sample had. kSame: a record with this
-  // key is there already. kFull: no room for a slot, or the record is larger
-  // than the slots are.
+  // key is there already, in an encoding that serves. kFull: no room for a
+  // slot, or the record is larger than the slots are.
   WriteResult write(
       uint64_t sample,
       const RecordKey& key,

@@ -18,8 +18,8 @@ constexpr uint64_t kMaxRowBytes = uint64_t{1}
                                   << 40;  // times rows stays in range
 
 // Of one element; 0 for what is no type of a plain tensor.
-std::size_t element_bytes(uint16_t dtype) {
-  if (dtype >= static_cast<uint16_t>(at::ScalarType::NumOptions)) {
+std::size_t element_bytes(uint8_t dtype) {
+  if (dtype >= static_cast<uint8_t>(at::ScalarType::NumOptions)) {
     return 0;
   }
   const auto type = static_cast<at::ScalarType>(dtype);
@@ -28,7 +28,7 @@ std::size_t element_bytes(uint16_t dtype) {
              : caffe2::TypeMeta::fromScalarType(type).itemsize();
 }
 
-// Of one row of a tensor, `payload_bytes` tells of which ones.
+// Of one row of a tensor as it is, `stored_bytes` tells of which ones.
 std::optional<uint64_t> row_bytes(const TensorLayout& row) {
   uint64_t extent = element_bytes(row.dtype);  // a size of 0 counting as 1
   bool empty = false;
@@ -46,7 +46,35 @@ std::optional<uint64_t> row_bytes(const TensorLayout& row) {
   return empty ? 0 : extent;
 }
 
+// Whether a codec takes values of a type.
+bool takes(Codec codec, uint8_t dtype) {
+  const auto type = static_cast<at::ScalarType>(dtype);
+  const bool half = type == at::kBFloat16 || type == at::kHalf;
+  return type == at::kFloat || (codec == Codec::kInt8 && half);
+}
+
 }  // namespace
+
+std::optional<uint64_t> stored_bytes(const TensorLayout& row) {
+  const std::optional<uint64_t> native = row_bytes(row);
+  if (!native || row.codec == Codec::kNative) {
+    return native;
+  }
+  if (!takes(row.codec, row.dtype) || row.num_dims == 0) {
+    return std::nullopt;
+  }
+  const std::optional<uint64_t> encoded =
+      encoded_bytes(row.codec, shape_of(row));
+  return encoded && *encoded < *native ? encoded : std::nullopt;
+}
+
+RowShape shape_of(const TensorLayout& row) noexcept {
+  RowShape shape{1, 1};
+  for (uint8_t dim = 0; dim < row.num_dims; ++dim) {
+    (dim + 1 < row.num_dims ? shape.tokens : shape.channels) *= row.sizes[dim];
+  }
+  return shape;
+}
 
 at::Tensor plain(const at::Tensor& tensor) {
   return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
@@ -80,7 +108,7 @@ layout_of(const std::vector<at::Tensor>& tensors, const RaggedTensors& ragged) {
         tensor.layout() != at::kStrided || tensor.is_quantized()) {
       return std::nullopt;
     }
-    row.dtype = static_cast<uint16_t>(tensor.scalar_type());
+    row.dtype = static_cast<uint8_t>(tensor.scalar_type());
     row.num_dims = static_cast<uint8_t>(num_dims);
     row.ragged = is_ragged(ragged, k) ? 1 : 0;
     for (int64_t dim = 0; dim < num_dims; ++dim) {
@@ -97,7 +125,7 @@ layout_of(const std::vector<at::Tensor>& tensors, const RaggedTensors& ragged) {
 std::optional<uint64_t> payload_bytes(const RecordLayout& layout) {
   uint64_t total = 0;
   for (uint32_t k = 0; k < layout.num_tensors; ++k) {
-    const std::optional<uint64_t> bytes = row_bytes(layout.tensors[k]);
+    const std::optional<uint64_t> bytes = stored_bytes(layout.tensors[k]);
     if (!bytes) {
       return std::nullopt;
     }
@@ -111,7 +139,7 @@ std::span<const Segment> segments_of(
     std::byte* payload,
     std::array<Segment, kMaxTensors>& segments) {
   for (uint32_t k = 0; k < layout.num_tensors; ++k) {
-    const uint64_t bytes = row_bytes(layout.tensors[k]).value();
+    const uint64_t bytes = stored_bytes(layout.tensors[k]).value();
     segments[k] = {payload, bytes};
     payload += padded(bytes);
   }
@@ -157,18 +185,28 @@ int64_t padded_length(
   return length;
 }
 
-at::Tensor
-checked_lengths(const at::Tensor& lengths, int64_t rows, int64_t padded) {
+std::optional<at::Tensor> checked_lengths(
+    const std::vector<at::Tensor>& tensors,
+    const RaggedTensors& ragged,
+    const std::optional<at::Tensor>& lengths) {
+  const int64_t padded = padded_length(tensors, ragged);
   TORCH_CHECK_VALUE(
-      lengths.dim() == 1 && lengths.numel() == rows &&
-          lengths.scalar_type() == at::kLong,
+      lengths.has_value() == (padded >= 0),
+      "lengths: expected with ragged tensors, and only with them");
+  if (!lengths) {
+    return std::nullopt;
+  }
+  const int64_t rows = tensors[0].size(0);
+  TORCH_CHECK_VALUE(
+      lengths->dim() == 1 && lengths->numel() == rows &&
+          lengths->scalar_type() == at::kLong,
       "lengths: expected int64 of shape (",
       rows,
       ",), got ",
-      lengths.scalar_type(),
+      lengths->scalar_type(),
       " of shape ",
-      lengths.sizes());
-  at::Tensor checked = lengths.cpu().contiguous();
+      lengths->sizes());
+  at::Tensor checked = lengths->cpu().contiguous();
   const auto* length = checked.const_data_ptr<int64_t>();
   for (int64_t row = 0; row < rows; ++row) {
     TORCH_CHECK_VALUE(
@@ -186,6 +224,13 @@ RecordLayout with_length(RecordLayout layout, uint32_t length) noexcept {
     if (tensor.ragged != 0) {
       tensor.sizes[0] = length;
     }
+  }
+  return layout;
+}
+
+RecordLayout decoded(RecordLayout layout) noexcept {
+  for (TensorLayout& tensor : layout.tensors) {
+    tensor.codec = Codec::kNative;
   }
   return layout;
 }

@@ -21,9 +21,16 @@ at::Tensor plain(const at::Tensor& tensor);
 // The common first dim. Throws c10::ValueError when there is none.
 int64_t num_rows_of(const std::vector<at::Tensor>& tensors);
 
-// Bytes of one record's payload. Nothing: no tensors have this layout, or ones
-// that nobody could hold; a layout of another process may say anything. Its
-// counts are those of the format.
+// Bytes of one row of a tensor, encoded as its layout says. Nothing: no tensor
+// has this layout, or one that nobody could hold, or the codec does not take
+// it or saves nothing; a layout of another process may say anything. Its counts
+// are those of the format.
+std::optional<uint64_t> stored_bytes(const TensorLayout& row);
+
+// How a codec sees a row, whose sizes stored_bytes() knows.
+RowShape shape_of(const TensorLayout& row) noexcept;
+
+// Bytes of one record's payload. Nothing: stored_bytes() has none for a tensor.
 std::optional<uint64_t> payload_bytes(const RecordLayout& layout);
 
 // Where the tensors of one record lie in its payload, listed in `segments`. The
@@ -56,13 +63,19 @@ int64_t padded_length(
 std::optional<RecordLayout>
 layout_of(const std::vector<at::Tensor>& tensors, const RaggedTensors& ragged);
 
-// One length in 0..padded per row, contiguous on the CPU. Throws
-// c10::ValueError.
-at::Tensor
-checked_lengths(const at::Tensor& lengths, int64_t rows, int64_t padded);
+// One length in 0..padded per row, contiguous on the CPU; nothing: no tensor is
+// ragged. Throws c10::ValueError, also where lengths are given or missing
+// though they should not be.
+std::optional<at::Tensor> checked_lengths(
+    const std::vector<at::Tensor>& tensors,
+    const RaggedTensors& ragged,
+    const std::optional<at::Tensor>& lengths);
 
 // `layout` with this length of its ragged tensors.
 RecordLayout with_length(RecordLayout layout, uint32_t length) noexcept;
+
+// `layout` with all tensors native.
+RecordLayout decoded(RecordLayout layout) noexcept;
 
 // The length of the ragged tensors, 0 when there is none. Nothing: they differ.
 std::optional<uint32_t> length_of(const RecordLayout& layout) noexcept;

@@ -1,13 +1,17 @@
+#include <c10/util/Exception.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <system_error>
 #include <tuple>
 
 #include "autocache/activation_store.h"
+#include "autocache/codec.h"
 #include "autocache/content_hash.h"
+#include "autocache/encoded_rows.h"
 #include "autocache/slab.h"
 #include "python/bindings.h"
 
@@ -16,6 +20,7 @@ namespace pipetransformer::bindings {
 namespace py = pybind11;
 using autocache::ActivationStore;
 using autocache::CacheCounts;
+using autocache::Codec;
 using autocache::FileCounts;
 using autocache::Slab;
 
@@ -25,7 +30,20 @@ using Group = std::tuple<
     int64_t,
     at::Tensor,
     std::optional<at::Tensor>,
-    std::vector<at::Tensor>>;
+    std::vector<at::Tensor>,
+    bool>;
+
+Codec codec_of(const std::string& name) {
+  constexpr std::array<const char*, autocache::kNumCodecs> kNames{
+      "native", "bf16", "fp16", "int8"};
+  for (uint8_t k = 0; k < kNames.size(); ++k) {
+    if (name == kNames[k]) {
+      return static_cast<Codec>(k);
+    }
+  }
+  C10_THROW_ERROR(
+      ValueError, "codec: expected native, bf16, fp16 or int8, got " + name);
+}
 
 // Throws what Python knows as OSError with its errno; needs the GIL.
 [[noreturn]] void raise_os_error(const std::system_error& error) {
@@ -96,17 +114,52 @@ std::vector<Group> fetch(
     const std::vector<uint64_t>& chain,
     const std::optional<at::Tensor>& input_hashes,
     const std::vector<double>& fills,
-    int64_t length) {
+    int64_t length,
+    const std::string& codec) {
   std::vector<Group> groups;
-  for (auto& group : store.fetch(ids, chain, input_hashes, {fills, length})) {
+  for (auto& group : store.fetch(
+           ids, chain, input_hashes, {fills, length}, codec_of(codec))) {
     std::optional<at::Tensor> lengths;
     if (group.lengths.defined()) {
       lengths = group.lengths;
     }
     groups.emplace_back(
-        group.boundary, group.rows, lengths, std::move(group.tensors));
+        group.boundary,
+        group.rows,
+        lengths,
+        std::move(group.tensors),
+        group.lossy);
   }
   return groups;
+}
+
+int64_t store(
+    ActivationStore& store,
+    const at::Tensor& ids,
+    const std::vector<at::Tensor>& tensors,
+    uint32_t boundary,
+    uint64_t fingerprint,
+    const std::optional<at::Tensor>& input_hashes,
+    const std::vector<bool>& ragged,
+    const std::optional<at::Tensor>& lengths,
+    const std::string& codec) {
+  return store.store(
+      ids,
+      tensors,
+      boundary,
+      fingerprint,
+      input_hashes,
+      ragged,
+      lengths,
+      codec_of(codec));
+}
+
+std::vector<at::Tensor> round_trip(
+    const std::vector<at::Tensor>& tensors,
+    const std::string& codec,
+    const std::vector<bool>& ragged,
+    const std::optional<at::Tensor>& lengths) {
+  return autocache::round_trip(tensors, codec_of(codec), ragged, lengths);
 }
 
 }  // namespace
@@ -151,10 +204,11 @@ void bind_autocache(py::module_& m) {
           py::arg("input_hashes"),
           py::arg("fills"),
           py::arg("length"),
+          py::arg("codec"),
           NoGil())
       .def(
           "store",
-          &ActivationStore::store,
+          &store,
           py::arg("ids"),
           py::arg("tensors"),
           py::arg("boundary"),
@@ -162,6 +216,7 @@ void bind_autocache(py::module_& m) {
           py::arg("input_hashes"),
           py::arg("ragged"),
           py::arg("lengths"),
+          py::arg("codec"),
           NoGil())
       .def("save", &save, py::arg("descriptor"), py::arg("begin"))
       .def(
@@ -192,6 +247,14 @@ void bind_autocache(py::module_& m) {
       py::arg("begin"),
       py::arg("end"));
   m.def("record_bytes", &autocache::record_bytes, py::arg("tensors"));
+  m.def(
+      "round_trip",
+      &round_trip,
+      py::arg("tensors"),
+      py::arg("codec"),
+      py::arg("ragged"),
+      py::arg("lengths"),
+      NoGil());
   m.def(
       "hash_tensor",
       &autocache::hash_tensor,

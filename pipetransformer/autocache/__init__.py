@@ -7,6 +7,12 @@ from pipetransformer.autocache.cache import (
     hash_ragged_rows,
     hash_rows,
 )
+from pipetransformer.autocache.codec import (
+    TOLERANCES,
+    Codec,
+    round_trip,
+    usual_bytes,
+)
 from pipetransformer.autocache.folder import (
     CacheFile,
     CacheFolder,
@@ -25,10 +31,12 @@ from pipetransformer.autocache.sizes import (
 )
 
 __all__ = [
+    "TOLERANCES",
     "ActivationCache",
     "CacheCounters",
     "CacheFile",
     "CacheFolder",
+    "Codec",
     "Ragged",
     "RaggedRows",
     "Records",
@@ -39,7 +47,9 @@ __all__ = [
     "hash_ragged_rows",
     "hash_rows",
     "record_bytes",
+    "round_trip",
     "slots_within",
+    "usual_bytes",
     "valid_part",
     "values_context",
 ]

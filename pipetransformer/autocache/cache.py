@@ -12,6 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 from pipetransformer import _C
+from pipetransformer.autocache.codec import Codec
 from pipetransformer.autocache.ragged import Ragged, RaggedRows, dims_of, flags, moved
 
 _logger = logging.getLogger(__name__)
@@ -31,12 +32,14 @@ class Records:
         rows: positions in the batch, ``(n,)`` int64.
         tensors: what crosses the boundary, each ``(n, ...)``, on the CPU.
         lengths: valid positions of each row, ``(n,)`` int64; None: not ragged.
+        lossy: some of them went through a codec that rounds.
     """
 
     boundary: int
     rows: Tensor
     tensors: tuple[Tensor, ...]
     lengths: Tensor | None = None
+    lossy: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,8 @@ class CacheCounters:
     Attributes:
         hits: rows found.
         misses: rows not found.
-        stale: misses whose record is of another prefix, or was overwritten while it
-            was read.
+        stale: misses whose record is of another prefix or codec, or was overwritten
+            while it was read.
         changed: misses whose record is of another input.
         corrupt: misses whose record failed its checksum; it is dropped.
         stored: rows written.
@@ -260,6 +263,7 @@ class ActivationCache:
         input_hashes: Tensor | None = None,
         ragged: Ragged | None = None,
         length: int | None = None,
+        codec: Codec = "native",
     ) -> list[Records]:
         """Read the records of a batch.
 
@@ -272,6 +276,8 @@ class ActivationCache:
             ragged: how ragged records are padded; None: they are misses.
             length: what they are padded to; longer ones are misses. None: to the
                 longest of an entry.
+            codec: records of this codec, and native ones, are found; the others are
+                misses.
 
         Returns:
             One entry per boundary and layout found, boundaries ascending. Rows in no
@@ -283,18 +289,23 @@ class ActivationCache:
         """
         fills = list(ragged.fills) if ragged is not None else []
         groups = self._store.fetch(
-            ids, list(chain), input_hashes, fills, -1 if length is None else length
+            ids,
+            list(chain),
+            input_hashes,
+            fills,
+            -1 if length is None else length,
+            codec,
         )
         self._warn_once("corrupt", "records failed their checksum and are recomputed")
         found = []
-        for boundary, rows, lengths, tensors in groups:
+        for boundary, rows, lengths, tensors, lossy in groups:
             if ragged is not None and lengths is not None:
                 try:
                     dims = dims_of(tensors, ragged.dim)
                 except ValueError:
                     continue  # whoever wrote it had another spec
                 tensors = moved(tensors, dims, back=True)
-            found.append(Records(boundary, rows, tuple(tensors), lengths))
+            found.append(Records(boundary, rows, tuple(tensors), lengths, lossy))
         return found
 
     def store(
@@ -307,10 +318,12 @@ class ActivationCache:
         input_hashes: Tensor | None = None,
         ragged: Ragged | None = None,
         lengths: Tensor | None = None,
+        codec: Codec = "native",
     ) -> int:
         """Write records, in place of those that the samples had.
 
-        A record with the same boundary, fingerprint and input hash is left as it is.
+        A record with the same boundary, fingerprint and input hash is left as it is,
+        if it is native or of the same codec.
 
         Args:
             ids: of records, ``(rows,)`` int64; of duplicates the first is stored.
@@ -321,6 +334,8 @@ class ActivationCache:
             ragged: how the tensors are padded; None: they are not.
             lengths: with `ragged`, how many positions of each row are valid,
                 ``(rows,)`` int64. Only these are stored.
+            codec: how tensors of float32 (``"int8"``: of 16 bits, too) are encoded. A
+                row with a value that it cannot hold stays native.
 
         Returns:
             Number of rows written.
@@ -337,7 +352,14 @@ class ActivationCache:
             tensors, padded = moved(tensors, dims), flags(dims)
             lengths = lengths if any(padded) else None
         written = self._store.store(
-            ids, list(tensors), boundary, fingerprint, input_hashes, padded, lengths
+            ids,
+            list(tensors),
+            boundary,
+            fingerprint,
+            input_hashes,
+            padded,
+            lengths,
+            codec,
         )
         self._warn_once("full", "records have no slot and will be recomputed")
         return written

@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 HEAD_BYTES = 4096
 SUFFIX = ".activations"
-_FORMAT = 1
+_FORMAT = 2
 _CLOSING_S = 60.0  # for a file that is being written when the run ends
 
 

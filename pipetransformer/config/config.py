@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pipetransformer.autodp import AutoDPConfig
 from pipetransformer.config.checks import settle_kinds
@@ -18,6 +18,7 @@ CheckpointMode = Literal["always", "except_last", "never"]
 ReshapeMode = Literal["priced", "always", "never"]
 AmpMode = Literal["bf16", "fp16"]
 Verify = Literal["sampled", "all"]
+Codec = Literal["native", "bf16", "fp16", "int8"]
 SchedulerInterval = Literal["step", "epoch"]
 
 
@@ -144,6 +145,9 @@ class CacheConfig:
         verify: Compare the checksum of one read in 64 (``"sampled"``) or of all.
         audit_every: One hit in that many is computed again and compared; a difference
             beyond rounding ends the cache's use and training goes on without. 0: none.
+        codec: What records of the training set are kept in: as they are (``"native"``),
+            or rounded to ``"bf16"``, ``"fp16"`` or ``"int8"``, if gradients on the
+            first samples show that it makes no difference. See docs/cache.md.
         directory: Where records are kept for later runs, which start with those of
             the same layers, weights and inputs; made when the run opens. None: they
             go with the run.
@@ -162,6 +166,7 @@ class CacheConfig:
     budget_bytes: int | None = None
     verify: Verify = "sampled"
     audit_every: int = 1000
+    codec: Codec = "native"
     directory: str | os.PathLike[str] | None = None
     views: int | None = None
     debug: bool = False
@@ -182,6 +187,12 @@ class CacheConfig:
             "CacheConfig.audit_every",
             ">= 0 hits",
             self.audit_every,
+        )
+        _require(
+            self.codec in get_args(Codec),
+            "CacheConfig.codec",
+            "'native', 'bf16', 'fp16' or 'int8'",
+            self.codec,
         )
         folder = self.directory
         usable = folder is None or os.fspath(folder) != ""

@@ -21,6 +21,7 @@ def explain_plan(
     cluster: Cluster | None = None,
     *,
     measured: Sequence[Measurement] = (),
+    cache: Sequence[str] = (),
     options: SearchOptions | None = None,
 ) -> Explanation:
     """Explain a plan: stages, limiting resource, alternatives, reasons, prices.
@@ -34,6 +35,7 @@ def explain_plan(
             holds is told: no stage times, limits or alternatives.
         cluster: its machines.
         measured: predictions beside what happened in a run.
+        cache: what was decided on the activation cache in a run, in words.
         options: those of the search that made the plan; default: what the plan and
             its candidates show. Alternatives may differ in what they force.
 
@@ -50,6 +52,7 @@ def explain_plan(
             stages=bare_stages(plan),
             step_ns=plan.simulated_step_ns,
             measured=tuple(measured),
+            cache=tuple(cache),
         )
     options = replace(
         SearchOptions.shown_by(plan) if options is None else options,
@@ -63,6 +66,7 @@ def explain_plan(
         limits=find_limits(plan, profile, cluster, run.step_ns, options),
         counterfactuals=find_alternatives(plan, profile, cluster, options, run),
         measured=tuple(measured),
+        cache=tuple(cache),
     )
 
 

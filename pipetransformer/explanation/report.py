@@ -135,6 +135,7 @@ class Explanation:
             a gain is the limiting resource.
         counterfactuals: empty when no profile was given.
         measured: predictions beside what happened, if there was a run.
+        cache: what was decided on the activation cache in a run, in words.
     """
 
     plan: Plan
@@ -144,6 +145,7 @@ class Explanation:
     limits: tuple[Limit, ...] = ()
     counterfactuals: tuple[Counterfactual, ...] = ()
     measured: tuple[Measurement, ...] = ()
+    cache: tuple[str, ...] = ()
 
     @property
     def limiting_resource(self) -> str | None:
@@ -169,6 +171,7 @@ class Explanation:
             "counterfactuals": [_plain(entry) for entry in self.counterfactuals],
             "transition": plan["transition"],
             "idle_devices": plan["idle_devices"],
+            "cache": list(self.cache),
             "measured": [
                 {**_plain(entry), "error": entry.error} for entry in self.measured
             ],
@@ -204,6 +207,7 @@ def plan_sections(explanation: Explanation) -> list[Section]:
         reasons(plan),
         outcomes.transition(plan),
         idle(plan),
+        Section("Activation cache", explanation.cache),
         outcomes.measured_section(explanation.measured),
     ]
     return [section for section in found if section.lines or section.table]

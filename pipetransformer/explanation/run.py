@@ -21,6 +21,7 @@ from pipetransformer.explanation.outcomes import (
 from pipetransformer.explanation.text import render
 from pipetransformer.report import (
     AbortRecord,
+    CodecRecord,
     PlanShape,
     RecoveryRecord,
     RefusalRecord,
@@ -43,6 +44,7 @@ class RunExplanation:
         aborts: attempts that were aborted.
         recoveries: losses of ranks that the run survived.
         counters: counts of the lead, by name.
+        codecs: decisions on the codec of cached activations.
     """
 
     world_size: int
@@ -54,6 +56,7 @@ class RunExplanation:
     aborts: tuple[AbortRecord, ...] = ()
     recoveries: tuple[RecoveryRecord, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+    codecs: tuple[CodecRecord, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Return the explanation as JSON-ready values."""
@@ -66,6 +69,7 @@ class RunExplanation:
             "refusals": [refusal.to_json() for refusal in self.refusals],
             "aborts": [_abort_dict(abort) for abort in self.aborts],
             "recoveries": [_recovery_dict(each) for each in self.recoveries],
+            "codecs": [each.to_json() for each in self.codecs],
             "counters": dict(self.counters),
             "phases_ns": dict(self.phases_ns),
             "measured": [
@@ -140,6 +144,7 @@ def run_sections(run: RunExplanation) -> list[Section]:
         Section("Refused", tuple(line for r in run.refusals for line in _refused(r))),
         Section("Aborted", tuple(_aborted(abort) for abort in run.aborts)),
         Section("Lost ranks", tuple(x for r in run.recoveries for x in _survived(r))),
+        Section("Activation cache", tuple(str(each) for each in run.codecs)),
         measured_section(run.measured),
         Section("Where the time went", (), _phase_table(run)),
         Section("Counts", _counts(run)),

@@ -11,6 +11,7 @@ from pipetransformer.explanation.run import (
 )
 from pipetransformer.report import (
     AbortRecord,
+    CodecRecord,
     PlanShape,
     RecoveryRecord,
     RefusalRecord,
@@ -50,6 +51,7 @@ def explain_run(summary: object) -> RunExplanation:
         aborts=fields.read_tuple("aborted", AbortRecord.from_json, ()),
         recoveries=fields.read_tuple("recoveries", RecoveryRecord.from_json, ()),
         counters=fields.read_mapping("counters", check_int),
+        codecs=fields.read_tuple("codecs", CodecRecord.from_json, ()),
     )
 
 

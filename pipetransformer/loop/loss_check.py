@@ -9,17 +9,15 @@ long as no ``loss_weight`` counts that: a mean of rows is the mean of its halves
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 import math
-import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.data.generators import GlobalGenerators
 from pipetransformer.data.structures import rows_of, tensors_of
 from pipetransformer.run.arguments import Loss, LossWeight
 
@@ -55,9 +53,9 @@ def checked_loss(
         _not_checked(f"it cannot be copied: {_named(error)}")
         return loss(outputs, targets)
     devices = {t.device for t in tensors_of((outputs, targets))}
-    before = _Generators.now(devices)
+    before = GlobalGenerators.now(devices)
     value = loss(outputs, targets)
-    rows, after = rows_of(outputs), _Generators.now(devices)
+    rows, after = rows_of(outputs), GlobalGenerators.now(devices)
     if not (
         isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()
     ):
@@ -177,51 +175,6 @@ def _with_rows(
         parts = [_with_rows(part, rows, tensors, samples) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
-
-
-@dataclasses.dataclass(frozen=True)
-class _Generators:
-    """States of the global generators that a loss may draw from."""
-
-    host: Tensor
-    accelerators: dict[torch.device, Tensor]
-    python: tuple[Any, ...]
-    numpy: Any  # None as long as nobody has imported it
-
-    @classmethod
-    def now(cls, devices: set[torch.device]) -> _Generators:
-        """Read the host's, and those of the accelerators among `devices`."""
-        numpy = sys.modules.get("numpy.random")
-        return cls(
-            torch.get_rng_state(),
-            {
-                device: torch.get_device_module(device).get_rng_state(device)
-                for device in devices
-                if device.type not in ("cpu", "meta")
-            },
-            random.getstate(),
-            numpy.get_state(legacy=False) if numpy is not None else None,
-        )
-
-    def equals(self, other: _Generators) -> bool:
-        return (
-            torch.equal(self.host, other.host)
-            and all(
-                torch.equal(state, other.accelerators[device])
-                for device, state in self.accelerators.items()
-            )
-            and self.python == other.python
-            and str(self.numpy) == str(other.numpy)
-        )
-
-    def restore(self) -> None:
-        torch.set_rng_state(self.host)
-        for device, state in self.accelerators.items():
-            torch.get_device_module(device).set_rng_state(state, device)
-        random.setstate(self.python)
-        numpy = sys.modules.get("numpy.random")
-        if numpy is not None and self.numpy is not None:
-            numpy.set_state(self.numpy)
 
 
 def _not_checked(why: str) -> None:

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.autocache import (
+    TOLERANCES,
     ActivationCache,
+    Codec,
     Ragged,
     RaggedRows,
     Records,
@@ -26,6 +28,7 @@ from pipetransformer.autocache import (
     fingerprint_chain,
     hash_ragged_rows,
     hash_rows,
+    round_trip,
     valid_part,
     values_context,
 )
@@ -125,6 +128,8 @@ class FrozenPrefix:
         view: int = 0,
         write: bool = True,
         whole: bool = False,
+        codec: Codec = "native",
+        compare: Callable[[Any, Any], None] | None = None,
     ) -> Any:
         """Return the activations at the boundary for one batch.
 
@@ -143,6 +148,10 @@ class FrozenPrefix:
             whole: Compute the batch as one micro-batch of unchanged shape unless
                 every row is found at one boundary, so that a row's bits do not
                 depend on which rows were found.
+            codec: What records are read and written in.
+            compare: Decides on the codec: is called with the activations as they are
+                and as they would be read. Those as they are are returned and stored.
+                None: it is decided.
 
         Returns:
             What the last frozen layer returns: a tensor or a tuple of tensors with
@@ -169,20 +178,23 @@ class FrozenPrefix:
                 input_hashes=hashes,
                 ragged=self._ragged,
                 length=self._length,
+                codec=codec,
             )
         if self._debug:
             for records in found:
-                self._check(inputs(), records, ids, cache, position, whole=whole)
+                self._check(
+                    inputs(), records, ids, cache, position, codec, whole=whole
+                )
         elif (
             found
             and cache.audit_due()
-            and not self._passes_audit(inputs(), found[0], cache, position)
+            and not self._passes_audit(inputs(), found[0], cache, position, codec)
         ):
             return self._run(inputs(), 0, position, whole)
         complete = len(found) == 1 and len(found[0].rows) == len(ids)
         if whole and not complete:
             found = []
-        if complete and found[0].boundary == self.boundary:
+        if complete and found[0].boundary == self.boundary and compare is None:
             return self._advance(found[0], position, whole)
         if self._ragged is not None and rows is None:
             rows = self._rows(inputs())
@@ -191,10 +203,37 @@ class FrozenPrefix:
             # Padded to the longest row of other batches: nothing found is of use.
             found, parts = [], self._assemble(inputs, [], len(ids), position, whole)
         result = parts[0][1] if len(parts) == 1 else _merge(parts, len(ids))
+        if compare is not None:
+            served = self._rounded(result, len(ids), codec, rows)
+            if any(records.lossy for records in found):
+                found, result = [], self._run(inputs(), 0, position, whole)
+            if served is not None:
+                with self._clock.phase("codec"):
+                    compare(result, served)
+            codec = "native"
         if write:
             with self._clock.phase("cache_write"):
-                self._store(cache, ids, result, hashes, found, chain[-1], rows)
+                self._store(cache, ids, result, hashes, found, chain[-1], rows, codec)
         return result
+
+    def _rounded(
+        self, value: Any, rows: int, codec: Codec, ragged: RaggedRows | None
+    ) -> Any:
+        """Return what a codec makes of activations; None: they cannot be stored."""
+        tensors = flat_tensors(value, rows)
+        if tensors is None or self._misfit(tensors, ragged) is not None:
+            return None
+        lengths = ragged.lengths if ragged is not None else None
+        return _as_read(
+            round_trip(tensors, codec, ragged=self._ragged, lengths=lengths)
+        )
+
+    def _misfit(
+        self, tensors: Sequence[Tensor], ragged: RaggedRows | None
+    ) -> str | None:
+        if self._ragged is None or ragged is None:
+            return None
+        return self._ragged.misfit(tensors, ragged.padded)
 
     def _rows(self, inputs: Any) -> RaggedRows | None:
         if self._ragged is None:
@@ -226,10 +265,12 @@ class FrozenPrefix:
         found: Records,
         cache: ActivationCache,
         position: DrawPosition,
+        codec: Codec,
     ) -> bool:
         """Compute a found row again; empty and leave the cache if it differs."""
         with self._clock.phase("audit"):
-            reason = self._apart(self._alone(inputs, found, position), found, 0)
+            again = self._alone(inputs, found, position)
+            reason = self._apart(again, found, 0, codec)
         if reason is not None:
             cache.fail_audit(
                 f"a sample computed again at boundary {found.boundary} differs from "
@@ -245,6 +286,7 @@ class FrozenPrefix:
         ids: Tensor,
         cache: ActivationCache,
         position: DrawPosition,
+        codec: Codec,
         *,
         whole: bool,
     ) -> None:
@@ -259,12 +301,14 @@ class FrozenPrefix:
             again = self._run(batch, 0, position, whole, found.boundary)
             fresh = tensors_of(again)
             # Kernels of an accelerator may give other bits each time.
-            bits = whole and self._own_bits and all(t.is_cpu for t in fresh)
+            exact = whole and self._own_bits and not found.lossy
+            bits = exact and all(t.is_cpu for t in fresh)
             for number, row in enumerate(found.rows.tolist()):
                 here = [tensor[row : row + 1] for tensor in fresh]
-                reason = self._apart(here, found, number, bits=bits)
+                reason = self._apart(here, found, number, codec, bits=bits)
                 if reason is None and number == 0:
-                    reason = self._apart(self._alone(inputs, found, position), found, 0)
+                    alone = self._alone(inputs, found, position)
+                    reason = self._apart(alone, found, 0, codec)
                 if reason is not None:
                     raise ValueError(
                         f"CacheConfig.debug: expected {cache.name_of(int(ids[row]))} "
@@ -294,6 +338,7 @@ class FrozenPrefix:
         fresh: Sequence[Tensor],
         found: Records,
         number: int,
+        codec: Codec,
         *,
         bits: bool = False,
     ) -> str | None:
@@ -304,6 +349,7 @@ class FrozenPrefix:
             valid_part(fresh, self._ragged, length),
             valid_part(cached, self._ragged, length),
             bits=bits,
+            rounded=TOLERANCES[codec] if found.lossy else 0.0,
         )
 
     def _cause(self, inputs: Any, row: int, position: DrawPosition) -> str:
@@ -338,6 +384,7 @@ class FrozenPrefix:
         found: Sequence[Records],
         fingerprint: int,
         ragged: RaggedRows | None,
+        codec: Codec,
     ) -> None:
         tensors = flat_tensors(result, len(ids))
         if tensors is None:
@@ -346,13 +393,11 @@ class FrozenPrefix:
                 "sample"
             )
             return
-        lengths = None
-        if self._ragged is not None and ragged is not None:
-            reason = self._ragged.misfit(tensors, ragged.padded)
-            if reason is not None:
-                self._refuse(f"layer {self.boundary - 1}: {reason}")
-                return
-            lengths = ragged.lengths
+        reason = self._misfit(tensors, ragged)
+        if reason is not None:
+            self._refuse(f"layer {self.boundary - 1}: {reason}")
+            return
+        lengths = ragged.lengths if ragged is not None else None
         fresh = torch.ones(len(ids), dtype=torch.bool)
         for records in found:
             if records.boundary == self.boundary:
@@ -370,11 +415,11 @@ class FrozenPrefix:
             input_hashes=hashes,
             ragged=self._ragged,
             lengths=lengths,
+            codec=codec,
         )
 
     def _advance(self, records: Records, position: DrawPosition, whole: bool) -> Any:
-        value: Any = records.tensors if len(records.tensors) > 1 else records.tensors[0]
-        return self._run(value, records.boundary, position, whole)
+        return self._run(_as_read(records.tensors), records.boundary, position, whole)
 
     def _assemble(
         self,
@@ -447,9 +492,20 @@ def _other_kind(fresh: Sequence[Tensor], cached: Sequence[Tensor]) -> str | None
 
 
 def _difference(
-    fresh: Sequence[Tensor], cached: Sequence[Tensor], *, bits: bool = False
+    fresh: Sequence[Tensor],
+    cached: Sequence[Tensor],
+    *,
+    bits: bool = False,
+    rounded: float = 0.0,
 ) -> str | None:
-    """Say which tensor is apart beyond rounding, with `bits` at all, and how far."""
+    """Say which tensor is apart beyond rounding, and how far, or None.
+
+    Args:
+        fresh: Computed again.
+        cached: From a record.
+        bits: Rounding counts, too.
+        rounded: How far the record may be off because of its codec, relative.
+    """
     if (reason := _other_kind(fresh, cached)) is not None:
         return reason
     for number, (one, other) in enumerate(zip(fresh, cached, strict=True)):
@@ -458,17 +514,22 @@ def _difference(
             if not torch.equal(one, other):
                 return f"{where}{int((one != other).sum())} of {one.numel()} values"
             continue
-        tolerance = 0.0 if bits else _TOLERANCES.get(one.dtype, _COARSE)
+        allowed = 0.0 if bits else _TOLERANCES.get(one.dtype, _COARSE) + rounded
         one, other = one.double(), other.double()
         # Equal infinities, as masks hold them, have no difference to speak of.
         differs = (one != other) & ~(one.isnan() & other.isnan())
         apart = (one - other)[differs].norm()
         size = one[one.isfinite()].norm()
-        if not apart <= size * tolerance + (0.0 if bits else 1e-30):
+        if not apart <= size * allowed + (0.0 if bits else 1e-30):
             return (
                 f"{where}norm of the difference {apart:.3g}, of the values {size:.3g}"
             )
     return None
+
+
+def _as_read(tensors: Sequence[Tensor]) -> Any:
+    """Return the value that the tensors of a record stand for."""
+    return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
 
 def _merge(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Any:

@@ -18,6 +18,7 @@ from pipetransformer.data import Batch
 from pipetransformer.data.structures import arguments_of
 from pipetransformer.pipe import Pipe, Workers
 from pipetransformer.planner import Plan
+from pipetransformer.replica.codec_gate import CodecGate
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.frozen_prefix import FrozenPrefix
 from pipetransformer.report.clock import Clock
@@ -36,6 +37,7 @@ class ActiveModel(nn.Module):
         position: Gives the draw position of the next forward, from the number of its
             batch in the pass.
         write: Tells whether prefix activations will be read again.
+        gate: Decides on the codec of records.
         clock: Is told when inputs are loaded.
     """
 
@@ -47,6 +49,7 @@ class ActiveModel(nn.Module):
         cache: Callable[[], ActivationCache | None],
         position: Callable[[int | None], DrawPosition],
         write: Callable[[], bool],
+        gate: CodecGate,
         clock: Clock,
     ) -> None:
         super().__init__()
@@ -55,6 +58,7 @@ class ActiveModel(nn.Module):
         self._cache = cache
         self._position = position
         self._write = write
+        self._gate = gate
         self._clock = clock
         self._retired = False
         self.last_batch: Batch | None = None
@@ -97,6 +101,7 @@ class ActiveModel(nn.Module):
         elif batch is None:
             value = prefix(lambda: inputs, None, None, position=position)
         else:
+            codec, compare = self._gate.terms(batch.targets)
             value = prefix(
                 lambda: self._inputs(batch),
                 batch.ids,
@@ -106,6 +111,8 @@ class ActiveModel(nn.Module):
                 lazy=batch.lazy,
                 view=batch.view,
                 write=self._write(),
+                codec=codec,
+                compare=compare,
             )
         arguments = arguments_of(value)
         if isinstance(arguments, Mapping):

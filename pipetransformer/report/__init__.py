@@ -1,6 +1,7 @@
 """Room ``report``: what a run did, for people and for programs."""
 
 from pipetransformer.report.clock import Clock
+from pipetransformer.report.codecs import CodecRecord
 from pipetransformer.report.console import (
     abort_line,
     closing_table,
@@ -25,6 +26,7 @@ from pipetransformer.report.transformations import (
 __all__ = [
     "AbortRecord",
     "Clock",
+    "CodecRecord",
     "Counters",
     "EpochRecord",
     "History",

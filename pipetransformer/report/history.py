@@ -10,6 +10,7 @@ import pathlib
 from typing import Any
 
 from pipetransformer.core import disk
+from pipetransformer.report.codecs import CodecRecord
 from pipetransformer.report.counters import Counters
 from pipetransformer.report.epochs import EpochRecord
 from pipetransformer.report.transformations import (
@@ -38,6 +39,7 @@ class History:
         refusals: Changes that were priced and not taken.
         aborted: Attempts that ended in ABORT, retries among them.
         recoveries: Losses of ranks that the run survived.
+        codecs: Decisions on the codec of cached activations, of this rank.
         freezes: The boundary's history: units, boundary, epoch and step of each change.
         counters: See `Counters`.
         total_seconds: Wall time from opening to closing the engine.
@@ -55,6 +57,7 @@ class History:
     refusals: list[RefusalRecord] = dataclasses.field(default_factory=list)
     aborted: list[AbortRecord] = dataclasses.field(default_factory=list)
     recoveries: list[RecoveryRecord] = dataclasses.field(default_factory=list)
+    codecs: list[CodecRecord] = dataclasses.field(default_factory=list)
     freezes: list[dict[str, int]] = dataclasses.field(default_factory=list)
     counters: Counters = dataclasses.field(default_factory=Counters)
     total_seconds: float = 0.0
@@ -94,6 +97,7 @@ class History:
             "refusals": [record.to_json() for record in self.refusals],
             "aborted": [record.to_json() for record in self.aborted],
             "recoveries": [record.to_json() for record in self.recoveries],
+            "codecs": [record.to_json() for record in self.codecs],
             "freezes": [dict(entry) for entry in self.freezes],
             "counters": self.counters.to_json(),
             "final_accuracy": self.final_accuracy,

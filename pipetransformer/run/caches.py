@@ -10,10 +10,12 @@ from pipetransformer._extension import host_memory
 from pipetransformer.autocache import (
     ActivationCache,
     CacheFolder,
+    Codec,
     cacheable,
     fingerprint_chain,
     record_bytes,
     slots_within,
+    usual_bytes,
 )
 from pipetransformer.autodp import ControlPlane, PeerFailure
 from pipetransformer.run.arguments import EngineArguments
@@ -137,7 +139,7 @@ class Caches:
         slots = slots_within(
             cluster.cache.host_bytes,
             num_samples=workload.num_samples * views,
-            slot_bytes=self._slot_bytes(),
+            slot_bytes=self._slot_bytes("train"),
         )
         return slots // views
 
@@ -168,14 +170,14 @@ class Caches:
     def _share(
         self, space: str, num_samples: int, *, creator: bool
     ) -> ActivationCache | None:
-        key, views = f"slab/{self._info.node}/{space}", self._views(space)
+        key = f"slab/{self._info.node}/{space}"
         if not creator:
             address = self._plane.wait(key, phase=f"attaching the {space} cache")
-            cache = self._attach(address, num_samples, views)
+            cache = self._attach(address, space, num_samples)
             if cache is not None and self._folder is not None:
                 cache.expect_earlier_records()
             return cache
-        made = self._create(num_samples, views)
+        made = self._create(space, num_samples)
         if made is not None and self._folder is not None:
             layers = fingerprint_chain(list(self._arguments.model), 1)[1]
             self._folder.load(made, self._kept_as(space), layers)
@@ -193,25 +195,33 @@ class Caches:
             return
         self.obtain("train", workload.num_samples, layout)
 
-    def _create(self, num_samples: int, views: int) -> ActivationCache | None:
-        slot_bytes = self._slot_bytes()
+    def _codec(self, space: str) -> Codec:
+        """Return how records are kept: those of evaluations give the same bits."""
+        return self._config.codec if space == "train" else "native"
+
+    def _is_ragged(self, space: str) -> bool:
+        """Tell whether records differ in size; native ones take more than others."""
+        return self._arguments.ragged is not None or self._codec(space) != "native"
+
+    def _create(self, space: str, num_samples: int) -> ActivationCache | None:
+        slot_bytes = self._slot_bytes(space)
         try:
             return ActivationCache.create(
                 run_id=self._info.run_id,
                 num_samples=num_samples,
                 slot_bytes=slot_bytes,
                 budget_bytes=self.budget_bytes(),
-                ragged=self._arguments.ragged is not None,
+                ragged=self._is_ragged(space),
                 verify="all" if self._config.debug else self._config.verify,
                 audit_every=self._config.audit_every,
-                views=views,
+                views=self._views(space),
             )
         except (OSError, RuntimeError, ValueError) as error:
             # RuntimeError: the machine does not tell its memory.
             _LOG.warning("no cache, frozen layers are recomputed: %s", error)
             return None
 
-    def _slot_bytes(self) -> int:
+    def _slot_bytes(self, space: str) -> int:
         profile = self._inputs.profile
         if profile is None:
             raise RuntimeError("cache asked for before the profile; please report")
@@ -220,11 +230,12 @@ class Caches:
             for boundary, layer in enumerate(profile.layers, start=1)
             if profile.may_be_boundary(boundary)
         )
-        record = torch.empty(1, widest + _LAYOUT_SLACK_BYTES, dtype=torch.uint8)
+        usual = usual_bytes(widest, self._codec(space)) + _LAYOUT_SLACK_BYTES
+        record = torch.empty(1, usual, dtype=torch.uint8)
         return record_bytes([record])
 
     def _attach(
-        self, address: bytes, num_samples: int, views: int
+        self, address: bytes, space: str, num_samples: int
     ) -> ActivationCache | None:
         if not address:
             return None
@@ -234,10 +245,10 @@ class Caches:
                 run_id=self._info.run_id,
                 verify="all" if self._config.debug else self._config.verify,
                 audit_every=self._config.audit_every,
-                views=views,
+                views=self._views(space),
             )
             try:
-                self._require_room(cache, num_samples)
+                self._require_room(cache, space, num_samples)
             except ValueError:
                 cache.close()
                 raise
@@ -245,16 +256,17 @@ class Caches:
         except ValueError as error:
             # Another pid namespace or user: an own slab is slower, never wrong.
             _LOG.warning("own cache instead of the node's: %s", error)
-            return self._create(num_samples, views)
+            return self._create(space, num_samples)
 
-    def _require_room(self, cache: ActivationCache, num_samples: int) -> None:
+    def _require_room(
+        self, cache: ActivationCache, space: str, num_samples: int
+    ) -> None:
         """Refuse a slab of another set, or one that holds none of this run's records.
 
         Plans would count on it, and nothing would be cached.
         """
         # Slots of ragged records are as large as they need to be.
-        ragged = self._arguments.ragged is not None
-        wanted = 0 if ragged else self._slot_bytes()
+        wanted = 0 if self._is_ragged(space) else self._slot_bytes(space)
         if cache.num_samples != num_samples or cache.slot_bytes < wanted:
             raise ValueError(
                 f"the node's cache: expected {num_samples} samples in slots of at "

@@ -114,6 +114,7 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
         profile,
         cluster,
         measured=explain_run(run.history.to_json()).measured,
+        cache=[str(each) for each in run.history.codecs],
         options=_options(run, workload, boundary),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection
 
 from torch import Tensor, nn
@@ -15,14 +16,17 @@ from pipetransformer.autodp import (
     hash_tensors,
 )
 from pipetransformer.pipe import Pipe, Workers
+from pipetransformer.replica.codec_gate import CodecGate
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.frozen_prefix import FrozenPrefix
 from pipetransformer.replica.replica import ActiveModel, LastGradient, Replica
-from pipetransformer.report import Phases
+from pipetransformer.report import CodecRecord, Phases
 from pipetransformer.run.context import Run
 from pipetransformer.state.message import decode, encode, named_tensors
 from pipetransformer.state.state import load_optimizer, optimizer_tree
 from pipetransformer.transformation.proposal import Proposal
+
+_LOG = logging.getLogger(__name__)
 
 
 def move(
@@ -142,6 +146,7 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         cache=run.caches.training,
         position=position,
         write=run.will_read_again,
+        gate=_gate(run, layers, plan.boundary),
         clock=run.clock,
     )
     run.step_buffers.watch(model)
@@ -154,4 +159,24 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         pipe=pipe,
         active_model=model,
         last_gradient=LastGradient(layers[plan.boundary :] if group.size > 1 else ()),
+    )
+
+
+def _gate(run: Run, layers: list[nn.Module], boundary: int) -> CodecGate:
+    decided = (each for each in run.history.codecs if each.boundary == boundary)
+
+    def tell(record: CodecRecord) -> None:
+        run.history.codecs.append(record)
+        _LOG.log(logging.INFO if record.passed else logging.WARNING, "%s", record)
+
+    return CodecGate(
+        run.config.cache.codec,
+        layers[boundary:],
+        boundary=boundary,
+        loss=run.arguments.loss,
+        loss_weight=run.arguments.loss_weight,
+        scaled=run.precision.scaled,
+        now=lambda: (run.state.epoch, run.state.step),
+        tell=tell,
+        decided=next(decided, None),
     )

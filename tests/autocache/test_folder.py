@@ -176,7 +176,7 @@ def test_what_is_no_file_of_this_user_is_left_alone(tmp_path, kind):
     [
         {"torch_version": "1.0"},
         {"machine": "big abacus"},
-        {"format": 2},
+        {"format": 3},
         {"records": "40"},
         {"surplus": 1},
     ],

@@ -112,7 +112,7 @@ def test_memory_that_fits_together_is_attached_to():
 )
 def test_crafted_sizes_are_refused(sizes, size):
     with memory(superblock(*sizes), size) as fd:
-        with pytest.raises(ValueError, match="address: expected a cache of format 2"):
+        with pytest.raises(ValueError, match="address: expected a cache of format 3"):
             attach(fd)
 
 
@@ -293,7 +293,8 @@ def header(
     rows = b""
     for dtype, num_dims, *sizes in tensors:
         ragged, num_dims = divmod(num_dims, 256)
-        rows += struct.pack("<HBB", dtype, num_dims, ragged)
+        codec, dtype = divmod(dtype, 256)
+        rows += struct.pack("<BBBB", dtype, codec, num_dims, ragged)
         rows += struct.pack("<6I", *sizes, *[0] * (6 - len(sizes)))
     layout = struct.pack("<I", len(tensors) if num_tensors is None else num_tensors)
     layout += rows.ljust(6 * 28, b"\0")
@@ -353,7 +354,11 @@ HUGE = 2**32 - 1
         dict(payload_bytes=2**63),
         dict(payload_bytes=LARGEST),
         dict(payload_bytes=31),
-        dict(tensors=((65535, 1, 8),)),
+        dict(tensors=((255, 1, 8),)),
+        dict(tensors=((256 + 6, 1, 8),)),  # bf16 of another size
+        dict(tensors=((256 * 3 + 6, 2, 4, 2),)),  # int8 that saves nothing
+        dict(tensors=((256 + 4, 1, 8),), payload_bytes=16),  # bf16 of int64
+        dict(tensors=((256 * 4 + 6, 1, 8),)),  # no codec
         dict(tensors=((12, 1, 8),)),  # a quantized type
         dict(sample=1),
     ],

@@ -1,4 +1,4 @@
-"""Builds and runs the torch-free tests of the slab under sanitizers."""
+"""Builds and runs the torch-free tests of slab and codecs under sanitizers."""
 
 import pathlib
 import re
@@ -38,6 +38,26 @@ def test_slab_tears_nothing_and_survives_its_writers(tmp_path, flags, rounds):
     subprocess.run(command, check=True, timeout=100)
     run = subprocess.run(
         [str(binary), str(rounds)],
+        timeout=150,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout[-4000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+def test_codecs_stay_within_their_rows(tmp_path):
+    binary = tmp_path / "codec_test"
+    command = [COMPILER, "-std=c++20", "-Wall", "-Wextra", "-Werror", "-O2"]
+    command += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    command += [f"-I{ROOT / 'csrc'}", "-o", str(binary)]
+    sources = ["tests/autocache/cpp/codec_test.cpp", "csrc/autocache/codec.cpp"]
+    command += [str(ROOT / source) for source in sources]
+    subprocess.run(command, check=True, timeout=100)
+    run = subprocess.run(
+        [str(binary), "3000"],
         timeout=150,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

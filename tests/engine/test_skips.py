@@ -222,7 +222,7 @@ def test_records_are_as_wide_as_a_boundary_not_as_its_skips():
         run = run_of(engine)
         wide = [layer.boundary_bytes_per_sample for layer in run.inputs.profile.layers]
         assert max(wide) == 192 and max(wide[b - 1] for b in BOUNDARIES[1:]) == 64
-        assert run.caches._slot_bytes() == record_bytes(
+        assert run.caches._slot_bytes("train") == record_bytes(
             [torch.empty(1, 64 + 256, dtype=torch.uint8)]
         )
 

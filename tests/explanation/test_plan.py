@@ -103,6 +103,7 @@ def test_json_holds_every_promised_part():
         "counterfactuals",
         "transition",
         "idle_devices",
+        "cache",
         "measured",
     }
     assert (values["version"], values["kind"]) == (1, "plan")

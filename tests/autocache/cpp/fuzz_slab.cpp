@@ -198,8 +198,8 @@ class Fuzz {
     header.layout.num_tensors = static_cast<uint32_t>(
         below(3) == 0 ? number() : below(kMaxTensors + 2));
     for (TensorLayout& tensor : header.layout.tensors) {
-      tensor.dtype =
-          static_cast<uint16_t>(below(2) == 0 ? number() : below(50));
+      tensor.dtype = static_cast<uint8_t>(below(2) == 0 ? number() : below(50));
+      tensor.codec = static_cast<Codec>(below(8) == 0 ? number() : below(5));
       tensor.num_dims =
           static_cast<uint8_t>(below(3) == 0 ? number() : below(kMaxDims + 2));
       tensor.ragged = static_cast<uint8_t>(below(8) == 0 ? number() : below(2));

@@ -85,7 +85,14 @@ def model(*extra, depth=4):
 
 
 def train(
-    codec, *extra, freeze=(3, 3, 3), loss=None, amp=None, slots=1, size=SIZE, **cache
+    codec,
+    *extra,
+    freeze=(3, 3, 3),
+    loss=None,
+    amp=None,
+    slots=1,
+    explains=False,
+    **cache,
 ):
     """Train, evaluate; return losses, evaluations, the engine and its explanation."""
     engine = pt.PipeTransformer(
@@ -103,10 +110,10 @@ def train(
     losses, found = [], []
     with engine:
         for _ in engine.epochs(len(freeze)):
-            for batch in engine.batches(TokenSet(size), 12):
+            for batch in engine.batches(TokenSet(), 12):
                 losses.append(float(engine.step(batch)))
             found.append(engine.evaluate(TokenSet(9, seed=5), name="val")["loss"])
-        explanation = engine.explain()
+        explanation = engine.explain() if explains else None
     return losses, found, engine, explanation
 
 
@@ -119,7 +126,7 @@ def after_a_batch(monkeypatch):
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("codec", LOSSY)
 def test_a_codec_that_passes_serves_later_epochs(after_a_batch, codec, slots):
-    losses, found, engine, explanation = train(codec, slots=slots)
+    losses, found, engine, explanation = train(codec, slots=slots, explains=True)
     plain, evaluated, _, _ = train("native", slots=slots)
     (record,) = engine.history.codecs
     assert record.passed and record.cosine >= 0.999
@@ -151,7 +158,7 @@ def test_encoded_records_take_fewer_bytes_and_a_budget_holds_more(after_a_batch)
 @pytest.mark.parametrize("codec", LOSSY)
 def test_a_codec_that_fails_leaves_everything_as_it_is(codec, caplog):
     with caplog.at_level(logging.WARNING):
-        losses, found, engine, explanation = train(codec, Residue())
+        losses, found, engine, explanation = train(codec, Residue(), explains=True)
     plain = train("native", Residue())
     assert (losses, found) == plain[:2]
     (record,) = engine.history.codecs
@@ -184,7 +191,7 @@ def drawing_loss(outputs, targets):
     return nn.functional.cross_entropy(outputs + 0 * torch.rand(3), targets)
 
 
-def test_a_short_pass_is_enough_and_what_it_stored_stays(tmp_path):
+def test_a_short_pass_is_enough_and_what_it_stored_stays():
     _, _, engine, _ = train("int8")  # fewer samples than the gate asks for
     (record,) = engine.history.codecs
     assert record.passed and (record.samples, record.epoch) == (SIZE, 1)
@@ -271,11 +278,11 @@ def test_each_rank_decides_for_what_it_stores():
 # --- the prefix ----------------------------------------------------------------
 
 
-def prefix_of(boundary, workers):
+def prefix_of(boundary, workers, ragged=None):
     layers = list(model())[:boundary]
     for layer in layers:
         layer.requires_grad_(False).eval()
-    return FrozenPrefix(layers, boundary, workers, Clock(), seed=0)
+    return FrozenPrefix(layers, boundary, workers, Clock(), seed=0, ragged=ragged)
 
 
 def cache_of(**options):
@@ -343,6 +350,33 @@ def test_until_it_is_decided_exact_values_are_returned_and_stored():
         assert torch.equal(rounded, round_trip([full], "int8")[0])
         (records,) = cache.fetch(ids, chain=later._chain())
         assert not records.lossy and torch.equal(records.tensors[0], full)
+
+
+def lengths_in(inputs):
+    return (inputs != 0).any(-1).sum(1)
+
+
+def test_padding_is_measured_and_kept_as_it_is():
+    ids, lengths, seen = torch.arange(8), torch.tensor([1, 2, 3, 4, 5, 6, 7, 8]), []
+    ragged = pt.Ragged(lengths_in, fill=0.5)
+    inputs = TokenSet(8).x * (torch.arange(TOKENS) < lengths[:, None])[:, :, None]
+    with Workers(1, intra_op_threads=1) as workers:
+        cache, prefix = cache_of(), prefix_of(3, workers, ragged)
+        exact = prefix(lambda: inputs, None, None, position=AT)
+        options = dict(position=AT, codec="int8", compare=lambda *v: seen.append(v))
+        assert torch.equal(prefix(lambda: inputs, ids, cache, **options), exact)
+        cache.clear()
+        options.pop("compare")
+        prefix(lambda: inputs, ids, cache, **options)
+        read = prefix(lambda: inputs, ids, cache, **options)
+    ((_, served),) = seen
+    for row, length in enumerate(lengths.tolist()):
+        (alone,) = round_trip([exact[row : row + 1, :length]], "int8")
+        assert torch.equal(served[row, :length], alone[0])
+        assert torch.equal(served[row, length:], exact[row, length:])
+        assert torch.equal(read[row, :length], alone[0])
+        assert (read[row, length:] == 0.5).all()
+    assert torch.equal(served[0], exact[0]) and not torch.equal(served[7], exact[7])
 
 
 # --- the gate alone ------------------------------------------------------------

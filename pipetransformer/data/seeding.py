@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import get_worker_info
 
+from pipetransformer.data.generators import GlobalGenerators
 from pipetransformer.data.sampler import seed_of
 
 
@@ -42,16 +43,12 @@ def seed_generators(*parts: object) -> None:
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
     """Put the host's global generators back as they were, whatever is drawn within."""
-    numpy = _numpy_random()
-    states = random.getstate(), torch.default_generator.get_state()
-    drawn = numpy.get_state() if numpy is not None else None
+    _numpy_random()
+    kept = GlobalGenerators.now(set())
     try:
         yield
     finally:
-        random.setstate(states[0])
-        torch.default_generator.set_state(states[1])
-        if numpy is not None:
-            numpy.set_state(drawn)
+        kept.restore()
 
 
 def _numpy_random() -> types.ModuleType | None:

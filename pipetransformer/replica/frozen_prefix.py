@@ -182,9 +182,7 @@ class FrozenPrefix:
             )
         if self._debug:
             for records in found:
-                self._check(
-                    inputs(), records, ids, cache, position, codec, whole=whole
-                )
+                self._check(inputs(), records, ids, cache, position, codec, whole=whole)
         elif (
             found
             and cache.audit_due()

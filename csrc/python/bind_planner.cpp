@@ -47,7 +47,9 @@ void bind_inputs(py::module_& m) {
       .def_readwrite("host_bytes", &CacheTiers::host_bytes)
       .def_readwrite("host_bytes_per_s", &CacheTiers::host_bytes_per_s)
       .def_readwrite("disk_bytes", &CacheTiers::disk_bytes)
-      .def_readwrite("disk_bytes_per_s", &CacheTiers::disk_bytes_per_s);
+      .def_readwrite("disk_bytes_per_s", &CacheTiers::disk_bytes_per_s)
+      .def_readwrite("host_record_ns", &CacheTiers::host_record_ns)
+      .def_readwrite("host_in_line", &CacheTiers::host_in_line);
   py::class_<Cluster>(m, "Cluster")
       .def(py::init<>())
       .def_readwrite("num_nodes", &Cluster::num_nodes)
@@ -186,7 +188,8 @@ void bind_costs(py::module_& m) {
       .def_readwrite("prefix_placement", &StepCosts::prefix_placement)
       .def_readwrite("prefix_ns", &StepCosts::prefix_ns)
       .def_readwrite("prefix_copy_ns", &StepCosts::prefix_copy_ns)
-      .def_readwrite("cache_read_ns", &StepCosts::cache_read_ns);
+      .def_readwrite("cache_read_ns", &StepCosts::cache_read_ns)
+      .def_readwrite("cache_wait_ns", &StepCosts::cache_wait_ns);
 }
 
 // Here the planner meets the simulator, which decides between its candidates.

@@ -47,6 +47,7 @@ class PipelineBuilder {
         ops_(schedule.size()) {}
 
   void build() {
+    add_waited_read();
     std::vector<int32_t> arrived;
     if (options_.prefix != PrefixMode::kFilled) {
       arrived = add_prefix(
@@ -128,7 +129,23 @@ class PipelineBuilder {
     graph_.wait(task, copied);
   }
 
-  // The read overlaps with everything; the write of a micro-batch follows its
+  // What the devices wait for before they do anything.
+  void add_waited_read() {
+    if (costs_.cache_wait_ns == 0) {
+      return;
+    }
+    Task task;
+    task.kind = TaskKind::kCacheRead;
+    task.replica = devices_.replica;
+    task.resource = devices_.cache;
+    task.duration_ns = costs_.cache_wait_ns;
+    const int32_t read = graph_.add(task);
+    for (int32_t& last : last_) {
+      last = read;  // each list begins with it
+    }
+  }
+
+  // This read overlaps with everything; the write of a micro-batch follows its
   // prefix.
   void add_cache_traffic(const std::vector<int32_t>& arrived) {
     Task task;

@@ -124,6 +124,7 @@ void check_prefix(const StepCosts& costs) {
   }
   check_ns(costs.prefix_copy_ns, "prefix_copy_ns");
   check_ns(costs.cache_read_ns, "cache_read_ns");
+  check_ns(costs.cache_wait_ns, "cache_wait_ns");
 }
 
 void check_replicas(

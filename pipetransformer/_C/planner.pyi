@@ -25,6 +25,8 @@ class CacheTiers:
     host_bytes_per_s: int
     disk_bytes: int
     disk_bytes_per_s: int
+    host_record_ns: int
+    host_in_line: bool
     def __init__(self) -> None: ...
 
 class Cluster:
@@ -437,4 +439,5 @@ class StepCosts:
     prefix_ns: list[int]
     prefix_copy_ns: int
     cache_read_ns: int
+    cache_wait_ns: int
     def __init__(self) -> None: ...

@@ -1,5 +1,11 @@
 """Activations of the frozen prefix: computed once per sample, then read back."""
 
+from pipetransformer.autocache.admission import (
+    Admission,
+    Prospect,
+    TierRates,
+    decide,
+)
 from pipetransformer.autocache.cache import (
     ActivationCache,
     CacheCounters,
@@ -25,6 +31,7 @@ from pipetransformer.autocache.prefix import (
     values_context,
 )
 from pipetransformer.autocache.ragged import Ragged, RaggedRows, valid_part
+from pipetransformer.autocache.rates import measure_rates
 from pipetransformer.autocache.sizes import (
     record_bytes,
     slots_within,
@@ -33,19 +40,24 @@ from pipetransformer.autocache.sizes import (
 __all__ = [
     "TOLERANCES",
     "ActivationCache",
+    "Admission",
     "CacheCounters",
     "CacheFile",
     "CacheFolder",
     "Codec",
+    "Prospect",
     "Ragged",
     "RaggedRows",
     "Records",
+    "TierRates",
     "cache_files",
     "cacheable",
     "damaged_records",
+    "decide",
     "fingerprint_chain",
     "hash_ragged_rows",
     "hash_rows",
+    "measure_rates",
     "record_bytes",
     "round_trip",
     "slots_within",

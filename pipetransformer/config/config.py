@@ -160,6 +160,10 @@ class CacheConfig:
         debug: For finding faults in layers: every hit is computed again and compared,
             every checksum is, too, and a difference is an error that names the sample
             and, where it can be told, the layer. Saves no time.
+        admission: ``"measured"``: frozen layers run for every batch where that costs
+            less than reading their activations, by what both take here. ``"always"``:
+            the cache is used whatever it costs; nothing is measured, and plans count
+            reads as free.
     """
 
     enabled: bool = True
@@ -170,6 +174,7 @@ class CacheConfig:
     directory: str | os.PathLike[str] | None = None
     views: int | None = None
     debug: bool = False
+    admission: Literal["measured", "always"] = "measured"
 
     def __post_init__(self) -> None:
         """Validate each field."""
@@ -197,6 +202,12 @@ class CacheConfig:
         folder = self.directory
         usable = folder is None or os.fspath(folder) != ""
         _require(usable, "CacheConfig.directory", "a folder's name or None", folder)
+        _require(
+            self.admission in ("measured", "always"),
+            "CacheConfig.admission",
+            "'measured' or 'always'",
+            self.admission,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

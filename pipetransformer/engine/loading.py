@@ -109,4 +109,11 @@ def workload_of(run: Run, loading: Loading) -> Workload:
             ragged.rows_of(inputs, tensors_of(inputs))
         return inputs
 
-    return Workload(size, loading.batch_size, len(whole), loading.drop_last, sample)
+    return Workload(
+        size,
+        loading.batch_size,
+        len(whole),
+        loading.drop_last,
+        sample,
+        hashes=not hasattr(dataset, "input_key"),
+    )

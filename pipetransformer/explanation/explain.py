@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipetransformer.explanation.alternatives import find_alternatives
@@ -21,8 +21,9 @@ def explain_plan(
     cluster: Cluster | None = None,
     *,
     measured: Sequence[Measurement] = (),
-    cache: Sequence[str] = (),
+    codecs: Sequence[str] = (),
     options: SearchOptions | None = None,
+    cache: Mapping[str, object] | None = None,
 ) -> Explanation:
     """Explain a plan: stages, limiting resource, alternatives, reasons, prices.
 
@@ -35,9 +36,10 @@ def explain_plan(
             holds is told: no stage times, limits or alternatives.
         cluster: its machines.
         measured: predictions beside what happened in a run.
-        cache: what was decided on the activation cache in a run, in words.
+        codecs: what was decided on codecs of cached activations in a run, in words.
         options: those of the search that made the plan; default: what the plan and
             its candidates show. Alternatives may differ in what they force.
+        cache: why frozen activations are cached in a run or not; its ``text`` is shown.
 
     Returns:
         The explanation.
@@ -52,7 +54,8 @@ def explain_plan(
             stages=bare_stages(plan),
             step_ns=plan.simulated_step_ns,
             measured=tuple(measured),
-            cache=tuple(cache),
+            cache=cache,
+            codecs=tuple(codecs),
         )
     options = replace(
         SearchOptions.shown_by(plan) if options is None else options,
@@ -66,7 +69,8 @@ def explain_plan(
         limits=find_limits(plan, profile, cluster, run.step_ns, options),
         counterfactuals=find_alternatives(plan, profile, cluster, options, run),
         measured=tuple(measured),
-        cache=tuple(cache),
+        cache=cache,
+        codecs=tuple(codecs),
     )
 
 

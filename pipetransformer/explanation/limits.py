@@ -10,7 +10,6 @@ from itertools import pairwise
 from pipetransformer.core.wire import LARGEST_INT
 from pipetransformer.explanation.report import Limit
 from pipetransformer.planner import (
-    CacheTiers,
     Cluster,
     InfeasiblePlan,
     LayerProfile,
@@ -157,10 +156,10 @@ def _fast_cache(cluster: Cluster) -> Cluster:
     tiers = cluster.cache
     if tiers is None:
         return cluster
-    faster = CacheTiers(
-        host_bytes=tiers.host_bytes,
+    faster = replace(
+        tiers,
         host_bytes_per_s=_twice(tiers.host_bytes_per_s),
-        disk_bytes=tiers.disk_bytes,
+        host_record_ns=tiers.host_record_ns // 2,
         disk_bytes_per_s=_twice(tiers.disk_bytes_per_s),
     )
     return replace(cluster, cache=faster)

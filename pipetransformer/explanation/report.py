@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from pipetransformer.explanation import outcomes
@@ -135,7 +136,9 @@ class Explanation:
             a gain is the limiting resource.
         counterfactuals: empty when no profile was given.
         measured: predictions beside what happened, if there was a run.
-        cache: what was decided on the activation cache in a run, in words.
+        cache: why frozen activations are cached in the run or not, with its ``text``;
+            None: not compared.
+        codecs: what was decided on codecs of cached activations in a run, in words.
     """
 
     plan: Plan
@@ -145,7 +148,8 @@ class Explanation:
     limits: tuple[Limit, ...] = ()
     counterfactuals: tuple[Counterfactual, ...] = ()
     measured: tuple[Measurement, ...] = ()
-    cache: tuple[str, ...] = ()
+    cache: Mapping[str, object] | None = None
+    codecs: tuple[str, ...] = ()
 
     @property
     def limiting_resource(self) -> str | None:
@@ -171,7 +175,8 @@ class Explanation:
             "counterfactuals": [_plain(entry) for entry in self.counterfactuals],
             "transition": plan["transition"],
             "idle_devices": plan["idle_devices"],
-            "cache": list(self.cache),
+            "cache": None if self.cache is None else dict(self.cache),
+            "codecs": list(self.codecs),
             "measured": [
                 {**_plain(entry), "error": entry.error} for entry in self.measured
             ],
@@ -205,9 +210,9 @@ def plan_sections(explanation: Explanation) -> list[Section]:
         refusals(plan),
         counterfactuals(explanation),
         reasons(plan),
+        cache(explanation),
         outcomes.transition(plan),
         idle(plan),
-        Section("Activation cache", explanation.cache),
         outcomes.measured_section(explanation.measured),
     ]
     return [section for section in found if section.lines or section.table]
@@ -381,6 +386,13 @@ def counterfactuals(explanation: Explanation) -> Section:
 def reasons(plan: Plan) -> Section:
     """Sentences of the search."""
     return Section("Reasons", tuple(f"- {reason}" for reason in plan.reasons))
+
+
+def cache(explanation: Explanation) -> Section:
+    """Why frozen activations are cached, or not, and in which codec."""
+    told = explanation.cache
+    lines = () if told is None else (str(told["text"]),)
+    return Section("Activation cache", (*lines, *explanation.codecs))
 
 
 def idle(plan: Plan) -> Section:

@@ -53,7 +53,7 @@ def evaluating(run: Run, replica: Replica, dataset: Any, name: str) -> Iterator[
         raise ValueError("name: expected another one than the training set's 'train'")
     if replica.prefix is not None:
         replica.prefix.refresh()
-        if replica.prefix.refusal is None:
+        if replica.prefix.uses_cache:
             run.caches.obtain(name, len(dataset), run.in_force.layout)
             run.caches.begin_pass(name)
     run.freezer.train(False)

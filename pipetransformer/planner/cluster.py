@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pipetransformer.core import wire
 
 _CACHE_FIELDS = ("host_bytes", "host_bytes_per_s", "disk_bytes", "disk_bytes_per_s")
+_UNUSUAL = {"host_record_ns": 0, "host_in_line": False}  # left out of the text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,20 +19,35 @@ class CacheTiers:
         host_bytes_per_s: rate of reads from it.
         disk_bytes: disk space given to the cache, bytes.
         disk_bytes_per_s: rate of reads from it.
+        host_record_ns: of each record read from host memory, whatever its size; with
+            a rate only.
+        host_in_line: each replica reads its rows of host memory before its first
+            forward; else the reads of a node run alongside the step.
 
     Raises:
-        ValueError: a field is not an integer or negative.
+        ValueError: a field is of another kind, or negative.
     """
 
     host_bytes: int = 0
     host_bytes_per_s: int = 0
     disk_bytes: int = 0
     disk_bytes_per_s: int = 0
+    host_record_ns: int = 0
+    host_in_line: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for field in _CACHE_FIELDS:
+        for field in (*_CACHE_FIELDS, "host_record_ns"):
             wire.check_int(getattr(self, field), f"cluster cache {field}")
+        wire.check_bool(self.host_in_line, "cluster cache host_in_line")
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the tiers as JSON-ready values."""
+        fields = asdict(self)
+        for name, usual in _UNUSUAL.items():
+            if fields[name] == usual:
+                del fields[name]
+        return fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +118,8 @@ class Cluster:
         fields: dict[str, object] = {"version": 1, **asdict(self)}
         if self.cache is None:
             del fields["cache"]
+        else:
+            fields["cache"] = self.cache.to_dict()
         return fields
 
     def to_json(self) -> str:
@@ -139,7 +157,10 @@ class Cluster:
         )
         if fields.get("cache") is not None:
             tiers = wire.read_object(
-                fields["cache"], "cluster cache", required=_CACHE_FIELDS
+                fields["cache"],
+                "cluster cache",
+                required=_CACHE_FIELDS,
+                optional=tuple(_UNUSUAL),
             )
             fields["cache"] = CacheTiers(**tiers)  # type: ignore[arg-type]
         return cls(**fields)  # type: ignore[arg-type]  # checked by __post_init__

@@ -113,6 +113,8 @@ def cluster(value: Cluster) -> _C.planner.Cluster:
         tiers.host_bytes_per_s = value.cache.host_bytes_per_s
         tiers.disk_bytes = value.cache.disk_bytes
         tiers.disk_bytes_per_s = value.cache.disk_bytes_per_s
+        tiers.host_record_ns = value.cache.host_record_ns
+        tiers.host_in_line = value.cache.host_in_line
         native.cache = tiers
     return native
 

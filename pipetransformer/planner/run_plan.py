@@ -16,8 +16,8 @@ class RunPlan:
 
     All else of a plan is prediction or its basis. So are the placement of the prefix
     and the tier of the cache today: frozen layers always run as micro-batches spread
-    over the workers, and always read what the node's slab has, whose size is no part
-    of a plan.
+    over the workers, and whether they are read from the node's slab, and how much
+    it has, is no part of a plan.
 
     Args:
         boundary: index of the first active layer = number of frozen layers.

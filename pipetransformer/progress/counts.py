@@ -119,6 +119,7 @@ class Counts:
                 for kind, count in _cache_counts(run).items()
             },
             "cache_bytes": {run.info.node: _cache_bytes(run)},
+            "recomputed": 0 if run.in_force.caches else self._rows,
             "steps": run.state.step - self.first_step,
         }
 
@@ -326,12 +327,14 @@ def _cache_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     for part in parts:
         counts.update(part["cache"])
         nodes.update(part["cache_bytes"])
+    recomputed = sum(part["recomputed"] for part in parts)
+    told = {"recomputed": recomputed} if recomputed else {}
     if not counts:
-        return {}
+        return told
     kinds = ("stale", "changed", "corrupt", "stored", "full", "audited")
     absent = counts["misses"] - sum(counts[kind] for kind in kinds[:3])
     found = {kind: counts[kind] for kind in kinds}
-    return {"absent": absent, **found, "bytes": sum(nodes.values())}
+    return {"absent": absent, **found, "bytes": sum(nodes.values()), **told}
 
 
 def _add_up(records: Sequence[Mapping[str, int]]) -> dict[str, int]:

@@ -64,6 +64,8 @@ class FrozenPrefix:
         debug: Compute all that was found again, and raise where it differs.
         own_bits: Records hold the very bits that layers of this run gave: what is
             checked in the shape it was computed in must be equal to the last bit.
+        admitted: Tells whether the cache is worth its use at present; where it is not,
+            nothing is read or written.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class FrozenPrefix:
         ragged: Ragged | None = None,
         debug: bool = False,
         own_bits: bool = False,
+        admitted: Callable[[], bool] = lambda: True,
     ) -> None:
         self.boundary = boundary
         self._layers = list(layers)[:boundary]
@@ -86,6 +89,7 @@ class FrozenPrefix:
         self._ragged = ragged
         self._debug = debug
         self._own_bits = own_bits
+        self._admitted = admitted
         self._length: int | None = None  # padded, of the last inputs
         self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
         self._chains: dict[object, list[int]] = {}  # by what was in force, see `_chain`
@@ -93,6 +97,11 @@ class FrozenPrefix:
         if self.refusal is not None:
             _LOG.warning("frozen prefix is not cached: %s", self.refusal)
         self.refresh()
+
+    @property
+    def uses_cache(self) -> bool:
+        """Whether activations may be cached, and are worth it."""
+        return self.refusal is None and self._admitted()
 
     def refresh(self) -> None:
         """Fingerprint the frozen weights again; call it before each pass.
@@ -160,7 +169,7 @@ class FrozenPrefix:
         Raises:
             ValueError: with `debug`, a row computed again differs from its record.
         """
-        unused = cache is None or cache.given_up or self.refusal
+        unused = cache is None or cache.given_up or not self.uses_cache
         if cache is None or ids is None or unused:
             return self._run(inputs(), 0, position, whole)
         ids = cache.record_ids(ids, view)

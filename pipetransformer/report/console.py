@@ -134,6 +134,8 @@ def epoch_line(record: EpochRecord) -> str:
     hits += f" ({', '.join(misses)})" if misses else ""
     if used := record.cache.get("bytes"):
         hits += f" in {used / 1e6:.0f} MB"
+    if rows := record.cache.get("recomputed"):
+        hits += f", frozen layers run for {rows}, which is cheaper than reading"
     return (
         f"[epoch {record.epoch}] {record.shape}: loss {record.train_loss:.4f}, "
         f"{record.samples} samples in {record.seconds:.1f} s "

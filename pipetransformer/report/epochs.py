@@ -113,7 +113,9 @@ class EpochRecord:
         cache: Misses by kind, ``absent`` (never stored), ``stale`` (of another prefix),
             ``changed`` (of another input) and ``corrupt``; rows ``stored`` and, for
             lack of room, not (``full``); hits computed again and compared
-            (``audited``); ``bytes`` of all records on all nodes. Empty: no cache yet.
+            (``audited``); ``bytes`` of all records on all nodes; rows whose frozen
+            layers ran because that is cheaper (``recomputed``, if any). Empty: no
+            cache yet.
         metrics: What the last evaluation after the pass returned.
         phase_seconds: The lead's wall time of the pass by phase, see `Clock`; what the
             pass's end itself takes is in the run's.

@@ -107,6 +107,7 @@ class Workload:
         num_batches: Batches of a pass.
         drop_last: Whether a short last batch is left out.
         sample: Gives collated inputs of n rows, as large as in typical batches.
+        hashes: The cache hashes inputs; else the dataset names them.
     """
 
     num_samples: int
@@ -114,6 +115,7 @@ class Workload:
     num_batches: int
     drop_last: bool
     sample: Callable[[int], Any]
+    hashes: bool = True
 
     def describe(self) -> dict[str, int | bool]:
         """Return what decides which samples form a batch."""

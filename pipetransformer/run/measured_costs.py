@@ -8,8 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from pipetransformer.autocache import Admission
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.planner import PauseModel, Plan
+from pipetransformer.run.cache_costs import CacheCosts
 
 _NANOSECONDS = 1_000_000_000
 _WIDEST_PACE = 4.0
@@ -25,7 +27,9 @@ class PricingInputs:
             the run that resumes from it; None: never.
         remaining_steps: Optimizer steps for which a gain lasts.
         pace: Wall time of the last pass's steps over their simulated time.
-        cache_slots: Samples that the slab of the lead's node holds at the boundary.
+        cache_slots: Samples that the slab of the lead's node holds at the boundary; 0
+            where its frozen layers run for every batch.
+        admission: Why they do, or do not; None: it was not compared.
     """
 
     pauses: PauseModel
@@ -33,6 +37,7 @@ class PricingInputs:
     remaining_steps: int
     pace: float
     cache_slots: int
+    admission: Admission | None = None
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON."""
@@ -42,6 +47,7 @@ class PricingInputs:
             "remaining_steps": self.remaining_steps,
             "pace": self.pace,
             "cache_slots": self.cache_slots,
+            "admission": self.admission and self.admission.to_dict(),
         }
         return json.dumps(content, sort_keys=True).encode()
 
@@ -49,25 +55,38 @@ class PricingInputs:
     def from_bytes(cls, data: bytes) -> PricingInputs:
         """Read what `to_bytes` gave."""
         content = json.loads(data)
+        admission = content["admission"]
         return cls(
             pauses=PauseModel.from_dict(content["pauses"]),
             elapsed_ns=content["elapsed_ns"],
             remaining_steps=content["remaining_steps"],
             pace=content["pace"],
             cache_slots=content["cache_slots"],
+            admission=admission and Admission.from_dict(admission),
         )
 
 
 class MeasuredCosts:
-    """Measured pauses of one rank; the lead's are everybody's when a plan is made."""
+    """Measured pauses of one rank; the lead's are everybody's when a plan is made.
+
+    Attributes:
+        pauses: What changes of plan have taken.
+        cache: What the cache and the frozen layers have taken.
+    """
 
     def __init__(self) -> None:
+        self.cache = CacheCosts()
         self.pauses = PauseModel()
         self._pace = 1.0
         self._reshaped_at: float | None = None
 
     def agree(
-        self, group: ActiveGroup, remaining_steps: int, *, cache_slots: int
+        self,
+        group: ActiveGroup,
+        remaining_steps: int,
+        *,
+        cache_slots: int,
+        admission: Admission | None = None,
     ) -> PricingInputs:
         """Return the lead's inputs on every active rank; collective over `group`.
 
@@ -75,7 +94,12 @@ class MeasuredCosts:
         group's first rank.
         """
         mine = PricingInputs(
-            self.pauses, self.elapsed_ns(), remaining_steps, self._pace, cache_slots
+            self.pauses,
+            self.elapsed_ns(),
+            remaining_steps,
+            self._pace,
+            cache_slots,
+            admission,
         )
         first = mine.to_bytes() if group.rank == 0 else b""
         pricing = PricingInputs.from_bytes(group.all_gather_bytes(first)[0])

@@ -153,7 +153,8 @@ def prepare(
         group = built.group
         is_new = group is not None and group is not live
         try:
-            if group is not None and proposal.plan.boundary > 0:
+            needs_cache = proposal.plan.boundary > 0 and proposal.caches
+            if group is not None and needs_cache:
                 run.caches.make_training(proposal.layout, proposal.plan.boundary)
             if met:
                 with phases.phase("acknowledge"):
@@ -310,6 +311,7 @@ def _adopt(run: Run, proposal: Proposal) -> None:
         plan=proposal.plan,
         layout=proposal.layout,
         cache_slots=proposal.cache_slots,
+        admission=proposal.admission,
         plan_epoch=proposal.plan_epoch,
     )
 

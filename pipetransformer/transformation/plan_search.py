@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipetransformer.autocache import Admission
 from pipetransformer.autofreeze import Progress
 from pipetransformer.explanation import Explanation, explain_plan, explain_run
 from pipetransformer.planner import (
@@ -23,7 +24,12 @@ from pipetransformer.transformation.cache_capacity import cluster_at
 
 
 def first_plan(
-    run: Run, boundary: int, cache_slots: int, most: int | None = None
+    run: Run,
+    boundary: int,
+    cache_slots: int,
+    most: int | None = None,
+    *,
+    admission: Admission | None = None,
 ) -> Plan:
     """Search the plan that a run begins with.
 
@@ -32,11 +38,12 @@ def first_plan(
         boundary: Index of the first active layer.
         cache_slots: Samples that the slab of a node holds at that boundary.
         most: Bound on R where ranks are missing.
+        admission: Why they are read, or not; None: it was not compared.
 
     Raises:
         InfeasiblePlan: nothing fits; a ValueError that names what is missing.
     """
-    profile, cluster, workload = _known(run, boundary, cache_slots)
+    profile, cluster, workload = _known(run, boundary, cache_slots, admission)
     return search(
         profile, cluster, _options(run, workload, boundary, most), boundary=boundary
     )
@@ -62,7 +69,9 @@ def next_plan(
         InfeasiblePlan: nothing fits, or the plan in force cannot go on and no other
             can be reached.
     """
-    profile, cluster, workload = _known(run, boundary, pricing.cache_slots)
+    profile, cluster, workload = _known(
+        run, boundary, pricing.cache_slots, pricing.admission
+    )
     settings = run.config.plan
     return replan(
         profile,
@@ -93,7 +102,7 @@ def smaller_plan(run: Run, current: Plan, most: int) -> Plan:
         InfeasiblePlan: nothing fits.
     """
     boundary = current.boundary
-    profile, cluster, workload = _known(run, boundary, run.in_force.cache_slots)
+    profile, cluster, workload = _known_now(run, boundary)
     options = _options(run, workload, boundary, most)
     kept = current.num_stages
     try:
@@ -107,15 +116,18 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
 
     Predictions stand alongside what this rank measured; the lead's history is complete.
     """
-    boundary = replica.plan.boundary
-    profile, cluster, workload = _known(run, boundary, run.in_force.cache_slots)
+    boundary, admission = replica.plan.boundary, run.in_force.admission
+    profile, cluster, workload = _known_now(run, boundary)
     return explain_plan(
         replica.plan,
         profile,
         cluster,
         measured=explain_run(run.history.to_json()).measured,
-        cache=[str(each) for each in run.history.codecs],
+        codecs=[str(each) for each in run.history.codecs],
         options=_options(run, workload, boundary),
+        cache=None
+        if admission is None
+        else {**admission.to_dict(), "text": admission.text},
     )
 
 
@@ -142,14 +154,21 @@ def remaining_steps(run: Run) -> int:
     return max(0, left)
 
 
+def _known_now(run: Run, boundary: int) -> tuple[Profile, Cluster, Workload]:
+    held = run.in_force
+    return _known(run, boundary, held.cache_slots, held.admission)
+
+
 def _known(
-    run: Run, boundary: int, cache_slots: int
+    run: Run, boundary: int, cache_slots: int, admission: Admission | None
 ) -> tuple[Profile, Cluster, Workload]:
     inputs = run.inputs
     profile, cluster, workload = inputs.profile, inputs.cluster, inputs.workload
     if profile is None or cluster is None or workload is None:
         raise RuntimeError("plan asked for before the profile; please report")
-    return profile, cluster_at(cluster, profile, boundary, cache_slots), workload
+    rates = None if admission is None else admission.rates
+    now = cluster_at(cluster, profile, boundary, cache_slots, rates)
+    return profile, now, workload
 
 
 def _options(

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipetransformer._extension import hash_bytes
+from pipetransformer.autocache import Admission
 from pipetransformer.planner import Plan
 from pipetransformer.run.layout import Layout
 
-_VERSION = 3
+_VERSION = 4
 
 SWITCH = ("progress", "policy", "pauses", "operations", "position")
 """What of a plan that is prepared ahead is known only where it takes effect."""
@@ -36,7 +37,9 @@ class Proposal:
         seed: Seed of the run.
         reason: Why the plan changes, for people.
         pauses: What changes of plan have taken, as plain values.
-        cache_slots: Samples that the lead's slab holds at the plan's boundary.
+        cache_slots: Samples that the lead's slab holds at the plan's boundary; 0 where
+            its frozen layers run for every batch.
+        admission: Why they do, or do not; None: it was not compared.
         source: The member whose state is everybody's.
         receivers: The members that take the state over from it.
         absent: Ranks that are left out because they missed or refused an earlier
@@ -59,6 +62,7 @@ class Proposal:
     reason: str
     pauses: Mapping[str, Any]
     cache_slots: int
+    admission: Admission | None = None
     source: int = 0
     receivers: tuple[int, ...] = ()
     absent: tuple[int, ...] = ()
@@ -71,6 +75,11 @@ class Proposal:
     def fresh_group(self) -> str:
         """The name that a new group has under this plan."""
         return group_name(self.plan_epoch)
+
+    @property
+    def caches(self) -> bool:
+        """False where frozen layers run for every batch because that is cheaper."""
+        return self.admission is None or self.admission.caches
 
     def at_switch(self, message: Mapping[str, Any]) -> Proposal:
         """Return the plan with its place in time, once that is known.
@@ -95,6 +104,7 @@ class Proposal:
             "reason": self.reason,
             "pauses": dict(self.pauses),
             "cache_slots": self.cache_slots,
+            "admission": self.admission and self.admission.to_dict(),
             "source": self.source,
             "receivers": list(self.receivers),
             "absent": list(self.absent),
@@ -121,6 +131,7 @@ class Proposal:
             raise RuntimeError(
                 f"plan message: expected version {_VERSION}, got {content['version']}"
             )
+        admission = content["admission"]
         return cls(
             plan_epoch=content["plan_epoch"],
             plan=Plan.from_json(content["plan"]),
@@ -134,6 +145,7 @@ class Proposal:
             reason=content["reason"],
             pauses=content["pauses"],
             cache_slots=content["cache_slots"],
+            admission=admission and Admission.from_dict(admission),
             source=content["source"],
             receivers=tuple(content["receivers"]),
             absent=tuple(content["absent"]),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 
 from pipetransformer import planner
 from pipetransformer._extension import hash_bytes, host_memory
+from pipetransformer.autocache import Admission, TierRates
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.autodp.told import read_fields
 from pipetransformer.autofreeze import (
@@ -16,10 +18,11 @@ from pipetransformer.autofreeze import (
 )
 from pipetransformer.planner import CacheTiers, Cluster, Plan, Profile
 from pipetransformer.replica.replica import Replica
+from pipetransformer.run.cache_costs import rates_before_run
 from pipetransformer.run.context import Run
 from pipetransformer.run.layout import joiners
 from pipetransformer.run.measured_costs import PricingInputs
-from pipetransformer.transformation.cache_capacity import cache_slots
+from pipetransformer.transformation.cache_capacity import admission, cache_slots
 from pipetransformer.transformation.plan_search import (
     first_plan,
     next_plan,
@@ -29,6 +32,8 @@ from pipetransformer.transformation.plan_search import (
 from pipetransformer.transformation.proposal import Proposal, group_name
 from pipetransformer.transformation.rank_layout import placed
 from pipetransformer.transformation.records import record_refusal
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,23 +129,30 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
         most = workload.global_batch
         sizes = [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
         with run.precision.autocast():
+            inputs = workload.sample(max(sizes))
             profile = planner.profile(
-                run.arguments.model,
-                workload.sample(max(sizes)),
-                microbatch_samples=sizes,
+                run.arguments.model, inputs, microbatch_samples=sizes
             )
-        cluster = _cluster(run)
-        text = json.dumps({"profile": profile.to_json(), "cluster": cluster.to_json()})
-        run.plane.publish("profile", text.encode())
-        run.inputs.profile, run.inputs.cluster = profile, cluster
-        return
-    told = run.plane.wait("profile", phase="profile", timeout=None)
+        rates = None
+        if run.config.cache.enabled and run.config.cache.admission == "measured":
+            rates = rates_before_run(workload, profile, inputs)
+        measured = {
+            "profile": profile.to_json(),
+            "cluster": _cluster(run, rates).to_json(),
+            "rates": rates and dataclasses.asdict(rates),
+        }
+        told = json.dumps(measured).encode()
+        run.plane.publish("profile", told)
+    else:
+        told = run.plane.wait("profile", phase="profile", timeout=None)
     content = read_fields(told, "profile")
     run.inputs.profile = Profile.from_json(content["profile"])
     run.inputs.cluster = Cluster.from_json(content["cluster"])
+    told_rates = content["rates"]
+    run.inputs.rates = TierRates(**told_rates) if told_rates else None
 
 
-def _cluster(run: Run) -> Cluster:
+def _cluster(run: Run, rates: TierRates | None) -> Cluster:
     slots = run.num_slots
     caches = run.config.cache.enabled
     memory = run.config.plan.slot_memory_bytes or host_memory().limit_bytes // slots
@@ -151,7 +163,12 @@ def _cluster(run: Run) -> Cluster:
         optimizer_bytes_per_parameter_byte=(
             run.config.plan.optimizer_bytes_per_parameter_byte
         ),
-        cache=CacheTiers(host_bytes=run.caches.budget_bytes() if caches else 0),
+        cache=CacheTiers(
+            host_bytes=run.caches.budget_bytes() if caches else 0,
+            host_bytes_per_s=rates.bytes_per_s if rates is not None else 0,
+            host_record_ns=rates.record_ns if rates is not None else 0,
+            host_in_line=rates is not None,
+        ),
     )
 
 
@@ -182,19 +199,27 @@ def propose(
     decision = decide(run)
     prefix = replica.prefix if replica is not None else None
     slots = cache_slots(run, decision.boundary, prefix)
+    admitted = admission(run, decision.boundary, slots)
+    if admitted is not None and not admitted.caches:
+        slots = 0
     if replica is None:
         plan, layout = placed(
             run,
             absent,
             (),
-            lambda most: first_plan(run, decision.boundary, slots, most),
+            lambda most: first_plan(
+                run, decision.boundary, slots, most, admission=admitted
+            ),
         )
     else:
         held = replica.plan
         pricing = run.costs.agree(
-            replica.group, remaining_steps(run), cache_slots=slots
+            replica.group,
+            remaining_steps(run),
+            cache_slots=slots,
+            admission=admitted,
         )
-        slots = pricing.cache_slots
+        slots, admitted = pricing.cache_slots, pricing.admission
         plan, layout = placed(
             run,
             absent,
@@ -204,6 +229,7 @@ def propose(
         _compare_plans(replica.group, plan.plan_hash, pricing)
         record_refusal(run, plan.transition)
         if plan.run == held.run and layout == run.in_force.layout:
+            _readmit(run, replica, plan, pricing)
             return None
     before = run.in_force.layout
     joined = joiners(before, layout)
@@ -223,9 +249,10 @@ def propose(
         policy=run.policy.state_dict(),
         frozen_units=decision.units,
         seed=run.config.seed,
-        reason="; ".join([decision.reason, *_why(plan)]),
+        reason="; ".join([decision.reason, *_why(plan), *_told(admitted)]),
         pauses=run.costs.state(),
         cache_slots=slots,
+        admission=admitted,
         source=(holders or layout.active)[0],
         receivers=tuple(joined if holders else layout.active[1:]),
         absent=absent,
@@ -233,6 +260,30 @@ def propose(
         position=position,
         group=run.groups.name_for(layout.active, fresh=group_name(plan_epoch)),
     )
+
+
+def _readmit(run: Run, replica: Replica, plan: Plan, pricing: PricingInputs) -> None:
+    """Go over to another decision on the cache under a plan that is run as before.
+
+    Every active rank does so at the same place, since what they decide by is equal. The
+    ranks that stand by learn it with the next plan.
+    """
+    before, now = run.in_force.admission, pricing.admission
+    if before is None or now is None or before.caches == now.caches:
+        return
+    run.in_force = dataclasses.replace(
+        run.in_force, plan=plan, cache_slots=pricing.cache_slots, admission=now
+    )
+    replica.plan = plan
+    workload, prefix = run.inputs.workload, replica.prefix
+    if workload is not None and prefix is not None and prefix.uses_cache:
+        run.caches.obtain("train", workload.num_samples, run.in_force.layout)
+    if run.is_lead:
+        _LOG.info("[epoch %d] %s", run.state.epoch, now.text)
+
+
+def _told(admitted: Admission | None) -> list[str]:
+    return [] if admitted is None else [admitted.text]
 
 
 def _why(plan: Plan) -> list[str]:

@@ -90,6 +90,7 @@ def propose_again(
         reason="a rank was lost",
         pauses=run.costs.state(),
         cache_slots=run.in_force.cache_slots,
+        admission=run.in_force.admission,
         source=source,
         receivers=tuple(r for r in layout.active if r != source and r not in whole),
         operations=operations,

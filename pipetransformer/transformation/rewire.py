@@ -119,8 +119,9 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
             ragged=run.arguments.ragged,
             debug=run.config.cache.debug,
             own_bits=run.config.cache.directory is None,
+            admitted=lambda: run.in_force.caches,
         )
-        if run.inputs.workload is not None and prefix.refusal is None:
+        if run.inputs.workload is not None and prefix.uses_cache:
             run.caches.obtain(
                 "train", run.inputs.workload.num_samples, run.in_force.layout
             )

@@ -2,10 +2,11 @@
 
 import pytest
 
-from pipetransformer import planner
-from tests.engine.even_profile import even_profile
+from pipetransformer import autocache, planner
+from tests.engine.even_profile import even_profile, no_rates
 
 
 @pytest.fixture(autouse=True)
 def _even_profiles(monkeypatch):
     monkeypatch.setattr(planner, "profile", even_profile)
+    monkeypatch.setattr(autocache, "measure_rates", no_rates)

@@ -30,10 +30,10 @@ import time
 import torch
 
 import pipetransformer as pt
-from pipetransformer import planner
+from pipetransformer import autocache, planner
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core import disk
-from tests.engine.even_profile import even_profile
+from tests.engine.even_profile import even_profile, no_rates
 from tests.engine.scenario import config, make_engine
 from tests.support.private import run_of
 from tests.support.toy import ToySet
@@ -312,6 +312,7 @@ def main(arguments):
         os.execve(sys.executable, command, {**os.environ, "LD_PRELOAD": str(shim)})
     torch.set_num_threads(1)
     planner.profile = even_profile
+    autocache.measure_rates = no_rates
     folder = parsed.folder.resolve() / "checkpoints"
     folder.mkdir()
     os.mkfifo(folder / "step-0000009999.pt")  # no checkpoint, and nobody writes to it

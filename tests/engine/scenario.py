@@ -9,14 +9,15 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import pipetransformer as pt
-from pipetransformer import planner
-from tests.engine.even_profile import even_profile
+from pipetransformer import autocache, planner
+from tests.engine.even_profile import even_profile, no_rates
 from tests.support.private import model_of, run_of
 from tests.support.toy import ToySet, accuracy, toy_model, toy_units
 
 # What the folder's fixture does for the tests' own process, and each rank for itself.
 if multiprocessing.parent_process() is not None:
     planner.profile = even_profile
+    autocache.measure_rates = no_rates
 
 # Deadlines of a machine that tests keep busy; failures are found within seconds.
 QUICK = pt.AutoDPConfig(

@@ -140,8 +140,8 @@ def test_a_codec_that_passes_serves_later_epochs(after_a_batch, codec, slots):
     line = str(record)
     assert f"codec {codec} at boundary 3: gradient cosine" in line
     assert line.endswith("on 12 samples: in use")
-    assert explanation.cache == (line,) and line in str(explanation)
-    assert explanation.to_dict()["cache"] == [line]
+    assert explanation.codecs == (line,) and line in str(explanation)
+    assert explanation.to_dict()["codecs"] == [line]
 
 
 def test_encoded_records_take_fewer_bytes_and_a_budget_holds_more(after_a_batch):
@@ -163,8 +163,8 @@ def test_a_codec_that_fails_leaves_everything_as_it_is(codec, caplog):
     assert (losses, found) == plain[:2]
     (record,) = engine.history.codecs
     assert not record.passed and record.cosine < 0.999
-    assert "not used, records are kept as they are" in explanation.cache[0]
-    assert explanation.cache[0] in caplog.text
+    assert "not used, records are kept as they are" in explanation.codecs[0]
+    assert explanation.codecs[0] in caplog.text
     assert [epoch.cache_hits for epoch in engine.history.epochs] == [0, SIZE, SIZE]
 
 

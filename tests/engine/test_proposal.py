@@ -6,10 +6,15 @@ import json
 import pytest
 
 from pipetransformer._extension import hash_bytes
+from pipetransformer.autocache import Prospect, TierRates, decide
 from pipetransformer.planner import Plan
 from pipetransformer.run.layout import Layout
 from pipetransformer.transformation.proposal import Proposal
 
+RATES = TierRates(bytes_per_s=10, record_ns=1, write_bytes_per_s=10, write_record_ns=1)
+PROSPECT = Prospect(
+    boundary=2, prefix_ns=1e9, record_bytes=3, held=48, samples=50, passes=3
+)
 PROPOSAL = Proposal(
     plan_epoch=3,
     plan=Plan(
@@ -31,6 +36,7 @@ PROPOSAL = Proposal(
     reason="Schedule freezes units: 0 to 2",
     pauses={"move": {"count": 1}},
     cache_slots=48,
+    admission=decide(RATES, PROSPECT),
     source=2,
     receivers=(0,),
     absent=(1,),

@@ -104,6 +104,7 @@ def test_json_holds_every_promised_part():
         "transition",
         "idle_devices",
         "cache",
+        "codecs",
         "measured",
     }
     assert (values["version"], values["kind"]) == (1, "plan")

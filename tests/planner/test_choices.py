@@ -153,6 +153,29 @@ def test_reads_from_a_slow_tier_bound_the_step():
     assert both.cache == "none"
 
 
+def test_reads_in_line_lengthen_the_step_of_each_replica_by_its_own_rows():
+    model = equal_profile(4, times=(1000,) * 3, boundary_bytes_per_sample=1000)
+    fields = dict(host_bytes=10**12, host_bytes_per_s=10**9, host_record_ns=500)
+    options = dict(boundary=2, num_stages=1, num_microbatches=1, cache_tiers=("host",))
+    in_line = CacheTiers(host_in_line=True, **fields)
+    for replicas in (1, 2, 4):
+        free = find(model, cluster(4), max_replicas=replicas, **options)
+        plan = find(model, cluster(4, cache=in_line), max_replicas=replicas, **options)
+        # A microsecond for its bytes and half of one for each row.
+        wait = 32 // replicas * 1500
+        assert plan.predicted_step_ns == free.predicted_step_ns + wait
+        assert plan.simulated_step_ns == free.simulated_step_ns + wait
+        assert plan.lower_bound_ns == free.lower_bound_ns + wait
+    ahead = find(
+        model, cluster(4, cache=CacheTiers(**fields)), max_replicas=1, **options
+    )
+    hidden = find(model, cluster(4), max_replicas=1, **options).predicted_step_ns
+    assert ahead.predicted_step_ns == max(hidden, 32 * 1500)
+    either = {**options, "cache_tiers": ("host", "none")}
+    slow = CacheTiers(host_in_line=True, **{**fields, "host_record_ns": 2500})
+    assert find(model, cluster(4, cache=slow), **either).cache == "none"
+
+
 def test_only_rows_that_a_tier_serves_are_read_from_it():
     model = equal_profile(4, times=(1000,) * 3, boundary_bytes_per_sample=10**6)
     few = CacheTiers(host_bytes=10**6, host_bytes_per_s=10**9)

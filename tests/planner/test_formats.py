@@ -48,6 +48,9 @@ def test_profile_hash_sees_every_field():
 
 def test_cluster_survives_json():
     read = Cluster.from_json(text(CLUSTER))
+    in_line = CacheTiers(host_bytes=1, host_record_ns=5, host_in_line=True)
+    unusual = Cluster(devices_per_node=1, device_memory_bytes=1, cache=in_line)
+    assert Cluster.from_json(unusual.to_json()) == unusual
     assert read.cache == CacheTiers(
         host_bytes=1, host_bytes_per_s=2, disk_bytes=3, disk_bytes_per_s=4
     )

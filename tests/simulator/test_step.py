@@ -30,6 +30,7 @@ def random_step(rng, schedule=None):
         prefix=(placement, [rng.randint(0, 100) for _ in range(parts)]),
         prefix_copy_ns=rng.randint(0, 50),
         cache_read_ns=rng.choice([0, rng.randint(0, 20_000)]),
+        cache_wait_ns=rng.choice([0, rng.randint(0, 2_000)]),
     )
 
 
@@ -196,6 +197,21 @@ def test_cache_reads_overlap_with_the_step_and_bound_it():
     long = step("gpipe", [(10, 10, 10)], 4, cache_read_ns=500)
     assert step_ns(short) == 120
     assert step_ns(long) == 500
+
+
+def test_reads_in_line_come_before_everything_else():
+    without = step("gpipe", [(10, 10, 10)] * 2, 4, prefix=("replicated", [100]))
+    waiting = step(
+        "gpipe",
+        [(10, 10, 10)] * 2,
+        4,
+        prefix=("replicated", [100]),
+        cache_wait_ns=70,
+    )
+    assert step_ns(waiting) == step_ns(without) + 70
+    result = simulate(waiting, keep_timeline=True)
+    assert spans(result, "H") == [(0, 70)]
+    assert all(e.begin_ns >= 70 for e in result.timeline if e.kind != "H")
 
 
 def test_cache_writes_follow_each_part_of_the_prefix():

@@ -168,7 +168,8 @@ whole_step_ns(const StepCosts& costs, const Sums& sums, int64_t pipe_ns) {
       costs.prefix_ns,
       static_cast<int64_t>(costs.stages.size()),
       costs.num_microbatches);
-  const int64_t step = prefix + with_all_reduce_ns(costs, sums, pipe_ns);
+  const int64_t step =
+      costs.cache_wait_ns + prefix + with_all_reduce_ns(costs, sums, pipe_ns);
   return std::max(step, costs.cache_read_ns);
 }
 

@@ -21,6 +21,8 @@ int64_t divide_up(int64_t value, int64_t divisor) {
 struct Tier {
   std::optional<int64_t> bytes;  // per node; nullopt: without limit
   std::optional<int64_t> bytes_per_s;
+  int64_t record_ns = 0;
+  bool in_line = false;
 };
 
 Tier tier_of(const Cluster& cluster, CacheTier tier) {
@@ -32,7 +34,9 @@ Tier tier_of(const Cluster& cluster, CacheTier tier) {
   const int64_t rate = host ? tiers.host_bytes_per_s : tiers.disk_bytes_per_s;
   return {
       host ? tiers.host_bytes : tiers.disk_bytes,
-      rate > 0 ? std::optional(rate) : std::nullopt};
+      rate > 0 ? std::optional(rate) : std::nullopt,
+      host ? tiers.host_record_ns : 0,
+      host && tiers.host_in_line};
 }
 
 // Of `rows` those that the tier cannot serve, when each node keeps the samples
@@ -43,6 +47,15 @@ missed_rows(int64_t rows, int64_t held, std::optional<int64_t> num_samples) {
     return 0;
   }
   return rows - static_cast<int64_t>(Wide{rows} * held / *num_samples);
+}
+
+// Without a rate 0, as of any transfer.
+int64_t read_time_ns(int64_t rows, int64_t sample_bytes, const Tier& tier) {
+  const Wide each = Wide{rows} * tier.record_ns;
+  return transfer_ns(
+      rows * sample_bytes,
+      tier.bytes_per_s,
+      static_cast<int64_t>(std::min<Wide>(each, kLongestTransferNs)));
 }
 
 // Samples of the data set that the tier holds on all nodes.
@@ -143,10 +156,14 @@ PrefixCosts prefix_costs(
     const Tier found = tier_of(cluster, tier);
     const int64_t held = held_samples(cluster, workload, found, sample_bytes);
     missed = missed_rows(samples, held, workload.num_samples);
-    const int64_t rows = divide_up(workload.global_batch, cluster.num_nodes);
+    // In line every replica reads its own; else a node reads for all of its.
+    const int64_t rows =
+        found.in_line ? samples_per_replica(workload.global_batch, shape)
+                      : divide_up(workload.global_batch, cluster.num_nodes);
     const int64_t read = rows - missed_rows(rows, held, workload.num_samples);
-    costs.cache_read_ns =
-        transfer_ns(read * sample_bytes, found.bytes_per_s, 0);
+    int64_t& read_ns =
+        found.in_line ? costs.cache_wait_ns : costs.cache_read_ns;
+    read_ns = read_time_ns(read, sample_bytes, found);
   }
   const std::vector<int64_t> times =
       frozen_times(profile, workload.boundary, missed);

@@ -17,6 +17,7 @@ struct PrefixCosts {
   std::vector<int64_t> per_microbatch_ns;
   int64_t copy_ns = 0;
   int64_t cache_read_ns = 0;
+  int64_t cache_wait_ns = 0;
   // On every device: the weights it holds, and its part of a device cache.
   int64_t bytes = 0;
 };

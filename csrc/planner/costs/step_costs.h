@@ -58,8 +58,10 @@ struct StepCosts {
   PrefixPlacement prefix_placement = PrefixPlacement::kNone;
   std::vector<int64_t> prefix_ns;
   int64_t prefix_copy_ns = 0;  // of one micro-batch between two devices
-  // Reads from the cache; they overlap with the step, which lasts no less.
+  // Reads from the cache that overlap with the step, which lasts no less.
   int64_t cache_read_ns = 0;
+  // Reads that come before the prefix of what misses, and the first forward.
+  int64_t cache_wait_ns = 0;
 };
 
 }  // namespace pipetransformer::planner

@@ -102,6 +102,7 @@ StepCosts StepModel::step(const Cuts& cuts) const {
   costs.prefix_ns = prefix_.per_microbatch_ns;
   costs.prefix_copy_ns = prefix_.copy_ns;
   costs.cache_read_ns = prefix_.cache_read_ns;
+  costs.cache_wait_ns = prefix_.cache_wait_ns;
   for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
     const int64_t begin = cuts[k];
     const int64_t end = cuts[k + 1];

@@ -119,6 +119,7 @@ void check_cluster(const Cluster& cluster) {
   require_not_negative(tiers.host_bytes, "cluster cache host_bytes");
   require_not_negative(
       tiers.host_bytes_per_s, "cluster cache host_bytes_per_s");
+  require_not_negative(tiers.host_record_ns, "cluster cache host_record_ns");
   require_not_negative(tiers.disk_bytes, "cluster cache disk_bytes");
   require_not_negative(
       tiers.disk_bytes_per_s, "cluster cache disk_bytes_per_s");

@@ -48,6 +48,12 @@ struct CacheTiers {
   int64_t host_bytes_per_s = 0;
   int64_t disk_bytes = 0;
   int64_t disk_bytes_per_s = 0;
+  // Of each record read from host memory, whatever its size; without a rate it
+  // does not count.
+  int64_t host_record_ns = 0;
+  // Each replica reads its rows of host memory before its first forward, and
+  // not alongside the step.
+  bool host_in_line = false;
 };
 
 // Rates of nullopt mean that transfers cost nothing (CPU slots).

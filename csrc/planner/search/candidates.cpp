@@ -67,6 +67,7 @@ StageFunction exposed_all_reduce(
 int64_t uncut_ns(const StepModel& model, const Shape& shape) {
   const int64_t n = model.layers().num_layers();
   return model.forward().layers(0, n) + model.backward().layers(0, n) +
+         model.prefix().cache_wait_ns +
          prefix_phase_ns(
              model.prefix().placement,
              model.prefix().per_microbatch_ns,

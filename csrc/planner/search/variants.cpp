@@ -48,7 +48,9 @@ int64_t bound_of(const StepModel& model, const Variant& variant) {
       model.prefix().per_microbatch_ns,
       num_stages,
       count);
-  return std::max(pipe + prefix, model.prefix().cache_read_ns);
+  return std::max(
+      model.prefix().cache_wait_ns + prefix + pipe,
+      model.prefix().cache_read_ns);
 }
 
 // A single micro-batch has one order; a single stage runs ZB-H1 as 1F1B.

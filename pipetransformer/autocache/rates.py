@@ -1,0 +1,116 @@
+"""How fast records are read and written here: measured on a small cache of its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pipetransformer.autocache.admission import TierRates
+from pipetransformer.autocache.cache import ActivationCache, hash_rows
+from pipetransformer.autocache.sizes import record_bytes
+
+_LOG = logging.getLogger(__name__)
+
+_MOST_BYTES = 64 << 20  # of the cache: most processors' own caches hold less
+_MOST_ROWS = 4096
+_NARROW_BYTES = 64
+_SECONDS = 0.05  # of reads, for each width; writes are made once
+_LEAST_BYTES_SHARE = 0.05  # of a record's time: what its bytes take is never nothing
+_NANOSECONDS = 1e9
+
+
+def measure_rates(
+    record_size: int,
+    *,
+    rows: int,
+    num_samples: int,
+    hashed: Sequence[Tensor] = (),
+) -> TierRates | None:
+    """Measure reads and writes of host memory; takes 0.2 s at most as a rule.
+
+    Records of two sizes are written and read in batches, in random order: the narrow
+    ones take what a record takes whatever its size, and what the wide ones take more is
+    the rate. The memory is touched first by the writes, as that of a run is.
+
+    Args:
+        record_size: Bytes of the run's records.
+        rows: Of a batch.
+        num_samples: Of the set: one that fits the processor's caches is read faster.
+        hashed: Inputs of some rows, if a look-up has to hash them; that counts as part
+            of a read.
+
+    Returns:
+        The rates; None where the memory cannot be had, which is logged.
+    """
+    wide = max(_NARROW_BYTES, min(record_size, _MOST_BYTES // 2))
+    try:
+        hashing = _hash_seconds(hashed)
+        narrow_read, narrow_write = _row_seconds(_NARROW_BYTES, rows, num_samples)
+        wide_read, wide_write = _row_seconds(wide, rows, num_samples)
+    except (OSError, ValueError) as error:
+        _LOG.warning("cache: its rates are not known: %s", error)
+        return None
+    return TierRates(
+        bytes_per_s=_bytes_per_s(wide, narrow_read, wide_read),
+        record_ns=round((narrow_read + hashing) * _NANOSECONDS),
+        write_bytes_per_s=_bytes_per_s(wide, narrow_write, wide_write),
+        write_record_ns=round(narrow_write * _NANOSECONDS),
+    )
+
+
+def _bytes_per_s(size: int, narrow: float, wide: float) -> int:
+    return max(1, round(size / max(wide - narrow, _LEAST_BYTES_SHARE * wide)))
+
+
+def _row_seconds(width: int, rows: int, num_samples: int) -> tuple[float, float]:
+    """Return what a read and a write of a record takes, in seconds."""
+    count = min(num_samples, _MOST_ROWS, max(2, _MOST_BYTES // width))
+    rows = min(rows, count)
+    source = torch.zeros(rows, width, dtype=torch.uint8)
+    slot = record_bytes([source])
+    cache = ActivationCache.create(
+        run_id="rates",
+        num_samples=count,
+        slot_bytes=slot,
+        budget_bytes=(count + 1) * (slot + 1024) + (1 << 20),
+    )
+    keys = torch.zeros(count, dtype=torch.int64)
+    try:
+        began = time.perf_counter()
+        for first in range(0, count, rows):
+            ids = torch.arange(first, min(first + rows, count))
+            cache.store(
+                ids,
+                (source[: len(ids)],),
+                boundary=1,
+                fingerprint=1,
+                input_hashes=keys[: len(ids)],
+            )
+        write = (time.perf_counter() - began) / count
+        reads: list[float] = []
+        generator = torch.Generator().manual_seed(0)  # not the user's
+        until = time.perf_counter() + _SECONDS
+        while not reads or time.perf_counter() < until:
+            ids = torch.randint(0, count, (rows,), generator=generator)
+            began = time.perf_counter()
+            cache.fetch(ids, chain=[0, 1], input_hashes=keys[:rows])
+            reads.append((time.perf_counter() - began) / rows)
+    finally:
+        cache.close()
+    return sorted(reads)[len(reads) // 2], write
+
+
+def _hash_seconds(inputs: Sequence[Tensor]) -> float:
+    """Return what hashing a row takes, the faster of two runs."""
+    if not inputs:
+        return 0.0
+    taken = []
+    for _ in range(2):
+        began = time.perf_counter()
+        hash_rows(*inputs)
+        taken.append(time.perf_counter() - began)
+    return min(taken) / len(inputs[0])

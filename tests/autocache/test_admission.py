@@ -1,0 +1,159 @@
+"""The decision by cost: against the true cost of all passes, and its turning point."""
+
+import dataclasses
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pipetransformer.autocache import Admission, Prospect, TierRates, decide
+from pipetransformer.autocache.admission import MARGIN
+
+RATES = st.builds(
+    TierRates,
+    bytes_per_s=st.integers(10**6, 10**11),
+    record_ns=st.integers(0, 10**5),
+    write_bytes_per_s=st.integers(10**6, 10**11),
+    write_record_ns=st.integers(0, 10**5),
+    overlap=st.sampled_from([0.0, 0.5, 1.0]),
+)
+
+
+@st.composite
+def prospects(draw):
+    samples = draw(st.integers(1, 40))
+    prefix = draw(st.integers(1, 10**7))
+    return Prospect(
+        boundary=1,
+        prefix_ns=prefix,
+        record_bytes=draw(st.integers(1, 10**7)),
+        held=draw(st.integers(1, samples)),
+        samples=samples,
+        passes=draw(st.integers(1, 6)),
+        keeps=draw(st.booleans()),
+        stored_ns=draw(st.one_of(st.none(), st.just(0), st.integers(0, prefix))),
+        active_ns=draw(st.integers(0, 10**6)),
+    )
+
+
+def played(rates, prospect):
+    """The cost of all passes, sample by sample, beyond the steps without a prefix."""
+    size, active = prospect.record_bytes, prospect.active_ns
+    read = rates.record_ns + 1e9 * size / rates.bytes_per_s
+    write = rates.write_record_ns + 1e9 * size / rates.write_bytes_per_s
+    step = max(read, active + (1 - rates.overlap) * read)
+    total = 0.0
+    for sample in range(prospect.samples):
+        room = sample < prospect.held
+        behind = prospect.stored_ns if room else None  # layers behind its record
+        for number in range(prospect.passes):
+            if behind is None:
+                total += rates.record_ns + prospect.prefix_ns
+            else:
+                total += step - active + behind
+            again = number + 1 < prospect.passes or prospect.keeps
+            if room and behind != 0 and again:
+                total += write
+                behind = 0
+    return total
+
+
+@settings(deadline=None, max_examples=300)
+@given(RATES, prospects())
+def test_caches_where_the_cost_of_all_passes_is_no_more_than_the_layers(
+    rates, prospect
+):
+    cached = played(rates, prospect)
+    recomputed = prospect.samples * prospect.passes * prospect.prefix_ns
+    found = decide(rates, prospect)
+    assert found.gain_ns * prospect.samples == pytest.approx(
+        recomputed - cached, abs=1e-6 * (cached + recomputed)
+    )
+    held = prospect.held * prospect.passes * prospect.prefix_ns
+    limit = recomputed + (MARGIN - 1) * held
+    if abs(cached - limit) > 1e-6 * cached:
+        assert found.caches == (cached <= limit)
+
+
+@settings(deadline=None, max_examples=300)
+@given(RATES, prospects(), st.booleans())
+def test_turns_on_either_side_of_the_rate_that_it_names(rates, prospect, caches_now):
+    first = decide(rates, prospect, caches_now=caches_now)
+    rate = first.turns_at_bytes_per_s
+    assume(rate is not None and 1000 < rate < 10**14)
+    slow = dataclasses.replace(rates, bytes_per_s=rate * 98 // 100)
+    fast = dataclasses.replace(rates, bytes_per_s=rate * 102 // 100 + 1)
+    # From then on the decision is in force.
+    assert not decide(slow, prospect, caches_now=first.caches).caches
+    assert decide(fast, prospect, caches_now=first.caches).caches
+
+
+@settings(deadline=None, max_examples=200)
+@given(RATES, prospects())
+def test_never_goes_to_and_fro_on_the_same_numbers(rates, prospect):
+    found = decide(rates, prospect)
+    again = decide(rates, prospect, caches_now=found.caches)
+    assert again.caches == found.caches
+    assert Admission.from_dict(again.to_dict()) == again
+
+
+def test_reads_made_ahead_cost_nothing_while_the_step_lasts_longer():
+    base = TierRates(
+        bytes_per_s=10**9, record_ns=0, write_bytes_per_s=10**9, write_record_ns=0
+    )
+    prospect = Prospect(
+        boundary=1,
+        prefix_ns=1000,
+        record_bytes=10**4,  # 10 us
+        held=10,
+        samples=10,
+        passes=9,
+        stored_ns=0,
+        active_ns=20_000,
+    )
+    assert not decide(base, prospect).caches
+    ahead = dataclasses.replace(base, overlap=1.0)
+    assert decide(ahead, prospect).caches and decide(ahead, prospect).read_ns == 0
+    short = dataclasses.replace(prospect, active_ns=8_000)  # 2 us of 10 are waited for
+    assert not decide(ahead, short).caches
+
+
+def test_a_decision_names_its_numbers_and_where_it_turns():
+    rates = TierRates(
+        bytes_per_s=5 * 10**9,
+        record_ns=2000,
+        write_bytes_per_s=10**9,
+        write_record_ns=2000,
+    )
+    prospect = Prospect(
+        boundary=4,
+        prefix_ns=1.9e6,
+        record_bytes=200_000,
+        held=50,
+        samples=100,
+        passes=9,
+        stored_ns=0,
+    )
+    found = dataclasses.replace(decide(rates, prospect), pays_from=1)
+    assert found.text == (
+        "cache: read 42.0 us a sample against 1.90 ms recomputed (host 5.0 GB/s "
+        "measured): cached for 50 of 100 samples; would turn below 0.096 GB/s, pays "
+        "from 1 frozen layer on"
+    )
+    cheap = decide(rates, dataclasses.replace(prospect, prefix_ns=1000.0))
+    assert "recomputed; no rate would turn it, pays for no number" in cheap.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("bytes_per_s", 0), ("record_ns", -1), ("write_bytes_per_s", 0.5), ("overlap", 2)],
+)
+def test_rates_out_of_range_are_refused(field, value):
+    fields = {
+        "bytes_per_s": 1,
+        "record_ns": 0,
+        "write_bytes_per_s": 1,
+        "write_record_ns": 0,
+    }
+    with pytest.raises(ValueError, match=f"{field}: expected"):
+        TierRates(**{**fields, field: value})

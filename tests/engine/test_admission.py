@@ -1,0 +1,111 @@
+"""Frozen layers run for every batch where reading costs more, and only there."""
+
+import dataclasses
+import time
+
+import pytest
+
+import pipetransformer as pt
+from pipetransformer import autocache
+from pipetransformer.autocache import ActivationCache, TierRates
+from tests.engine.even_profile import ROW_NS
+from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import run_of
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet
+
+SAMPLES, BATCH = 50, 12
+FAST = TierRates(
+    bytes_per_s=10**10,
+    record_ns=1000,
+    write_bytes_per_s=10**10,
+    write_record_ns=1000,
+)
+MIDDLING = dataclasses.replace(FAST, record_ns=ROW_NS)  # of five layers' time
+SLOW = dataclasses.replace(FAST, record_ns=100 * ROW_NS)
+
+
+def trained(rates, *, epochs=3, freeze=(0, 4, 4), each=None, **cache):
+    """Train with rates as measured; return the engine and what it says at the end."""
+    autocache.measure_rates = lambda *_, **__: rates
+    settings = config(cache=pt.CacheConfig(**cache))
+    engine = make_engine(freeze=schedule(*freeze), config=settings)
+    with engine:
+        for epoch in engine.epochs(epochs):
+            for batch in engine.batches(ToySet(SAMPLES), BATCH):
+                engine.step(batch)
+            if each is not None:
+                each(epoch, run_of(engine))
+        told = None
+        if engine.plan is not None:
+            told = engine.explain()
+        return engine, run_of(engine), told
+
+
+@pytest.fixture(autouse=True)
+def _rates_back(monkeypatch):
+    monkeypatch.setattr(autocache, "measure_rates", autocache.measure_rates)
+
+
+def losses(engine):
+    return [record.train_loss for record in engine.history.epochs]
+
+
+def test_slow_reads_make_the_engine_run_frozen_layers_with_the_same_losses():
+    slow, run, told = trained(SLOW)
+    last = slow.history.epochs[-1]
+    assert run.in_force.cache_slots == 0 and not run.in_force.caches
+    assert (last.cache_hits, last.cache_misses) == (0, 0)
+    assert last.cache["recomputed"] == SAMPLES
+    assert "train" not in run.caches._caches, "no memory is taken for it"
+    assert told.plan.cache == "none" and told.cache["caches"] is False
+    assert "recomputed; " in str(told) and told.inputs.notes == ()
+    assert "recomputed; " in slow.history.transformations[-1].reason
+    always, _, untold = trained(SLOW, admission="always")
+    assert always.history.epochs[-1].cache_hits == SAMPLES and untold.cache is None
+    assert losses(slow) == pytest.approx(losses(always), rel=1e-5)
+
+
+def test_fast_reads_are_made_and_plans_count_their_time():
+    engine, run, told = trained(FAST)
+    last = engine.history.epochs[-1]
+    assert last.cache_hits == SAMPLES and "recomputed" not in last.cache
+    assert told.plan.cache == "host" and told.cache["pays_from"] == 1
+    assert "cached; would turn below" in str(told)
+    rows, size = BATCH, told.cache["record_bytes"]
+    read_ns = rows * (1000 + size / 10)
+    always = trained(FAST, admission="always")[0]
+    free = always.history.epochs[-1].predicted_step_ns
+    assert told.step_ns - free == pytest.approx(read_ns, abs=2)
+    assert run.in_force.admission.caches
+
+
+def test_reads_that_become_slow_in_the_run_end_the_use_of_the_cache(monkeypatch):
+    fetch = ActivationCache.fetch
+
+    def throttled(self, ids, **options):
+        time.sleep(0.02 * len(ids))
+        return fetch(self, ids, **options)
+
+    monkeypatch.setattr(ActivationCache, "fetch", throttled)
+    engine, run, told = trained(MIDDLING, epochs=4, freeze=(4,) * 4)
+    served = [record.cache_hits for record in engine.history.epochs]
+    assert served[1] == SAMPLES and served[-1] == 0
+    assert engine.history.transformations == [], "the plan is run as before"
+    assert engine.history.epochs[-1].cache["recomputed"] == SAMPLES
+    assert not run.in_force.caches and "recomputed; " in str(told)
+    assert told.inputs.notes == ()
+
+
+def on_ranks(rank, rates):
+    engine, run, told = trained(rates[rank], epochs=3)
+    told = None if told is None else told.plan.plan_hash
+    return told, run.in_force.caches, run.inputs.rates
+
+
+@pytest.mark.distributed
+def test_ranks_decide_by_what_the_lead_has_measured():
+    results = run_ranks(on_ranks, 2, [SLOW, FAST])
+    assert [caches for _, caches, _ in results] == [False, False]
+    assert [rates for *_, rates in results] == [SLOW, SLOW]
+    assert results[0][0] == results[1][0] is not None

@@ -91,6 +91,9 @@ _ALL = (
     _script("engine_overhead", PRODUCT),
     _script("cache_bandwidth", CACHE),
     _script("cache_exactness", (*CACHE, "pipetransformer/replica/frozen_prefix.py")),
+    _script(
+        "fig12_cache_timing", (*CACHE, "pipetransformer/replica", "pipetransformer/run")
+    ),
     _script("pipe_overhead", PIPE),
     _script("pipe_throughput", PIPE),
     _script("pipe_overlap", PIPE),

@@ -90,6 +90,7 @@ def test_json_holds_every_promised_part():
     values = json.loads(json.dumps(a_changed_plan().to_dict(), allow_nan=False))
     assert set(values) == {
         "version",
+        "cache",
         "kind",
         "inputs",
         "plan",

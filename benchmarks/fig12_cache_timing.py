@@ -1,4 +1,4 @@
-"""Figure 12: from how many frozen layers on the cache pays, and where it is switched on.
+"""Figure 12: from how many frozen layers on the cache pays, and is switched on.
 
 python benchmarks/fig12_cache_timing.py --json benchmarks/results/fig12_cache_timing.json
 
@@ -61,6 +61,7 @@ class Gate(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, values: Tensor) -> Tensor:
+        """Return the values; the gate is 0."""
         gate = values[..., : values.shape[-1] // 8].sum() * self.bias
         return values if bool(gate <= 0) else values + gate
 

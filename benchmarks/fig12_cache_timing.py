@@ -1,6 +1,6 @@
 """Figure 12: from how many frozen layers on the cache pays, and is switched on.
 
-python benchmarks/fig12_cache_timing.py --json benchmarks/results/fig12_cache_timing.json
+python benchmarks/fig12_cache_timing.py --json OUT.json
 
 Two models of 12 layers on one slot: blocks of a transformer (64 tokens of width 384),
 and layers that are nearly free, with wide activations. For 1 to 12 frozen layers a

@@ -104,7 +104,6 @@ def test_json_holds_every_promised_part():
         "counterfactuals",
         "transition",
         "idle_devices",
-        "cache",
         "codecs",
         "measured",
     }

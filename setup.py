@@ -4,6 +4,9 @@ The tensor-side C++ needs no CUDA header. Files below ``csrc/**/cuda/*.cu`` hold
 kernels only; they are compiled by nvcc when one is found (``CUDA_HOME`` or
 ``PATH``) and left out otherwise; each kernel has an ATen fallback. Set
 ``PIPETRANSFORMER_BUILD_KERNELS=0`` to leave them out on purpose.
+
+Records of the activation cache on disk are read through io_uring where liburing is
+found, else by threads; ``PIPETRANSFORMER_BUILD_URING=0`` leaves liburing out.
 """
 
 import os
@@ -11,6 +14,7 @@ import pathlib
 import shlex
 import shutil
 import subprocess
+import tempfile
 
 import torch
 from setuptools import Extension, setup
@@ -86,13 +90,36 @@ def cuda_link_flags(nvcc: str) -> list[str] | None:
     return None
 
 
-def make_extension(kernels: list[str], link_flags: list[str]) -> Extension:
+def uring_link_flags() -> list[str] | None:
+    """Flags that link liburing; None: it is left out, or its library is missing."""
+    if os.environ.get("PIPETRANSFORMER_BUILD_URING", "1") == "0":
+        return None
+    code = (
+        "#include <liburing.h>\n"
+        "int probe(io_uring* ring) { return io_uring_queue_init(1, ring, 0); }\n"
+    )
+    # Statically where that works: the extension then loads where it is missing.
+    for library in ("-l:liburing.a", "-luring"):
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder) / "probe.cpp"
+            source.write_text(code)
+            command = [*shlex.split(get_cxx_compiler()), "-std=c++20", "-fPIC"]
+            command += ["-shared", str(source), "-o", f"{folder}/probe.so", library]
+            found = subprocess.run(command, check=False, capture_output=True)
+        if found.returncode == 0:
+            return [library]
+    return None
+
+
+def make_extension(
+    macros: list[str], objects: list[str], link_flags: list[str]
+) -> Extension:
     extension = CppExtension(
         "pipetransformer._C",
         sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.cpp")),
-        define_macros=[("PIPETRANSFORMER_WITH_KERNELS", "1")] if kernels else [],
+        define_macros=[(macro, "1") for macro in macros],
         extra_link_args=["-Wl,-s", *link_flags],
-        extra_objects=kernels,
+        extra_objects=objects,
     )
     # Torch's headers are system headers: our warnings are errors, theirs are not.
     system = [f"-isystem{path}" for path in extension.include_dirs]
@@ -153,7 +180,11 @@ kernels = (
     if nvcc and link_flags is not None
     else []
 )
+uring = uring_link_flags()
+macros = ["PIPETRANSFORMER_WITH_KERNELS"] if kernels else []
+macros += ["PIPETRANSFORMER_WITHOUT_LIBURING"] if uring is None else []
+flags = (link_flags or []) if kernels else []
 setup(
-    ext_modules=[make_extension(kernels, (link_flags or []) if kernels else [])],
+    ext_modules=[make_extension(macros, kernels, [*flags, *(uring or [])])],
     cmdclass={"build_ext": Build},
 )

@@ -11,6 +11,10 @@ full one, and counts the bytes of the result. ``store`` writes over records that
 there. ``int8 read``, ``int8 store`` and so on go through a codec; their rates count the
 decoded bytes. The systems of a row size run in turn. Rates are GB/s, ratios over
 ``copy``.
+
+``disk`` reads batches of a cache that has no room in memory, each asked for three
+batches before, past the page cache (O_DIRECT). Its ratio is over ``raw``: as many
+random reads of the same file and size by a plain program, ``direct_reads.cpp``.
 """
 
 from __future__ import annotations
@@ -19,11 +23,13 @@ import argparse
 import dataclasses
 import functools
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from cache_disk import DiskBench
 from harness.common import (
     Repeat,
     Row,
@@ -41,6 +47,9 @@ from pipetransformer.autocache import ActivationCache, Codec, Ragged, usual_byte
 BATCH = 32
 LEAST = 0.6  # of a copy's rate, for reads
 COPY = "copy"
+LEAST_OF_DISK = 0.8  # of a plain program's rate
+RAW = "raw"
+ON_DISK = ("37 KB", "75 KB", "302 KB")
 # Positions of 384 and 768 values of 4 bytes; records of an image and of a sentence.
 WIDTHS = {
     "4 KB": (1, 1024),
@@ -62,9 +71,13 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--batch-mb", type=int, default=1000, help="read by one repeat")
     add("--threads", type=int, nargs="+", default=[1, 2])
     add("--rows", nargs="+", choices=WIDTHS, default=list(WIDTHS))
+    add("--disk", default=tempfile.gettempdir(), help="folder of the disk rows")
+    add("--disk-mb", type=int, default=2000)
+    add("--disk-read-mb", type=int, default=2000, help="read by one repeat")
     args = parser.parse_args(arguments)
     if args.quick:
         args.repeats, args.slab_mb, args.batch_mb = 1, 16, 16
+        args.disk_mb, args.disk_read_mb = 64, 64
     return args
 
 
@@ -213,6 +226,31 @@ def measure(
     return named, [rates[name] for name in systems]
 
 
+def measure_disk(args: argparse.Namespace, row: str) -> list[Row]:
+    """Return rates of the disk tier and of raw reads, in this order."""
+    bench = DiskBench(WIDTHS[row], args.disk_mb * 10**6, args.disk, BATCH)
+    batch_bytes = BATCH * bench.row_bytes
+    batches = bench.batches(max(1, args.disk_read_mb * 10**6 // batch_bytes))
+    all_bytes = len(batches) * batch_bytes
+    torch.set_num_threads(1)
+
+    def run(name: str, turn: int) -> Repeat:
+        raw_s = []
+
+        def raw() -> None:
+            raw_s.append(bench.read_raw(len(batches) * BATCH, args.seed + turn))
+
+        if name == RAW:
+            sample = measured(raw)
+            return Repeat(sample, {"rate": all_bytes / raw_s[0] / 1e9})
+        sample = measured(lambda: bench.read(batches))
+        return Repeat(sample, {"rate": all_bytes / sample.wall_s / 1e9})
+
+    series = interleave(["disk", RAW], run, repeats=args.repeats)
+    bench.close()
+    return [each.row("rate", "GB/s") for each in series.values()]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
     start = begin()
@@ -239,7 +277,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 lines.append(
                     [row, str(threads), each.system, told, "missed" if missed else ""]
                 )
-    header = ["row", "threads", "system", "of a copy's rate", f"aim {LEAST} for reads"]
+    for row in [row for row in args.rows if row in ON_DISK]:
+        disk, raw = measure_disk(args, row)
+        rows += [
+            dataclasses.replace(each, system=f"{row}, {each.system}")
+            for each in (disk, raw)
+        ]
+        found = ratio(
+            f"{row}, disk / raw",
+            disk,
+            raw,
+            better_than=RAW,
+            quick=args.quick,
+            target=Target(LEAST_OF_DISK, at_least=True),
+        )
+        ratios.append(found)
+        told = f"{found.value:.2f} ({found.min:.2f} to {found.max:.2f})"
+        missed = "missed" if found.value < LEAST_OF_DISK else ""
+        lines.append(
+            [row, "1", "disk", f"{told} of raw, {disk.median:.2f} GB/s", missed]
+        )
+    aims = f"aim {LEAST} for reads, {LEAST_OF_DISK} of raw"
+    header = ["row", "threads", "system", "of a copy's rate", aims]
     print(text_table(header, lines))
     if args.json is not None:
         write_json(
@@ -251,6 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             quick=args.quick,
             batch=BATCH,
             slab_mb=args.slab_mb,
+            disk_mb=args.disk_mb,
             seed=args.seed,
         )
     return 0

@@ -4,13 +4,14 @@
 # the control plane and guarded groups over stand-ins of what they use of torch
 # (tests/autodp/cpp/stress_plane.cpp). And what reads bytes and numbers of others,
 # without threads: messages, changes of plan, profiles (tests/cpp/feed_readers.cpp)
-# and shared memory (tests/autocache/cpp/fuzz_slab.cpp).
+# and shared memory (tests/autocache/cpp/fuzz_slab.cpp). Records on disk have both
+# (tests/autocache/cpp/disk_test.cpp).
 #
 #   tools/sanitize.sh [thread|address|all] [ROUNDS] [SEED] [PROGRAM]
 #
-# PROGRAM: execution, plane, readers, slab (the last two: address alone) or all. A
+# PROGRAM: execution, plane, disk, readers, slab (the last two: address alone) or all. A
 # round of the plane takes as long as 25 of the engine, and one of the engine as long
-# as 100 of the slab: there are so many fewer or more of them. CXX chooses the
+# as 100 of the slab or 10 of the disk: there are so many fewer or more of them. CXX chooses the
 # compiler. Ends with status 1 when a sanitizer or a program finds something.
 set -eu
 cd "$(dirname "$0")/.."
@@ -21,11 +22,12 @@ program=${4:-all}
 case $which/$program in
   thread/execution | address/execution | all/execution) ;;
   thread/plane | address/plane | all/plane) ;;
+  thread/disk | address/disk | all/disk) ;;
   address/readers | all/readers | address/slab | all/slab) ;;
   thread/all | address/all | all/all) ;;
   *)
     echo "usage: tools/sanitize.sh [thread|address|all] [ROUNDS] [SEED]" \
-      "[execution|plane|readers|slab|all]; readers, slab: address or all" >&2
+      "[execution|plane|disk|readers|slab|all]; readers, slab: address or all" >&2
     exit 2
     ;;
 esac
@@ -53,9 +55,20 @@ do
 done
 slab="tests/autocache/cpp/fuzz_slab.cpp csrc/core/cgroups.cpp csrc/core/hash.cpp
   csrc/core/host_memory.cpp"
-for name in process record shared_memory slab slot; do
+for name in own_file process record shared_memory slab slot superblock; do
   slab="$slab csrc/autocache/$name.cpp"
 done
+disk="tests/autocache/cpp/disk_test.cpp csrc/core/cgroups.cpp csrc/core/hash.cpp
+  csrc/core/host_memory.cpp"
+for name in aligned_buffers disk_index disk_io disk_io_uring disk_tier own_file process \
+  record shared_memory slot superblock; do
+  disk="$disk csrc/autocache/$name.cpp"
+done
+# With io_uring, too, where it is installed.
+uring=
+if echo "#include <liburing.h>" | "${CXX:-g++}" -fsyntax-only -x c++ - 2> /dev/null; then
+  uring=-luring
+fi
 
 # stress NAME FLAGS SOURCES ROUNDS
 stress() {
@@ -72,6 +85,9 @@ sanitize() {
   esac
   case $program in
     plane | all) stress "plane, $1" "$2" "$plane" $(((rounds + 24) / 25)) ;;
+  esac
+  case $program in
+    disk | all) stress "disk, $1" "$2 -Wno-tsan" "$disk $uring" $((rounds * 10)) ;;
   esac
   case $1/$program in
     address/readers | address/all) stress "readers, $1" "$2" "$readers" "$rounds" ;;

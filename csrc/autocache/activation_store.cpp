@@ -22,7 +22,8 @@ namespace pipetransformer::autocache {
 namespace {
 
 constexpr uint64_t kVerifyEvery = 64;
-constexpr int64_t kLookahead = 2;  // rows
+constexpr int64_t kLookahead = 2;          // rows
+constexpr std::size_t kReadTogether = 32;  // records on disk, to be kept
 
 // A flat int64 argument, one value per row.
 at::Tensor
@@ -125,24 +126,6 @@ Kind& kind_of(const RecordHeader& header, std::vector<Kind>& kinds) {
   return kinds.back();
 }
 
-// Reads a record with encoded tensors; `targets` are those of its row.
-ReadResult read_encoded(
-    Slab& slab,
-    Slab::Found& found,
-    const std::array<Segment, kMaxTensors>& targets,
-    bool verify,
-    RowCodec& codec) {
-  const RecordLayout& layout = found.header.layout;
-  std::array<Segment, kMaxTensors> places;
-  const ReadResult result =
-      slab.read(found, codec.places_of(layout, targets, places), verify);
-  if (result == ReadResult::kRead && !codec.decode(layout, targets)) {
-    found.slot.discard(found.version);
-    return ReadResult::kCorrupt;
-  }
-  return result;
-}
-
 // What stands behind the end of a short row: copied from one padded row.
 class Tails {
  public:
@@ -182,7 +165,103 @@ class Tails {
   int64_t length_ = 0;
 };
 
+// Writes records to the slab, and to disk what has no room there. A sample has
+// one record: the one that another tier still has is older. Not thread-safe.
+class Writes {
+ public:
+  Writes(Slab& slab, DiskTier* disk) : slab_(slab) {
+    if (disk != nullptr) {
+      disk_ = disk;
+      on_disk_.emplace(*disk);
+    }
+  }
+
+  WriteResult
+  add(uint64_t sample,
+      const RecordKey& key,
+      const RecordLayout& layout,
+      std::span<const Segment> segments) {
+    const WriteResult result = slab_.write(sample, key, layout, segments);
+    if (disk_ == nullptr) {
+      return result;
+    }
+    if (result != WriteResult::kFull) {
+      disk_->drop(sample);
+      return result;
+    }
+    const WriteResult lower = on_disk_->add(sample, key, layout, segments);
+    if (lower == WriteResult::kWritten || lower == WriteResult::kSame) {
+      slab_.drop(sample);
+      under_way_ += lower == WriteResult::kWritten ? 1 : 0;
+    }
+    return lower;
+  }
+
+  // Waits, and returns how many of those written have been lost on the way.
+  int64_t finish() {
+    const auto arrived =
+        static_cast<int64_t>(on_disk_ ? on_disk_->finish() : 0);
+    return std::exchange(under_way_, 0) - arrived;
+  }
+
+ private:
+  Slab& slab_;
+  DiskTier* disk_ = nullptr;
+  std::optional<DiskTier::Writes> on_disk_;
+  int64_t under_way_ = 0;
+};
+
 }  // namespace
+
+// The records of a batch that were found, in the slab or on disk.
+struct ActivationStore::Batch {
+  const std::shared_ptr<Slab> slab;
+  const std::shared_ptr<DiskTier> disk;  // null: there is none
+  std::vector<Slab::Found> found;  // by row; headers of all, wherever they were
+  std::vector<DiskTier::Record> from_disk;  // by row; empty: all in the slab
+
+  bool on_disk(int64_t row) const noexcept {
+    return !from_disk.empty() && from_disk[row];
+  }
+
+  ReadResult
+  read(int64_t row, std::span<const Segment> segments, bool verify) noexcept {
+    return on_disk(row) ? disk->read(from_disk[row], segments)
+                        : slab->read(found[row], segments, verify);
+  }
+
+  // Reads a record with encoded tensors; `targets` are those of its row.
+  ReadResult read_encoded(
+      int64_t row,
+      const std::array<Segment, kMaxTensors>& targets,
+      bool verify,
+      RowCodec& codec) {
+    const RecordLayout& layout = found[row].header.layout;
+    std::array<Segment, kMaxTensors> places;
+    const ReadResult result =
+        read(row, codec.places_of(layout, targets, places), verify);
+    if (result == ReadResult::kRead && !codec.decode(layout, targets)) {
+      discard(row);
+      return ReadResult::kCorrupt;
+    }
+    return result;
+  }
+
+  void discard(int64_t row) noexcept {
+    if (on_disk(row)) {
+      disk->discard(from_disk[row]);
+    } else {
+      found[row].slot.discard(found[row].version);
+    }
+  }
+
+  void prefetch(int64_t row) const noexcept {
+    if (!on_disk(row)) {
+      found[row].slot.prefetch(
+          Slot::kOverheadBytes + found[row].header.payload_bytes);
+    }
+  }
+};
 
 ActivationStore::ActivationStore(Slab slab, bool verify_all)
     : slab_(std::make_shared<Slab>(std::move(slab))), verify_all_(verify_all) {}
@@ -193,8 +272,8 @@ std::vector<RecordGroup> ActivationStore::fetch(
     const std::optional<at::Tensor>& input_hashes,
     const Padding& padding,
     Codec codec) {
-  const std::shared_ptr<Slab> slab = this->slab();
-  const at::Tensor samples = sample_ids(ids, *slab);
+  Batch batch{slab(), disk(), {}, {}};
+  const at::Tensor samples = sample_ids(ids, *batch.slab);
   const int64_t num_rows = samples.numel();
   at::Tensor hashes;
   if (input_hashes) {
@@ -205,35 +284,65 @@ std::vector<RecordGroup> ActivationStore::fetch(
   const auto* sample = samples.const_data_ptr<int64_t>();
 
   std::vector<Kind> kinds;
+  // Takes a record whose header was found; else returns what counts the miss.
+  const auto refusal = [&](int64_t row) -> std::atomic<int64_t>* {
+    const RecordHeader& header = batch.found[row].header;
+    if (payload_bytes(header.layout) != header.payload_bytes) {
+      batch.discard(row);
+      return &counters_.corrupt;
+    }
+    if (!of_input(header.key, hash, row) ||
+        !fits(header.layout, padding, batch.slab->slot_bytes())) {
+      return &counters_.changed;
+    }
+    if (!of_prefix(header.key, chain) || !readable_with(header.layout, codec)) {
+      return &counters_.stale;
+    }
+    kind_of(header, kinds).rows.push_back(row);
+    return nullptr;
+  };
   for (int64_t row = 0; row < num_rows; ++row) {
-    slab->prefetch(static_cast<uint64_t>(sample[row]));
+    batch.slab->prefetch(static_cast<uint64_t>(sample[row]));
   }
-  std::vector<Slab::Found> found(num_rows);
+  batch.found.resize(num_rows);
+  std::vector<DiskTier::Request> requests;
+  std::vector<int64_t> requested;  // rows
   for (int64_t row = 0; row < num_rows; ++row) {
-    switch (slab->find(static_cast<uint64_t>(sample[row]), found[row])) {
-      case FindResult::kAbsent:
-        break;
-      case FindResult::kCorrupt:
-        ++counters_.corrupt;
-        break;
-      case FindResult::kFound: {
-        const RecordHeader& header = found[row].header;
-        if (payload_bytes(header.layout) != header.payload_bytes) {
-          found[row].slot.discard(found[row].version);
-          ++counters_.corrupt;
-        } else if (
-            !of_input(header.key, hash, row) ||
-            !fits(header.layout, padding, slab->slot_bytes())) {
-          ++counters_.changed;
-        } else if (
-            !of_prefix(header.key, chain) ||
-            !readable_with(header.layout, codec)) {
-          ++counters_.stale;
-        } else {
-          kind_of(header, kinds).rows.push_back(row);
-        }
-        break;
+    const auto id = static_cast<uint64_t>(sample[row]);
+    const FindResult result = batch.slab->find(id, batch.found[row]);
+    std::atomic<int64_t>* missed =
+        result == FindResult::kCorrupt ? &counters_.corrupt : nullptr;
+    if (result == FindResult::kFound) {
+      missed = refusal(row);
+      if (missed == nullptr) {
+        continue;
       }
+    }
+    // What outgrew its slot is on disk, and an older record still in the slab.
+    DiskIndex::Found on_disk;
+    if (batch.disk != nullptr && batch.disk->find(id, on_disk)) {
+      const RecordKey& key = on_disk.key;
+      missed = !of_input(key, hash, row) ? &counters_.changed
+               : !of_prefix(key, chain)  ? &counters_.stale
+                                         : nullptr;
+      if (missed == nullptr) {
+        requests.emplace_back().sample = id;
+        requests.back().found = on_disk;
+        requested.push_back(row);
+      }
+    }
+    if (missed != nullptr) {
+      ++*missed;
+    }
+  }
+  for (const int64_t row : read_disk(batch, requested, requests)) {
+    if (std::atomic<int64_t>* missed = refusal(row)) {
+      ++*missed;
+    }
+  }
+  for (Kind& kind : kinds) {
+    if (!requested.empty()) {  // those from the disk came last
+      std::sort(kind.rows.begin(), kind.rows.end());
     }
   }
   std::sort(kinds.begin(), kinds.end(), [](const Kind& one, const Kind& other) {
@@ -244,7 +353,7 @@ std::vector<RecordGroup> ActivationStore::fetch(
   int64_t hits = 0;
   for (const Kind& kind : kinds) {
     try {
-      RecordGroup group = gather(*slab, found, kind.rows, padding);
+      RecordGroup group = gather(batch, kind.rows, padding);
       hits += group.rows.numel();
       if (group.rows.numel() > 0) {
         result.push_back(std::move(group));
@@ -252,7 +361,7 @@ std::vector<RecordGroup> ActivationStore::fetch(
     } catch (const std::exception&) {
       // torch has no such tensors, or none with such a fill.
       for (const int64_t row : kind.rows) {
-        found[row].slot.discard(found[row].version);
+        batch.discard(row);
       }
       counters_.corrupt += static_cast<int64_t>(kind.rows.size());
     }
@@ -262,13 +371,45 @@ std::vector<RecordGroup> ActivationStore::fetch(
   return result;
 }
 
+// Brings records into memory, and returns the rows of those that are.
+std::vector<int64_t> ActivationStore::read_disk(
+    Batch& batch,
+    const std::vector<int64_t>& rows,
+    std::vector<DiskTier::Request>& requests) {
+  std::vector<int64_t> read;
+  if (requests.empty()) {
+    return read;
+  }
+  batch.disk->fetch(requests);
+  batch.from_disk.resize(batch.found.size());
+  for (std::size_t k = 0; k < requests.size(); ++k) {
+    switch (requests[k].outcome) {
+      case DiskTier::Outcome::kRead:
+        batch.found[rows[k]].header = requests[k].record.header();
+        batch.from_disk[rows[k]] = std::move(requests[k].record);
+        read.push_back(rows[k]);
+        break;
+      case DiskTier::Outcome::kLate:
+        ++counters_.late;
+        break;
+      case DiskTier::Outcome::kChanged:
+        ++counters_.stale;
+        break;
+      case DiskTier::Outcome::kCorrupt:
+        ++counters_.corrupt;
+        break;
+    }
+  }
+  return read;
+}
+
 // Copies the found records of `rows`, which have one boundary and, apart from
 // lengths, one layout.
 RecordGroup ActivationStore::gather(
-    Slab& slab,
-    std::vector<Slab::Found>& found,
+    Batch& batch,
     const std::vector<int64_t>& rows,
     const Padding& padding) {
+  const std::vector<Slab::Found>& found = batch.found;
   const RecordHeader& first = found[rows.front()].header;
   const auto num_rows = static_cast<int64_t>(rows.size());
   RecordGroup group;
@@ -297,31 +438,31 @@ RecordGroup ActivationStore::gather(
         RowCodec decoder;
         for (int64_t k = begin; k < end; ++k) {
           if (k + kLookahead < end) {
-            const Slab::Found& next = found[rows[k + kLookahead]];
-            next.slot.prefetch(
-                Slot::kOverheadBytes + next.header.payload_bytes);
+            batch.prefetch(rows[k + kLookahead]);
           }
           const auto parts = targets.at(k, segments, lengths[k]);
-          Slab::Found& row = found[rows[k]];
-          if (is_native(row.header.layout)) {
-            results[k] = slab.read(row, parts, verify_next());
+          if (is_native(found[rows[k]].header.layout)) {
+            results[k] = batch.read(rows[k], parts, verify_next());
           } else {
             results[k] =
-                read_encoded(slab, row, segments, verify_next(), decoder);
+                batch.read_encoded(rows[k], segments, verify_next(), decoder);
           }
           tails.fill(segments, lengths[k]);
         }
       });
   std::vector<int64_t> kept;
+  int64_t disk_hits = 0;
   for (int64_t k = 0; k < num_rows; ++k) {
     if (results[k] == ReadResult::kRead) {
       group.lossy = group.lossy || !is_native(found[rows[k]].header.layout);
+      disk_hits += batch.on_disk(rows[k]) ? 1 : 0;
       kept.push_back(k);
     } else {
       ++(results[k] == ReadResult::kCorrupt ? counters_.corrupt
                                             : counters_.stale);
     }
   }
+  counters_.disk_hits += disk_hits;
   const auto num_kept = static_cast<int64_t>(kept.size());
   group.rows = at::empty({num_kept}, at::kLong);
   for (int64_t k = 0; k < num_kept; ++k) {
@@ -353,6 +494,7 @@ int64_t ActivationStore::store(
     const std::optional<at::Tensor>& lengths,
     Codec codec) {
   const std::shared_ptr<Slab> slab = this->slab();
+  const std::shared_ptr<DiskTier> disk = this->disk();
   const at::Tensor samples = sample_ids(ids, *slab);
   const int64_t num_rows = num_rows_of(tensors);
   TORCH_CHECK_VALUE(
@@ -388,6 +530,9 @@ int64_t ActivationStore::store(
       0, num_rows, grain_of(sources), [&](int64_t begin, int64_t end) {
         std::array<Segment, kMaxTensors> segments;
         RowCodec encoder;
+        Writes writes(*slab, disk.get());
+        int64_t written = 0;
+        int64_t refused = 0;
         for (int64_t row = begin; row < end; ++row) {
           const int64_t valid = length != nullptr ? length[row] : 0;
           const auto parts = rows.at(row, segments, valid);
@@ -396,14 +541,17 @@ int64_t ActivationStore::store(
           if (codec != Codec::kNative) {
             encoder.encode(codec, kept, segments);
           }
-          const WriteResult result = slab->write(
+          const WriteResult result = writes.add(
               static_cast<uint64_t>(sample[row]),
               key_of(boundary, fingerprint, hash, row),
               kept,
               parts);
-          stored += result == WriteResult::kWritten ? 1 : 0;
-          full += result == WriteResult::kFull ? 1 : 0;
+          written += result == WriteResult::kWritten ? 1 : 0;
+          refused += result == WriteResult::kFull ? 1 : 0;
         }
+        const int64_t lost = writes.finish();
+        stored += written - lost;
+        full += refused + lost;
       });
   counters_.stored += stored;
   counters_.full += full;
@@ -413,27 +561,55 @@ int64_t ActivationStore::store(
 
 FileCounts ActivationStore::save(int descriptor, uint64_t begin) const {
   const std::shared_ptr<Slab> slab = this->slab();
+  const std::shared_ptr<DiskTier> disk = this->disk();
   RecordWriter writer(descriptor, begin);
   FileCounts counts;
-  std::array<Segment, kMaxTensors> segments;
-  for (uint64_t sample = 0; sample < slab->num_samples(); ++sample) {
-    Slab::Found found;
-    if (slab->find(sample, found) != FindResult::kFound) {
-      continue;
-    }
-    const RecordHeader& header = found.header;
+  const auto keep = [&](const RecordHeader& header, const auto& read) {
+    std::array<Segment, kMaxTensors> segments;
     if (payload_bytes(header.layout) != header.payload_bytes) {
       ++counts.damaged;
-      continue;
+      return;
     }
     std::byte* payload = writer.payload(header.payload_bytes);
-    const auto parts = segments_of(header.layout, payload, segments);
-    if (slab->read(found, parts, true) != ReadResult::kRead) {
+    if (read(segments_of(header.layout, payload, segments)) !=
+        ReadResult::kRead) {
       ++counts.damaged;
-      continue;
+      return;
     }
     writer.add(header);
     ++counts.records;
+  };
+  std::vector<DiskTier::Request> requests;
+  const auto keep_requested = [&] {
+    disk->fetch(requests);
+    for (const DiskTier::Request& each : requests) {
+      if (each.outcome == DiskTier::Outcome::kRead) {
+        keep(each.record.header(), [&](std::span<const Segment> parts) {
+          return disk->read(each.record, parts);
+        });
+      } else if (each.outcome == DiskTier::Outcome::kCorrupt) {
+        ++counts.damaged;
+      }
+    }
+    requests.clear();
+  };
+  for (uint64_t sample = 0; sample < slab->num_samples(); ++sample) {
+    Slab::Found found;
+    DiskTier::Request request;
+    if (slab->find(sample, found) == FindResult::kFound) {
+      keep(found.header, [&](std::span<const Segment> parts) {
+        return slab->read(found, parts, true);
+      });
+    } else if (disk != nullptr && disk->find(sample, request.found)) {
+      request.sample = sample;
+      requests.push_back(std::move(request));
+      if (requests.size() == kReadTogether) {
+        keep_requested();
+      }
+    }
+  }
+  if (!requests.empty()) {
+    keep_requested();
   }
   counts.bytes = static_cast<int64_t>(writer.finish());
   return counts;
@@ -441,24 +617,32 @@ FileCounts ActivationStore::save(int descriptor, uint64_t begin) const {
 
 FileCounts ActivationStore::load(int descriptor, uint64_t begin, uint64_t end) {
   const std::shared_ptr<Slab> slab = this->slab();
+  const std::shared_ptr<DiskTier> disk = this->disk();
+  Writes writes(*slab, disk.get());
   FileCounts counts;
   counts.bytes = static_cast<int64_t>(end);
   const auto take = [&](const RecordHeader& header,
                         std::span<const Segment> segments) {
+    const uint64_t sample = header.sample;
     Slab::Found found;
-    if (header.sample >= slab->num_samples()) {
+    DiskIndex::Found on_disk;
+    if (sample >= slab->num_samples()) {
       ++counts.damaged;
       return;
     }
     ++counts.records;
-    if (slab->find(header.sample, found) != FindResult::kFound &&
-        slab->write(header.sample, header.key, header.layout, segments) ==
-            WriteResult::kWritten) {
+    if (slab->find(sample, found) == FindResult::kFound ||
+        (disk != nullptr && disk->find(sample, on_disk))) {
+      return;
+    }
+    if (writes.add(sample, header.key, header.layout, segments) ==
+        WriteResult::kWritten) {
       ++counts.taken;
     }
   };
   counts.damaged +=
       static_cast<int64_t>(read_records(descriptor, begin, end, take));
+  counts.taken -= writes.finish();
   return counts;
 }
 
@@ -476,23 +660,27 @@ CacheCounts ActivationStore::counts() const noexcept {
       counters_.corrupt,
       counters_.stored,
       counters_.skipped,
-      counters_.full};
+      counters_.full,
+      counters_.disk_hits,
+      counters_.late};
 }
 
 void ActivationStore::clear() {
   const std::shared_ptr<Slab> slab = this->slab();
   for (uint64_t sample = 0; sample < slab->num_samples(); ++sample) {
-    Slab::Found found;
-    if (slab->find(sample, found) == FindResult::kFound) {
-      found.slot.discard(found.version);
-    }
+    slab->drop(sample);
+  }
+  if (const std::shared_ptr<DiskTier> disk = this->disk()) {
+    disk->clear();
   }
 }
 
 void ActivationStore::close() noexcept {
-  std::shared_ptr<Slab> last;
+  std::shared_ptr<Slab> slab;
+  std::shared_ptr<DiskTier> disk;
   const std::lock_guard<std::mutex> lock(mutex_);
-  last.swap(slab_);
+  slab.swap(slab_);
+  disk.swap(disk_);
 }
 
 std::shared_ptr<Slab> ActivationStore::slab() const {
@@ -500,6 +688,29 @@ std::shared_ptr<Slab> ActivationStore::slab() const {
   TORCH_CHECK_VALUE(
       slab_ != nullptr, "cache: expected an open one, got a closed one");
   return slab_;
+}
+
+void ActivationStore::add_disk(DiskIndex index, const DiskOptions& options) {
+  TORCH_CHECK_VALUE(
+      index.num_samples() == slab()->num_samples(),
+      "disk: expected records of ",
+      slab()->num_samples(),
+      " samples, got ",
+      index.num_samples());
+  auto disk = std::make_shared<DiskTier>(std::move(index), options);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  disk_.swap(disk);
+}
+
+void ActivationStore::prefetch(const std::vector<int64_t>& samples) {
+  if (const std::shared_ptr<DiskTier> disk = this->disk()) {
+    disk->prefetch(samples);
+  }
+}
+
+std::shared_ptr<DiskTier> ActivationStore::disk() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return disk_;
 }
 
 int64_t ActivationStore::num_samples() const {

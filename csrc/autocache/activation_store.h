@@ -1,6 +1,6 @@
 // Moves activations between batch tensors and the slab: gathers the records of
 // a batch's samples straight into new tensors, scatters new activations into
-// slots.
+// slots. What the slab has no room for goes to a disk tier, if there is one.
 //
 // Thread-safe; close() may run alongside a fetch, which then ends undisturbed.
 // All tensors are on the CPU (store() copies others there). Work is spread over
@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "autocache/codec.h"
+#include "autocache/disk_tier.h"
 #include "autocache/slab.h"
 #include "autocache/tensor_rows.h"
 
@@ -26,7 +27,7 @@ namespace pipetransformer::autocache {
 
 // Records of equal boundary and, apart from lengths and codecs, layout:
 // `tensors[k]` is (rows.numel(), ...), and `rows` (int64) are the positions in
-// the batch.
+// the batch, in ascending order.
 struct RecordGroup {
   int64_t boundary = 0;
   at::Tensor rows;
@@ -37,8 +38,8 @@ struct RecordGroup {
 };
 
 // Rows since construction, in this process. hits + misses are the rows asked
-// for; stale, changed and corrupt ones are among the misses, as are those that
-// have no record. stored + skipped + full are the rows given to store().
+// for; stale, changed, corrupt and late ones are among the misses, as are those
+// that have no record. stored + skipped + full are the rows given to store().
 struct CacheCounts {
   int64_t hits = 0;
   int64_t misses = 0;
@@ -47,7 +48,9 @@ struct CacheCounts {
   int64_t corrupt = 0;
   int64_t stored = 0;
   int64_t skipped = 0;  // there already, or being written by somebody else
-  int64_t full = 0;     // no slot left, or larger than one
+  int64_t full = 0;     // no slot left, or larger than one, and no room on disk
+  int64_t disk_hits = 0;  // of the hits, those that were on disk
+  int64_t late = 0;       // on disk, and not read in time or with an error
 };
 
 // How ragged records become tensors again.
@@ -60,7 +63,7 @@ struct Padding {
 struct FileCounts {
   int64_t records = 0;  // whole ones
   int64_t damaged = 0;  // or not of this id space
-  int64_t taken = 0;    // read into the slab; the others it had, or has no room
+  int64_t taken = 0;    // stored; the others were there, or have no room
   int64_t bytes = 0;    // of the file
 };
 
@@ -102,12 +105,19 @@ class ActivationStore {
   // there and none here. Throws std::system_error.
   FileCounts load(int descriptor, uint64_t begin, uint64_t end);
 
+  // Gives what the slab has no room for a place on disk; once, before others
+  // use the store. Throws c10::ValueError unless it is for as many samples.
+  void add_disk(DiskIndex index, const DiskOptions& options);
+
+  // Starts to read what of these samples is on disk.
+  void prefetch(const std::vector<int64_t>& samples);
+
   CacheCounts counts() const noexcept;
 
   // Drops all records, for all processes.
   void clear();
 
-  // Lets go of the slab; every other use afterwards is a c10::ValueError.
+  // Lets go of slab and disk; every other use afterwards is a c10::ValueError.
   void close() noexcept;
 
   int64_t num_samples() const;
@@ -115,23 +125,31 @@ class ActivationStore {
   int64_t slot_bytes() const;
   int64_t used_bytes() const;
   int descriptor() const;
+  // Null: there is none.
+  std::shared_ptr<DiskTier> disk() const;
 
  private:
   struct Counters {
     std::atomic<int64_t> hits{0}, misses{0}, stale{0}, changed{0}, corrupt{0};
-    std::atomic<int64_t> stored{0}, skipped{0}, full{0};
+    std::atomic<int64_t> stored{0}, skipped{0}, full{0}, disk_hits{0}, late{0};
   };
+
+  struct Batch;
 
   std::shared_ptr<Slab> slab() const;
   bool verify_next() noexcept;
+  std::vector<int64_t> read_disk(
+      Batch& batch,
+      const std::vector<int64_t>& rows,
+      std::vector<DiskTier::Request>& requests);
   RecordGroup gather(
-      Slab& slab,
-      std::vector<Slab::Found>& found,
+      Batch& batch,
       const std::vector<int64_t>& rows,
       const Padding& padding);
 
-  mutable std::mutex mutex_;  // guards slab_, not what it points to
+  mutable std::mutex mutex_;  // guards both, not what they point to
   std::shared_ptr<Slab> slab_;
+  std::shared_ptr<DiskTier> disk_;
   const bool verify_all_;
   std::atomic<uint64_t> num_reads_{0};
   Counters counters_;

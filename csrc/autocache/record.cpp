@@ -18,6 +18,14 @@ uint64_t payload_checksum(std::span<const Segment> segments) noexcept {
   return hash;
 }
 
+uint64_t payload_bytes(std::span<const Segment> segments) noexcept {
+  uint64_t bytes = 0;
+  for (const Segment& segment : segments) {
+    bytes += padded(segment.size);
+  }
+  return bytes;
+}
+
 bool within_format(const RecordLayout& layout) noexcept {
   if (layout.num_tensors > kMaxTensors) {
     return false;

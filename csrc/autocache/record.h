@@ -74,6 +74,9 @@ struct Segment {
 uint64_t header_checksum(const RecordHeader& header) noexcept;
 uint64_t payload_checksum(std::span<const Segment> segments) noexcept;
 
+// What these take in a record.
+uint64_t payload_bytes(std::span<const Segment> segments) noexcept;
+
 // Whether the counts of a layout are those of the format; sizes and types are
 // only what its writer says.
 bool within_format(const RecordLayout& layout) noexcept;

@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "autocache/own_file.h"
 #include "core/host_memory.h"
 
 namespace pipetransformer::autocache {
@@ -26,34 +27,6 @@ constexpr std::size_t kReserveBytes = std::size_t{8} << 20;
 
 // A file that cannot shrink cannot make a reader of its mapping fault.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-
-// Closes the descriptor unless it was handed on.
-class Descriptor {
- public:
-  explicit Descriptor(int value) noexcept : value_(value) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (value_ >= 0) {
-      ::close(value_);
-    }
-  }
-  int get() const noexcept {
-    return value_;
-  }
-  int release() noexcept {
-    return std::exchange(value_, -1);
-  }
-
- private:
-  int value_;
-};
-
-[[noreturn]] void refuse(const std::string& actual, const std::string& path) {
-  throw std::invalid_argument(
-      "address: expected sealed shared memory of this user, got " + actual +
-      " at " + path);
-}
 
 [[noreturn]] void fail(int error, const std::string& what) {
   throw std::system_error(error, std::generic_category(), what);
@@ -118,38 +91,23 @@ SharedMemory::create_sparse(std::size_t size, std::size_t reserved) {
 }
 
 SharedMemory SharedMemory::open(const std::string& path) {
-  // Looks first: to open a device or a FIFO may already do something.
-  const Descriptor place(::open(path.c_str(), O_PATH | O_CLOEXEC));
-  struct stat info {};
+  const OwnFile place(path, "sealed shared memory of this user");
   struct statfs system {};
-  if (place.get() < 0 || ::fstat(place.get(), &info) != 0 ||
-      ::fstatfs(place.get(), &system) != 0) {
+  if (::fstatfs(place.descriptor(), &system) != 0) {
     fail(errno, "open " + path);
-  }
-  if (!S_ISREG(info.st_mode)) {
-    refuse("no file", path);
-  }
-  if (info.st_uid != ::geteuid()) {
-    refuse("a file of user " + std::to_string(info.st_uid), path);
-  }
-  if ((info.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-    refuse("a file that other users may open", path);
   }
   // Huge pages have seals as well, but touching one may be a SIGBUS.
   if (system.f_type != TMPFS_MAGIC) {
-    refuse("a file that is not in ordinary memory", path);
+    place.refuse("a file that is not in ordinary memory");
   }
-  const std::string same = "/proc/self/fd/" + std::to_string(place.get());
-  Descriptor file(::open(same.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
-  if (file.get() < 0) {
-    fail(errno, "open " + path);
-  }
+  Descriptor file = place.open(O_RDWR);
   const int seals = ::fcntl(file.get(), F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) {
-    refuse("a file without the seals", path);
+    place.refuse("a file without the seals");
   }
+  struct stat info {};
   if (::fstat(file.get(), &info) != 0 || info.st_size <= 0) {
-    refuse("an empty file", path);
+    place.refuse("an empty file");
   }
   return SharedMemory(
       file.release(), static_cast<std::size_t>(info.st_size), 0);

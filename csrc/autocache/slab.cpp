@@ -1,14 +1,12 @@
 #include "autocache/slab.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstring>
-#include <stdexcept>
-#include <string_view>
 #include <utility>
 
 #include "autocache/process.h"
+#include "autocache/superblock.h"
 
 namespace pipetransformer::autocache {
 
@@ -20,7 +18,6 @@ constexpr uint64_t kMagic = 0x62616c7365686361;  // "acheslab"
 constexpr uint32_t kFormat = 3;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kSuperblockBytes = 4096;
-constexpr std::size_t kMaxRunIdBytes = 256;  // with the closing zero
 
 // Index word: 0 none yet; bytes and begin of a slot, in units of the alignment;
 // or claimed by a process that assigns one.
@@ -32,31 +29,6 @@ constexpr uint64_t kMaxSamples = uint64_t{1} << 53;  // sums stay in range
 
 uint64_t aligned(uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-[[noreturn]] void refuse(
-    const std::string& what,
-    const std::string& expected,
-    const std::string& actual) {
-  throw std::invalid_argument(
-      what + ": expected " + expected + ", got " + actual);
-}
-
-uint64_t payload_bytes(std::span<const Segment> segments) noexcept {
-  uint64_t bytes = 0;
-  for (const Segment& segment : segments) {
-    bytes += padded(segment.size);
-  }
-  return bytes;
-}
-
-// `text` as far as it may stand in a message: memory of others may hold
-// escapes.
-std::string printable(std::string_view text) {
-  const bool plain = std::all_of(text.begin(), text.end(), [](char letter) {
-    return letter >= ' ' && letter <= '~';
-  });
-  return plain ? "'" + std::string(text) + "'" : "one that is not plain text";
 }
 
 }  // namespace
@@ -95,12 +67,8 @@ struct Slab::Superblock {
 
 Slab Slab::create(const SlabConfig& config) {
   static_assert(sizeof(Superblock) <= kSuperblockBytes);
-  if (config.run_id.empty() || config.run_id.size() >= kMaxRunIdBytes) {
-    refuse(
-        "run_id",
-        "1 to 255 bytes",
-        std::to_string(config.run_id.size()) + " bytes");
-  }
+  Superblock head{};
+  put_run_id(config.run_id, head.run_id);
   if (config.num_samples == 0 || config.num_samples > kMaxSamples) {
     refuse("num_samples", "a number >= 1", std::to_string(config.num_samples));
   }
@@ -113,7 +81,6 @@ Slab Slab::create(const SlabConfig& config) {
             std::to_string(kMaxSlotBytes),
         std::to_string(config.slot_bytes));
   }
-  Superblock head{};
   head.magic = kMagic;
   head.format = kFormat;
   head.header_bytes = Slot::kOverheadBytes;
@@ -134,7 +101,6 @@ Slab Slab::create(const SlabConfig& config) {
   const uint64_t most = std::min(config.budget_bytes - fixed, kMaxArenaBytes);
   sizes.arena_bytes = config.ragged ? most / kAlignment * kAlignment
                                     : num_slots * sizes.slot_bytes;
-  config.run_id.copy(head.run_id, kMaxRunIdBytes - 1);
   const uint64_t size = fixed + sizes.arena_bytes;
   SharedMemory memory =
       SharedMemory::create_sparse(size, config.ragged ? fixed : size);
@@ -160,15 +126,8 @@ Slab Slab::attach(const std::string& path, const std::string& run_id) {
   SharedMemory memory = SharedMemory::open(path);
   Superblock head{};
   if (memory.size() >= kSuperblockBytes) {
-    // Each word once: what is checked below is what is used. Not next_byte:
-    // other processes take slots meanwhile.
-    std::array<uint64_t, offsetof(Superblock, next_byte) / sizeof(uint64_t)>
-        words;
-    auto* from = reinterpret_cast<uint64_t*>(memory.data());
-    for (uint64_t& word : words) {
-      word = Word(*from++).load(std::memory_order_relaxed);
-    }
-    std::memcpy(&head, words.data(), sizeof(words));
+    // Not next_byte: other processes take slots meanwhile.
+    copy_words(&head, memory.data(), offsetof(Superblock, next_byte));
   }
   if (head.magic != kMagic || head.format != kFormat ||
       head.header_bytes != Slot::kOverheadBytes ||
@@ -178,10 +137,7 @@ Slab Slab::attach(const std::string& path, const std::string& run_id) {
         "a cache of format " + std::to_string(kFormat),
         "memory of another format");
   }
-  head.run_id[kMaxRunIdBytes - 1] = '\0';
-  if (run_id != head.run_id) {
-    refuse("run_id", printable(run_id), printable(head.run_id));
-  }
+  require_run_id(run_id, head.run_id);
   return Slab(std::move(memory), head.sizes);
 }
 
@@ -224,6 +180,13 @@ FindResult Slab::find(uint64_t sample, Found& found) noexcept {
     return FindResult::kCorrupt;
   }
   return FindResult::kFound;
+}
+
+void Slab::drop(uint64_t sample) noexcept {
+  Found found;
+  if (find(sample, found) == FindResult::kFound) {
+    found.slot.discard(found.version);
+  }
 }
 
 ReadResult Slab::read(

@@ -86,6 +86,9 @@ class Slab {
   ReadResult
   read(Found& found, std::span<const Segment> segments, bool verify) noexcept;
 
+  // Drops the record of `sample`, if any.
+  void drop(uint64_t sample) noexcept;
+
   // Stores a record, over whatever the sample had. kSame: a record with this
   // key is there already, in an encoding that serves. kFull: no room for a
   // slot, or the record is larger than the slots are.

@@ -3,7 +3,9 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <tuple>
@@ -11,6 +13,8 @@
 #include "autocache/activation_store.h"
 #include "autocache/codec.h"
 #include "autocache/content_hash.h"
+#include "autocache/disk_index.h"
+#include "autocache/disk_tier.h"
 #include "autocache/encoded_rows.h"
 #include "autocache/slab.h"
 #include "python/bindings.h"
@@ -21,10 +25,26 @@ namespace py = pybind11;
 using autocache::ActivationStore;
 using autocache::CacheCounts;
 using autocache::Codec;
+using autocache::DiskIndex;
+using autocache::DiskIoKind;
+using autocache::DiskOptions;
+using autocache::DiskTier;
 using autocache::FileCounts;
 using autocache::Slab;
 
 namespace {
+
+// Of a disk tier, as this process has it open.
+struct DiskFacts {
+  int descriptor;  // of the index
+  int file_descriptor;
+  bool direct;
+  int64_t file_bytes;
+  int64_t used_bytes;
+  int read_error;
+  int write_error;
+  std::string io;
+};
 
 using Group = std::tuple<
     int64_t,
@@ -76,6 +96,76 @@ std::unique_ptr<ActivationStore> create(
             {run_id, num_samples, slot_bytes, budget_bytes, ragged});
       },
       verify_all);
+}
+
+// How long to wait for a batch, and what moves the bytes: "io_uring",
+// "threads", or "" for whichever there is.
+DiskOptions disk_options(int64_t patience_ms, const std::string& io) {
+  DiskOptions options;
+  options.patience = std::chrono::milliseconds(patience_ms);
+  options.io = io == "io_uring"  ? DiskIoKind::kUring
+               : io == "threads" ? DiskIoKind::kThreads
+                                 : DiskIoKind::kAny;
+  return options;
+}
+
+template <class Make>
+void add_disk(ActivationStore& store, Make make, const DiskOptions& options) {
+  try {
+    const py::gil_scoped_release release;
+    store.add_disk(make(), options);
+  } catch (const std::system_error& error) {
+    raise_os_error(error);
+  }
+}
+
+void create_disk(
+    ActivationStore& store,
+    const std::string& run_id,
+    const std::string& directory,
+    uint64_t bytes,
+    uint64_t least_bytes,
+    int64_t patience_ms,
+    const std::string& io) {
+  const auto num_samples = static_cast<uint64_t>(store.num_samples());
+  add_disk(
+      store,
+      [&] {
+        return DiskIndex::create(
+            {run_id, directory, num_samples, bytes, least_bytes});
+      },
+      disk_options(patience_ms, io));
+}
+
+void attach_disk(
+    ActivationStore& store,
+    const std::string& run_id,
+    const std::string& index_path,
+    const std::string& file_path,
+    int64_t patience_ms,
+    const std::string& io) {
+  add_disk(
+      store,
+      [&] { return DiskIndex::attach(index_path, file_path, run_id); },
+      disk_options(patience_ms, io));
+}
+
+// Nothing without a disk tier.
+std::optional<DiskFacts> disk_facts(const ActivationStore& store) {
+  const std::shared_ptr<DiskTier> disk = store.disk();
+  if (disk == nullptr) {
+    return std::nullopt;
+  }
+  const DiskIndex& index = disk->index();
+  return DiskFacts{
+      index.descriptor(),
+      index.file_descriptor(),
+      index.direct(),
+      static_cast<int64_t>(index.file_bytes()),
+      static_cast<int64_t>(index.used_bytes()),
+      disk->read_error(),
+      disk->write_error(),
+      disk->io_name()};
 }
 
 std::unique_ptr<ActivationStore>
@@ -174,7 +264,18 @@ void bind_autocache(py::module_& m) {
       .def_readonly("corrupt", &CacheCounts::corrupt)
       .def_readonly("stored", &CacheCounts::stored)
       .def_readonly("skipped", &CacheCounts::skipped)
-      .def_readonly("full", &CacheCounts::full);
+      .def_readonly("full", &CacheCounts::full)
+      .def_readonly("disk_hits", &CacheCounts::disk_hits)
+      .def_readonly("late", &CacheCounts::late);
+  py::class_<DiskFacts>(m, "DiskFacts")
+      .def_readonly("descriptor", &DiskFacts::descriptor)
+      .def_readonly("file_descriptor", &DiskFacts::file_descriptor)
+      .def_readonly("direct", &DiskFacts::direct)
+      .def_readonly("file_bytes", &DiskFacts::file_bytes)
+      .def_readonly("used_bytes", &DiskFacts::used_bytes)
+      .def_readonly("read_error", &DiskFacts::read_error)
+      .def_readonly("write_error", &DiskFacts::write_error)
+      .def_readonly("io", &DiskFacts::io);
   py::class_<FileCounts>(m, "FileCounts")
       .def_readonly("records", &FileCounts::records)
       .def_readonly("damaged", &FileCounts::damaged)
@@ -225,6 +326,27 @@ void bind_autocache(py::module_& m) {
           py::arg("descriptor"),
           py::arg("begin"),
           py::arg("end"))
+      .def(
+          "create_disk",
+          &create_disk,
+          py::kw_only(),
+          py::arg("run_id"),
+          py::arg("directory"),
+          py::arg("bytes"),
+          py::arg("least_bytes"),
+          py::arg("patience_ms"),
+          py::arg("io"))
+      .def(
+          "attach_disk",
+          &attach_disk,
+          py::kw_only(),
+          py::arg("run_id"),
+          py::arg("index_path"),
+          py::arg("file_path"),
+          py::arg("patience_ms"),
+          py::arg("io"))
+      .def("disk", &disk_facts)
+      .def("prefetch", &ActivationStore::prefetch, py::arg("samples"), NoGil())
       .def("counts", &ActivationStore::counts)
       .def("clear", &ActivationStore::clear, NoGil())
       .def("close", &ActivationStore::close, NoGil())

@@ -33,6 +33,7 @@ from pipetransformer.autocache.prefix import (
 from pipetransformer.autocache.ragged import Ragged, RaggedRows, valid_part
 from pipetransformer.autocache.rates import measure_rates
 from pipetransformer.autocache.sizes import (
+    bytes_on_disk,
     record_bytes,
     slots_within,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "RaggedRows",
     "Records",
     "TierRates",
+    "bytes_on_disk",
     "cache_files",
     "cacheable",
     "damaged_records",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,13 +15,20 @@ from torch import Tensor
 from pipetransformer import _C
 from pipetransformer.autocache.codec import Codec
 from pipetransformer.autocache.ragged import Ragged, RaggedRows, dims_of, flags, moved
+from pipetransformer.autocache.sizes import bytes_on_disk
 
 _logger = logging.getLogger(__name__)
 
 Verify = Literal["sampled", "all"]
+DiskIo = Literal["any", "io_uring", "threads"]
+
+_DISK_PATIENCE_S = 0.1
 
 # It comes from the store, so it may be anything.
-_ADDRESS = re.compile(rb'\{"pid": (?P<pid>[0-9]{1,10}), "fd": (?P<fd>[0-9]{1,10})\}')
+_ADDRESS = re.compile(
+    rb'\{"pid": (?P<pid>[0-9]{1,10}), "fd": (?P<fd>[0-9]{1,10})'
+    rb'(?:, "disk": \[(?P<index>[0-9]{1,10}), (?P<file>[0-9]{1,10})\])?\}'
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +37,7 @@ class Records:
 
     Attributes:
         boundary: number of layers that the activations have passed.
-        rows: positions in the batch, ``(n,)`` int64.
+        rows: positions in the batch, ``(n,)`` int64, ascending.
         tensors: what crosses the boundary, each ``(n, ...)``, on the CPU.
         lengths: valid positions of each row, ``(n,)`` int64; None: not ragged.
         lossy: some of them went through a codec that rounds.
@@ -58,9 +66,13 @@ class CacheCounters:
         corrupt: misses whose record failed its checksum; it is dropped.
         stored: rows written.
         skipped: rows there already, or just being written by another process.
-        full: rows without a slot: none left, or the record is larger than one.
+        full: rows without a slot: none left, or the record is larger than one; and
+            without room on disk.
         audited: hits that were computed again, see `ActivationCache.audit_due` and
             `ActivationCache.note_audited`.
+        disk_hits: of the hits, those that were on disk.
+        late: misses whose record is on disk and was not read in time, or with an
+            error.
     """
 
     hits: int
@@ -72,6 +84,8 @@ class CacheCounters:
     skipped: int
     full: int
     audited: int = 0
+    disk_hits: int = 0
+    late: int = 0
 
 
 class ActivationCache:
@@ -81,7 +95,7 @@ class ActivationCache:
     The cache is disposable: whatever is doubtful about a record makes a miss, is
     counted, and warned about once. The memory is anonymous; it goes with the last
     process that has the cache open, however that process ends. A forked child may
-    use, close or drop its copy without harm to the parent.
+    use, close or drop its copy without harm to the parent, but finds nothing on disk.
 
     Attributes:
         views: Versions of each sample, with a record each; see `record_ids`.
@@ -93,10 +107,16 @@ class ActivationCache:
         store: _C.autocache.ActivationStore,
         audit_every: int = 0,
         views: int = 1,
+        *,
+        run_id: str,
+        least_disk_bytes: int = 0,
     ) -> None:
         """Wrap an open store; use `create` or `attach` instead."""
         self._store = store
         self.views = views
+        self._run_id = run_id
+        self._least_disk_bytes = least_disk_bytes  # of a record's place on disk
+        self._has_disk = False
         self._warned: set[str] = set()
         self._audit_every = audit_every
         self._audited = 0
@@ -157,6 +177,9 @@ class ActivationCache:
             ),
             audit_every,
             views,
+            run_id=run_id,
+            # As in memory, where only ragged records differ in size.
+            least_disk_bytes=0 if ragged else slot_bytes,
         )
 
     @classmethod
@@ -168,6 +191,8 @@ class ActivationCache:
         verify: Verify = "sampled",
         audit_every: int = 0,
         views: int = 1,
+        disk_patience_s: float = _DISK_PATIENCE_S,
+        disk_io: DiskIo = "any",
     ) -> ActivationCache:
         """Open the cache of another process of this node and user.
 
@@ -178,6 +203,8 @@ class ActivationCache:
             verify: compare checksums on 1/64 of this process's reads or on all.
             audit_every: one hit of this process in that many is to be audited.
             views: as given to `create`.
+            disk_patience_s: see `add_disk`; of this process.
+            disk_io: see `add_disk`; of this process.
 
         Raises:
             ValueError: if there is no cache of this run and format at the address.
@@ -193,17 +220,81 @@ class ActivationCache:
         path = f"/proc/{int(place['pid'])}/fd/{int(place['fd'])}"
         try:
             store = _C.autocache.ActivationStore.attach(path, run_id, verifies_all)
-            return cls(store, audit_every, views)
         except OSError as error:
             raise ValueError(
                 "address: expected a cache held by a process of this node and user, "
                 f"got {error}"
             ) from error
+        cache = cls(store, audit_every, views, run_id=run_id)
+        if place["index"] is not None:
+            folder = f"/proc/{int(place['pid'])}/fd"
+            try:
+                store.attach_disk(
+                    run_id=run_id,
+                    index_path=f"{folder}/{int(place['index'])}",
+                    file_path=f"{folder}/{int(place['file'])}",
+                    patience_ms=round(1000 * disk_patience_s),
+                    io=disk_io,
+                )
+                cache._has_disk = True
+            except (OSError, ValueError) as error:
+                _logger.warning("cache: nothing on disk for this process: %s", error)
+        return cache
+
+    def add_disk(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        disk_bytes: int | None = None,
+        patience_s: float = _DISK_PATIENCE_S,
+        io: DiskIo = "any",
+    ) -> None:
+        """Keep on disk what the memory has no room for; before others attach.
+
+        The file has no name: it goes with the last process that has it open.
+
+        Args:
+            directory: where it is made.
+            disk_bytes: its size, at most; None: half of what is free there. It takes
+                no more than records of all samples do.
+            patience_s: how long to wait for the records of a batch, and as long again
+                as they take at 100 MB/s. What is late then is a miss.
+            io: what moves the bytes; "any": io_uring where the system lets it, else
+                threads.
+
+        Raises:
+            ValueError: if no record fits `disk_bytes`, or the cache is closed.
+            OSError: if there cannot be such a file.
+        """
+        folder = os.fspath(directory)
+        if disk_bytes is None:
+            disk_bytes = shutil.disk_usage(folder).free // 2
+        all_bytes = self._store.num_samples * bytes_on_disk(self.slot_bytes)
+        self._store.create_disk(
+            run_id=self._run_id,
+            directory=folder,
+            bytes=min(disk_bytes, all_bytes),
+            least_bytes=self._least_disk_bytes,
+            patience_ms=round(1000 * patience_s),
+            io=io,
+        )
+        self._has_disk = True
+        facts = self._store.disk()
+        if facts is not None:
+            _logger.info(
+                "cache: %d MB on disk in %s, %s the page cache",
+                facts.file_bytes // 10**6,
+                folder,
+                "past" if facts.direct else "through",
+            )
 
     @property
     def address(self) -> bytes:
         """Where other processes of the node can attach while this one lives."""
-        return b'{"pid": %d, "fd": %d}' % (os.getpid(), self._store.descriptor)
+        disk, facts = b"", self._store.disk()
+        if facts is not None:
+            disk = b', "disk": [%d, %d]' % (facts.descriptor, facts.file_descriptor)
+        return b'{"pid": %d, "fd": %d%s}' % (os.getpid(), self._store.descriptor, disk)
 
     @property
     def num_samples(self) -> int:
@@ -226,6 +317,26 @@ class ActivationCache:
         return self._store.used_bytes
 
     @property
+    def disk_used_bytes(self) -> int:
+        """Bytes of all places on disk taken so far, by all processes."""
+        facts = self._store.disk()
+        return 0 if facts is None else facts.used_bytes
+
+    @property
+    def disk_records(self) -> int:
+        """Number of records of `slot_bytes` that there is room for on disk at once."""
+        facts = self._store.disk()
+        if facts is None:
+            return 0
+        most = facts.file_bytes // bytes_on_disk(self.slot_bytes)
+        return min(self._store.num_samples, most)
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether this process keeps records on disk, too."""
+        return self._has_disk
+
+    @property
     def counters(self) -> CacheCounters:
         """Counts of this process so far; also after `close`."""
         counts = self._store.counts()
@@ -239,6 +350,8 @@ class ActivationCache:
             skipped=counts.skipped,
             full=counts.full,
             audited=self._audited,
+            disk_hits=counts.disk_hits,
+            late=counts.late,
         )
 
     def record_ids(self, samples: Tensor, view: int) -> Tensor:
@@ -254,6 +367,16 @@ class ActivationCache:
         """Name the sample, and the view if there are several, of a record's id."""
         sample, view = divmod(record, self.views)
         return f"sample {sample}" + (f" in view {view}" if self.views > 1 else "")
+
+    def prefetch(self, samples: Sequence[int], view: int = 0) -> None:
+        """Start to read what of these samples is on disk in a view, for `fetch`.
+
+        Ask for one batch after the other, in their order, some batches ahead. What
+        does not fit a bounded memory is read when it is fetched. A closed cache
+        reads nothing.
+        """
+        if self._has_disk:
+            self._store.prefetch([each * self.views + view for each in samples])
 
     def fetch(
         self,
@@ -297,6 +420,8 @@ class ActivationCache:
             codec,
         )
         self._warn_once("corrupt", "records failed their checksum and are recomputed")
+        self._warn_once("late", "records were not read from disk in time")
+        self._warn_of_disk()
         found = []
         for boundary, rows, lengths, tensors, lossy in groups:
             if ragged is not None and lengths is not None:
@@ -362,6 +487,7 @@ class ActivationCache:
             codec,
         )
         self._warn_once("full", "records have no slot and will be recomputed")
+        self._warn_of_disk()
         return written
 
     def audit_due(self) -> bool:
@@ -454,7 +580,7 @@ class ActivationCache:
         self._store.clear()
 
     def close(self) -> None:
-        """Let go of the memory; other processes keep it."""
+        """Let go of memory and file; other processes keep them."""
         self._store.close()
 
     def warn_once(self, key: str, text: str) -> None:
@@ -468,6 +594,17 @@ class ActivationCache:
             rows = getattr(self._store.counts(), counter)
             if rows > 0:
                 self.warn_once(counter, f"{rows} {text}; see counters for more")
+
+    def _warn_of_disk(self) -> None:
+        facts = self._store.disk() if self._has_disk else None
+        if facts is None:
+            return
+        for what, error in (("read", facts.read_error), ("written", facts.write_error)):
+            if error:
+                self.warn_once(
+                    f"disk {what}",
+                    f"nothing more is {what} on disk: {os.strerror(error)}",
+                )
 
 
 def hash_ragged_rows(rows: RaggedRows) -> Tensor:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from pipetransformer import _C
 
+_DISK_BLOCK_BYTES = 4096
+
 
 def slots_within(budget_bytes: int, *, num_samples: int, slot_bytes: int) -> int:
     """Return how many records `ActivationCache.create` would reserve; 0: it refuses.
@@ -20,6 +22,11 @@ def slots_within(budget_bytes: int, *, num_samples: int, slot_bytes: int) -> int
     return _C.autocache.slots_within(
         budget_bytes, num_samples=num_samples, slot_bytes=slot_bytes
     )
+
+
+def bytes_on_disk(record_bytes: int) -> int:
+    """Return what a record of that many bytes takes on disk: whole blocks."""
+    return -(-record_bytes // _DISK_BLOCK_BYTES) * _DISK_BLOCK_BYTES
 
 
 def record_bytes(tensors: Sequence[Tensor]) -> int:

@@ -164,6 +164,10 @@ class CacheConfig:
             less than reading their activations, by what both take here. ``"always"``:
             the cache is used whatever it costs; nothing is measured, and plans count
             reads as free.
+        disk_directory: Where a node keeps what its slab has no room for, in a file
+            without a name that goes with the run. A fast disk of the node itself.
+            None: what has no room is recomputed.
+        disk_bytes: Bytes of that file per id space. None: half of what is free there.
     """
 
     enabled: bool = True
@@ -175,12 +179,15 @@ class CacheConfig:
     views: int | None = None
     debug: bool = False
     admission: Literal["measured", "always"] = "measured"
+    disk_directory: str | os.PathLike[str] | None = None
+    disk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Validate each field."""
         settle_kinds(self)
         _positive_or_none("CacheConfig.budget_bytes", self.budget_bytes)
         _positive_or_none("CacheConfig.views", self.views)
+        _positive_or_none("CacheConfig.disk_bytes", self.disk_bytes)
         _require(
             self.verify in ("sampled", "all"),
             "CacheConfig.verify",
@@ -199,9 +206,10 @@ class CacheConfig:
             "'native', 'bf16', 'fp16' or 'int8'",
             self.codec,
         )
-        folder = self.directory
-        usable = folder is None or os.fspath(folder) != ""
-        _require(usable, "CacheConfig.directory", "a folder's name or None", folder)
+        for name in ("directory", "disk_directory"):
+            folder = getattr(self, name)
+            usable = folder is None or os.fspath(folder) != ""
+            _require(usable, f"CacheConfig.{name}", "a folder's name or None", folder)
         _require(
             self.admission in ("measured", "always"),
             "CacheConfig.admission",

@@ -106,9 +106,17 @@ def forward_share(
         return prefix(lambda: inputs, ids, cache, position=position, whole=True)
 
     window = 2 * replica.plan.num_stages
+
+    def ask(at: int) -> None:
+        if prefix is not None:
+            ids = [i for rows in share[at : at + window] for i in rows]
+            run.caches.prefetch(name, ids)
+
     results: list[T] = []
+    ask(0)
     for at in range(0, len(share), window):
         run.plane.check()
+        ask(at + window)
         loaded = [load(rows) for rows in share[at : at + window]]
         first = position_of_evaluation(step, begin + at)
         replica.pipe.set_draw_position(

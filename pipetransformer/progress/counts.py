@@ -110,6 +110,7 @@ class Counts:
 
     def mine(self, run: Run) -> dict[str, Any]:
         """Return what this replica has counted, as plain values."""
+        cache = run.caches.training()
         return {
             "loss_sum": self._loss_sum,
             "weight": self._weight,
@@ -118,7 +119,8 @@ class Counts:
                 kind: count - self._before.get(kind, 0)
                 for kind, count in _cache_counts(run).items()
             },
-            "cache_bytes": {run.info.node: _cache_bytes(run)},
+            "cache_bytes": {run.info.node: cache.used_bytes if cache else 0},
+            "cache_disk_bytes": {run.info.node: cache.disk_used_bytes if cache else 0},
             "recomputed": 0 if run.in_force.caches else self._rows,
             "steps": run.state.step - self.first_step,
         }
@@ -315,26 +317,30 @@ def _cache_counts(run: Run) -> dict[str, int]:
     return {} if cache is None else dataclasses.asdict(cache.counters)
 
 
-def _cache_bytes(run: Run) -> int:
-    cache = run.caches.training()
-    return 0 if cache is None else cache.used_bytes
-
-
 def _cache_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Return misses by kind and what was written, over replicas; bytes over nodes."""
     counts: dict[str, int] = collections.Counter()
-    nodes: dict[str, int] = {}
     for part in parts:
         counts.update(part["cache"])
-        nodes.update(part["cache_bytes"])
     recomputed = sum(part["recomputed"] for part in parts)
     told = {"recomputed": recomputed} if recomputed else {}
     if not counts:
         return told
-    kinds = ("stale", "changed", "corrupt", "stored", "full", "audited")
-    absent = counts["misses"] - sum(counts[kind] for kind in kinds[:3])
-    found = {kind: counts[kind] for kind in kinds}
-    return {"absent": absent, **found, "bytes": sum(nodes.values()), **told}
+    kinds = ("stale", "changed", "corrupt", "late", "stored", "full", "audited")
+    absent = counts["misses"] - sum(counts[kind] for kind in kinds[:4])
+    found = {kind: counts[kind] for kind in (*kinds, "disk_hits")}
+    return {"absent": absent, **found, **_node_bytes(parts), **told}
+
+
+def _node_bytes(parts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return what records take in memory and on disk, over nodes."""
+    total = {}
+    for kind in ("bytes", "disk_bytes"):
+        nodes: dict[str, int] = {}
+        for part in parts:
+            nodes.update(part[f"cache_{kind}"])
+        total[kind] = sum(nodes.values())
+    return total
 
 
 def _add_up(records: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -342,6 +348,7 @@ def _add_up(records: Sequence[Mapping[str, int]]) -> dict[str, int]:
     total: dict[str, int] = collections.Counter()
     for record in records:
         total.update(record)
-        if "bytes" in record:
-            total["bytes"] = record["bytes"]
+        for kind in ("bytes", "disk_bytes"):
+            if kind in record:
+                total[kind] = record[kind]
     return dict(total)

@@ -10,7 +10,7 @@ from typing import Any
 from pipetransformer.autodp import ActiveGroup, broadcast_tensors
 from pipetransformer.data import Batch
 from pipetransformer.progress.counts import Counts, Pass
-from pipetransformer.progress.sharding import EpochSharding, Loading
+from pipetransformer.progress.sharding import EpochSharding, Loading, asking_ahead
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord
 from pipetransformer.run.context import Run
@@ -93,7 +93,13 @@ class OpenPass:
         self._begins = False  # a rank that joins the first batch receives the nodes
         shares = self._sharding()
         sampler = shares.sampler(self._in_force(), rank, position)
-        return shares.loading.batches(sampler)
+        loaded, caches = shares.loading.batches(sampler), self._run.caches
+        if not (caches.reads_disk("train") and self._run.in_force.caches):
+            return loaded
+        view = state.epoch % (shares.loading.views or 1)
+        return asking_ahead(
+            loaded, list(sampler), lambda ids: caches.prefetch("train", ids, view)
+        )
 
     def load(self, number: int) -> Batch:
         """Load this replica's present share of one batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from pipetransformer.data.division import Division
 from pipetransformer.data.loading import ElasticSampler, batches
 from pipetransformer.data.own_loader import own_batches, repeated_batches
 from pipetransformer.run.layout import Layout
+
+_BATCHES_AHEAD = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +59,27 @@ class Loading:
             return next(here)
         finally:
             here.close()
+
+
+def asking_ahead(
+    loaded: Generator[Batch, None, None],
+    lists: Sequence[Sequence[int]],
+    ask: Callable[[Sequence[int]], None],
+) -> Generator[Batch, None, None]:
+    """Yield batches, and ask for the samples of those to come.
+
+    Args:
+        loaded: The batches.
+        lists: The ids of each, in order.
+        ask: Is told the ids of each batch, some batches before it is loaded.
+    """
+    with contextlib.closing(loaded):
+        for ids in lists[:_BATCHES_AHEAD]:
+            ask(ids)
+        for number, batch in enumerate(loaded, _BATCHES_AHEAD):
+            if number < len(lists):
+                ask(lists[number])
+            yield batch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,13 +127,16 @@ def epoch_line(record: EpochRecord) -> str:
     cached = record.cache_hits + record.cache_misses
     hits = f", cache hits {record.cache_hits}/{cached}" if cached else ""
     kinds = {"changed": "of other inputs", "stale": "of another prefix"}
-    kinds |= {"corrupt": "corrupt"}
+    kinds |= {"corrupt": "corrupt", "late": "late from disk"}
     misses = [f"{record.cache[k]} {t}" for k, t in kinds.items() if record.cache.get(k)]
     if full := record.cache.get("full"):
         misses.append(f"{full} without room")
     hits += f" ({', '.join(misses)})" if misses else ""
     if used := record.cache.get("bytes"):
         hits += f" in {used / 1e6:.0f} MB"
+    if used := record.cache.get("disk_bytes"):
+        hits += f", {record.cache.get('disk_hits', 0)} of them on disk in "
+        hits += f"{used / 1e6:.0f} MB"
     if rows := record.cache.get("recomputed"):
         hits += f", frozen layers run for {rows}, which is cheaper than reading"
     return (

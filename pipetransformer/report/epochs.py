@@ -111,11 +111,12 @@ class EpochRecord:
         cache_hits: Samples whose frozen activations came from the cache.
         cache_misses: Samples of a frozen prefix that had to be computed.
         cache: Misses by kind, ``absent`` (never stored), ``stale`` (of another prefix),
-            ``changed`` (of another input) and ``corrupt``; rows ``stored`` and, for
-            lack of room, not (``full``); hits computed again and compared
-            (``audited``); ``bytes`` of all records on all nodes; rows whose frozen
-            layers ran because that is cheaper (``recomputed``, if any). Empty: no
-            cache yet.
+            ``changed`` (of another input), ``corrupt`` and ``late`` (not read from disk
+            in time); rows ``stored`` and, for lack of room, not (``full``); hits
+            computed again and compared (``audited``), hits from disk
+            (``disk_hits``); ``bytes`` and ``disk_bytes`` of all records on all nodes;
+            rows whose frozen layers ran because that is cheaper (``recomputed``, if
+            any). Empty: no cache yet.
         metrics: What the last evaluation after the pass returned.
         phase_seconds: The lead's wall time of the pass by phase, see `Clock`; what the
             pass's end itself takes is in the run's.

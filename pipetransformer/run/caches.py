@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+from collections.abc import Sequence
 
 import torch
 
@@ -10,6 +12,7 @@ from pipetransformer._extension import host_memory
 from pipetransformer.autocache import (
     ActivationCache,
     CacheFolder,
+    bytes_on_disk,
     Codec,
     cacheable,
     fingerprint_chain,
@@ -122,8 +125,30 @@ class Caches:
         """Return what a slab of this node may take."""
         return self._config.budget_bytes or host_memory().available_bytes // 4
 
+    def disk_bytes(self) -> int:
+        """Return what a slab of this node may take on disk besides; 0: nothing."""
+        folder = self._config.disk_directory
+        if not self._config.enabled or folder is None:
+            return 0
+        try:
+            free = shutil.disk_usage(folder).free // 2
+        except OSError:
+            return 0  # nor will there be a file, which says why
+        return self._config.disk_bytes or free
+
+    def prefetch(self, space: str, samples: Sequence[int], view: int = 0) -> None:
+        """Start to read what is on disk of samples that will be asked for in a view."""
+        cache = self._caches.get(space)
+        if cache is not None and cache.has_disk and not cache.given_up:
+            cache.prefetch(samples, view)
+
+    def reads_disk(self, space: str) -> bool:
+        """Tell whether `prefetch` is of use."""
+        cache = self._caches.get(space)
+        return cache is not None and cache.has_disk
+
     def training_slots(self) -> int:
-        """Return of how many samples this node's slab holds all training records.
+        """Return of how many samples this node's cache holds all training records.
 
         Before there is one, how many it will hold; 0 when it could not be made.
         """
@@ -132,16 +157,21 @@ class Caches:
             made = self._caches["train"]
             if made is None or made.given_up:
                 return 0
-            return made.num_slots // views
+            records = made.num_slots + made.disk_records
+            return min(made.num_samples, records // views)
         cluster, workload = self._inputs.cluster, self._inputs.workload
         if cluster is None or cluster.cache is None or workload is None:
             return 0
+        slot_bytes = self._slot_bytes("train")
         slots = slots_within(
             cluster.cache.host_bytes,
             num_samples=workload.num_samples * views,
-            slot_bytes=self._slot_bytes("train"),
+            slot_bytes=slot_bytes,
         )
-        return slots // views
+        if slots == 0:
+            return 0
+        on_disk = cluster.cache.disk_bytes // bytes_on_disk(slot_bytes)
+        return min(workload.num_samples, (slots + on_disk) // views)
 
     def obtain(self, space: str, num_samples: int, layout: Layout | None) -> None:
         """Make or attach the node's slab of an id space, once.
@@ -206,7 +236,7 @@ class Caches:
     def _create(self, space: str, num_samples: int) -> ActivationCache | None:
         slot_bytes = self._slot_bytes(space)
         try:
-            return ActivationCache.create(
+            cache = ActivationCache.create(
                 run_id=self._info.run_id,
                 num_samples=num_samples,
                 slot_bytes=slot_bytes,
@@ -220,6 +250,13 @@ class Caches:
             # RuntimeError: the machine does not tell its memory.
             _LOG.warning("no cache, frozen layers are recomputed: %s", error)
             return None
+        folder = self._config.disk_directory
+        if folder is not None:
+            try:
+                cache.add_disk(folder, disk_bytes=self._config.disk_bytes)
+            except (OSError, ValueError) as error:
+                _LOG.warning("cache: nothing is kept on disk: %s", error)
+        return cache
 
     def _slot_bytes(self, space: str) -> int:
         profile = self._inputs.profile

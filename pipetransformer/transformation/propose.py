@@ -168,6 +168,7 @@ def _cluster(run: Run, rates: TierRates | None) -> Cluster:
             host_bytes_per_s=rates.bytes_per_s if rates is not None else 0,
             host_record_ns=rates.record_ns if rates is not None else 0,
             host_in_line=rates is not None,
+            disk_bytes=run.caches.disk_bytes(),
         ),
     )
 

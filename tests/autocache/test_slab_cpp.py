@@ -13,7 +13,15 @@ SOURCES = [
     *(ROOT / f"csrc/core/{name}.cpp" for name in ("cgroups", "hash", "host_memory")),
     *(
         ROOT / f"csrc/autocache/{name}.cpp"
-        for name in ("process", "record", "shared_memory", "slab", "slot")
+        for name in (
+            "own_file",
+            "process",
+            "record",
+            "shared_memory",
+            "slab",
+            "slot",
+            "superblock",
+        )
     ),
 ]
 COMPILER = shutil.which("g++")

@@ -17,19 +17,26 @@ ids_of_a_batch = st.lists(st.integers(0, NUM_SAMPLES - 1), max_size=10)
 class CacheMachine(RuleBasedStateMachine):
     """Model: sample -> (boundary, fingerprint, input hash or None, value)."""
 
+    room = NUM_SLOTS  # for samples
+    options = {}
+
     def __init__(self):
         super().__init__()
         first = make_cache(
             num_samples=NUM_SAMPLES, num_slots=NUM_SLOTS, slot_bytes=1024
         )
         assert first.num_slots == NUM_SLOTS
-        second = ActivationCache.attach(first.address, run_id="run")
+        self.add_tiers(first)
+        second = ActivationCache.attach(first.address, run_id="run", **self.options)
         self.caches = [first, second]
         self.chain = [0, 0, 0, 0, 0]
         self.inputs = [0] * NUM_SAMPLES
         self.model = {}
         self.owners = set()
         self.written = 0
+
+    def add_tiers(self, cache):
+        """Give the cache what else it has, before others attach."""
 
     @rule(
         ids=ids_of_a_batch,
@@ -52,7 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
         expected = 0
         for row, sample in enumerate(ids):
             if sample not in self.owners:
-                if len(self.owners) == NUM_SLOTS:
+                if len(self.owners) == self.room:
                     continue
                 self.owners.add(sample)
             key = (boundary, self.chain[boundary])
@@ -104,7 +111,7 @@ class CacheMachine(RuleBasedStateMachine):
     def reopen(self, who):
         self.caches[who].close()
         address = self.caches[1 - who].address
-        self.caches[who] = ActivationCache.attach(address, run_id="run")
+        self.caches[who] = ActivationCache.attach(address, run_id="run", **self.options)
 
     @invariant()
     def counts_add_up(self):

@@ -30,6 +30,7 @@ SPECIAL = {
     "hysteresis": st.floats(0, 1000),
     "optimizer_bytes_per_parameter_byte": st.floats(0, 1e300),
     "directory": st.sampled_from(["runs/a", "r\u00e4", pathlib.Path("runs")]),
+    "disk_directory": st.sampled_from([None, "/scratch", pathlib.Path("d")]),
     "clip_grad_norm": st.none() | COUNTS | st.floats(1e-300, math.inf),
     "seed": st.integers(0, 2**63 - 1),
     "prepare_steps": st.integers(0, 99),

@@ -12,8 +12,8 @@ from pipetransformer._extension import host_memory
 from pipetransformer.autocache import (
     ActivationCache,
     CacheFolder,
-    bytes_on_disk,
     Codec,
+    bytes_on_disk,
     cacheable,
     fingerprint_chain,
     record_bytes,

@@ -508,3 +508,22 @@ TestDiskMachine = DiskMachine.TestCase
 TestDiskMachine.settings = settings(
     deadline=None, max_examples=40, stateful_step_count=30
 )
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_encoded_records_are_on_disk_as_in_memory(tmp_path, io, codec):
+    x = torch.randn(SAMPLES, 6, 32)
+    given = {"boundary": 1, "fingerprint": 1}
+    fetched = []
+    for cache in (make(tmp_path, io=io, slots=1), make_cache()):
+        assert cache.store(IDS, (x,), **given, codec=codec) == SAMPLES
+        assert cache.fetch(IDS, chain=CHAIN) == []
+        assert cache.store(IDS, (x,), **given, codec=codec) == 0
+        (group,) = cache.fetch(IDS, chain=CHAIN, codec=codec)
+        fetched.append(group.tensors[0])
+        # Those without an encoding take their places, and serve both.
+        assert cache.store(IDS, (x,), **given) == SAMPLES
+        assert cache.store(IDS, (x,), **given, codec=codec) == 0
+        (group,) = cache.fetch(IDS, chain=CHAIN)
+        assert torch.equal(group.tensors[0], x)
+    assert torch.equal(*fetched) and not torch.equal(fetched[0], x)

@@ -118,7 +118,7 @@ def opened():
 
 def made(run, *, samples=SAMPLES, more_bytes=0):
     """Make what another rank of the run may have made."""
-    slot = run.caches._create(SAMPLES).slot_bytes
+    slot = run.caches._create("train", SAMPLES).slot_bytes
     return slabs.ActivationCache.create(
         run_id=run.info.run_id,
         num_samples=samples,
@@ -132,7 +132,7 @@ def test_the_nodes_cache_is_used_if_it_has_the_samples_and_room_for_records(
     more_bytes, opened, caplog
 ):
     theirs = made(opened, more_bytes=more_bytes)
-    found = opened.caches._attach(theirs.address, SAMPLES)
+    found = opened.caches._attach(theirs.address, "train", SAMPLES)
     assert found.slot_bytes == theirs.slot_bytes
     ids, row = torch.arange(1), torch.ones(1, 4)
     found.store(ids, [row], boundary=0, fingerprint=7)
@@ -146,7 +146,7 @@ def test_the_nodes_cache_is_used_if_it_has_the_samples_and_room_for_records(
 def test_a_cache_of_other_sizes_than_this_run_makes_is_not_used(other, opened, caplog):
     """Plans counted on all of its slots, and no record had a place in one."""
     theirs = made(opened, **other)
-    own = opened.caches._attach(theirs.address, SAMPLES)
+    own = opened.caches._attach(theirs.address, "train", SAMPLES)
     assert (own.num_samples, own.num_slots) == (SAMPLES, SAMPLES)
     ids, row = torch.arange(1), torch.ones(1, 4)
     own.store(ids, [row], boundary=0, fingerprint=7)

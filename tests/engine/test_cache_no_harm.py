@@ -27,11 +27,11 @@ def refuse(kind):
     number, most = LIMITS[kind]
     create = Caches._create
 
-    def create_limited(self, num_samples):
+    def create_limited(self, space, num_samples):
         before = resource.getrlimit(number)
         resource.setrlimit(number, (most, before[1]))
         try:
-            return create(self, num_samples)
+            return create(self, space, num_samples)
         finally:
             resource.setrlimit(number, before)
 

@@ -1,6 +1,7 @@
 """A frozen prefix over a cache, and how far its hits are from recomputation.
 
-A case says what varies; ``CASES`` has all combinations. The prefix has four small
+A case says what varies; ``CASES`` has all combinations, of storages other than host
+memory those of two dtypes. The prefix has four small
 layers, each attention where a mask says what is valid, and a feed-forward part.
 """
 
@@ -9,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.autocache import ActivationCache, Ragged, record_bytes
+from pipetransformer.autocache import ActivationCache, Codec, Ragged, record_bytes
 from pipetransformer.pipe import Workers
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.frozen_prefix import FrozenPrefix
@@ -46,16 +48,32 @@ class Storage:
     """How records are kept.
 
     Attributes:
-        options: Of ``ActivationCache.create``.
+        codec: What they are kept in.
+        on_disk: Memory holds a part of them, and the disk the others.
         error: By dtype, how far what is read may be from what was stored, over the
-            largest value; none: the same bits.
+            largest value, with what later layers make of it; none: the same bits.
     """
 
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    codec: Codec = "native"
+    on_disk: bool = False
     error: Mapping[torch.dtype, float] = dataclasses.field(default_factory=dict)
 
 
-STORAGES = {"host": Storage()}
+STORAGES = {
+    "host": Storage(),
+    "host, bf16": Storage("bf16", error={torch.float32: 2**-7}),
+    "host, fp16": Storage("fp16", error={torch.float32: 2**-10}),
+    "host, int8": Storage(
+        "int8",
+        error={torch.float32: 2**-6, torch.float16: 2**-6, torch.bfloat16: 2**-5},
+    ),
+    "disk": Storage(on_disk=True),
+    "disk, int8": Storage(
+        "int8",
+        on_disk=True,
+        error={torch.float32: 2**-6, torch.float16: 2**-6, torch.bfloat16: 2**-5},
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +111,7 @@ CASES = [
     for parts in itertools.product(
         range(1, LAYERS + 1), (ONE, PAIR), DTYPES, (FIXED, RAGGED), STORAGES
     )
+    if parts[4] == "host" or parts[2] in ("fp32", "bf16")
 ]
 
 
@@ -160,16 +179,20 @@ class Subject:
     def cache(self) -> ActivationCache:
         """Return an empty cache of the case's kind; every hit is audited."""
         bytes_of_one = record_bytes([self._hidden[:1], self._mask[:1]])
-        return ActivationCache.create(
+        storage = STORAGES[self.case.storage]
+        held = SAMPLES // 6 if storage.on_disk else 2 * SAMPLES
+        cache = ActivationCache.create(
             run_id="exactness",
             num_samples=SAMPLES,
             slot_bytes=bytes_of_one,
-            budget_bytes=2 * SAMPLES * (bytes_of_one + 64) + (1 << 13),
-            ragged=self._ragged is not None,
+            budget_bytes=held * (bytes_of_one + 64) + 5120,
+            ragged=self._ragged is not None or storage.codec != "native",
             verify="all",
             audit_every=1,
-            **STORAGES[self.case.storage].options,
         )
+        if storage.on_disk:
+            cache.add_disk(tempfile.gettempdir(), patience_s=60.0)
+        return cache
 
     def values(
         self, boundary: int, batches: Batches, cache: ActivationCache | None
@@ -186,7 +209,13 @@ class Subject:
         position = DrawPosition(0, 0)
         found = []
         for ids in batches:
-            value = prefix(self._inputs_of(ids), ids, cache, position=position)
+            value = prefix(
+                self._inputs_of(ids),
+                ids,
+                cache,
+                position=position,
+                codec=STORAGES[self.case.storage].codec,
+            )
             found.append(self._valid(value, ids))
         return found
 
@@ -211,12 +240,14 @@ class Measured:
         same_bits: All values have the bits of recomputation.
         hits: Rows that were found.
         stale: Rows that were found, and not valid.
+        disk_hits: Of the hits, those that were on disk.
     """
 
     difference: float
     same_bits: bool
     hits: int
     stale: int
+    disk_hits: int
 
 
 def hits_of_the_same_batches(subject: Subject) -> Measured:
@@ -276,6 +307,7 @@ def _against_recomputation(
         all(same_bits(one, other) for one, other in pairs),
         now.hits - before.hits,
         now.stale - before.stale,
+        now.disk_hits - before.disk_hits,
     )
 
 

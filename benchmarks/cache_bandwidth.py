@@ -293,9 +293,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         ratios.append(found)
         told = f"{found.value:.2f} ({found.min:.2f} to {found.max:.2f})"
-        missed = "missed" if found.value < LEAST_OF_DISK else ""
+        short = "missed" if found.value < LEAST_OF_DISK else ""
         lines.append(
-            [row, "1", "disk", f"{told} of raw, {disk.median:.2f} GB/s", missed]
+            [row, "1", "disk", f"{told} of raw, {disk.median:.2f} GB/s", short]
         )
     aims = f"aim {LEAST} for reads, {LEAST_OF_DISK} of raw"
     header = ["row", "threads", "system", "of a copy's rate", aims]

@@ -75,8 +75,8 @@ class DiskBench:
     def read(self, batches: list[Tensor]) -> None:
         """Read batches as a pass does: asked for ahead, then fetched."""
         lists = [ids.tolist() for ids in batches]
-        for ids in lists[:AHEAD]:
-            self._cache.prefetch(ids)
+        for asked in lists[:AHEAD]:
+            self._cache.prefetch(asked)
         for number, ids in enumerate(batches, AHEAD):
             if number < len(lists):
                 self._cache.prefetch(lists[number])

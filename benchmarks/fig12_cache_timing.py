@@ -145,7 +145,9 @@ class Bench:
 
     def timed(self, boundary: int, repeats: int) -> dict[str, Series]:
         """Return seconds per sample, computed and read, in turn."""
-        prefix = FrozenPrefix(self.layers, boundary, self._workers, Clock(), seed=0)
+        prefix = FrozenPrefix(
+            list(self.layers), boundary, self._workers, Clock(), seed=0
+        )
         samples, place = len(self._inputs), DrawPosition(0, 0)
         slot = record_bytes([self._inputs[:1]])
         cache = ActivationCache.create(
@@ -168,7 +170,7 @@ class Bench:
             )
 
         filling = True
-        for ids in torch.arange(samples).split(BATCH):
+        for ids in torch.split(torch.arange(samples), BATCH):
             one(ids, cache)
         filling = False
 

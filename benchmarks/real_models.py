@@ -24,6 +24,7 @@ losses do not depend on it.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import os
@@ -223,13 +224,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "_".join(["real_models", *args.tasks]),
             rows,
             [],
-            start=start,
+            start=dataclasses.replace(start, kept_share=_share_of_others(rows)),
             quick=args.quick,
-            foreign_share=max((row.foreign_share or 0.0 for row in rows), default=None),
             curves=curves,
             cache=cache,
         )
     return 0 if equal else 1
+
+
+def _share_of_others(rows: Sequence[Row]) -> float | None:
+    """Return the largest of those runs whose times are told; None: there are none."""
+    shares = (row.foreign_share for row in rows)
+    return max((share for share in shares if share is not None), default=None)
 
 
 def _details(task: str, found: dict[str, list[dict[str, Any]]]) -> list[list[str]]:

@@ -45,12 +45,15 @@ class Start:
         wall_s: Clock.
         cpu_s: Used by this process and its children.
         busy_s: Used on the machine; None where unknown.
+        kept_share: Of the machine's CPU time that went to others during runs that were
+            made before and are kept; None: there are none.
     """
 
     tree: Tree
     wall_s: float
     cpu_s: float
     busy_s: float | None
+    kept_share: float | None = None
 
 
 def begin(root: Path = ROOT) -> Start:
@@ -84,7 +87,9 @@ def provenance(start: Start, root: Path = ROOT) -> dict[str, object]:
         "dirty": bool(changed) or moved if known else None,
         "changed": changed,
         "command": command(),
-        "foreign_share": _foreign_share(start),
+        "foreign_share": (
+            _foreign_share(start) if start.kept_share is None else start.kept_share
+        ),
     }
 
 

@@ -241,7 +241,6 @@ def write_json(
     *,
     start: Start,
     quick: bool,
-    foreign_share: float | None = None,
     **extra: object,
 ) -> None:
     """Write a result file, whole or not at all.
@@ -254,17 +253,12 @@ def write_json(
         start: What ``_provenance.begin`` returned before the first measurement.
         quick: Marks figures that are not for publication; so do too few repeats
             behind a ratio.
-        foreign_share: Of the machine's CPU time that went to others, where runs were
-            kept that were made before the start; None: since the start.
         extra: Further sections, by name.
     """
-    told = provenance(start)
-    if foreign_share is not None:
-        told["foreign_share"] = foreign_share
     content: dict[str, object] = {
         "name": name,
         "date": datetime.date.today().isoformat(),
-        **told,
+        **provenance(start),
         "quick": quick or any(ratio.repeats < MIN_REPEATS for ratio in ratios),
         "machine": machine(),
         "rows": [_row_content(row) for row in rows],

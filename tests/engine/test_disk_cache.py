@@ -102,9 +102,9 @@ def test_batches_to_come_are_asked_for_in_order_and_once(tmp_path, monkeypatch):
     cache = ActivationCache
     prefetch, fetch = cache.prefetch, cache.fetch
 
-    def note(self, ids):
+    def note(self, ids, view=0):
         asked.append((self.num_samples, sorted(ids)))
-        return prefetch(self, ids)
+        return prefetch(self, ids, view)
 
     def check(self, ids, **options):
         wanted = set(ids.tolist())

@@ -16,6 +16,7 @@ from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, PlanShape
 from pipetransformer.run.arguments import Workload
+from pipetransformer.run.cache_costs import CacheCosts
 from pipetransformer.run.control_log import ControlLog
 from pipetransformer.run.measured_costs import MeasuredCosts
 from pipetransformer.state.state import TrainingState
@@ -33,7 +34,7 @@ def run_in(epoch=2):
     return make_run(
         state=TrainingState(None, epoch=epoch),
         workload=Workload(4, 2, 2, False, lambda rows: None),
-        costs=stand_in(MeasuredCosts),
+        costs=stand_in(MeasuredCosts, cache=stand_in(CacheCosts)),
         control_log=stand_in(ControlLog),
     )
 

@@ -44,14 +44,15 @@ def measure_rates(
             of a read.
 
     Returns:
-        The rates; None where the memory cannot be had, which is logged.
+        The rates; None where the memory cannot be had, or the inputs cannot be hashed,
+        which is logged.
     """
     wide = max(_NARROW_BYTES, min(record_size, _MOST_BYTES // 2))
     try:
         hashing = _hash_seconds(hashed)
         narrow_read, narrow_write = _row_seconds(_NARROW_BYTES, rows, num_samples)
         wide_read, wide_write = _row_seconds(wide, rows, num_samples)
-    except (OSError, ValueError) as error:
+    except (MemoryError, OSError, RuntimeError, TypeError, ValueError) as error:
         _LOG.warning("cache: its rates are not known: %s", error)
         return None
     return TierRates(

@@ -184,7 +184,8 @@ class PassLoop:
         run.costs.record_pace(
             record.pipeline_seconds_per_step(), record.predicted_step_ns
         )
-        run.costs.cache.observe(record.segments, run.inputs)
+        codec = run.config.cache.codec
+        run.costs.cache.observe(record.segments, run.inputs, codec)
         epochs = run.history.epochs
         if not epochs or epochs[-1].epoch != record.epoch:
             # Else a recovery has brought it, from the rank that had closed the pass.

@@ -108,7 +108,7 @@ def forward_share(
     window = 2 * replica.plan.num_stages
 
     def ask(at: int) -> None:
-        if prefix is not None:
+        if prefix is not None and prefix.uses_cache:
             ids = [i for rows in share[at : at + window] for i in rows]
             run.caches.prefetch(name, ids)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from pipetransformer.autodp import ActiveGroup, broadcast_tensors
@@ -93,13 +93,16 @@ class OpenPass:
         self._begins = False  # a rank that joins the first batch receives the nodes
         shares = self._sharding()
         sampler = shares.sampler(self._in_force(), rank, position)
-        loaded, caches = shares.loading.batches(sampler), self._run.caches
-        if not (caches.reads_disk("train") and self._run.in_force.caches):
+        loaded, run = shares.loading.batches(sampler), self._run
+        if not run.caches.reads_disk("train"):
             return loaded
         view = state.epoch % (shares.loading.views or 1)
-        return asking_ahead(
-            loaded, list(sampler), lambda ids: caches.prefetch("train", ids, view)
-        )
+
+        def ask(ids: Sequence[int]) -> None:
+            if run.in_force.caches:  # which may change within the segment
+                run.caches.prefetch("train", ids, view)
+
+        return asking_ahead(loaded, list(sampler), ask)
 
     def load(self, number: int) -> Batch:
         """Load this replica's present share of one batch."""

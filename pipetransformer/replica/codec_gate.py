@@ -104,14 +104,15 @@ class CodecGate:
             mine = self._computed(exact, targets)
             generators.restore()
             other = self._computed(served, targets)
+            began = not self._sums.samples
+            self._sums.add(mine, other, rows_of(exact))
         except Exception as error:  # whatever a user's layers and loss raise
             self._decide(f"cannot be measured: {type(error).__name__}: {error}")
             return
         finally:
             generators.restore()
-        if not self._sums.samples:
+        if began:
             self._epoch = self._now()[0]
-        self._sums.add(mine, other, rows_of(exact))
         if self._sums.samples >= _SAMPLES:
             self._decide()
 

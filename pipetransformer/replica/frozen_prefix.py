@@ -111,14 +111,19 @@ class FrozenPrefix:
         self._chains = {}
         self._chain()
 
-    def _chain(self) -> list[int]:
-        """Return the fingerprints of what the layers compute under this autocast.
+    def _context(self) -> tuple[object, ...]:
+        """Return what values depend on besides the layers.
 
         Padding is part of it: records of another spec than this one are misses.
         """
-        context, known = values_context(), self._chains
-        if self._ragged is not None:
-            context = (*context, self._ragged.dim, self._ragged.fill)
+        context = values_context()
+        if self._ragged is None:
+            return context
+        return (*context, self._ragged.dim, self._ragged.fill)
+
+    def _chain(self) -> list[int]:
+        """Return the fingerprints of what the layers compute under this autocast."""
+        context, known = self._context(), self._chains
         if context not in known:
             known[context] = fingerprint_chain(
                 self._layers, self.boundary, context=context
@@ -356,12 +361,13 @@ class FrozenPrefix:
             valid_part(fresh, self._ragged, length),
             valid_part(cached, self._ragged, length),
             bits=bits,
-            rounded=TOLERANCES[codec] if found.lossy else 0.0,
+            # One that is native may have advanced from one that was rounded.
+            rounded=TOLERANCES[codec],
         )
 
     def _cause(self, inputs: Any, row: int, position: DrawPosition) -> str:
         """Say why a row computed again differs from its record, as far as it shows."""
-        now = fingerprint_chain(self._layers, self.boundary, context=values_context())
+        now = fingerprint_chain(self._layers, self.boundary, context=self._context())
         for layer, (old, new) in enumerate(zip(self._chain(), now, strict=True), -1):
             if old != new:
                 return f"layer {layer} was changed after the pass had begun"

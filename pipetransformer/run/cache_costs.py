@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipetransformer import autocache
-from pipetransformer.autocache import TierRates
+from pipetransformer.autocache import Codec, TierRates, usual_bytes
 from pipetransformer.data.structures import tensors_of
 from pipetransformer.planner import Profile
 from pipetransformer.report import SegmentRecord
@@ -86,7 +86,12 @@ class CacheCosts:
         """Return the rates of this run from those measured before it."""
         return rates.slowed(reads=self.reads, writes=self.writes)
 
-    def observe(self, segments: Sequence[SegmentRecord], inputs: PlanInputs) -> None:
+    def observe(
+        self,
+        segments: Sequence[SegmentRecord],
+        inputs: PlanInputs,
+        codec: Codec = "native",
+    ) -> None:
         """Take in a pass.
 
         What tells nothing is left out: times of a segment in which few samples were
@@ -95,21 +100,26 @@ class CacheCosts:
         Args:
             segments: Of the pass.
             inputs: What was measured before the run.
+            codec: Of the records.
         """
         for segment in segments:
             if segment.shape.boundary > 0:
-                self._observe(segment, inputs)
+                self._observe(segment, inputs, codec)
 
-    def _observe(self, segment: SegmentRecord, inputs: PlanInputs) -> None:
+    def _observe(
+        self, segment: SegmentRecord, inputs: PlanInputs, codec: Codec
+    ) -> None:
         profile, rates, workload = inputs.profile, inputs.rates, inputs.workload
         if profile is None or rates is None or workload is None:
             return
         shape, hits = segment.shape, segment.cache_hits
         boundary, replicas = shape.boundary, shape.num_replicas
-        size = profile.layers[boundary - 1].boundary_bytes_per_sample
-        if hits > segment.cache_misses:
-            missed_ns = segment.cache_misses * rates.record_ns
-            read_ns = hits * rates.read_ns(size) + missed_ns
+        wide = profile.layers[boundary - 1].boundary_bytes_per_sample
+        size = usual_bytes(wide, codec)
+        late = segment.cache.get("late", 0)  # waited for, and read too late
+        read, missed = hits + late, segment.cache_misses - late
+        if read > missed:
+            read_ns = read * rates.read_ns(size) + missed * rates.record_ns
             self.reads = _learned(self.reads, segment, "cache_read", read_ns)
         write_ns = segment.cache.get("stored", 0) * rates.write_ns(size)
         self.writes = _learned(self.writes, segment, "cache_write", write_ns)

@@ -10,6 +10,7 @@ from pipetransformer.autocache import (
     TierRates,
     cacheable,
     decide,
+    usual_bytes,
 )
 from pipetransformer.planner import CacheTiers, Cluster, Profile
 from pipetransformer.replica.frozen_prefix import FrozenPrefix
@@ -47,12 +48,12 @@ def admission(run: Run, boundary: int, slots: int) -> Admission | None:
         slots: From `cache_slots`.
 
     Returns:
-        The decision; None where there is nothing to decide: no cache, one that is to be
-        used whatever it costs, or rates that could not be measured.
+        The decision; None where there is nothing to decide: no cache, or no rates,
+        since it is to be used whatever it costs or they could not be measured.
     """
     inputs, costs, held = run.inputs, run.costs.cache, run.in_force
     profile, workload, rates = inputs.profile, inputs.workload, inputs.rates
-    if slots == 0 or run.config.cache.admission == "always" or rates is None:
+    if slots == 0 or rates is None:
         return None
     if profile is None or workload is None:
         raise RuntimeError("admission asked for before the profile; please report")
@@ -66,15 +67,19 @@ def admission(run: Run, boundary: int, slots: int) -> Admission | None:
         each = prefix_ns(profile, end, rows, begin=begin)
         return costs.prefix * each / stages  # workers share the rows
 
-    kept = run.config.cache.directory is not None
-    passes = max(1, run.total_epochs - run.state.epoch) + kept
+    cache = run.config.cache
+    kept, views = cache.directory is not None, cache.views or 1
+    # The first passes of several views find nothing.
+    passes = max(1, run.total_epochs - run.state.epoch - (views - 1)) + kept
     of_node = -(-workload.num_samples // run.info.num_nodes)
 
     def prospect(at: int) -> Prospect:
         return Prospect(
             boundary=at,
             prefix_ns=layers_ns(0, at),
-            record_bytes=profile.layers[at - 1].boundary_bytes_per_sample,
+            record_bytes=usual_bytes(
+                profile.layers[at - 1].boundary_bytes_per_sample, cache.codec
+            ),
             held=min(slots, of_node),
             samples=of_node,
             passes=passes,
@@ -84,7 +89,7 @@ def admission(run: Run, boundary: int, slots: int) -> Admission | None:
     found, caches_now = prospect(boundary), None
     if held.plan is not None and 0 < held.plan.boundary <= boundary:
         before = held.plan.boundary
-        if held.caches and _holds_records(run):
+        if held.caches and views == 1 and _holds_records(run):
             stored = layers_ns(before, boundary)
             found = dataclasses.replace(found, stored_ns=stored)
         if before == boundary and held.admission is not None:

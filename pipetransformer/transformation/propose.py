@@ -133,8 +133,9 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
             profile = planner.profile(
                 run.arguments.model, inputs, microbatch_samples=sizes
             )
-        rates = None
-        if run.config.cache.enabled and run.config.cache.admission == "measured":
+        rates, cache = None, run.config.cache
+        # Faults are to be found whatever it costs.
+        if cache.enabled and cache.admission == "measured" and not cache.debug:
             rates = rates_before_run(workload, profile, inputs)
         measured = {
             "profile": profile.to_json(),

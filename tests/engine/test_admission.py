@@ -2,12 +2,15 @@
 
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import pipetransformer as pt
 from pipetransformer import autocache
 from pipetransformer.autocache import ActivationCache, TierRates
+from pipetransformer.report import PlanShape
+from pipetransformer.run.cache_costs import CacheCosts
 from tests.engine.even_profile import ROW_NS
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import run_of
@@ -64,6 +67,43 @@ def test_slow_reads_make_the_engine_run_frozen_layers_with_the_same_losses():
     always, _, untold = trained(SLOW, admission="always")
     assert always.history.epochs[-1].cache_hits == SAMPLES and untold.cache is None
     assert losses(slow) == pytest.approx(losses(always), rel=1e-5)
+
+
+def test_debug_checks_hits_whatever_they_cost():
+    engine, _, told = trained(SLOW, debug=True)
+    last = engine.history.cache[-1]
+    assert last["audited"] == last["hits"] == SAMPLES and told.cache is None
+
+
+@pytest.mark.parametrize("views", [2, 3])
+def test_views_that_never_come_again_are_not_worth_a_cache(views):
+    cached = trained(FAST, epochs=4, freeze=(4,) * 4, views=views)[0].history.cache
+    assert [each["hits"] for each in cached[views:]] == [SAMPLES] * (4 - views)
+    never = trained(FAST, epochs=3, freeze=(4,) * 3, views=3)[0].history.cache
+    assert sum(each["hits"] for each in never) == 0
+
+
+def test_an_encoded_record_is_priced_with_its_bytes():
+    native = trained(FAST)[2].cache["record_bytes"]
+    assert trained(FAST, codec="bf16")[2].cache["record_bytes"] == native // 2
+
+
+def test_reads_that_are_late_are_learned_as_slow_ones():
+    run = trained(FAST)[1]
+    profile, rates = run.inputs.profile, run.inputs.rates
+    read_ns = 10 * rates.read_ns(profile.layers[3].boundary_bytes_per_sample)
+    for late, factor in ((0, 1.0), (9, 8.5)):
+        costs = CacheCosts()
+        segment = SimpleNamespace(
+            shape=PlanShape(4, 4, 1, 1, 1),
+            cache_hits=1,
+            cache_misses=9,
+            cache={"late": late, "stored": 0},
+            samples=10,
+            phase_seconds={"forward/cache_read": 16 * read_ns / 1e9},
+        )
+        costs.observe([segment], run.inputs)
+        assert costs.reads == pytest.approx(factor)
 
 
 def test_fast_reads_are_made_and_plans_count_their_time():

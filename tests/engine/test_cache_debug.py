@@ -7,9 +7,13 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
+from pipetransformer.autocache import ActivationCache
 from pipetransformer.data.structures import rows_of
+from pipetransformer.pipe import Workers
+from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.faulty_layer import faulty_layer
-from pipetransformer.replica.frozen_prefix import _difference
+from pipetransformer.replica.frozen_prefix import FrozenPrefix, _difference
+from pipetransformer.report.clock import Clock
 from tests.engine.scenario import config
 from tests.support.private import model_of, run_of
 from tests.support.ranks import Ranks
@@ -134,6 +138,27 @@ def test_a_layer_that_draws_or_mixes_is_named(layer, text, slots):
         train(engine)
     # Those of the first epoch, which found nothing, are all.
     assert len(engine.history.epochs) == 1
+
+
+def test_it_is_named_with_ragged_rows_too():
+    ragged = pt.Ragged(lambda inputs: torch.full((len(inputs),), inputs.shape[1]))
+    layers = [nn.Tanh().eval(), Mixing().eval()]
+    prefix = FrozenPrefix(
+        layers, 2, Workers(1), Clock(), seed=0, ragged=ragged, debug=True
+    )
+    cache = ActivationCache.create(
+        run_id="run",
+        num_samples=SIZE,
+        slot_bytes=1024,
+        budget_bytes=1 << 20,
+        ragged=True,
+    )
+    inputs, ids = torch.randn(SIZE, 5, 3), torch.arange(SIZE)
+    at = DrawPosition(0, 0)
+    prefix(lambda: inputs, ids, cache, position=at)
+    part = slice(0, 4)
+    with pytest.raises(ValueError, match=r"layer 1 \(Mixing\) gives a row other"):
+        prefix(lambda: inputs[part], ids[part], cache, position=at)
 
 
 @pytest.mark.parametrize("layer", [AlwaysDropout(), Mixing()])

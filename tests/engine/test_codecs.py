@@ -439,6 +439,26 @@ def test_batches_that_count_for_nothing_are_not_measured():
         assert gate.terms(None) == ("native", None)
 
 
+class AsManyAsPositive(nn.Module):
+    """Gives as many rows as have a positive first value."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return (x * self.weight)[x[:, 0] > 0]
+
+
+def test_outputs_that_cannot_be_compared_raise_nothing():
+    gate, told = gate_of(AsManyAsPositive(), loss=lambda out, _: out.square().mean())
+    inputs = torch.randn(400, 3)
+    gate.terms(None)[1](inputs, inputs.abs())
+    assert [record.passed for record in told] == [False]
+    assert "cannot be measured: RuntimeError" in str(told[0])
+    assert gate.terms(None) == ("native", None)
+
+
 def test_gradients_that_are_not_finite_do_not_pass():
     gate, told = gate_of(nn.Linear(3, 2))
     inputs, targets = torch.randn(400, 3), torch.randn(400, 2)

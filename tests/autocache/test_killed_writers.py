@@ -21,7 +21,8 @@ from .test_cache import make_cache, merged
 
 FORK = multiprocessing.get_context("fork")
 WAIT_S = 60
-KILLS, WRITERS = 100, 2  # in each test; so many at once
+KILLS, WRITERS = 100, 2  # in each test, at least; so many at once
+MOST_KILLS = 5 * KILLS  # until enough of them fell into the middle of a record
 SAMPLES, WIDTH = 8, 1 << 15
 IDS = torch.arange(SAMPLES)
 TURNS = 8
@@ -120,7 +121,7 @@ def test_writers_killed_a_hundred_times_leave_whole_records_and_their_slots(ragg
     cache.store(IDS, (rows(1),), boundary=1, fingerprint=1)
     used = cache.used_bytes
     draw, caught = random.Random(3), 0
-    for turn in range(1, 1 + KILLS // WRITERS):
+    for turn in range(1, 1 + MOST_KILLS // WRITERS):
         kill_writers(cache, draw)
         torn = half_written(cache)
         assert torn <= WRITERS
@@ -130,7 +131,9 @@ def test_writers_killed_a_hundred_times_leave_whole_records_and_their_slots(ragg
         assert stored == SAMPLES, "the slots of the dead are taken over"
         assert right_records(cache, turn) == set(range(SAMPLES))
         assert cache.used_bytes == used, "and no others"
-    assert caught > 0, "some were killed in the middle of a record"
+        if turn * WRITERS >= KILLS and caught > KILLS // 10:
+            break
+    assert caught > KILLS // 10, "many were killed in the middle of a record"
 
 
 def test_writers_killed_at_their_first_records_lose_a_slot_each_at_most():

@@ -361,8 +361,7 @@ class FrozenPrefix:
             valid_part(fresh, self._ragged, length),
             valid_part(cached, self._ragged, length),
             bits=bits,
-            # One that is native may have advanced from one that was rounded.
-            rounded=TOLERANCES[codec],
+            rounded=TOLERANCES[codec] if found.lossy else 0.0,
         )
 
     def _cause(self, inputs: Any, row: int, position: DrawPosition) -> str:

@@ -23,6 +23,7 @@ FORK = multiprocessing.get_context("fork")
 WAIT_S = 60
 KILLS, WRITERS = 100, 2  # in each test, at least; so many at once
 MOST_KILLS = 5 * KILLS  # until enough of them fell into the middle of a record
+CAUGHT = KILLS // 10  # so many are enough
 SAMPLES, WIDTH = 8, 1 << 15
 IDS = torch.arange(SAMPLES)
 TURNS = 8
@@ -131,14 +132,14 @@ def test_writers_killed_a_hundred_times_leave_whole_records_and_their_slots(ragg
         assert stored == SAMPLES, "the slots of the dead are taken over"
         assert right_records(cache, turn) == set(range(SAMPLES))
         assert cache.used_bytes == used, "and no others"
-        if turn * WRITERS >= KILLS and caught > KILLS // 10:
+        if turn * WRITERS >= KILLS and caught >= CAUGHT:
             break
-    assert caught > KILLS // 10, "many were killed in the middle of a record"
+    assert caught >= CAUGHT, "many were killed in the middle of a record"
 
 
 def test_writers_killed_at_their_first_records_lose_a_slot_each_at_most():
     draw, caught = random.Random(4), 0
-    for _ in range(20):
+    for turn in range(1, 1 + MOST_KILLS // WRITERS):
         # Memory is reserved as slots are taken, which takes most of the time.
         cache = make_cache(
             num_samples=SAMPLES,
@@ -157,4 +158,6 @@ def test_writers_killed_at_their_first_records_lose_a_slot_each_at_most():
         lost = cache.used_bytes - SAMPLES * cache.slot_bytes
         assert 0 <= lost <= WRITERS * cache.slot_bytes
         cache.close()
-    assert caught > 0
+        if turn * WRITERS >= KILLS and caught >= CAUGHT // 2:
+            break
+    assert caught >= CAUGHT // 2, "some were killed in the middle of a record"

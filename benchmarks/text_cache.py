@@ -3,8 +3,9 @@
 python benchmarks/text_cache.py --json benchmarks/results/text_cache.json
 
 MiniLM (BERT, 6 layers, 22.7 M parameters) learns SST-2 for four epochs on two processes
-with ``AlphaCap(alpha=1/3)``: "cached" and "recomputed" (frozen layers run for every
-batch). "padded" is what a record takes with all positions of the longest sentence.
+with ``AlphaCap(alpha=1/3, gradient_term=False)``: "cached" and "recomputed" (frozen
+layers run for every batch). "padded" is what a record takes with all positions of the
+longest sentence.
 
 * **Hits**: from the second epoch at a boundary on all samples hit; where the boundary
   has moved, records of the boundary before count, which go through the newly frozen

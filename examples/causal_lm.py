@@ -127,7 +127,9 @@ def main() -> None:
     engine = pt.PipeTransformer(
         from_transformers(model, untie=freezes),  # shared weights cannot freeze
         optimizer=lambda params: torch.optim.AdamW(params, lr=args.lr),
-        freeze=pt.freeze.AlphaCap(alpha=1 / 3) if freezes else pt.freeze.Never(),
+        freeze=pt.freeze.AlphaCap(alpha=1 / 3, gradient_term=False)
+        if freezes
+        else pt.freeze.Never(),
         config=pt.Config(seed=args.seed, accumulation_steps=args.accumulate),
     )
     with engine:

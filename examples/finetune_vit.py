@@ -120,7 +120,7 @@ def main() -> None:
         freeze=(
             pt.freeze.Never()
             if args.no_freeze
-            else pt.freeze.AlphaCap(alpha=args.alpha)
+            else pt.freeze.AlphaCap(alpha=args.alpha, gradient_term=False)
         ),
         units=freeze_units(model),
         config=make_config(args),

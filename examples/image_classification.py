@@ -117,7 +117,11 @@ def main() -> None:
     before, train_set, test_set = data_of(size, args.samples)
     model = model_of(args, before)
     plain = copy.deepcopy(model) if args.check else None
-    policy = pt.freeze.Never() if args.no_freeze else pt.freeze.AlphaCap(alpha=1 / 3)
+    policy = (
+        pt.freeze.Never()
+        if args.no_freeze
+        else pt.freeze.AlphaCap(alpha=1 / 3, gradient_term=False)
+    )
     engine = pt.PipeTransformer(
         from_transformers(model),
         optimizer=lambda params: torch.optim.AdamW(params, lr=args.lr),

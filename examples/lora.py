@@ -97,7 +97,9 @@ def main() -> None:
     engine = pt.PipeTransformer(
         from_transformers(model),
         optimizer=lambda params: torch.optim.AdamW(params, lr=args.lr),
-        freeze=pt.freeze.AlphaCap(alpha=1 / 3) if args.freeze else pt.freeze.Never(),
+        freeze=pt.freeze.AlphaCap(alpha=1 / 3, gradient_term=False)
+        if args.freeze
+        else pt.freeze.Never(),
         config=pt.Config(seed=args.seed),
     )
     with engine:

@@ -76,7 +76,11 @@ def main() -> None:
     train_set = Windows(tokenizer, train, args.length)
     test_set = Windows(tokenizer, test, args.length)
     plain = copy.deepcopy(model) if args.check else None
-    policy = pt.freeze.Never() if args.no_freeze else pt.freeze.AlphaCap(alpha=1 / 3)
+    policy = (
+        pt.freeze.Never()
+        if args.no_freeze
+        else pt.freeze.AlphaCap(alpha=1 / 3, gradient_term=False)
+    )
     engine = pt.PipeTransformer(
         from_transformers(model),
         optimizer=lambda params: torch.optim.AdamW(params, lr=args.lr),

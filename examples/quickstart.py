@@ -11,7 +11,7 @@ engine = pt.PipeTransformer(
     model,
     optimizer=lambda params: torch.optim.AdamW(params, lr=3e-3),
     loss=nn.CrossEntropyLoss(),
-    freeze=pt.freeze.AlphaCap(alpha=1 / 3),
+    freeze=pt.freeze.Guarded(),
 )
 with engine:
     for epoch in engine.epochs(5):

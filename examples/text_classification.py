@@ -111,7 +111,11 @@ def main() -> None:
     test_set = Sentences(tokenizer, read("test", args.data)[: args.samples])
     plain = copy.deepcopy(model) if args.check else None
     adapted = from_transformers(model)
-    policy = pt.freeze.Never() if args.no_freeze else pt.freeze.AlphaCap(alpha=1 / 3)
+    policy = (
+        pt.freeze.Never()
+        if args.no_freeze
+        else pt.freeze.AlphaCap(alpha=1 / 3, gradient_term=False)
+    )
     engine = pt.PipeTransformer(
         adapted,
         optimizer=lambda params: torch.optim.AdamW(params, lr=args.lr),

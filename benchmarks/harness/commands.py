@@ -135,6 +135,12 @@ _ALL = (
         )
     ),
     _script(
+        "freezing",
+        (*PRODUCT, "examples/vit_digits.py", "benchmarks/training/freezing_worker.py"),
+        MODELS,
+        options=("--seeds", "12"),
+    ),
+    _script(
         "text_cache",
         (*PRODUCT, "examples", "benchmarks/training/text_worker.py"),
         MODELS,

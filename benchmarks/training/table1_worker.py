@@ -58,7 +58,7 @@ def run_engine(
         lr_scheduler=partial(workload.make_scheduler, steps),
         loss=nn.CrossEntropyLoss(),
         freeze=(
-            pt.freeze.AlphaCap(alpha=args.alpha)
+            pt.freeze.AlphaCap(alpha=args.alpha, gradient_term=False)
             if system.freezes
             else pt.freeze.Never()
         ),

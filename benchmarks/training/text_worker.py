@@ -126,7 +126,9 @@ def train_elastically(task: Any, args: argparse.Namespace) -> dict[str, Any] | N
     engine = pt.PipeTransformer(
         from_transformers(task.model),
         optimizer=lambda params: torch.optim.AdamW(params, lr=task.lr),
-        freeze=pt.freeze.AlphaCap(alpha=1 / 3) if freezes else pt.freeze.Never(),
+        freeze=pt.freeze.AlphaCap(alpha=1 / 3, gradient_term=False)
+        if freezes
+        else pt.freeze.Never(),
         config=pt.Config(
             seed=args.seed, cache=pt.CacheConfig(enabled=not args.no_cache)
         ),

@@ -2,7 +2,10 @@
 
 from pipetransformer.autofreeze.accumulator import GradientAccumulator
 from pipetransformer.autofreeze.alpha_cap import AlphaCap
+from pipetransformer.autofreeze.auto_freeze import AutoFreeze
 from pipetransformer.autofreeze.freezer import LayerFreezer
+from pipetransformer.autofreeze.guarded import Guarded
+from pipetransformer.autofreeze.loss_sum import LossSum
 from pipetransformer.autofreeze.policies import Manual, Never, Schedule
 from pipetransformer.autofreeze.policy import (
     Decision,
@@ -21,10 +24,13 @@ from pipetransformer.autofreeze.units import (
 
 __all__ = [
     "AlphaCap",
+    "AutoFreeze",
     "Decision",
     "FreezeStatistics",
     "GradientAccumulator",
+    "Guarded",
     "LayerFreezer",
+    "LossSum",
     "Manual",
     "Never",
     "Policy",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -62,11 +62,21 @@ class GradientAccumulator:
 
         Waits for the devices that hold the sums.
         """
-        squares = self._squares()
+        squares = self._by_parameter(squared_norms)
         return tuple(
             math.sqrt(math.fsum(squares.get(p, 0.0) for p in unit))
             for unit in self._units
         )
+
+    def l1_norms(self) -> tuple[float, ...]:
+        """Per unit the sum of its parameters' L1 norms of the summed gradient, in fp64.
+
+        0.0 where there is none. Waits for the devices that hold the sums.
+        """
+        norms = self._by_parameter(
+            lambda sums: torch.stack(torch._foreach_norm(sums, 1, dtype=torch.float64))
+        )
+        return tuple(math.fsum(norms.get(p, 0.0) for p in unit) for unit in self._units)
 
     def reset(self) -> None:
         """Forget the sums, at an evaluation point after ``norms``."""
@@ -109,12 +119,15 @@ class GradientAccumulator:
             self._sums[parameter] = found
         return found
 
-    def _squares(self) -> dict[nn.Parameter, float]:
+    def _by_parameter(
+        self, reduce: Callable[[list[torch.Tensor]], torch.Tensor]
+    ) -> dict[nn.Parameter, float]:
+        """Reduce each sum to a number; one read-back per device."""
         by_device: dict[torch.device, list[nn.Parameter]] = {}
         for parameter, total in self._sums.items():
             by_device.setdefault(total.device, []).append(parameter)
-        squares: dict[nn.Parameter, float] = {}
+        found: dict[nn.Parameter, float] = {}
         for parameters in by_device.values():
-            values = squared_norms([self._sums[p] for p in parameters])
-            squares.update(zip(parameters, values.tolist(), strict=True))
-        return squares
+            values = reduce([self._sums[p] for p in parameters])
+            found.update(zip(parameters, values.tolist(), strict=True))
+        return found

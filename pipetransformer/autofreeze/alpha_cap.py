@@ -23,15 +23,18 @@ _POINTS_AHEAD = 1000
 class AlphaCap(Policy):
     """Freezes up to the share `alpha` of the active units at every evaluation point.
 
-    The cap alone freezes ``ceil(L * (1 - (1 - alpha) ** T))`` of L units at point T:
-    0 4 7 9 10 11 11 12 for L = 12 and alpha = 1/3. Point 0, before training, freezes
-    nothing. Units before the first trainable parameter count as frozen from there on.
-    Points are taken in order; asking for one again repeats its answer.
+    The cap alone (``gradient_term=False``) freezes ``ceil(L * (1 - (1 - alpha) ** T))``
+    of L units at point T: 0 4 7 9 10 11 11 12 for L = 12 and alpha = 1/3. Point 0,
+    before training, freezes nothing. Units before the first trainable parameter count
+    as frozen from there on. Points are taken in order; asking for one again repeats its
+    answer.
 
     Args:
         alpha: freeze_alpha, in [0, 1).
         gradient_term: freeze no further than the active unit with the smallest
-            gradient norm. Needs gradient norms; without them a point is refused.
+            gradient norm, as the paper's rule has it. Needs gradient norms; without
+            them a point is refused. False: the cap alone, which knows nothing of the
+            model.
         min_active: units that stay active whatever the cap says.
         dry_run: log what would be frozen, freeze nothing.
 
@@ -47,7 +50,7 @@ class AlphaCap(Policy):
         self,
         alpha: float,
         *,
-        gradient_term: bool = False,
+        gradient_term: bool = True,
         min_active: int = 0,
         dry_run: bool = False,
     ) -> None:
@@ -57,7 +60,9 @@ class AlphaCap(Policy):
         _C.autofreeze.check_alpha(alpha)
         self._alpha = float(alpha)
         self._min_active = check_count("min_active", min_active)
-        self.needs_gradients = gradient_term
+        if gradient_term:
+            self.needs = frozenset({"gradient_norms"})
+        self._told = ""
         self._point = 0
         self._frozen = 0.0
         self._num_frozen = 0
@@ -66,7 +71,7 @@ class AlphaCap(Policy):
         if progress.epoch <= self._point:
             return self._num_frozen
         norms: tuple[float, ...] = ()
-        if self.needs_gradients:
+        if self.needs:
             if stats.gradient_norms is None:
                 raise ValueError(
                     f"gradient_norms: expected {self.num_units} values, one per "
@@ -93,11 +98,20 @@ class AlphaCap(Policy):
             gradient_norms=norms,
         )
         self._point = progress.epoch
+        self._told = self._tell(norms)
         return self._num_frozen
+
+    def _why(self) -> str:
+        return self._told
+
+    def _tell(self, norms: tuple[float, ...]) -> str:
+        if not norms:
+            return f"the cap stands at {self._frozen:.4g} units"
+        return f"cap and smallest gradient norm allow {self._frozen:.4g} units"
 
     def _find_change(self, progress: Progress) -> int | None:
         """Let the cap alone go on; what gradients will say nobody knows."""
-        if self.needs_gradients or self._num_frozen == self.num_units:
+        if self.needs or self._num_frozen == self.num_units:
             return None
         frozen, num_frozen = self._frozen, self._num_frozen
         first = max(self._point, progress.epoch) + 1
@@ -120,7 +134,7 @@ class AlphaCap(Policy):
     def _get_settings(self) -> dict[str, object]:
         return {
             "alpha": self._alpha,
-            "gradient_term": self.needs_gradients,
+            "gradient_term": bool(self.needs),
             "min_active": self._min_active,
         }
 

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 _logger = logging.getLogger(__name__)
 
@@ -44,13 +44,33 @@ class Progress:
 class FreezeStatistics:
     """What the interval since the last evaluation point measured.
 
+    What a policy does not name in ``needs`` is None, as what could not be measured.
+    Values of frozen units are 0.0; policies do not read them.
+
     Attributes:
-        gradient_norms: per unit, the L2 norm of the gradient summed over the
-            interval; 0.0 for frozen units, which policies do not read. None where
-            nothing was measured.
+        gradient_norms: per unit, the L2 norm of the gradient summed over the interval.
+        gradient_l1: per unit, the sum over its parameters of the L1 norm of the
+            gradient summed over the interval.
+        loss: the mean training loss, weighted as the loss itself is, over the rows of
+            all replicas; after the loss of a rank over those that are known.
     """
 
     gradient_norms: tuple[float, ...] | None = None
+    gradient_l1: tuple[float, ...] | None = None
+    loss: float | None = None
+
+    @property
+    def measured(self) -> dict[str, float | list[float]]:
+        """What was measured, by name, as plain values."""
+        values = {name: getattr(self, name) for name in STATISTICS}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if value is not None
+        }
+
+
+STATISTICS = tuple(field.name for field in dataclasses.fields(FreezeStatistics))
 
 
 class ProgressEntry(TypedDict):
@@ -70,9 +90,10 @@ class Decision(TypedDict):
     starting_units: int
     state: State
     progress: ProgressEntry
-    gradient_norms: list[float] | None
+    statistics: dict[str, float | list[float]]
     wanted: int
     decision: int
+    why: str
 
 
 def check_count(what: str, value: object, limit: int | None = None) -> int:
@@ -96,15 +117,16 @@ class Policy(abc.ABC):
     A policy is a pure function of its state, the statistics and the progress: no
     tensors, no ranks, no clock, so every active rank decides identically. A subclass
     writes ``_choose``; if it has settings, ``_get_settings``; and if it remembers
-    anything, ``_get_state`` and ``_set_state``.
+    anything, ``_get_state`` and ``_set_state``. ``_why`` says what decided.
 
     Attributes:
-        needs_gradients: whether ``observe`` must be given gradient norms.
+        needs: names of the fields of ``FreezeStatistics`` that ``observe`` is to be
+            given; measuring gradients costs a copy of those of the active layers.
         dry_run: log what would be frozen, freeze nothing.
         log: one dict per decision with all of its inputs; see ``replay``.
     """
 
-    needs_gradients: bool = False
+    needs: frozenset[str] = frozenset()
 
     def __init__(self, *, dry_run: bool = False) -> None:
         self.dry_run = dry_run
@@ -163,12 +185,13 @@ class Policy(abc.ABC):
         Raises:
             ValueError: if they do not hold one value per unit.
         """
-        norms = stats.gradient_norms
-        if norms is not None and len(norms) != self.num_units:
-            raise ValueError(
-                f"gradient_norms: expected {self.num_units} values, one per unit, "
-                f"got {len(norms)}"
-            )
+        for name in ("gradient_norms", "gradient_l1"):
+            values = getattr(stats, name)
+            if values is not None and len(values) != self.num_units:
+                raise ValueError(
+                    f"{name}: expected {self.num_units} values, one per unit, "
+                    f"got {len(values)}"
+                )
         self._statistics = stats
 
     def decide(self, progress: Progress) -> int:
@@ -180,7 +203,6 @@ class Policy(abc.ABC):
         last one, with a warning that names the step and the unit.
         """
         stats, self._statistics = self._statistics, FreezeStatistics()
-        norms = stats.gradient_norms
         state = self.state_dict()
         floor = self._starting_units
         wanted = max(floor, self._choose(progress, stats))
@@ -198,9 +220,10 @@ class Policy(abc.ABC):
                 starting_units=floor,
                 state=state,
                 progress=_to_entry(progress),
-                gradient_norms=None if norms is None else list(norms),
+                statistics=stats.measured,
                 wanted=wanted,
                 decision=decision,
+                why=self._why(),
             )
         )
         return decision
@@ -246,6 +269,10 @@ class Policy(abc.ABC):
     def _check_units(self, num_units: int) -> None:  # noqa: B027 (optional hook)
         """Raise ValueError if the settings do not fit `num_units`."""
 
+    def _why(self) -> str:
+        """What decided last, and what another decision would have taken; for people."""
+        return ""
+
     def _begin(self) -> None:  # noqa: B027 (optional hook)
         """Set what the policy remembers at first, once its units are known."""
 
@@ -268,6 +295,16 @@ def _to_entry(progress: Progress) -> ProgressEntry:
         learning_rate=progress.learning_rate,
         metrics=dict(progress.metrics),
     )
+
+
+def _statistics_of(entry: Mapping[str, Any]) -> FreezeStatistics:
+    norms = entry.get("gradient_norms")  # of older logs
+    old = {} if norms is None else {"gradient_norms": norms}
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in entry.get("statistics", old).items()
+    }
+    return FreezeStatistics(**given)
 
 
 def first_not_finite(norms: Sequence[float], num_frozen: int) -> int | None:
@@ -295,7 +332,6 @@ def replay(policy_factory: Callable[[], Policy], log: Sequence[Decision]) -> lis
         starting = entry.get("starting_units", 0)
         policy.bind(entry["num_units"], starting_units=starting)
         policy.load_state_dict(entry["state"])
-        norms = entry["gradient_norms"]
-        policy.observe(FreezeStatistics(None if norms is None else tuple(norms)))
+        policy.observe(_statistics_of(entry))
         decisions.append(policy.decide(Progress(**entry["progress"])))
     return decisions

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import functools
 import logging
+import math
 import os
 import pathlib
 import re
@@ -181,6 +182,9 @@ def _checked(content: Mapping[str, Any], what: str) -> dict[str, Any]:
     require(fits, "registered", "states by name", registered)
     sums = joined.get("gradients", {})
     require(_is_dict(sums, int, Tensor), "gradients", "tensors by number", sums)
+    losses = joined.get("losses", [0.0, 0.0])
+    fits = isinstance(losses, list) and [type(x) for x in losses] == [float, float]
+    require(fits and all(map(math.isfinite, losses)), "losses", "two numbers", losses)
     return joined
 
 

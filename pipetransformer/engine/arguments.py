@@ -11,6 +11,7 @@ from torch import nn
 
 from pipetransformer.autocache import Ragged
 from pipetransformer.autofreeze import (
+    Guarded,
     Never,
     Policy,
     movable_boundary,
@@ -158,9 +159,9 @@ def check_arguments(
     if lr_scheduler is not None and not callable(lr_scheduler):
         kind = type(lr_scheduler).__name__
         raise TypeError(f"lr_scheduler: expected a factory or None, got {kind}")
-    if not isinstance(freeze, Policy):
+    if freeze is not None and not isinstance(freeze, Policy):
         raise TypeError(
-            "freeze: expected a policy such as pt.freeze.AlphaCap(alpha=1/3) or "
+            "freeze: expected a policy such as pt.freeze.Guarded() or "
             f"pt.freeze.Never(), got {type(freeze).__name__}"
         )
     if ragged is not None and not isinstance(ragged, Ragged):
@@ -170,6 +171,9 @@ def check_arguments(
         kind = type(config).__name__
         raise TypeError(f"config: expected a Config or None, got {kind}")
     settings = config or Config()
+    unit_ends = resolve_units(len(checked), units)
+    if freeze is None:
+        freeze = _default_policy(checked, unit_ends, settings)
     if settings.plan.cuts is not None and not isinstance(freeze, Never):
         raise ValueError(
             "PlanConfig.cuts: expected None with a policy that freezes, got "
@@ -182,7 +186,6 @@ def check_arguments(
                     "Config.amp='fp16': expected trainable parameters of fp32 or "
                     f"bfloat16, got fp16 for {name}; call model.float() first"
                 )
-    unit_ends = resolve_units(len(checked), units)
     parameters = [p for p in checked.parameters() if p.requires_grad]
     if unit_ends and not isinstance(freeze, Never):
         movable, held = movable_boundary(checked, unit_ends, len(unit_ends))
@@ -212,3 +215,16 @@ def check_arguments(
         adapted=adapted,
         ragged=ragged,
     )
+
+
+def _default_policy(
+    model: nn.Sequential, unit_ends: Sequence[int], config: Config
+) -> Policy:
+    """Return the guarded policy, or none that freezes where nothing can freeze."""
+    movable, held = movable_boundary(model, unit_ends, len(unit_ends))
+    if config.plan.cuts is not None:
+        held = "PlanConfig.cuts begin at layer 0"
+    elif movable > 0:
+        return Guarded()
+    _LOG.info("freeze: nothing freezes, since %s", held or "there is one layer alone")
+    return Never()

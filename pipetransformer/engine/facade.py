@@ -56,7 +56,8 @@ class PipeTransformer:
             number or 0-dim tensor, where that is not the rows: tokens that are no
             padding, for example. Gradients and reported losses are then means over
             all of a batch, however it is divided. A share of weight 0 has no loss.
-        freeze: The freeze policy, for example ``pt.freeze.AlphaCap(alpha=1 / 3)``.
+        freeze: The freeze policy. None: ``pt.freeze.Guarded()``, or
+            ``pt.freeze.Never()`` where nothing can freeze.
         lr_scheduler: Factory; the scheduler is stepped once per optimizer step, or once
             per epoch with ``Config.scheduler_interval="epoch"``.
         ragged: For rows of different lengths that are padded per batch, such as text:
@@ -80,7 +81,7 @@ class PipeTransformer:
         optimizer: OptimizerFactory,
         loss: Loss | Literal["model"] | None = None,
         loss_weight: LossWeight | None = None,
-        freeze: Policy,
+        freeze: Policy | None = None,
         lr_scheduler: SchedulerFactory | None = None,
         units: Sequence[int] | None = None,
         ragged: Ragged | None = None,

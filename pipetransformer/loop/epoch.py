@@ -21,6 +21,7 @@ from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, epoch_line
 from pipetransformer.run.context import Run
+from pipetransformer.transformation.propose import share_losses
 
 _LOG = logging.getLogger(__name__)
 
@@ -176,6 +177,7 @@ class PassLoop:
 
     def _close(self) -> dict[str, Any]:
         self._open.close_segment()
+        share_losses(self._run, self._role.active().group)
         self._open.settle_buffers()
         return self._open.record()
 

@@ -19,7 +19,7 @@ from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.phases import Outcome
 from pipetransformer.transformation.proposal import Proposal
-from pipetransformer.transformation.propose import is_due, take_decision
+from pipetransformer.transformation.propose import is_due, share_losses, take_decision
 
 
 class StepBoundaries:
@@ -86,7 +86,7 @@ class StepBoundaries:
 
     def _begin_ahead(self, position: int) -> bool:
         run = self._run
-        take_decision(run)
+        self._decide()
         if not self._changes.are_possible():
             return False
         begun = self._ahead.begin(position)
@@ -109,8 +109,8 @@ class StepBoundaries:
 
     def _change(self, position: int) -> bool:
         """Decide, plan and change the plan, while training stands still."""
-        run, start = self._run, time.perf_counter()
-        take_decision(run)
+        start = time.perf_counter()
+        self._decide()
         if not self._changes.are_possible():
             return False
         proposal = self._changes.propose(position)
@@ -118,6 +118,14 @@ class StepBoundaries:
             return self._resume_pass(None)
         self._pause_pass()
         return self._resume_pass(self._changes.carry_out(proposal, start, position))
+
+    def _decide(self) -> None:
+        """Take the freeze decision, if one is due; on every active rank."""
+        if is_due(self._run):
+            if self._open.counted is not None:
+                self._open.counted.settle()
+            share_losses(self._run, self._role.active().group)
+        take_decision(self._run)
 
     def _pause_pass(self) -> None:
         self._open.settle_buffers()

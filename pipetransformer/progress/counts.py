@@ -38,6 +38,7 @@ class Counts:
         self.first_step = run.state.step
         self._spent = run.clock.seconds()
         self._busy = replica.workers.cpu_seconds()
+        self._interval = run.state.losses
         self._loss_sum = 0.0
         self._weight = 0.0
         self._rows = 0
@@ -97,6 +98,8 @@ class Counts:
             self._rows += rows
             self._loss_sum += loss * weight
             self._weight += weight
+            if self._interval is not None:
+                self._interval.add(loss, weight)
             if batch is not None:
                 self._ids.append(batch.ids)
                 self._batches.append(batch.index)

@@ -14,7 +14,7 @@ from pipetransformer.autodp import (
     LaunchInfo,
     build_group,
 )
-from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer
+from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer, LossSum
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.run.arguments import EngineArguments
@@ -59,10 +59,11 @@ class Run:
         self.freezer = LayerFreezer(arguments.model)
         self.gradients = (
             GradientAccumulator(arguments.model, arguments.unit_ends)
-            if arguments.policy.needs_gradients
+            if arguments.policy.needs & {"gradient_norms", "gradient_l1"}
             else None
         )
         self.state.gradients = self.gradients
+        self.state.losses = LossSum() if "loss" in arguments.policy.needs else None
         device = next(arguments.model.parameters()).device
         self.precision = Precision(self.config.amp, device.type)
         self.state.scaler = self.precision.scaler

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.autofreeze import GradientAccumulator
+from pipetransformer.autofreeze import GradientAccumulator, LossSum
 from pipetransformer.core import tensor_files as files
 from pipetransformer.core.wire import printable, shown
 from pipetransformer.state.registered import Registered
@@ -115,6 +115,7 @@ class TrainingState:
         freezes: The boundary's history: one entry per change, with the epoch and step
             from which on it holds.
         gradients: What the freeze policy looks at; None if it needs none.
+        losses: Likewise, of this rank's rows alone.
         scaler: Of the loss under fp16; None otherwise.
         registered: What the user's script has registered.
         integrity: See `Integrity`; only the methods of this class change it.
@@ -134,6 +135,7 @@ class TrainingState:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     freezes: list[dict[str, int]] = dataclasses.field(default_factory=list)
     gradients: GradientAccumulator | None = None
+    losses: LossSum | None = None
     scaler: torch.amp.GradScaler | None = None
     registered: Registered = dataclasses.field(default_factory=Registered)
     integrity: Integrity = Integrity.OLD
@@ -360,6 +362,8 @@ def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
     for name in ("optimizer", "scheduler", "gradients", "registered"):
         if name in tree:
             tree[name] = _split(tree[name], tensors)
+    if state.losses is not None:  # of this rank's rows: no other rank adds them too
+        tree["losses"] = list(state.losses.own)
     buffer = io.BytesIO()
     torch.save(tree, buffer)
     return buffer.getvalue(), tensors
@@ -467,6 +471,8 @@ def load_optimizer_state(content: dict[str, Any], state: TrainingState) -> None:
     joined = content["joined"]
     with naming(content, f"the state of {type(state.optimizer).__name__}"):
         load_optimizer(state, joined, observed=False)
+    if state.losses is not None and "losses" in joined:
+        state.losses.load(*joined["losses"])
     with naming(content, f"states of {', '.join(state.registered.names)}"):
         state.registered.load(joined.get("registered", {}))
 

@@ -307,6 +307,8 @@ def _adopt(run: Run, proposal: Proposal) -> None:
     run.state.frozen_units = proposal.frozen_units
     run.policy.load_state_dict(dict(proposal.policy))
     run.costs.load(proposal.pauses)
+    if run.state.losses is not None and run.info.rank in proposal.receivers:
+        run.state.losses.take()  # what it added when it was last active
     run.in_force = PlanInForce(
         plan=proposal.plan,
         layout=proposal.layout,

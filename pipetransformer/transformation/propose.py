@@ -68,6 +68,18 @@ def is_due(run: Run) -> bool:
     )
 
 
+def share_losses(run: Run, group: ActiveGroup) -> None:
+    """Exchange the replicas' losses since the last decision; collective.
+
+    So that every active rank decides by the same number.
+    """
+    losses = run.state.losses
+    if losses is None:
+        return
+    told = json.dumps(losses.own).encode()
+    losses.settle(tuple(json.loads(part)) for part in group.all_gather_bytes(told))
+
+
 def take_decision(run: Run) -> None:
     """Ask the freeze policy at the evaluation point that is reached, once.
 
@@ -79,12 +91,23 @@ def take_decision(run: Run) -> None:
     state, point = run.state, point_of(run)
     if state.decided_epoch >= point:
         return
-    if run.gradients is not None and point > 0:
-        norms = run.gradients.norms()
-        run.policy.observe(FreezeStatistics(gradient_norms=norms))
-        run.gradients.reset()
+    if point > 0:
+        run.policy.observe(_measured(run))
     state.wanted_units = run.policy.decide(progress_of(run, point))
     state.decided_epoch = point
+
+
+def _measured(run: Run) -> FreezeStatistics:
+    """Return what the policy needs of the interval that ends, which begins anew."""
+    needs, gradients, losses = run.policy.needs, run.gradients, run.state.losses
+    norms = l1 = loss = None
+    if gradients is not None:
+        norms = gradients.norms() if "gradient_norms" in needs else None
+        l1 = gradients.l1_norms() if "gradient_l1" in needs else None
+        gradients.reset()
+    if losses is not None:
+        loss = losses.take()
+    return FreezeStatistics(gradient_norms=norms, gradient_l1=l1, loss=loss)
 
 
 def decide(run: Run) -> FreezeDecision:
@@ -108,7 +131,10 @@ def decide(run: Run) -> FreezeDecision:
     else:
         verb = "freezes" if units > before else "unfreezes"
         reason = f"{type(run.policy).__name__} {verb} units: {before} to {units}"
-    return FreezeDecision(units, boundary, f"{reason} ({held})" if held else reason)
+    log = run.policy.log
+    told = [text for text in (log[-1]["why"] if log else "", held) if text]
+    reason += f" ({'; '.join(told)})" if told else ""
+    return FreezeDecision(units, boundary, reason)
 
 
 def _trainable_from(run: Run, boundary: int) -> bool:

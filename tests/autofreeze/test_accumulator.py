@@ -126,3 +126,31 @@ def test_sums_of_another_model_are_refused(number, shape):
     accumulator = GradientAccumulator(make_layers(), ENDS)
     with pytest.raises(ValueError, match=f"gradient sum {number}: expected shape "):
         accumulator.load_state_dict({number: torch.zeros(shape)})
+
+
+def test_l1_norms_are_those_of_the_summed_gradient_by_parameter():
+    layers = make_layers()
+    accumulator = GradientAccumulator(layers, ENDS)
+    sums = [torch.zeros(12).double(), torch.zeros(24).double()]
+    for _ in range(3):
+        backward(layers)
+        accumulator.accumulate(0)
+        sums[0] += gradients(layers, 0, 1)
+        sums[1] += gradients(layers, 1, 3)
+    expected = [total.abs().sum().item() for total in sums]
+    assert accumulator.l1_norms() == pytest.approx(expected, rel=1e-12)
+    accumulator.accumulate(1)
+    assert accumulator.l1_norms()[0] == 0.0, "frozen"
+    accumulator.reset()
+    assert accumulator.l1_norms() == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_l1_norms_of_low_precision_are_summed_in_fp64(dtype):
+    layers = make_layers(torch.float32).to(dtype)
+    for parameter in layers.parameters():
+        parameter.grad = torch.full_like(parameter, 2.0**-10)
+    accumulator = GradientAccumulator(layers, ENDS)
+    for _ in range(5):
+        accumulator.accumulate(0)
+    assert accumulator.l1_norms() == (5 * 12 * 2.0**-10, 5 * 24 * 2.0**-10)

@@ -23,7 +23,7 @@ ROWS = [
 
 
 def bound(num_units, alpha, **options):
-    policy = AlphaCap(alpha, **options)
+    policy = AlphaCap(alpha, **{"gradient_term": False, **options})
     policy.bind(num_units)
     return policy
 
@@ -68,7 +68,7 @@ def test_alpha_cap_zero_never_freezes(num_units):
 def test_alpha_cap_refuses_alpha_out_of_range(alpha):
     text = rf"alpha: expected a number in \[0, 1\), got {alpha:g}"
     with pytest.raises(ValueError, match=text):
-        AlphaCap(alpha)
+        AlphaCap(alpha, gradient_term=False)
 
 
 def test_alpha_cap_refuses_nan_and_text():
@@ -84,7 +84,7 @@ def test_alpha_cap_keeps_min_active_units():
 
 
 def test_alpha_cap_refuses_min_active_above_units():
-    policy = AlphaCap(0.5, min_active=5)
+    policy = AlphaCap(0.5, min_active=5, gradient_term=False)
     text = r"min_active: expected a count in \[0, 4\], got 5"
     with pytest.raises(ValueError, match=text):
         policy.bind(4)

@@ -22,8 +22,8 @@ def answers(policy, num_points):
     "make",
     [
         lambda: Schedule([0, 0, 3, 3, 3, 1, 1, 12]),
-        lambda: AlphaCap(1 / 3),
-        lambda: AlphaCap(0.05, min_active=2),
+        lambda: AlphaCap(1 / 3, gradient_term=False),
+        lambda: AlphaCap(0.05, min_active=2, gradient_term=False),
     ],
     ids=["schedule", "cap", "slow cap"],
 )
@@ -36,7 +36,7 @@ def test_announced_change_is_the_next_that_happens(make):
 
 
 def test_paper_pace_is_announced_from_the_start():
-    _, changes = answers(AlphaCap(1 / 3), 9)
+    _, changes = answers(AlphaCap(1 / 3, gradient_term=False), 9)
     assert changes == [1, 2, 3, 4, 5, 7, 7, None, None]
 
 
@@ -45,8 +45,8 @@ def test_paper_pace_is_announced_from_the_start():
     [
         Never(),
         Manual(),
-        AlphaCap(0.0),
-        AlphaCap(1 / 3, dry_run=True),
+        AlphaCap(0.0, gradient_term=False),
+        AlphaCap(1 / 3, dry_run=True, gradient_term=False),
         Schedule([0, 3], dry_run=True),
     ],
 )

@@ -9,7 +9,9 @@ import pytest
 
 from pipetransformer.autofreeze import (
     AlphaCap,
+    AutoFreeze,
     FreezeStatistics,
+    Guarded,
     Manual,
     Never,
     Progress,
@@ -22,10 +24,13 @@ FACTORIES = {
     "never": Never,
     "manual": Manual,
     "schedule": lambda: Schedule([0, 2, 1, 6]),
-    "cap": lambda: AlphaCap(1 / 3),
+    "cap": lambda: AlphaCap(1 / 3, gradient_term=False),
     "gradient": lambda: AlphaCap(1 / 3, gradient_term=True, min_active=1),
-    "dry": lambda: AlphaCap(1 / 3, dry_run=True),
+    "dry": lambda: AlphaCap(1 / 3, dry_run=True, gradient_term=False),
+    "autofreeze": lambda: AutoFreeze(25),
+    "guarded": lambda: Guarded(stake=0.3, monitor=("a", "max"), patience=1),
 }
+LOSSES = [1.0, 1.0, 0.2, 0.25, 5.0]
 
 
 def run(policy, num_points=5):
@@ -33,7 +38,8 @@ def run(policy, num_points=5):
     for point in range(num_points):
         if isinstance(policy, Manual):
             policy.freeze(point % 3)
-        policy.observe(FreezeStatistics(NORMS[point % 2]))
+        norms = NORMS[point % 2]
+        policy.observe(FreezeStatistics(norms, norms, LOSSES[point]))
         decisions.append(
             policy.decide(Progress(point, 7 * point, 35, 1e-3, {"a": 0.5}))
         )
@@ -68,7 +74,7 @@ def test_policy_state_round_trips(factory):
 def test_policy_logs_every_input():
     policy = AlphaCap(0.5, gradient_term=True)
     policy.bind(6)
-    policy.observe(FreezeStatistics(NORMS[0]))
+    policy.observe(FreezeStatistics(NORMS[0], loss=0.25))
     policy.decide(Progress(1, 7, 35, 1e-3, {"accuracy": 0.5}))
     assert policy.log == [
         {
@@ -82,11 +88,22 @@ def test_policy_logs_every_input():
                 "learning_rate": 1e-3,
                 "metrics": {"accuracy": 0.5},
             },
-            "gradient_norms": list(NORMS[0]),
+            "statistics": {"gradient_norms": list(NORMS[0]), "loss": 0.25},
             "wanted": 3,
             "decision": 3,
+            "why": "cap and smallest gradient norm allow 3 units",
         }
     ]
+
+
+def test_a_log_of_gradient_norms_alone_is_replayed():
+    policy = AlphaCap(1 / 3)
+    policy.bind(6)
+    decisions = run(policy)
+    for entry in policy.log:
+        entry["gradient_norms"] = entry.pop("statistics")["gradient_norms"]
+        del entry["why"]
+    assert replay(lambda: AlphaCap(1 / 3), policy.log) == decisions
 
 
 def test_no_decision_goes_below_the_starting_units(factory):
@@ -99,7 +116,7 @@ def test_no_decision_goes_below_the_starting_units(factory):
 
 
 def test_the_cap_freezes_its_share_of_what_trains():
-    policy = AlphaCap(1 / 3)
+    policy = AlphaCap(1 / 3, gradient_term=False)
     policy.bind(12, starting_units=6)
     decisions = [policy.decide(Progress(point, point)) for point in range(4)]
     assert decisions == [6, 8, 10, 11]  # of 6 units: 2, 3 1/3, 4 2/9
@@ -130,7 +147,7 @@ def test_policy_uses_statistics_once():
 
 
 def test_dry_run_freezes_nothing_and_logs_what_it_would(caplog):
-    policy = AlphaCap(1 / 3, dry_run=True)
+    policy = AlphaCap(1 / 3, dry_run=True, gradient_term=False)
     policy.bind(12)
     with caplog.at_level(logging.INFO):
         decisions = [policy.decide(Progress(point, point)) for point in range(4)]
@@ -201,10 +218,18 @@ def test_policy_refuses_statistics_of_another_model():
         policy.observe(FreezeStatistics(NORMS[0]))
 
 
+def test_policy_refuses_l1_norms_of_another_model():
+    policy = AutoFreeze()
+    policy.bind(3)
+    text = "gradient_l1: expected 3 values, one per unit, got 6"
+    with pytest.raises(ValueError, match=text):
+        policy.observe(FreezeStatistics(gradient_l1=NORMS[0]))
+
+
 def test_policy_refuses_a_state_of_another_policy():
     schedule = Schedule([0])
     schedule.bind(6)
-    cap = AlphaCap(0.5)
+    cap = AlphaCap(0.5, gradient_term=False)
     cap.bind(6)
     text = r"policy state: expected the entries \[\] of Schedule, got \['frozen'"
     with pytest.raises(ValueError, match=text):
@@ -220,7 +245,8 @@ def test_progress_refuses_a_negative_count():
 
 def test_policy_repr_makes_the_same_policy(factory):
     policy = factory()
-    names = {cls.__name__: cls for cls in (AlphaCap, Manual, Never, Schedule)}
+    known = (AlphaCap, AutoFreeze, Guarded, Manual, Never, Schedule)
+    names = {cls.__name__: cls for cls in known}
     again = eval(repr(policy), names)
     assert repr(again) == repr(policy)
     for one in (policy, again):
@@ -230,7 +256,7 @@ def test_policy_repr_makes_the_same_policy(factory):
 
 def test_policy_repr_shows_every_setting():
     assert repr(AlphaCap(0.25, min_active=2)) == (
-        "AlphaCap(alpha=0.25, gradient_term=False, min_active=2, dry_run=False)"
+        "AlphaCap(alpha=0.25, gradient_term=True, min_active=2, dry_run=False)"
     )
 
 

@@ -130,7 +130,7 @@ def test_a_run_without_freezing_computes_every_block_for_every_sample():
 
 @pytest.mark.parametrize("alpha", [1 / 5, 1 / 3, 1 / 2])
 def test_the_plain_loop_freezes_at_the_pace_of_the_policy(alpha):
-    policy = pt.freeze.AlphaCap(alpha)
+    policy = pt.freeze.AlphaCap(alpha, gradient_term=False)
     policy.bind(12)
     for epoch in range(10):
         policy.observe(FreezeStatistics(None))

@@ -58,6 +58,8 @@ def policies():
         "gradients": (pt.freeze.AlphaCap(1 / 3, gradient_term=True), None),
         "gradients, within passes": (pt.freeze.AlphaCap(1 / 3, gradient_term=True), 4),
         "metrics": (AccurateEnough(), None),
+        "losses": (pt.freeze.Guarded(stake=0.95), None),
+        "losses, within passes": (pt.freeze.Guarded(stake=0.95), 4),
     }
 
 

@@ -108,7 +108,7 @@ class Overflows(nn.Module):
 class Observed(pt.freeze.Manual):
     """Keeps what it was shown of the gradients."""
 
-    needs_gradients = True
+    needs = frozenset({"gradient_norms"})
     shown = ()
 
     def observe(self, statistics):

@@ -203,8 +203,8 @@ def run_at(policy, *, epoch, epochs=10, batches=7, batch=0, every=None):
         (pt.freeze.Schedule([0, 0, 5]), 0, 10, 2 * 7),
         (pt.freeze.Schedule([0, 0, 5]), 2, 10, 8 * 7),
         (pt.freeze.Schedule([0] * 20 + [5]), 3, 10, 7 * 7),
-        (pt.freeze.AlphaCap(1 / 3), 5, 10, 2 * 7),
-        (pt.freeze.AlphaCap(1 / 3), 9, 10, 7),
+        (pt.freeze.AlphaCap(1 / 3, gradient_term=False), 5, 10, 2 * 7),
+        (pt.freeze.AlphaCap(1 / 3, gradient_term=False), 9, 10, 7),
     ],
 )
 def test_a_gain_lasts_until_the_next_freeze_or_the_end(policy, epoch, epochs, expected):

@@ -43,11 +43,17 @@ def train(engine, epochs):
 
 POLICIES = {
     "never": (pt.freeze.Never, [3, 3, 3]),
-    "cap": (lambda: pt.freeze.AlphaCap(1 / 2), [3, 5, 6]),  # 2 + 4 * 1/2, + 2 * 1/2
+    "cap": (
+        lambda: pt.freeze.AlphaCap(1 / 2, gradient_term=False),
+        [3, 5, 6],
+    ),  # 2 + 4 * 1/2, + 2 * 1/2
     "gradient": (lambda: pt.freeze.AlphaCap(1 / 2, gradient_term=True), None),
     "schedule": (lambda: pt.freeze.Schedule([0, 1, 4]), [3, 3, 5]),
     "manual": (pt.freeze.Manual, [3, 3, 3]),
-    "dry": (lambda: pt.freeze.AlphaCap(1 / 2, dry_run=True), [3, 3, 3]),
+    "dry": (
+        lambda: pt.freeze.AlphaCap(1 / 2, dry_run=True, gradient_term=False),
+        [3, 3, 3],
+    ),
 }
 
 

@@ -1,0 +1,213 @@
+"""What freeze policies cost in accuracy and save in work, paired over seeds.
+
+python benchmarks/freezing.py --json benchmarks/results/freezing.json
+
+Each task is fine-tuned under each policy and unfrozen: same weights, same head, same
+batches, same number of steps, in one process by the engine. Tasks differ in what there
+is left to learn: digits with a vision transformer that was pre-trained on all of the
+samples, on a part, or on half of the classes only; digits whose labels change half-way;
+SST-2 and XQuAD with MiniLM, and SST-2 from random weights.
+
+A policy passes where it is not worse than unfrozen by more than the margin: one-sided
+95 % limit of the paired differences, `MARGINS` points. "Work" is counted in forwards of
+one block for one row (a trained row counts 3), the unfrozen run's over the policy's:
+reading the cache is no work. How many seeds a margin needs follows from the spread of
+the differences; the table tells it for a power of 80 %.
+
+Finished runs are kept in build/ and not made again for the same commit, so the table
+can be filled in several sittings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from harness.common import Row, RunFailed, Target, begin, run_child, write_json
+from harness.paired import non_inferiority
+from harness.text import text_table
+from real_models import ROOT, unpack_model
+
+WORKER = ROOT / "benchmarks" / "training" / "freezing_worker.py"
+DIGITS = (
+    "digits",
+    "digits 80 %",
+    "digits 50 %",
+    "digits, half of the classes",
+    "digits, labels change",
+)
+TEXT = ("sst2 1024", "sst2 1024, random weights", "sst2", "xquad")
+POLICIES = ("cap 1/5", "cap 1/3", "cap 1/2", "gradient", "autofreeze", "guarded")
+MARGINS = {"digits": 0.3, "sst2": 0.5, "xquad": 0.5}
+UNFROZEN = "unfrozen"
+POWER = 0.8
+
+
+def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--json", type=Path, metavar="PATH", help="write the figures here")
+    add("--quick", action="store_true", help="two epochs; not for publication")
+    add("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    add("--tasks", nargs="+", choices=(*DIGITS, *TEXT), default=list(DIGITS))
+    add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    add("--seeds", type=int, default=20, help="how many")
+    args = parser.parse_args(arguments)
+    if args.quick:
+        args.seeds, args.tasks, args.policies = 2, ["digits"], ["guarded"]
+    return args
+
+
+def made_runs(
+    args: argparse.Namespace, folder: Path, model: Path
+) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Make the runs that are missing; return all of them by task, policy and seed."""
+    names, seeds = [UNFROZEN, *args.policies], range(args.seeds)
+    for task in args.tasks:
+        line = [sys.executable, str(WORKER), "--task", task, "--out", str(folder)]
+        line += ["--policies", *names, "--seeds", *map(str, seeds)]
+        line += ["--model", str(model), "--data", str(args.data)]
+        line += ["--quick"] if args.quick else []
+        run_child(line, timeout_s=36_000, log=folder / f"{task}.log")
+    return {
+        task: {
+            name: [_read(folder, f"{task}, {name}, {seed}") for seed in seeds]
+            for name in names
+        }
+        for task in args.tasks
+    }
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        (folder / f"{name}.json".replace("/", "-")).read_text()
+    )
+    return found
+
+
+def seeds_needed(differences: Sequence[float], margin: float) -> int:
+    """Return the seeds that show no loss of `margin` with the power `POWER`.
+
+    For a policy whose true mean difference is 0, by the normal approximation of the
+    paired one-sided test at 95 %; at least 2.
+    """
+    spread = statistics.stdev(differences)
+    quantiles = float(stats.norm.ppf(0.95) + stats.norm.ppf(POWER))
+    needed: float = (quantiles * spread / margin) ** 2
+    return max(2, int(-(-needed // 1)))
+
+
+def rows_of(
+    task: str, runs: dict[str, list[dict[str, Any]]]
+) -> tuple[list[Row], list[list[str]]]:
+    """Return the figures of one task, and lines for the terminal."""
+    margin = next(m for name, m in MARGINS.items() if task.startswith(name))
+    base = runs[UNFROZEN]
+    scores = tuple(run["score"] for run in base)
+    rows = [Row(f"{task}, {UNFROZEN}", "score", "%", scores, values_of="seeds")]
+    lines = [[task, UNFROZEN, f"{statistics.fmean(scores):.2f}", "-", "-", "1.00", "-"]]
+    for name, each in runs.items():
+        if name == UNFROZEN:
+            continue
+        test = non_inferiority(
+            [run["score"] for run in each],
+            [run["score"] for run in base],
+            margin=margin,
+        )
+        work = tuple(
+            one["work"] / other["work"] for one, other in zip(base, each, strict=True)
+        )
+        system = f"{task}, {name}"
+        needed = seeds_needed(test.differences, margin)
+        rows += [
+            Row(system, "mean difference", "points", (test.mean,), values_of="runs"),
+            Row(
+                system,
+                "lower limit",
+                "points",
+                (test.lower_limit,),
+                values_of="runs",
+                target=Target(-margin, at_least=True),
+            ),
+            Row(
+                system,
+                "work of unfrozen over its own",
+                "times",
+                work,
+                values_of="seeds",
+            ),
+            Row(system, "seeds needed", "seeds", (float(needed),), values_of="runs"),
+        ]
+        lines.append(
+            [
+                task,
+                name,
+                f"{statistics.fmean(run['score'] for run in each):.2f}",
+                f"{test.mean:+.2f}",
+                f"{test.lower_limit:+.2f} {'passes' if test.passes else 'FAILS'}",
+                f"{statistics.fmean(work):.2f}",
+                str(needed),
+            ]
+        )
+    return rows, lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse_args(arguments)
+    start = begin()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if start.tree.commit and not start.tree.changed and not args.quick:
+            folder = ROOT / "build" / "freezing" / start.tree.commit
+            folder.mkdir(parents=True, exist_ok=True)
+        real = any(task in TEXT for task in args.tasks)
+        model = unpack_model(Path(name) / "model") if real else Path(name)
+        try:
+            found = made_runs(args, folder, model)
+        except (RunFailed, subprocess.SubprocessError) as error:
+            print(error, file=sys.stderr)
+            return 1
+    rows, lines = [], []
+    for task, runs in found.items():
+        more_rows, more_lines = rows_of(task, runs)
+        rows += more_rows
+        lines += more_lines
+    header = ["task", "policy", "score", "difference", "limit", "work", "seeds needed"]
+    print(text_table(header, lines))
+    if args.json is not None:
+        write_json(
+            args.json,
+            "freezing",
+            rows,
+            [],
+            start=start,
+            quick=args.quick,
+            seeds=args.seeds,
+            margins=MARGINS,
+            runs={
+                task: {
+                    name: [
+                        {key: run[key] for key in ("score", "work", "frozen", "losses")}
+                        for run in each
+                    ]
+                    for name, each in runs.items()
+                }
+                for task, runs in found.items()
+            },
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""Freezes when little is left to learn, and takes it back when that was wrong."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Literal
+
+from pipetransformer import _C
+from pipetransformer.autofreeze.policy import (
+    FreezeStatistics,
+    Policy,
+    Progress,
+    State,
+    check_count,
+)
+
+_logger = logging.getLogger(__name__)
+
+Monitor = tuple[str, Literal["min", "max"]]
+
+_WARM_UP = 0.1  # of the steps, at least: nothing freezes
+_BACK_TO_STAKE = 3.0  # times the bar, of a freeze below it
+_BACK_TO_LOSS = 1.5  # times the loss, of a freeze that the monitor allowed
+_COOL_DOWN = 3  # evaluation points without a freeze after an unfreeze
+_MOST_UNFREEZES = 2  # then the layers stay active
+
+
+class Guarded(Policy):
+    """Freezes while little is left to learn; the default of ``freeze=``.
+
+    Whatever a layer still learns lowers the training loss by no more than what is left
+    of it. So the mean loss since the last evaluation point, over the largest such mean
+    of the run, says what a freeze puts at stake. While that is above `stake` nothing
+    freezes, and the run is the unfrozen one bit for bit. Else each point freezes the
+    share `alpha` of the active units, as the paper's cap does.
+
+    With a `monitor` a held-out metric counts, too: when the last `patience` evaluations
+    have not improved it, what the front layers go on learning helps the training set
+    alone, and they may freeze.
+
+    All units unfreeze when the loss comes back: to 3 times the stake below which they
+    froze, as when data or labels have changed, or to 1.5 times the loss at which the
+    monitor let them freeze. Then nothing freezes for 3 points, and after the second
+    time nothing at all. Nothing freezes in the first tenth of the steps.
+
+    Args:
+        alpha: share of the active units that a point may freeze, in [0, 1).
+        stake: share of the largest mean loss below which freezing is harmless, in
+            (0, 1]. The loss is to be one whose best value is 0, as cross-entropy.
+        monitor: name of a metric of ``engine.evaluate``, and whether smaller ("min") or
+            larger ("max") values are better. Not of the test set that the result is
+            told of. None: the training loss alone decides.
+        patience: evaluations in a row that have not improved the monitor, >= 1.
+        min_active: units that stay active; None: an eighth of them, at least one.
+        dry_run: log what would be frozen, freeze nothing.
+
+    Raises:
+        TypeError: a setting of a wrong kind.
+        ValueError: a setting out of range; a min_active above the number of units is
+            found in ``bind``.
+
+    Source: issue 20; docs/freezing.md says what else was tried.
+    """
+
+    needs = frozenset({"loss"})
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.5,
+        stake: float = 0.01,
+        monitor: Monitor | None = None,
+        patience: int = 2,
+        min_active: int | None = None,
+        dry_run: bool = False,
+    ) -> None:
+        super().__init__(dry_run=dry_run)
+        for name, value in (("alpha", alpha), ("stake", stake)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name}: expected a number, got {value!r}")
+        _C.autofreeze.check_alpha(alpha)
+        if not 0.0 < stake <= 1.0:
+            raise ValueError(f"stake: expected a number in (0, 1], got {stake}")
+        if check_count("patience", patience) == 0:
+            raise ValueError("patience: expected a count >= 1, got 0")
+        self._alpha, self._stake = float(alpha), float(stake)
+        self._monitor, self._patience = _checked_monitor(monitor), patience
+        self._min_active = (
+            None if min_active is None else check_count("min_active", min_active)
+        )
+        self._point = 0
+        self._num_frozen = 0
+        self._largest = 0.0  # mean loss of an interval
+        self._returns_at = 0.0  # the loss at which all units unfreeze
+        self._best: float | None = None  # of the monitor
+        self._last: float | None = None
+        self._stale = 0  # evaluations since the best one
+        self._quiet_until = 0  # the point from which units may freeze
+        self._unfreezes = 0
+        self._told = ""
+
+    def _choose(self, progress: Progress, stats: FreezeStatistics) -> int:
+        if progress.epoch <= self._point:
+            return self._num_frozen
+        self._point = progress.epoch
+        stale = self._is_stale(progress)
+        loss = stats.loss
+        if loss is None or not math.isfinite(loss):
+            if loss is not None:
+                _logger.warning(
+                    "mean training loss at step %d: expected a finite number, got %s; "
+                    "nothing freezes at this evaluation point",
+                    progress.step,
+                    loss,
+                )
+            self._told = "no training loss was measured"
+            return self._num_frozen
+        self._largest = max(self._largest, loss)
+        bar = self._stake * self._largest
+        if self._num_frozen > self.starting_units and loss > self._returns_at:
+            self._unfreeze(loss)
+            return self._num_frozen
+        self._told = (
+            f"the training loss is {_percent(loss, self._largest)} of its largest mean,"
+            f" {100 * self._stake:g} % or less freezes"
+        )
+        if self._monitor is not None:
+            self._told += self._tell_monitor(progress)
+        if loss > bar and not stale:
+            return self._num_frozen
+        held = self._held_by(progress)
+        if held is not None:
+            self._told += f"; {held}"
+            return self._num_frozen
+        self._freeze(_BACK_TO_STAKE * bar if loss <= bar else _BACK_TO_LOSS * loss)
+        return self._num_frozen
+
+    def _why(self) -> str:
+        return self._told
+
+    def _freeze(self, returns_at: float) -> None:
+        most = max(self.starting_units, self.num_units - self._kept())
+        active = self.num_units - self._num_frozen
+        wanted = math.ceil(self._num_frozen + self._alpha * active - 1e-9)
+        if self._num_frozen == self.starting_units:
+            self._returns_at = returns_at
+        self._num_frozen = max(self._num_frozen, min(wanted, most))
+
+    def _unfreeze(self, loss: float) -> None:
+        self._told = (
+            f"the training loss came back to {loss:.3g}, above the "
+            f"{self._returns_at:.3g} that were allowed"
+        )
+        self._num_frozen = self.starting_units
+        self._unfreezes += 1
+        self._quiet_until = self._point + 1 + _COOL_DOWN
+        self._best, self._stale = None, 0
+
+    def _held_by(self, progress: Progress) -> str | None:
+        """Return what forbids a freeze now, if anything does."""
+        total = progress.total_steps
+        if total is not None and progress.step < _WARM_UP * total:
+            return f"nothing freezes before step {math.ceil(_WARM_UP * total)}"
+        if self._unfreezes >= _MOST_UNFREEZES:
+            return f"nothing freezes after {self._unfreezes} unfreezes"
+        if self._point < self._quiet_until:
+            return f"nothing freezes before point {self._quiet_until}"
+        return None
+
+    def _kept(self) -> int:
+        wanted = self._min_active
+        return max(1, self.num_units // 8) if wanted is None else wanted
+
+    # -- the monitor -----------------------------------------------------------
+
+    def _is_stale(self, progress: Progress) -> bool:
+        """Take in the monitor; tell whether it has stopped improving.
+
+        A value that is exactly the last one was not evaluated anew.
+        """
+        if self._monitor is None:
+            return False
+        name, better = self._monitor
+        value = progress.metrics.get(name)
+        if value is None or not math.isfinite(value) or value == self._last:
+            return self._stale >= self._patience
+        self._last = value
+        improved = self._best is None or (
+            value < self._best if better == "min" else value > self._best
+        )
+        self._best = value if improved else self._best
+        self._stale = 0 if improved else self._stale + 1
+        return self._stale >= self._patience
+
+    def _tell_monitor(self, progress: Progress) -> str:
+        if self._monitor is None or self._monitor[0] not in progress.metrics:
+            return "; the monitor was not evaluated"
+        name = self._monitor[0]
+        return f"; {name} has not improved {self._stale} times, {self._patience} freeze"
+
+    # -- state -----------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._num_frozen = self.starting_units
+
+    def _check_units(self, num_units: int) -> None:
+        if self._min_active is not None:
+            check_count("min_active", self._min_active, num_units)
+
+    def _get_settings(self) -> dict[str, object]:
+        return {
+            "alpha": self._alpha,
+            "stake": self._stake,
+            "monitor": self._monitor,
+            "patience": self._patience,
+            "min_active": self._min_active,
+        }
+
+    def _get_state(self) -> State:
+        return {
+            "point": self._point,
+            "num_frozen": self._num_frozen,
+            "largest": self._largest,
+            "returns_at": self._returns_at,
+            "best": [] if self._best is None else [self._best],
+            "last": [] if self._last is None else [self._last],
+            "stale": self._stale,
+            "quiet_until": self._quiet_until,
+            "unfreezes": self._unfreezes,
+        }
+
+    def _set_state(self, state: State) -> None:
+        def count(name: str, limit: int | None = None) -> int:
+            return check_count(f"policy state {name}", state[name], limit)
+
+        largest, returns_at = (_number(state, n) for n in ("largest", "returns_at"))
+        best, last = (_optional(state, name) for name in ("best", "last"))
+        num_frozen = count("num_frozen", self.num_units)
+        self._point, self._stale = count("point"), count("stale")
+        self._quiet_until, self._unfreezes = count("quiet_until"), count("unfreezes")
+        self._num_frozen = num_frozen
+        self._largest, self._returns_at = largest, returns_at
+        self._best, self._last = best, last
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.3g} %" if whole > 0 else "0 %"
+
+
+def _checked_monitor(monitor: Monitor | None) -> Monitor | None:
+    if monitor is None:
+        return None
+    fits = (
+        isinstance(monitor, tuple)
+        and len(monitor) == 2
+        and isinstance(monitor[0], str)
+        and monitor[1] in ("min", "max")
+    )
+    if not fits:
+        raise ValueError(
+            "monitor: expected a metric's name with 'min' or 'max', such as "
+            f"('accuracy', 'max'), got {monitor!r}"
+        )
+    return monitor
+
+
+def _number(state: State, name: str) -> float:
+    value = state[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"policy state {name}: expected a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"policy state {name}: expected a finite number, got {value}")
+    return float(value)
+
+
+def _optional(state: State, name: str) -> float | None:
+    value = state[name]
+    if not isinstance(value, list) or len(value) > 1:
+        raise TypeError(
+            f"policy state {name}: expected a list of at most one number, got {value!r}"
+        )
+    return _number({name: value[0]}, name) if value else None

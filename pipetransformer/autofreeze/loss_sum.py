@@ -1,0 +1,50 @@
+"""Sums the training loss over an interval, of one replica and then of all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+class LossSum:
+    """The training loss between two evaluation points.
+
+    Each replica adds its own rows. Before a decision the replicas exchange their sums,
+    so that all of them decide by the same number. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._own = (0.0, 0.0)
+        self._mean: float | None = None
+
+    def add(self, loss: float, weight: float) -> None:
+        """Add a step of this replica.
+
+        Args:
+            loss: Mean over its rows.
+            weight: What it is the mean of: rows, or what ``loss_weight`` counts.
+        """
+        total, weights = self._own
+        self._own = total + loss * weight, weights + weight
+
+    @property
+    def own(self) -> tuple[float, float]:
+        """Sum of this replica's losses times weights, and of its weights."""
+        return self._own
+
+    def load(self, total: float, weight: float) -> None:
+        """Take over `own` of a checkpoint."""
+        self._own = total, weight
+
+    def settle(self, parts: Iterable[tuple[float, float]]) -> None:
+        """Take in `own` of every replica, in the same order on all of them."""
+        pairs = list(parts)
+        weight = math.fsum(weight for _, weight in pairs)
+        total = math.fsum(total for total, _ in pairs)
+        self._mean = total / weight if weight else None
+
+    def take(self) -> float | None:
+        """Return the mean that `settle` gave, and begin anew; None: of nothing."""
+        mean, self._mean = self._mean, None
+        self._own = 0.0, 0.0
+        return mean

@@ -1,0 +1,248 @@
+"""Guarded: nothing freezes while something is at stake, and what froze thaws again."""
+
+import json
+import logging
+import math
+import random
+
+import pytest
+
+from pipetransformer.autofreeze import (
+    FreezeStatistics,
+    Guarded,
+    LossSum,
+    Progress,
+    replay,
+)
+
+
+def bound(num_units=12, *, starting_units=0, **settings):
+    policy = Guarded(**{"stake": 0.02, **settings})
+    policy.bind(num_units, starting_units=starting_units)
+    return policy
+
+
+def decide(policy, point, loss, *, total=None, **metrics):
+    policy.observe(FreezeStatistics(loss=loss))
+    return policy.decide(
+        Progress(point, step=10 * point, total_steps=total, metrics=metrics)
+    )
+
+
+def row(policy, losses, **options):
+    """Return the decisions at points 1, 2, ... after intervals of these losses."""
+    return [
+        decide(policy, point, loss, **options) for point, loss in enumerate(losses, 1)
+    ]
+
+
+def test_nothing_freezes_while_the_loss_is_above_the_stake():
+    losses = [1.0, 0.5, 0.1, 0.03, 0.021, 0.0201]
+    assert row(bound(), losses) == [0] * 6
+
+
+def test_below_the_stake_each_point_freezes_its_share():
+    assert row(bound(), [1.0, 0.01, 0.01, 0.01, 0.01, 0.01]) == [0, 6, 9, 11, 11, 11]
+    assert row(bound(alpha=1 / 3), [1.0, 0.02, 0.01]) == [0, 4, 7]
+    # What is in between stops it where it is.
+    assert row(bound(), [1.0, 0.01, 0.03, 0.03, 0.02]) == [0, 6, 6, 6, 9]
+
+
+def test_the_largest_mean_is_the_measure_and_not_the_first():
+    assert row(bound(), [0.5, 2.0, 0.03]) == [0, 0, 6]
+    assert row(bound(stake=0.5), [1.0, 0.5]) == [0, 6]
+
+
+@pytest.mark.parametrize(
+    "num_units, settings, most",
+    [
+        (12, {}, 11),
+        (24, {}, 21),
+        (1, {}, 0),
+        (12, {"min_active": 0}, 12),
+        (12, {"min_active": 7}, 5),
+        (3, {"min_active": 3}, 0),
+    ],
+)
+def test_some_units_stay_active(num_units, settings, most):
+    found = row(bound(num_units, **settings), [1.0] + [0.0] * 20)
+    assert found[-1] == most
+    assert found == sorted(found)
+
+
+def test_units_that_never_train_are_frozen_from_the_start_and_stay_so():
+    policy = bound(12, starting_units=4)
+    assert row(policy, [1.0, 1.0, 0.01, 0.01, 1.0, 1.0]) == [4, 4, 8, 10, 4, 4]
+
+
+def test_nothing_freezes_in_the_first_tenth_of_the_steps():
+    # Point p comes after 10 p steps.
+    assert row(bound(), [1.0, 0.0, 0.0, 0.0, 0.0], total=400) == [0, 0, 0, 6, 9]
+
+
+def test_all_units_thaw_when_the_loss_comes_back_and_rest_for_three_points():
+    losses = [1.0, 0.01, 0.01, 0.059, 0.061, 0.01, 0.01, 0.01, 0.01, 0.01]
+    #                          allowed  back   <-- rest ------>
+    assert row(bound(), losses) == [0, 6, 9, 9, 0, 0, 0, 0, 6, 9]
+
+
+def test_after_the_second_thaw_nothing_freezes():
+    losses = [1.0, 0.01, 1.0, *[0.01] * 4, 1.0, *[0.01] * 20]
+    found = row(bound(), losses)
+    assert found[:9] == [0, 6, 0, 0, 0, 0, 6, 0, 0]
+    assert set(found[9:]) == {0}
+
+
+def monitored(values, *, losses=0.5, **settings):
+    policy = bound(monitor=("m", "min"), **settings)
+    return [
+        decide(policy, point, losses, m=value) for point, value in enumerate(values, 1)
+    ]
+
+
+def test_a_metric_that_does_not_improve_lets_units_freeze():
+    assert monitored([5, 4, 3, 3.5, 3.2, 3.1]) == [0, 0, 0, 0, 6, 9]
+    assert monitored([5, 4, 3, 3.5, 2.9, 3.1]) == [0] * 6, "it has improved again"
+    assert monitored([5, 4, 6], patience=1) == [0, 0, 6]
+
+
+def test_larger_values_may_be_the_better_ones():
+    policy = bound(monitor=("f1", "max"), patience=1)
+    values = enumerate([1, 2, 3, 2.5], 1)
+    assert [decide(policy, p, 0.5, f1=v) for p, v in values] == [0, 0, 0, 6]
+
+
+def test_a_value_that_was_not_evaluated_anew_counts_once():
+    assert monitored([5, 6, 6, 6, 6, 7]) == [0, 0, 0, 0, 0, 6]
+
+
+def test_without_the_metric_the_monitor_decides_nothing_and_says_so():
+    policy = bound(monitor=("f1", "max"))
+    assert row(policy, [1.0, 0.5, 0.5, 0.5]) == [0] * 4
+    assert "not evaluated" in policy.log[-1]["why"]
+    assert row(bound(monitor=("f1", "max")), [1.0, 0.01]) == [0, 6], "the loss does"
+
+
+def test_what_the_monitor_froze_thaws_when_the_loss_rises_by_half():
+    policy = bound(monitor=("m", "min"), patience=1)
+    given = [(1.0, 5), (0.4, 6), (0.59, 7), (0.61, 8)]
+    found = [decide(policy, p, loss, m=m) for p, (loss, m) in enumerate(given, 1)]
+    assert found == [0, 6, 9, 0]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, None])
+def test_an_unknown_loss_changes_nothing(loss, caplog):
+    policy = bound()
+    assert row(policy, [1.0, 0.01]) == [0, 6]
+    with caplog.at_level(logging.WARNING):
+        assert decide(policy, 3, loss) == 6
+    assert decide(policy, 4, 0.01) == 9
+    if loss is not None:
+        assert "step 30" in caplog.text
+
+
+def test_the_same_point_repeats_its_answer():
+    policy = bound()
+    assert row(policy, [1.0, 0.01]) == [0, 6]
+    assert decide(policy, 2, 0.01) == 6
+    assert decide(policy, 1, 5.0) == 6
+
+
+def test_it_says_what_decided_and_what_it_would_have_taken():
+    policy = bound()
+    row(policy, [1.0, 0.05, 0.01, 5.0])
+    why = [entry["why"] for entry in policy.log]
+    assert "5 % of its largest mean, 2 % or less freezes" in why[1]
+    assert "1 % of its largest mean" in why[2]
+    assert "came back to 5, above the 0.06" in why[3]
+    held = bound()
+    row(held, [1.0, 0.0], total=1000)
+    assert "before step 100" in held.log[-1]["why"]
+
+
+def test_random_runs_keep_the_rules():
+    draw = random.Random(5)
+    for _ in range(300):
+        units = draw.randint(1, 24)
+        policy = bound(units, alpha=draw.uniform(0, 0.95))
+        largest, before, thawed = 0.0, 0, 0
+        for point in range(1, 30):
+            loss = draw.choice([1.0, 0.1, 0.01, 0.001]) * draw.random()
+            largest = max(largest, loss)
+            now = decide(policy, point, loss)
+            if now > before:
+                assert loss <= 0.02 * largest
+                assert now <= units - max(1, units // 8)
+                assert thawed <= 1
+            elif now < before:
+                assert now == 0
+                assert loss > 0.02 * largest
+                thawed += 1
+            before = now
+
+
+def test_its_log_replays_and_its_state_goes_on_anywhere():
+    losses = [1.0, 0.01, 0.01, 1.0, *[0.01] * 5, 0.5]
+    settings = {"monitor": ("m", "max"), "patience": 1}
+    whole = bound(**settings)
+    decisions = [
+        decide(whole, p, loss, m=(p * 7) % 5) for p, loss in enumerate(losses, 1)
+    ]
+    log = json.loads(json.dumps(whole.log))
+    assert replay(lambda: Guarded(stake=0.02, **settings), log) == decisions
+    for cut in range(1, len(losses)):
+        first, second = bound(**settings), bound(**settings)
+        for point, loss in enumerate(losses[:cut], 1):
+            decide(first, point, loss, m=(point * 7) % 5)
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        rest = [
+            decide(second, point, loss, m=(point * 7) % 5)
+            for point, loss in enumerate(losses[cut:], cut + 1)
+        ]
+        assert rest == decisions[cut:]
+
+
+@pytest.mark.parametrize(
+    "settings, error, text",
+    [
+        ({"alpha": 1.0}, ValueError, "alpha"),
+        ({"alpha": "1/2"}, TypeError, "alpha: expected a number, got '1/2'"),
+        ({"stake": 0.0}, ValueError, "stake: expected a number in (0, 1], got 0.0"),
+        ({"stake": True}, TypeError, "stake: expected a number, got True"),
+        ({"patience": 0}, ValueError, "patience: expected a count >= 1, got 0"),
+        ({"monitor": "loss"}, ValueError, "monitor: expected a metric's name"),
+        ({"monitor": ("loss", "low")}, ValueError, "monitor: expected a metric's name"),
+        ({"min_active": -1}, ValueError, "min_active"),
+        ({"min_active": 13}, ValueError, "min_active"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, error, text):
+    with pytest.raises(error) as caught:
+        bound(12, **settings)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("best", 1.0), ("last", [1, 2]), ("largest", "x"), ("largest", math.inf)],
+)
+def test_a_state_of_wrong_values_is_refused(name, value):
+    policy = bound()
+    state = {**policy.state_dict(), name: value}
+    with pytest.raises((TypeError, ValueError), match=f"policy state {name}"):
+        policy.load_state_dict(state)
+
+
+def test_losses_of_replicas_add_up_to_the_mean_over_all_rows():
+    one, other = LossSum(), LossSum()
+    one.add(2.0, 3)
+    one.add(4.0, 1)
+    other.add(1.0, 4)
+    parts = [one.own, other.own]
+    for each in (one, other):
+        each.settle(parts)
+    assert one.take() == other.take() == (6 + 4 + 4) / 8
+    assert one.own == (0.0, 0.0)
+    assert one.take() is None, "a mean is used once"
+    one.settle([(0.0, 0.0)])
+    assert one.take() is None, "of no rows there is none"

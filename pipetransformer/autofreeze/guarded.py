@@ -47,7 +47,8 @@ class Guarded(Policy):
     Args:
         alpha: share of the active units that a point may freeze, in [0, 1).
         stake: share of the largest mean loss below which freezing is harmless, in
-            (0, 1]. The loss is to be one whose best value is 0, as cross-entropy.
+            (0, 1]. That is of a loss whose best value is 0, as cross-entropy; while it
+            is below 0 the loss decides nothing.
         monitor: name of a metric of ``engine.evaluate``, and whether smaller ("min") or
             larger ("max") values are better. Not of the test set that the result is
             told of. None: the training loss alone decides.
@@ -127,13 +128,14 @@ class Guarded(Policy):
         )
         if self._monitor is not None:
             self._told += self._tell_monitor(progress)
-        if loss > bar and not stale:
+        little = 0.0 <= loss <= bar  # of a loss below 0 nobody knows how far it falls
+        if not little and not stale:
             return self._num_frozen
         held = self._held_by(progress)
         if held is not None:
             self._told += f"; {held}"
             return self._num_frozen
-        self._freeze(_BACK_TO_STAKE * bar if loss <= bar else _BACK_TO_LOSS * loss)
+        self._freeze(_BACK_TO_STAKE * bar if little else _BACK_TO_LOSS * abs(loss))
         return self._num_frozen
 
     def _why(self) -> str:

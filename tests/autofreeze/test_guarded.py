@@ -53,6 +53,11 @@ def test_the_largest_mean_is_the_measure_and_not_the_first():
     assert row(bound(stake=0.5), [1.0, 0.5]) == [0, 6]
 
 
+def test_a_loss_below_zero_freezes_nothing():
+    assert row(bound(), [-1.0, -2.0, -3.0]) == [0, 0, 0]
+    assert row(bound(), [1.0, 0.5, -0.1, -5.0]) == [0, 0, 0, 0]
+
+
 @pytest.mark.parametrize(
     "num_units, settings, most",
     [

@@ -60,9 +60,9 @@ def test_nothing_trainable_is_refused():
         build(nn.Sequential(nn.ReLU()))
 
 
-def test_freeze_policy_is_required():
-    with pytest.raises(TypeError, match="freeze: expected a policy .* got NoneType"):
-        build(toy_model(2), freeze=None)
+def test_freeze_is_a_policy():
+    with pytest.raises(TypeError, match="freeze: expected a policy .* got float"):
+        build(toy_model(2), freeze=1 / 3)
 
 
 def test_optimizer_must_be_a_factory():

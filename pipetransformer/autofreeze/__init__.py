@@ -14,6 +14,7 @@ from pipetransformer.autofreeze.policy import (
     Progress,
     ProgressEntry,
     replay,
+    told,
 )
 from pipetransformer.autofreeze.units import (
     boundary_of,
@@ -42,4 +43,5 @@ __all__ = [
     "replay",
     "resolve_units",
     "starting_units",
+    "told",
 ]

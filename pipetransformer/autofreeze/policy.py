@@ -96,6 +96,16 @@ class Decision(TypedDict):
     why: str
 
 
+def told(decision: Decision) -> str:
+    """Return a decision as a sentence: point, step, units, and what decided."""
+    at = decision["progress"]
+    why = f": {decision['why']}" if decision["why"] else ""
+    frozen = f"{decision['decision']} of {decision['num_units']} units frozen"
+    if decision["decision"] != decision["wanted"]:
+        frozen += f" ({decision['wanted']} wanted)"
+    return f"point {at['epoch']}, step {at['step']}: {frozen}{why}"
+
+
 def check_count(what: str, value: object, limit: int | None = None) -> int:
     """Return `value`, a count in [0, limit].
 
@@ -165,8 +175,9 @@ class Policy(abc.ABC):
             starting_units: of them those before the first trainable parameter.
 
         Raises:
-            ValueError: if the policy's settings do not fit that number, or if it is
-                bound already: it remembers the run it decided for.
+            ValueError: if the policy's settings do not fit that number, if it needs
+                statistics that there are none of, or if it is bound already: it
+                remembers the run it decided for.
         """
         check_count("num_units", num_units)
         if self._num_units is not None:
@@ -175,6 +186,11 @@ class Policy(abc.ABC):
                 f"{self._num_units} units"
             )
         check_count("starting_units", starting_units, num_units)
+        unknown = sorted(set(self.needs) - set(STATISTICS))
+        if unknown:
+            raise ValueError(
+                f"policy needs: expected names of {list(STATISTICS)}, got {unknown}"
+            )
         self._check_units(num_units)
         self._num_units, self._starting_units = num_units, starting_units
         self._begin()

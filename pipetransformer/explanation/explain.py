@@ -22,6 +22,7 @@ def explain_plan(
     *,
     measured: Sequence[Measurement] = (),
     codecs: Sequence[str] = (),
+    freezing: Sequence[str] = (),
     options: SearchOptions | None = None,
     cache: Mapping[str, object] | None = None,
 ) -> Explanation:
@@ -37,6 +38,7 @@ def explain_plan(
         cluster: its machines.
         measured: predictions beside what happened in a run.
         codecs: what was decided on codecs of cached activations in a run, in words.
+        freezing: what the freeze policy decided in a run and why, in words.
         options: those of the search that made the plan; default: what the plan and
             its candidates show. Alternatives may differ in what they force.
         cache: why frozen activations are cached in a run or not; its ``text`` is shown.
@@ -56,6 +58,7 @@ def explain_plan(
             measured=tuple(measured),
             cache=cache,
             codecs=tuple(codecs),
+            freezing=tuple(freezing),
         )
     options = replace(
         SearchOptions.shown_by(plan) if options is None else options,
@@ -71,6 +74,7 @@ def explain_plan(
         measured=tuple(measured),
         cache=cache,
         codecs=tuple(codecs),
+        freezing=tuple(freezing),
     )
 
 

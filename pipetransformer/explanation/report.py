@@ -139,6 +139,7 @@ class Explanation:
         cache: why frozen activations are cached in the run or not, with its ``text``;
             None: not compared.
         codecs: what was decided on codecs of cached activations in a run, in words.
+        freezing: what the freeze policy decided in a run and why, in words.
     """
 
     plan: Plan
@@ -150,6 +151,7 @@ class Explanation:
     measured: tuple[Measurement, ...] = ()
     cache: Mapping[str, object] | None = None
     codecs: tuple[str, ...] = ()
+    freezing: tuple[str, ...] = ()
 
     @property
     def limiting_resource(self) -> str | None:
@@ -177,6 +179,7 @@ class Explanation:
             "idle_devices": plan["idle_devices"],
             "cache": None if self.cache is None else dict(self.cache),
             "codecs": list(self.codecs),
+            "freezing": list(self.freezing),
             "measured": [
                 {**_plain(entry), "error": entry.error} for entry in self.measured
             ],
@@ -211,6 +214,7 @@ def plan_sections(explanation: Explanation) -> list[Section]:
         counterfactuals(explanation),
         reasons(plan),
         cache(explanation),
+        freezing(explanation),
         outcomes.transition(plan),
         idle(plan),
         outcomes.measured_section(explanation.measured),
@@ -218,6 +222,7 @@ def plan_sections(explanation: Explanation) -> list[Section]:
     return [section for section in found if section.lines or section.table]
 
 
+_DECISIONS = 10  # of the freeze policy, shown
 _HELD = "these times hold forward, backward, copies and all-reduce; no optimizer step"
 
 
@@ -393,6 +398,14 @@ def cache(explanation: Explanation) -> Section:
     told = explanation.cache
     lines = () if told is None else (str(told["text"]),)
     return Section("Activation cache", (*lines, *explanation.codecs))
+
+
+def freezing(explanation: Explanation) -> Section:
+    """What the freeze policy decided, newest last."""
+    told = explanation.freezing
+    left_out = len(told) - _DECISIONS
+    first = (f"{counted(left_out, 'decision')} before these",) if left_out > 0 else ()
+    return Section("Freezing", (*first, *told[-_DECISIONS:]))
 
 
 def idle(plan: Plan) -> Section:

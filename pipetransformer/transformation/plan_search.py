@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipetransformer.autocache import Admission
-from pipetransformer.autofreeze import Progress
+from pipetransformer.autofreeze import Progress, told
 from pipetransformer.explanation import Explanation, explain_plan, explain_run
 from pipetransformer.planner import (
     ChangeTerms,
@@ -124,6 +124,7 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
         cluster,
         measured=explain_run(run.history.to_json()).measured,
         codecs=[str(each) for each in run.history.codecs],
+        freezing=[told(decision) for decision in run.policy.log],
         options=_options(run, workload, boundary),
         cache=None
         if admission is None

@@ -17,6 +17,7 @@ from pipetransformer.autofreeze import (
     Progress,
     Schedule,
     replay,
+    told,
 )
 
 NORMS = [(5.0, 4.0, 3.0, 2.0, 1.0, 9.0), (0.0, 4.0, 3.0, 2.0, 7.0, 9.0)]
@@ -224,6 +225,33 @@ def test_policy_refuses_l1_norms_of_another_model():
     text = "gradient_l1: expected 3 values, one per unit, got 6"
     with pytest.raises(ValueError, match=text):
         policy.observe(FreezeStatistics(gradient_l1=NORMS[0]))
+
+
+def test_policy_refuses_to_need_what_nobody_measures():
+    class Curious(Never):
+        needs = frozenset({"loss", "weather"})
+
+    text = r"policy needs: expected names of \[.*\], got \[.weather.\]"
+    with pytest.raises(ValueError, match=text):
+        Curious().bind(6)
+
+
+def test_a_decision_is_told_with_its_place_and_reason():
+    policy = Guarded(dry_run=True)
+    policy.bind(12)
+    for point, loss in enumerate([1.0, 0.001], 1):
+        policy.observe(FreezeStatistics(loss=loss))
+        policy.decide(Progress(point, 7 * point))
+    assert [told(decision) for decision in policy.log] == [
+        "point 1, step 7: 0 of 12 units frozen: the training loss is 100 % of its "
+        "largest mean, 1 % or less freezes",
+        "point 2, step 14: 0 of 12 units frozen (6 wanted): the training loss is 0.1 % "
+        "of its largest mean, 1 % or less freezes",
+    ]
+    never = Never()
+    never.bind(3)
+    never.decide(Progress(0, 0))
+    assert told(never.log[0]) == "point 0, step 0: 0 of 3 units frozen"
 
 
 def test_policy_refuses_a_state_of_another_policy():

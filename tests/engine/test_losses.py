@@ -43,6 +43,11 @@ def train(policy, settings, *, epochs=EPOCHS, labels=None):
                 at = run_of(engine).state.step
                 steps.append((at, float(engine.step(batch)), batch.rows))
         end = moments(engine) if engine.plan is not None else None
+        if end is not None:
+            decisions = [pt.freeze.told(each) for each in policy.log]
+            explanation = engine.explain()
+            assert explanation.freezing == tuple(decisions)
+            assert decisions[-1] in str(explanation)
     return engine, steps, end
 
 

@@ -105,6 +105,7 @@ def test_json_holds_every_promised_part():
         "transition",
         "idle_devices",
         "codecs",
+        "freezing",
         "measured",
     }
     assert (values["version"], values["kind"]) == (1, "plan")

@@ -53,8 +53,14 @@ def _lose_a_rank(rank, victim, number):
     plane.gather("start", b"", phase="start")
     if rank in (victim, partner):
         group = build_group(plane, name="g/0", members=sorted([victim, partner]))
+        plane.wait("stands by", phase="start")  # the third one has left the gathering
         return _outcome_of(plane, lambda: _train(plane, group, victim, number))
-    return _outcome_of(plane, lambda: plane.wait("never", phase="standby"))
+
+    def stand_by():
+        plane.publish("stands by", b"")
+        plane.wait("never", phase="standby")
+
+    return _outcome_of(plane, stand_by)
 
 
 def _survivors(ranks, victim):

@@ -115,6 +115,70 @@ def test_while_something_is_at_stake_the_run_is_the_unfrozen_one_bit_by_bit():
     assert [entry["units"] for entry in engine.history.freezes] == [0]
 
 
+def test_a_dry_run_is_the_unfrozen_run_bit_by_bit():
+    _, plain, end = train(pt.freeze.Never(), config())
+    policy = pt.freeze.Guarded(stake=0.95, dry_run=True)
+    _, dry, same = train(policy, config())
+    assert dry == plain
+    for part in ("weights", "tensors"):
+        assert equal(same[part], end[part])
+    assert max(entry["wanted"] for entry in policy.log) > 0
+
+
+def misread(losses):
+    """Let this rank take all losses for nine times what they are."""
+    settle = losses.settle
+    losses.settle = lambda parts: settle((9 * total, rows) for total, rows in parts)
+
+
+def taken(policy):
+    """Return what was decided since training began, and by what."""
+    return [
+        (entry["decision"], entry["statistics"])
+        for entry in policy.log
+        if entry["progress"]["step"]
+    ]
+
+
+def eight(rank, wrong):
+    """Train with eight replicas; `wrong`: this rank's losses are read wrongly."""
+    policy = pt.freeze.Guarded(stake=0.9)
+    settings = config(plan=pt.PlanConfig(num_stages=1))
+    engine = make_engine(freeze=policy, dtype=torch.float64, config=settings)
+    try:
+        with engine:
+            data = ToySet(SAMPLES, dtype=torch.float64)
+            for epoch in engine.epochs(5):
+                for batch in engine.batches(data, 16):
+                    engine.step(batch)
+                weights = [p.detach().clone() for p in model_of(engine).parameters()]
+                if epoch == 1 and rank == wrong:
+                    misread(run_of(engine).state.losses)
+        return taken(policy), None
+    except RuntimeError as error:
+        after = [p.detach().clone() for p in model_of(engine).parameters()]
+        return equal(weights, after), str(error)
+
+
+@pytest.mark.distributed
+def test_eight_replicas_with_other_rows_decide_alike():
+    found = run_ranks(eight, 8, None, timeout_s=110)
+    assert all(each == found[0] for each in found)
+    decisions, _ = found[0]
+    assert [units for units, _ in decisions][-1] > 0
+    assert all(statistics["loss"] > 0 for _, statistics in decisions)
+    assert len(decisions) == 5
+
+
+@pytest.mark.distributed
+def test_a_rank_that_measures_something_else_is_reported_and_nothing_changes():
+    found = run_ranks(eight, 8, 5, timeout_s=110)
+    for unchanged, text in found:
+        assert "plan hashes: expected the same on every active rank" in text
+        assert "nothing was changed" in text
+        assert unchanged
+
+
 def always(label):
     """Return a set whose labels are all the same, and soon learnt."""
     data = ToySet(SAMPLES, dtype=torch.float64, vouch=True)

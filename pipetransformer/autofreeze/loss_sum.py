@@ -36,15 +36,20 @@ class LossSum:
         """Take over `own` of a checkpoint."""
         self._own = total, weight
 
-    def settle(self, parts: Iterable[tuple[float, float]]) -> None:
-        """Take in `own` of every replica, in the same order on all of them."""
+    def settle(self, parts: Iterable[tuple[float, float]]) -> float | None:
+        """Take in `own` of every replica, in the same order on all; return the mean."""
         pairs = list(parts)
         weight = math.fsum(weight for _, weight in pairs)
         total = math.fsum(total for total, _ in pairs)
-        self._mean = total / weight if weight else None
+        self.know(total / weight if weight else None)
+        return self._mean
+
+    def know(self, mean: float | None) -> None:
+        """Take over the mean from a rank that has settled it."""
+        self._mean = mean
 
     def take(self) -> float | None:
-        """Return the mean that `settle` gave, and begin anew; None: of nothing."""
+        """Return the mean over all replicas, and begin anew; None: of nothing."""
         mean, self._mean = self._mean, None
         self._own = 0.0, 0.0
         return mean

@@ -121,25 +121,28 @@ class PassLoop:
             return  # a recovery gave it: this rank's script has not begun it yet
         self._boundaries.at_end()
         with run.clock.phase("pass"):
-            fields = self._close_with_others()
-            if fields is not None:
-                self._record(EpochRecord.from_fields(fields))
+            result = self._close_with_others()
+            if result is not None:
+                self._record(EpochRecord.from_fields(result["record"]))
+                if run.state.losses is not None:
+                    # Of a rank that had closed the pass when another one was lost.
+                    run.state.losses.know(result["loss"])
             self._open.drop()
 
     def _close_with_others(self) -> dict[str, Any] | None:
-        """Return the pass's record; None on a rank that stands by at its end.
+        """Return what `_close` does; None on a rank that stands by at its end.
 
         A rank that has left may be taken back: when another is lost right then, the
         others change the plan once more.
         """
-        fields = None
-        while fields is None:
+        result = None
+        while result is None:
             if self._role.stands_by:
                 if self._boundaries.stand_by("pass end") is None:
                     return None
                 self._open.open_segment()
-            fields = self._calls.call("close", self._close)
-        return fields
+            result = self._calls.call("close", self._close)
+        return result
 
     # -- one segment -----------------------------------------------------------
 
@@ -177,9 +180,9 @@ class PassLoop:
 
     def _close(self) -> dict[str, Any]:
         self._open.close_segment()
-        share_losses(self._run, self._role.active().group)
+        loss = share_losses(self._run, self._role.active().group)
         self._open.settle_buffers()
-        return self._open.record()
+        return {"record": self._open.record(), "loss": loss}
 
     def _record(self, record: EpochRecord) -> None:
         run = self._run

@@ -68,16 +68,18 @@ def is_due(run: Run) -> bool:
     )
 
 
-def share_losses(run: Run, group: ActiveGroup) -> None:
+def share_losses(run: Run, group: ActiveGroup) -> float | None:
     """Exchange the replicas' losses since the last decision; collective.
 
-    So that every active rank decides by the same number.
+    Returns:
+        Their mean, by which every active rank decides; None: the policy needs none.
     """
     losses = run.state.losses
     if losses is None:
-        return
+        return None
     told = json.dumps(losses.own).encode()
-    losses.settle(tuple(json.loads(part)) for part in group.all_gather_bytes(told))
+    parts = group.all_gather_bytes(told)
+    return losses.settle(tuple(json.loads(part)) for part in parts)
 
 
 def take_decision(run: Run) -> None:

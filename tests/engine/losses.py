@@ -20,8 +20,15 @@ from tests.engine.scenario import (
     registered_average,
     schedule,
 )
-from tests.support.private import function_at, inject, model_of, run_of
+from tests.support.private import function_at, inject, model_of, policy_of, run_of
 from tests.support.toy import ToySet
+
+
+class Watching(pt.freeze.Schedule):
+    """Freezes by a list; is told the mean loss, as policies are that decide by it."""
+
+    needs = frozenset({"loss"})
+
 
 EPOCHS, BATCH = 3, 12
 SURVIVING = dataclasses.replace(
@@ -222,7 +229,7 @@ def engine_for(counts, autodp, freeze_every=None, prepare_steps=0, **plan):
         freeze_every=freeze_every,
         prepare_steps=prepare_steps,
     )
-    return make_engine(freeze=schedule(*counts), dtype=torch.float64, config=settings)
+    return make_engine(freeze=Watching(counts), dtype=torch.float64, config=settings)
 
 
 def lose(rank, case, environment):
@@ -280,6 +287,10 @@ def lose(rank, case, environment):
         "last": last,
         "lead": lead,
         "history": engine.history.to_json(),
+        "told": {
+            entry["progress"]["epoch"]: entry["statistics"].get("loss")
+            for entry in policy_of(engine).log
+        },
     }
 
 

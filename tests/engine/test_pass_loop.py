@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipetransformer.autofreeze import LossSum
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.loop.epoch import PassLoop
 from pipetransformer.loop.step_boundaries import StepBoundaries
@@ -52,7 +53,8 @@ def passes():
     made.role = make_role(made.run)
     made.boundaries = stand_in(StepBoundaries)
     made.survivors = stand_in(RetriedCalls)
-    made.survivors.call.return_value = dataclasses.asdict(RECORD)
+    closed = {"record": dataclasses.asdict(RECORD), "loss": 0.25}
+    made.survivors.call.return_value = closed
     made.open = stand_in(OpenPass, counted=Pass())
     made.open.batches.return_value = (batch for batch in ())
     autosave = stand_in(AutoSave)
@@ -84,6 +86,14 @@ def test_a_pass_that_the_script_has_left_is_closed(passes):
     assert recorded(passes) == [2]
     assert passes.open.drop.called and not passes.boundaries.stand_by.called
     passes.run.control_log.tell.assert_called_once_with("pass_end", lead=False)
+
+
+def test_the_loss_that_a_survivor_has_shared_is_the_one_that_is_decided_by(passes):
+    passes.run.state.losses = LossSum()
+    passes.run.state.losses.add(9.0, 1)  # the others' rows are not known here
+    list(passes.loop.iterate(LOADING))
+    passes.loop.finish()
+    assert passes.run.state.losses.take() == 0.25
 
 
 def test_a_rank_that_left_at_the_passes_end_can_be_taken_back(passes):

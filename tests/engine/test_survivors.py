@@ -60,6 +60,10 @@ def test_survivors_finish_as_if_nothing_had_happened(case, undisturbed):
     if case in SECOND_LOSSES:
         assert len(recoveries) == 1, "the second loss was to come in a recovery"
     assert len({tuple(value["losses"]) for value in results.values()}) == 1
+    told = {}
+    for value in results.values():
+        for point, loss in value["told"].items():
+            assert told.setdefault(point, loss) == loss, "ranks must decide alike"
     active = [value["last"] for value in results.values() if value["last"]]
     for name in ("weights", "tensors", "average"):
         for state in active:

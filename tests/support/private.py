@@ -47,6 +47,11 @@ def run_of(engine):
     return engine._open().run
 
 
+def policy_of(engine):
+    """Return the freeze policy, of a closed engine too."""
+    return engine._arguments.policy
+
+
 def model_of(engine):
     """Return the plain model on the host, whose layers every replica shares."""
     return engine._arguments.model

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from pipetransformer import _C
 from pipetransformer.autofreeze.policy import (
     FreezeStatistics,
@@ -11,10 +9,7 @@ from pipetransformer.autofreeze.policy import (
     Progress,
     State,
     check_count,
-    first_not_finite,
 )
-
-_logger = logging.getLogger(__name__)
 
 # A change further ahead than this is as good as none.
 _POINTS_AHEAD = 1000
@@ -72,23 +67,14 @@ class AlphaCap(Policy):
             return self._num_frozen
         norms: tuple[float, ...] = ()
         if self.needs:
-            if stats.gradient_norms is None:
-                raise ValueError(
-                    f"gradient_norms: expected {self.num_units} values, one per "
-                    "unit, got none"
-                )
-            norms = stats.gradient_norms
-            unit = first_not_finite(norms, self._num_frozen)
-            if unit is not None:
-                _logger.warning(
-                    "gradient norm of unit %d at step %d: expected a finite number, "
-                    "got %s; nothing freezes at this evaluation point",
-                    unit,
-                    progress.step,
-                    norms[unit],
-                )
+            given = stats.gradient_norms
+            if not self._all_finite(
+                "gradient_norms", given, self._num_frozen, progress
+            ):
                 self._point = progress.epoch
+                self._told = "a gradient norm is no finite number"
                 return self._num_frozen
+            norms = given or ()
         self._frozen, self._num_frozen = _C.autofreeze.alpha_cap_advance(
             alpha=self._alpha,
             num_units=self.num_units,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 
@@ -12,10 +11,7 @@ from pipetransformer.autofreeze.policy import (
     Progress,
     State,
     check_count,
-    first_not_finite,
 )
-
-_logger = logging.getLogger(__name__)
 
 
 class AutoFreeze(Policy):
@@ -61,28 +57,17 @@ class AutoFreeze(Policy):
     def _choose(self, progress: Progress, stats: FreezeStatistics) -> int:
         if progress.epoch <= self._point:
             return self._num_frozen
-        norms = stats.gradient_l1
-        if norms is None:
-            raise ValueError(
-                f"gradient_l1: expected {self.num_units} values, one per unit, got none"
-            )
+        norms, first = stats.gradient_l1, self._num_frozen
+        finite = self._all_finite("gradient_l1", norms, first, progress)
         self._point = progress.epoch
-        unit = first_not_finite(norms, self._num_frozen)
-        if unit is not None:
-            _logger.warning(
-                "gradient norm of unit %d at step %d: expected a finite number, got "
-                "%s; nothing freezes at this evaluation point",
-                unit,
-                progress.step,
-                norms[unit],
-            )
-            self._told = f"the gradient norm of unit {unit} is no number"
+        if not finite:
+            self._told = "a gradient norm is no finite number"
             return self._num_frozen
+        norms = norms or ()
         before, self._norms = self._norms, list(norms)
         if not before:
             self._told = "changes are known from the next point on"
             return self._num_frozen
-        first = self._num_frozen
         changes = [
             _change(a, b) for a, b in zip(before[first:], norms[first:], strict=True)
         ]

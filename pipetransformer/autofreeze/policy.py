@@ -275,6 +275,40 @@ class Policy(abc.ABC):
             )
         self._set_state(state)
 
+    def _all_finite(
+        self,
+        name: str,
+        values: Sequence[float] | None,
+        num_frozen: int,
+        progress: Progress,
+    ) -> bool:
+        """Tell whether the active units' values are numbers; warn if they are not.
+
+        Args:
+            name: Of the statistic.
+            values: One per unit.
+            num_frozen: Front units whose values do not count.
+            progress: Its step is named.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if values is None:
+            raise ValueError(
+                f"{name}: expected {self.num_units} values, one per unit, got none"
+            )
+        unit = first_not_finite(values, num_frozen)
+        if unit is not None:
+            _logger.warning(
+                "%s of unit %d at step %d: expected a finite number, got %s; nothing "
+                "freezes at this evaluation point",
+                name,
+                unit,
+                progress.step,
+                values[unit],
+            )
+        return unit is None
+
     @abc.abstractmethod
     def _choose(self, progress: Progress, stats: FreezeStatistics) -> int: ...
 

@@ -154,7 +154,7 @@ def test_not_finite_statistic_freezes_nothing_and_warns(bad, caplog):
     with caplog.at_level(logging.WARNING):
         assert decide(policy, 2, [0, 0, 0, 9, bad, 1]) == 3
     assert (
-        f"gradient norm of unit 4 at step 20: expected a finite number, got {bad}"
+        f"gradient_norms of unit 4 at step 20: expected a finite number, got {bad}"
         in (caplog.text)
     )
     assert decide(policy, 3, [0, 0, 0, 9, 9, 1]) == 5

@@ -137,7 +137,11 @@ _ALL = (
     *(
         _script(
             name,
-            (*PRODUCT, "examples/vit_digits.py"),
+            (
+                *PRODUCT,
+                "examples/vit_digits.py",
+                "benchmarks/training/freezing_worker.py",
+            ),
             MODELS,
             file="freezing",
             options=options,

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <tuple>
@@ -24,6 +25,8 @@ namespace {
 constexpr uint64_t kVerifyEvery = 64;
 constexpr int64_t kLookahead = 2;          // rows
 constexpr std::size_t kReadTogether = 32;  // records on disk, to be kept
+// For all that a slow disk reads late while records are saved.
+constexpr std::chrono::seconds kSavePatience{10};
 
 // A flat int64 argument, one value per row.
 at::Tensor
@@ -580,8 +583,11 @@ FileCounts ActivationStore::save(int descriptor, uint64_t begin) const {
     ++counts.records;
   };
   std::vector<DiskTier::Request> requests;
+  const auto until = std::chrono::steady_clock::now() + kSavePatience;
   const auto keep_requested = [&] {
-    disk->fetch(requests);
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        until - std::chrono::steady_clock::now());
+    disk->fetch(requests, std::max(left, std::chrono::milliseconds{0}));
     for (const DiskTier::Request& each : requests) {
       if (each.outcome == DiskTier::Outcome::kRead) {
         keep(each.record.header(), [&](std::span<const Segment> parts) {

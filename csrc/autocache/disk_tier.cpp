@@ -194,7 +194,9 @@ bool DiskTier::find(uint64_t sample, DiskIndex::Found& found) noexcept {
   return usable(read_error_) && index_.find(sample, found);
 }
 
-void DiskTier::fetch(std::span<Request> requests) {
+void DiskTier::fetch(
+    std::span<Request> requests,
+    std::chrono::milliseconds more) {
   if (!usable(read_error_)) {
     return;
   }
@@ -219,8 +221,8 @@ void DiskTier::fetch(std::span<Request> requests) {
   if (!jobs.empty() && !submit(jobs)) {
     return;
   }
-  const auto deadline =
-      Clock::now() + options_.patience + milliseconds(bytes / kSlowBytesPerMs);
+  const auto deadline = Clock::now() + options_.patience + more +
+                        milliseconds(bytes / kSlowBytesPerMs);
   for (std::size_t k = 0; k < requests.size(); ++k) {
     if (wanted[k] == nullptr) {
       continue;

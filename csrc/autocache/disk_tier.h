@@ -120,7 +120,10 @@ class DiskTier {
   bool find(uint64_t sample, DiskIndex::Found& found) noexcept;
 
   // Reads the records that were found, or takes those that were read ahead.
-  void fetch(std::span<Request> requests);
+  // Waits `more` than the patience of a batch: for who does not train.
+  void fetch(
+      std::span<Request> requests,
+      std::chrono::milliseconds more = std::chrono::milliseconds{0});
 
   // Copies the payload of a record of that sample. `segments` have the sizes of
   // its layout. What is corrupt is dropped.

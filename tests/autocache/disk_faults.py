@@ -9,6 +9,7 @@ import ctypes
 import errno
 import json
 import logging
+import os
 import sys
 import time
 
@@ -123,6 +124,23 @@ def hung(folder):
     cache.prefetch(IDS.tolist())
     cache.close()
     return {"hits": found}
+
+
+def saved(folder):
+    """What is kept of records that a slow disk reads, and one that never ends."""
+    cache = opened(folder, patience_s=0.05)
+    stored(cache)
+    found = {}
+    for name, read_ms in (("slow", 300), ("hung", _FOR_EVER)):
+        faults(read_ms=read_ms)
+        with open(f"{folder}/{name}", "w+b") as file:
+            found[name] = cache.save(file.fileno(), 0).records
+        faults()
+        read = make_cache(num_slots=SAMPLES)
+        with open(f"{folder}/{name}", "rb") as file:
+            read.load(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+            found[f"{name}, read"] = len(hits(read))
+    return found
 
 
 def training(folder):

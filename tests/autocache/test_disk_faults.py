@@ -91,6 +91,12 @@ def test_nothing_waits_for_reads_that_hang(run):
     assert found == {"hits": IN_SLAB}
 
 
+def test_records_that_a_slow_disk_reads_late_are_kept_all_the_same(run):
+    found, _ = run("saved")
+    assert found["slow"] == found["slow, read"] == SAMPLES
+    assert found["hung"] == found["hung, read"] == SLOTS, "and nobody waits for ever"
+
+
 def test_training_goes_on_where_reads_hang(run):
     found, _ = run("training")
     assert found == {"same": True, "late": True}

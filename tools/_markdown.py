@@ -63,7 +63,8 @@ def median_and_range(row: Content | None) -> str:
     if row is None:
         return "-"
     middle, low, high = (number(row[key]) for key in ("median", "min", "max"))
-    return marked(f"{middle} ({low} to {high})", row)
+    told = middle if low == middle == high else f"{middle} ({low} to {high})"
+    return marked(told, row)
 
 
 def value_and_range(ratio: Content) -> str:

@@ -30,8 +30,8 @@ class Guarded(Policy):
     """Freezes while little is left to learn; the default of ``freeze=``.
 
     Whatever a layer still learns lowers the training loss by no more than what is left
-    of it. So the mean loss since the last evaluation point, over the largest such mean
-    of the run, says what a freeze puts at stake. While that is above `stake` nothing
+    of it. So the mean loss since the last evaluation point, over the first such mean of
+    the run, says what a freeze puts at stake. While that is above `stake` nothing
     freezes, and the run is the unfrozen one bit for bit. Else each point freezes the
     share `alpha` of the active units, as the paper's cap does.
 
@@ -46,9 +46,11 @@ class Guarded(Policy):
 
     Args:
         alpha: share of the active units that a point may freeze, in [0, 1).
-        stake: share of the largest mean loss below which freezing is harmless, in
+        stake: share of the first mean loss below which freezing is harmless, in
             (0, 1]. That is of a loss whose best value is 0, as cross-entropy; while it
-            is below 0 the loss decides nothing.
+            is below 0 the loss decides nothing. A smaller share where training begins
+            far worse than a constant prediction, as with targets that were not
+            normalised.
         monitor: name of a metric of ``engine.evaluate``, and whether smaller ("min") or
             larger ("max") values are better. Not of the test set that the result is
             told of. None: the training loss alone decides.
@@ -92,7 +94,7 @@ class Guarded(Policy):
         )
         self._point = 0
         self._num_frozen = 0
-        self._largest = 0.0  # mean loss of an interval
+        self._first: float | None = None  # mean loss of an interval
         self._returns_at = 0.0  # the loss at which all units unfreeze
         self._best: float | None = None  # of the monitor
         self._last: float | None = None
@@ -117,14 +119,14 @@ class Guarded(Policy):
                 )
             self._told = "no training loss was measured"
             return self._num_frozen
-        self._largest = max(self._largest, loss)
-        bar = self._stake * self._largest
+        self._first = loss if self._first is None else self._first
+        bar = self._stake * self._first
         if self._num_frozen > self.starting_units and loss > self._returns_at:
             self._unfreeze(loss)
             return self._num_frozen
         self._told = (
-            f"the training loss is {_percent(loss, self._largest)} of its largest mean,"
-            f" {100 * self._stake:g} % or less freezes"
+            f"the training loss is {_percent(loss, self._first)} of its first mean, "
+            f"{100 * self._stake:g} % or less freezes"
         )
         if self._monitor is not None:
             self._told += self._tell_monitor(progress)
@@ -223,7 +225,7 @@ class Guarded(Policy):
         return {
             "point": self._point,
             "num_frozen": self._num_frozen,
-            "largest": self._largest,
+            "first": [] if self._first is None else [self._first],
             "returns_at": self._returns_at,
             "best": [] if self._best is None else [self._best],
             "last": [] if self._last is None else [self._last],
@@ -236,13 +238,13 @@ class Guarded(Policy):
         def count(name: str, limit: int | None = None) -> int:
             return check_count(f"policy state {name}", state[name], limit)
 
-        largest, returns_at = (_number(state, n) for n in ("largest", "returns_at"))
-        best, last = (_optional(state, name) for name in ("best", "last"))
+        returns_at = _number(state, "returns_at")
+        first, best, last = (_optional(state, n) for n in ("first", "best", "last"))
         num_frozen = count("num_frozen", self.num_units)
         self._point, self._stale = count("point"), count("stale")
         self._quiet_until, self._unfreezes = count("quiet_until"), count("unfreezes")
         self._num_frozen = num_frozen
-        self._largest, self._returns_at = largest, returns_at
+        self._first, self._returns_at = first, returns_at
         self._best, self._last = best, last
 
 

@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.json is not None:
         write_json(
             args.json,
-            "freezing",
+            args.json.stem,  # one command has all policies, another one more seeds
             rows,
             [],
             start=start,

@@ -37,8 +37,10 @@ namespace pipetransformer::pipe {
 // Some kernels of accelerators (fused dropout, fused attention) take no
 // generator: they draw from their device's default one. For these the default
 // one is lent: under a lock it gets our seed and offset for the call, and has
-// its own back after it. Work that draws from the same default generator on a
-// thread without a scope at that moment is not kept out.
+// its own back after it. Such a kernel may call others of its kind (fused
+// attention does); they draw from what their thread has been lent already. Work
+// that draws from the same default generator on a thread without a scope at
+// that moment is not kept out.
 //
 // torch.utils.checkpoint saves the state of the default generators and puts it
 // back for its recomputation, which runs outside the scope: it would draw other
@@ -240,24 +242,30 @@ void supply_generator(
 class LentGenerator {
  public:
   explicit LentGenerator(at::Generator mine)
-      : alone_(mutex()),
+      : alone_(mutex_of(mine.device())),
         mine_(std::move(mine)),
         shared_(at::globalContext().defaultGenerator(mine_.device())),
         seed_(shared_.current_seed()),
-        offset_(shared_.get_offset()) {
+        offset_(shared_.get_offset()),
+        outer_(std::exchange(lent_, mine_.device())) {
     put(shared_, mine_.current_seed(), mine_.get_offset());
   }
   ~LentGenerator() {
     mine_.set_offset(shared_.get_offset());
     put(shared_, seed_, offset_);
+    lent_ = outer_;
   }
   LentGenerator(const LentGenerator&) = delete;
   LentGenerator& operator=(const LentGenerator&) = delete;
 
+  // Whether this thread has been lent the generator of a device.
+  static bool is_lent(c10::Device device) { return lent_ == device; }
+
  private:
-  static std::mutex& mutex() {
-    static std::mutex one;
-    return one;
+  // One of each device, or kernels on different devices would take turns.
+  static std::mutex& mutex_of(c10::Device device) {
+    static std::array<std::mutex, 128> mutexes;  // an index is at most 127
+    return mutexes.at(static_cast<std::size_t>(device.index()));
   }
   static void put(at::Generator& generator, uint64_t seed, uint64_t offset) {
     const std::lock_guard lock(generator.mutex());
@@ -265,12 +273,17 @@ class LentGenerator {
     generator.set_offset(offset);
   }
 
+  static thread_local std::optional<c10::Device> lent_;
+
   const std::lock_guard<std::mutex> alone_;
   at::Generator mine_;
   at::Generator shared_;
   const uint64_t seed_;
   const uint64_t offset_;
+  const std::optional<c10::Device> outer_;
 };
+
+thread_local std::optional<c10::Device> LentGenerator::lent_;
 
 void lend_default_generator(
     const c10::OperatorHandle& op,
@@ -279,7 +292,8 @@ void lend_default_generator(
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kDrawKey);
   const std::size_t first = stack->size() - op.schema().arguments().size();
   const c10::Device device = device_of_call(*stack, first);
-  if (state_of_thread == nullptr || device.is_cpu() || device.is_meta()) {
+  if (state_of_thread == nullptr || device.is_cpu() || device.is_meta() ||
+      LentGenerator::is_lent(device)) {
     op.redispatchBoxed(keys & below, stack);
     return;
   }
@@ -294,13 +308,14 @@ void lend_default_generator(
   repeated.look();
 }
 
-// A kernel of an accelerator that draws, and not one made of other operations:
-// those meet their own kernels here.
+// A kernel of an accelerator that draws from the default generator, itself or
+// by other such kernels. Choosing among kernels is marked as drawing and is not.
 bool draws_without_generator(const c10::OperatorHandle& op) {
   const auto has_kernel = [&op](c10::DispatchKey key) {
     return op.hasKernelForDispatchKey(key);
   };
   return op.hasTag(at::Tag::nondeterministic_seeded) &&
+         op.operator_name().name != "aten::_fused_sdp_choice" &&
          (has_kernel(c10::DispatchKey::CUDA) ||
           has_kernel(c10::DispatchKey::XPU) ||
           has_kernel(c10::DispatchKey::PrivateUse1));

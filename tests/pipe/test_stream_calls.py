@@ -94,11 +94,21 @@ def test_failed_call_leaves_the_streams_ordered(library):
     run_ranks(check_failures, 1, library, timeout_s=TIMEOUT_S)
 
 
-def check_dropout(_rank, library):
+def dropout(x, rate):
+    return torch.native_dropout(x, rate, True)[0]
+
+
+def attention(x, rate):  # two operations, one of which calls the other
+    fused = torch.ops.aten._scaled_dot_product_flash_attention
+    heads = torch.ones_like(x).detach()[None]
+    return x * fused(heads, heads, heads, rate)[0][0]
+
+
+def check_dropout(_rank, library, kernel):
     fake = load_fake_device(library)
 
     def drop(x):  # without a generator, as CUDA's dropout and fused attention
-        return torch.native_dropout(x, rate, True)[0]
+        return kernel(x, rate)
 
     outputs = []
     rate = 0.5
@@ -138,8 +148,11 @@ def check_dropout(_rank, library):
     assert not torch.equal(*layer_masks)
 
 
-def test_kernels_without_generator_draw_as_keyed_and_repeat_their_draws(library):
-    run_ranks(check_dropout, 1, library, timeout_s=TIMEOUT_S)
+@pytest.mark.parametrize("kernel", [dropout, attention])
+def test_kernels_without_generator_draw_as_keyed_and_repeat_their_draws(
+    library, kernel
+):
+    run_ranks(check_dropout, 1, library, kernel, timeout_s=TIMEOUT_S)
 
 
 def check_backward_ends(_rank, library):

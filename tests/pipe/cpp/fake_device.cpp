@@ -512,6 +512,57 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(
   return {input * mask / (1 - p), mask};
 }
 
+// Fused attention, as CUDA's: an operation that calls another one through the
+// dispatcher, and both are said to draw. The inner one returns the queries
+// where it drew 1, and 0 elsewhere; nothing is drawn where dropout_p is 0.
+c10::IValue argument(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack,
+    const std::string& name) {
+  const auto index = op.schema().argumentIndexWithName(name);
+  TORCH_CHECK(index, op.schema().name(), ": no argument ", name);
+  return stack[stack.size() - op.schema().arguments().size() + *index];
+}
+
+void return_first(
+    const c10::OperatorHandle& op,
+    torch::jit::Stack* stack,
+    const at::Tensor& first) {
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  stack->emplace_back(first);
+  for (size_t k = 1; k < op.schema().returns().size(); ++k) {
+    if (op.schema().returns()[k].type()->kind() == c10::TypeKind::TensorType) {
+      stack->emplace_back(at::empty({0}, first.options()));
+    } else {
+      stack->emplace_back(int64_t{0});
+    }
+  }
+}
+
+void attention_inner(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const at::Tensor query = argument(op, *stack, "query").toTensor();
+  const double rate = argument(op, *stack, "dropout_p").toDouble();
+  return_first(
+      op, stack, std::get<0>(::native_dropout(query, rate > 0 ? 0.5 : 0, true)));
+}
+
+void attention_outer(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto inner = c10::Dispatcher::singleton().findSchemaOrThrow(
+      "aten::_flash_attention_forward", "");
+  torch::jit::Stack arguments;
+  for (const c10::Argument& one : inner.schema().arguments()) {
+    if (op.schema().argumentIndexWithName(one.name())) {
+      arguments.push_back(argument(op, *stack, one.name()));
+    } else if (one.type()->kind() == c10::TypeKind::SymIntType) {
+      arguments.emplace_back(int64_t{1});
+    } else {
+      arguments.push_back(one.default_value().value_or(c10::IValue()));
+    }
+  }
+  inner.callBoxed(arguments);
+  return_first(op, stack, arguments.front().toTensor());
+}
+
 // Everything else: on the current stream, computed by the CPU's kernel on the
 // same memory.
 class Call {
@@ -669,6 +720,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", &at::native::view);
   m.impl("_copy_from", &copy_from);
   m.impl("native_dropout", &native_dropout);
+  m.impl(
+      "_scaled_dot_product_flash_attention",
+      torch::CppFunction::makeFromBoxedFunction<&attention_outer>());
+  m.impl(
+      "_flash_attention_forward",
+      torch::CppFunction::makeFromBoxedFunction<&attention_inner>());
 }
 
 // --- what tests ask --------------------------------------------------------

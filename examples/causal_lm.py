@@ -4,7 +4,7 @@ torchrun --nproc-per-node=4 examples/causal_lm.py --model DIR --data DIR
 
 Without `--model` a small GPT-2 is made from a config and trained from scratch, on the
 tokens of the words themselves. The loss is a mean over tokens: padding does not count,
-however the batch is divided. `--check` trains the same in a plain loop first.
+however the batch is divided. `--check` trains the same in a plain loop as well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def parse_args() -> argparse.Namespace:
     add("--lr", type=float, default=1e-3)
     add("--seed", type=int, default=0)
     add("--no-freeze", action="store_true", help="keep all layers active")
-    add("--check", action="store_true", help="plain single-process training first")
+    add("--check", action="store_true", help="plain single-process training as well")
     return parser.parse_args()
 
 
@@ -139,9 +139,9 @@ def main() -> None:
             loss = engine.evaluate(test_set, name="test", collate_fn=collate)["loss"]
             if engine.is_main:
                 print(f"epoch {epoch}: perplexity {math.exp(loss):.2f}", flush=True)
-        if engine.is_main and plain is not None:
-            found = plain_perplexity(plain, train_set, test_set, args)
-            print(f"the same in a plain loop, other batches: perplexity {found:.2f}")
+    if engine.is_main and plain is not None:
+        found = plain_perplexity(plain, train_set, test_set, args)
+        print(f"the same in a plain loop, other batches: perplexity {found:.2f}")
 
 
 if __name__ == "__main__":

@@ -135,10 +135,10 @@ def main() -> None:
             found = engine.evaluate(test_set, {"accuracy": correct}, name="test")
             if engine.is_main:
                 print(f"epoch {epoch}: accuracy {found['accuracy']:.4f}", flush=True)
-        if engine.is_main and plain is not None:
-            train_plainly(plain, train_set, args.epochs, args)
-            found = plain_accuracy(plain, test_set)
-            print(f"the same in a plain loop, other batches: accuracy {found:.4f}")
+    if engine.is_main and plain is not None:
+        train_plainly(plain, train_set, args.epochs, args)
+        found = plain_accuracy(plain, test_set)
+        print(f"the same in a plain loop, other batches: accuracy {found:.4f}")
 
 
 if __name__ == "__main__":

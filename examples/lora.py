@@ -118,9 +118,9 @@ def main() -> None:
             model.print_trainable_parameters()
             last = engine.history.epochs[-1]
             print(f"{last.shape.boundary} layers frozen, loss {last.train_loss:.4f}")
-            if plain is not None:
-                loss, right = train_plainly(plain, train_set, test_set, collate, args)
-                print(f"in a plain loop: loss {loss:.4f}, accuracy {right:.4f}")
+    if engine.is_main and plain is not None:
+        loss, right = train_plainly(plain, train_set, test_set, collate, args)
+        print(f"in a plain loop: loss {loss:.4f}, accuracy {right:.4f}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ torchrun --nproc-per-node=4 examples/question_answering.py --model DIR --data DI
 
 `--data` takes a folder with xquad.en.json; without it the datasets library loads it. A
 paragraph longer than `--length` tokens becomes several windows, each its own sample.
-`--check` trains the same in a plain loop of transformers first, on one process.
+`--check` trains the same in a plain loop of transformers afterwards, on one process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse_args() -> argparse.Namespace:
     add("--lr", type=float, default=1e-4)
     add("--seed", type=int, default=0)
     add("--no-freeze", action="store_true", help="keep all layers active")
-    add("--check", action="store_true", help="plain single-process training first")
+    add("--check", action="store_true", help="plain single-process training as well")
     return parser.parse_args()
 
 
@@ -97,11 +97,11 @@ def main() -> None:
             if engine.is_main:
                 found = scores(answers(test, test_set, logits), test)
                 print(f"epoch {epoch}: {found}", flush=True)
-        if engine.is_main and plain is not None:
-            train_plainly(plain, train_set, args)
-            logits = predict_plainly(plain, test_set)
-            found = scores(answers(test, test_set, logits), test)
-            print(f"the same in a plain loop, other batches: {found}")
+    if engine.is_main and plain is not None:
+        train_plainly(plain, train_set, args)
+        logits = predict_plainly(plain, test_set)
+        found = scores(answers(test, test_set, logits), test)
+        print(f"the same in a plain loop, other batches: {found}")
 
 
 if __name__ == "__main__":

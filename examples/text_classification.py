@@ -4,7 +4,7 @@ torchrun --nproc-per-node=4 examples/text_classification.py --model DIR --data D
 
 Sentences are padded to the longest of their batch. `--data` takes a folder with the
 trees of SST (train.txt, dev.txt, test.txt); without it the datasets library loads GLUE.
-`--check` trains the same slice in a plain loop of transformers first, on one process.
+`--check` trains the same slice in a plain loop of transformers afterwards, on one process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def parse_args() -> argparse.Namespace:
     add("--lr", type=float, default=5e-5)
     add("--seed", type=int, default=0)
     add("--no-freeze", action="store_true", help="keep all layers active")
-    add("--check", action="store_true", help="plain single-process training first")
+    add("--check", action="store_true", help="plain single-process training as well")
     add("--output", type=Path, help="folder for the trained model")
     return parser.parse_args()
 
@@ -138,9 +138,9 @@ def main() -> None:
         if engine.is_main:
             loss = engine.history.epochs[-1].train_loss
             print(f"training loss of the last epoch: {loss:.4f}")
-            if plain is not None:
-                loss = train_plainly(plain, train_set, collator, args)
-                print(f"the same in a plain loop, other batches: {loss:.4f}")
+    if engine.is_main and plain is not None:
+        loss = train_plainly(plain, train_set, collator, args)
+        print(f"the same in a plain loop, other batches: {loss:.4f}")
 
 
 if __name__ == "__main__":

@@ -259,7 +259,9 @@ class LentGenerator {
   LentGenerator& operator=(const LentGenerator&) = delete;
 
   // Whether this thread has been lent the generator of a device.
-  static bool is_lent(c10::Device device) { return lent_ == device; }
+  static bool is_lent(c10::Device device) {
+    return lent_ == device;
+  }
 
  private:
   // One of each device, or kernels on different devices would take turns.
@@ -309,7 +311,8 @@ void lend_default_generator(
 }
 
 // A kernel of an accelerator that draws from the default generator, itself or
-// by other such kernels. Choosing among kernels is marked as drawing and is not.
+// by other such kernels. Choosing among kernels is marked as drawing and is
+// not.
 bool draws_without_generator(const c10::OperatorHandle& op) {
   const auto has_kernel = [&op](c10::DispatchKey key) {
     return op.hasKernelForDispatchKey(key);

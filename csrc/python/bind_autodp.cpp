@@ -29,17 +29,19 @@ void bind_group(py::module_& m) {
           py::init([](const std::shared_ptr<ControlPlane>& plane,
                       const c10::intrusive_ptr<c10d::Store>& store,
                       const c10::intrusive_ptr<c10d::Backend>& inner,
+                      const c10::intrusive_ptr<c10d::Backend>& on_device,
                       const std::string& device_type,
                       Milliseconds timeout) {
             const auto type = c10::Device(device_type).type();
             return free_without_gil(
                 inner ? std::make_unique<ActiveGroup>(
-                            plane, store, inner, type, timeout)
+                            plane, store, inner, on_device, type, timeout)
                       : std::make_unique<ActiveGroup>(plane, store, type));
           }),
           py::arg("plane"),
           py::arg("store"),
           py::arg("inner").none(true),
+          py::arg("on_device").none(true),
           py::kw_only(),
           py::arg("device_type"),
           py::arg("timeout"))

@@ -98,6 +98,7 @@ class ActiveGroup:
         plane: ControlPlane,
         store: Store,
         inner: Backend | None,
+        on_device: Backend | None,
         *,
         device_type: str,
         timeout: timedelta,

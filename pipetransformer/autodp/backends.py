@@ -1,26 +1,45 @@
-"""Makes the real backend of an active group, over the interface that was chosen."""
+"""Makes the real backends of an active group, over the interface that was chosen."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer.network import Link
 
 
-def make_backend(
+def nccl_serves(device_type: str) -> bool:
+    """Tell whether NCCL can carry what is on devices of a type."""
+    return device_type == "cuda" and dist.is_nccl_available()
+
+
+class Backends(NamedTuple):
+    """The real backends of a group.
+
+    Attributes:
+        on_host: carries what is on the host.
+        on_device: carries what is on devices; None: `on_host` does, through the host.
+    """
+
+    on_host: c10d.Backend
+    on_device: c10d.Backend | None
+
+
+def make_backends(
     store: c10d.Store,
     rank: int,
     size: int,
     *,
     timeout: timedelta,
-    device_type: str,
     links: Sequence[Link] = (),
-) -> c10d.Backend:
+    devices: Sequence[torch.device] = (),
+) -> Backends:
     """Connect the members of a group; blocks until all are there.
 
     Args:
@@ -28,17 +47,51 @@ def make_backend(
         rank: of this process in the group.
         size: number of members.
         timeout: deadline of connecting.
-        device_type: ``"cpu"`` (gloo) or ``"cuda"`` (nccl).
         links: what gloo listens at; none: gloo chooses. NCCL chooses by itself, or
             as ``NCCL_SOCKET_IFNAME`` says.
+        devices: CUDA devices that NCCL connects, of this member; none: gloo alone.
 
     Raises:
         RuntimeError: a member was not there by the deadline.
     """
-    if device_type != "cpu":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return cast(c10d.Backend, dist.ProcessGroupNCCL(store, rank, size, options))
+    on_host = _make_gloo(store, rank, size, timeout, links)
+    if not devices:
+        return Backends(on_host, None)
+    return Backends(on_host, _make_nccl(store, rank, size, timeout, devices))
+
+
+def _make_nccl(
+    store: c10d.Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    devices: Sequence[torch.device],
+) -> c10d.Backend:
+    # A failure aborts the communicators and is raised as PeerFailure; NCCL's own
+    # watchdog would end the process. Only a communicator that does not block can be
+    # aborted while it waits for a peer.
+    seconds = str(max(1, round(timeout.total_seconds())))
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")  # clean up only
+    os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", seconds)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.config.blocking = 0
+    inside = c10d.PrefixStore("nccl", store)
+    backend: Any = dist.ProcessGroupNCCL(inside, rank, size, options)
+    # Now, while this is waited for with a deadline: else the first collective would
+    # connect, and a member that is missing by then would hang it.
+    for device in devices:
+        backend.eager_connect_single_device(device)
+    return cast(c10d.Backend, backend)
+
+
+def _make_gloo(
+    store: c10d.Store,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    links: Sequence[Link],
+) -> c10d.Backend:
     made: Any = dist.ProcessGroupGloo  # torch's stubs do not know its options
     if not links:
         return cast(c10d.Backend, made(store, rank, size, timeout))
@@ -53,7 +106,7 @@ _ABSENCE = ("timeout", "timed out", "refused", "reset", "closed")
 
 
 def is_absence(error: Exception) -> bool:
-    """Tell whether `make_backend` failed since another member did not come, or went."""
+    """Tell whether `make_backends` failed since a member did not come, or went."""
     if isinstance(error, dist.DistStoreError):  # left no address by the deadline
         return True
     # Gloo and NCCL report the network's errors as RuntimeErrors: only their text tells.

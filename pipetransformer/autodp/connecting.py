@@ -6,9 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from torch.distributed import distributed_c10d as c10d
-
-from pipetransformer.autodp.backends import is_absence
+from pipetransformer.autodp.backends import Backends, is_absence
 from pipetransformer.autodp.plane import SLICE, ControlPlane
 
 
@@ -26,7 +24,7 @@ class Unreachable(RuntimeError):
 
 
 def address_keys(plane: ControlPlane, name: str, rank: int) -> list[str]:
-    """Return where gloo leaves a member's addresses; other backends clean up."""
+    """Return where gloo, which every group has, leaves a member's addresses."""
     return [f"{name}/{link}/{rank}" for link in range(max(1, len(plane.info.links)))]
 
 
@@ -37,8 +35,7 @@ class Connecting:
         plane: the run's control plane.
         name: the group's.
         members: world ranks in the group's order.
-        timeout: deadline of the backend, for the errors' texts.
-        leaves_addresses: whether the backend leaves them at `address_keys`.
+        timeout: deadline of the backends, for the errors' texts.
     """
 
     def __init__(
@@ -48,14 +45,12 @@ class Connecting:
         members: Sequence[int],
         *,
         timeout: timedelta,
-        leaves_addresses: bool,
     ) -> None:
         self._plane = plane
         self._what = f"active group '{name}'"
         self._expected = (
             f"ranks {list(members)} to connect within {timeout.total_seconds():.1f} s"
         )
-        self._leaves_addresses = leaves_addresses
         self._keys = {
             member: address_keys(plane, name, rank)
             for rank, member in enumerate(members)
@@ -65,9 +60,9 @@ class Connecting:
         self._unseen = [member for member in members if member != plane.rank]
 
     def connect(
-        self, build: Callable[[], c10d.Backend], given_up: Callable[[], bool]
-    ) -> c10d.Backend:
-        """Build the real backend on a thread: its constructor waits for all members.
+        self, build: Callable[[], Backends], given_up: Callable[[], bool]
+    ) -> Backends:
+        """Build the real backends on a thread: that waits for all members.
 
         When the run fails, or the group is given up, the thread is left behind. It ends
         by the backend's deadlines, and takes apart what it may still have connected.
@@ -77,7 +72,7 @@ class Connecting:
             RuntimeError: this rank could not connect, or came too late.
             PeerFailure: the run failed meanwhile.
         """
-        results: list[c10d.Backend | Exception] = []
+        results: list[Backends | Exception] = []
         done = threading.Event()
 
         def run() -> None:
@@ -104,7 +99,7 @@ class Connecting:
         return result
 
     def _given_up(self) -> RuntimeError:
-        if self._leaves_addresses and not self._has_come(self._plane.rank):
+        if not self._has_come(self._plane.rank):
             return RuntimeError(
                 f"{self._what}: expected to connect here, got: this rank came too late "
                 "for it"
@@ -119,15 +114,14 @@ class Connecting:
         return RuntimeError(f"{self._what}: expected to connect here, got: {cause}")
 
     def _unreachable(self, cause: str) -> Unreachable:
-        unseen = self._unseen if self._leaves_addresses else []
+        unseen = self._unseen
         got = f"nothing from ranks {unseen}: {cause}" if unseen else cause
         return Unreachable(
             f"{self._what}: expected {self._expected}, got: {got}", unseen
         )
 
     def _look(self) -> None:
-        if self._leaves_addresses:
-            self._unseen = [each for each in self._unseen if not self._has_come(each)]
+        self._unseen = [each for each in self._unseen if not self._has_come(each)]
 
     def _has_come(self, member: int) -> bool:
         return all(self._plane.read(key) is not None for key in self._keys[member])

@@ -7,13 +7,14 @@ import ctypes
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer import _C
-from pipetransformer.autodp.backends import make_backend
+from pipetransformer.autodp.backends import Backends, make_backends, nccl_serves
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.connecting import Connecting, address_keys
 from pipetransformer.autodp.plane import SLICE, ControlPlane
@@ -126,9 +127,16 @@ class ActiveGroup:
         self._run(lambda: self.process_group.allgather([gathered], [padded]))
         return [part[:size] for part, size in zip(gathered, sizes, strict=True)]
 
-    def barrier(self) -> None:
-        """Wait until every member has come here."""
-        self._run(lambda: self.process_group.barrier())
+    def barrier(self, *, timeout: timedelta | None = None) -> None:
+        """Wait until every member has come here.
+
+        Args:
+            timeout: deadline; None: ``AutoDPConfig.group_timeout``.
+        """
+        options = dist.BarrierOptions()
+        if timeout is not None:
+            options.timeout = timeout
+        self._run(lambda: self.process_group.barrier(options))
 
     def retire(self) -> None:
         """Take the group apart in the background, without waiting for peers or store.
@@ -171,7 +179,8 @@ def build_group(
     name: str,
     members: Sequence[int],
     config: AutoDPConfig | None = None,
-    device_type: str = "cpu",
+    devices: Sequence[torch.device] = (),
+    shares_devices: bool = False,
     given_up: Callable[[], bool] | None = None,
 ) -> ActiveGroup:
     """Build the active group `name`; every member calls this, nobody else.
@@ -185,13 +194,17 @@ def build_group(
         members: world ranks of this generation, equal on all of them; their order
             gives the ranks of the group.
         config: deadlines; the plane's by default.
-        device_type: ``"cpu"`` (gloo) or ``"cuda"`` (nccl).
+        devices: what this member's stages are on, of one type; none: the host. Their
+            tensors go by NCCL where torch has it, each device with a communicator of
+            its own, else by gloo through the host. All members give as many, in the
+            same order of stages. What is on the host goes by gloo.
+        shares_devices: members share a device, which NCCL refuses: gloo does it all.
         given_up: asked every 100 ms whether the group is not wanted any more; the
             backend's own attempts then end in the background.
 
     Raises:
         ValueError: members that are not distinct ranks of the run, or that this
-            rank is not among.
+            rank is not among; devices of several types.
         Unreachable: other members did not connect by ``protocol_timeout``, or before
             it was given up.
         RuntimeError: this rank cannot have such a group, or came too late for it.
@@ -199,39 +212,49 @@ def build_group(
     """
     config = config or plane.config
     _check_members(plane, members)
+    device_type = _type_of(devices)
     name = plane.own_key(name)
     # Through the plane's own connection: a wait for a dead member blocks nobody.
     store = c10d.PrefixStore(name, plane.core.group_store())
-    backend = None
+    made: Backends | None = None
     if len(members) > 1:
         connecting = Connecting(
             plane,
             name,
             members,
             timeout=config.protocol_timeout,
-            leaves_addresses=device_type == "cpu",
         )
         build = functools.partial(
-            make_backend,
+            make_backends,
             store,
             list(members).index(plane.rank),
             len(members),
             timeout=config.protocol_timeout,
-            device_type=device_type,
             links=plane.info.links,
+            devices=devices if nccl_serves(device_type) and not shares_devices else (),
         )
-        backend = connecting.connect(build, given_up or (lambda: False))
+        made = connecting.connect(build, given_up or (lambda: False))
     with plane.guard():
         core = _C.autodp.ActiveGroup(
             plane.core,
             store,
-            backend,
+            made and made.on_host,
+            made and made.on_device,
             device_type=device_type,
             timeout=config.group_timeout,
         )
-    del backend  # the group owns it: its last reference must go in the background
+    del made  # the group owns them: their last reference must go in the background
     logger.debug("built the active group '%s' of ranks %s", name, list(members))
     return ActiveGroup(plane, core, name=name, members=members)
+
+
+def _type_of(devices: Sequence[torch.device]) -> str:
+    types = {device.type for device in devices} or {"cpu"}
+    if len(types) > 1:
+        raise ValueError(
+            f"devices: expected devices of one type, got {[str(d) for d in devices]}"
+        )
+    return types.pop()
 
 
 def _check_members(plane: ControlPlane, members: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -446,8 +447,13 @@ class Coordinator:
         if not self._role.stands_by:
             self.run.control_log.tell("finish", lead=self.is_lead)
             if self.replica is not None:
-                # Without a store nothing else tells that no rank is still busy.
-                self._calls.call("leave", lambda: self.active().group.barrier())
+                # Without a store nothing else tells that no rank is still busy. One
+                # may be for long, as with the last evaluation of a script of its own;
+                # with a store heartbeats tell that it lives.
+                limit = None if self.run.plane.store_lost else timedelta(days=30)
+                self._calls.call(
+                    "leave", lambda: self.active().group.barrier(timeout=limit)
+                )
         self.close()  # takes the group apart while the plane is open
         self._calls.finish()
 

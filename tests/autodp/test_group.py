@@ -204,7 +204,7 @@ def _given_up(plane):
             text = str(error)
         full = OSError("Too many open files")
         with (
-            mock.patch.object(group_module, "make_backend", side_effect=full),
+            mock.patch.object(group_module, "make_backends", side_effect=full),
             pytest.raises(
                 RuntimeError, match="expected to connect here, got: Too many"
             ),

@@ -59,9 +59,9 @@ def planes_on_one_store(world_size, config=SURVIVING):
             plane.close()
 
 
-def until(condition):
+def until(condition, within_s=60):
     """Wait for what comes soon."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -1,5 +1,9 @@
 """A plain `break` ends a pass or the run, on ranks that stand by, too."""
 
+import dataclasses
+import datetime
+import time
+
 import pytest
 import torch
 
@@ -49,3 +53,23 @@ def test_the_run_ends_everywhere_at_the_epoch_where_the_script_breaks(batches):
     assert [e["unique_samples"] for e in records] == [samples] * len(records)
     alone = stop_at(0, 3, batches)
     assert seen == pytest.approx(alone[0], rel=1e-9)
+
+
+def busy_at_the_end(rank, seconds):
+    autodp = dataclasses.replace(
+        config().autodp, group_timeout=datetime.timedelta(seconds=seconds)
+    )
+    engine = make_engine(freeze=schedule(0), config=config(autodp=autodp))
+    data = ToySet(50, dtype=torch.float32)
+    with engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(data, 12):
+                engine.step(batch)
+        active = engine.plan is not None
+        if engine.is_main:
+            time.sleep(4 * seconds)
+    return active
+
+
+def test_a_rank_may_be_busy_at_the_end_for_longer_than_a_collective_may_take():
+    assert sum(run_ranks(busy_at_the_end, 2, 1.5)) == 2

@@ -5,6 +5,8 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
+import sysconfig
 import types
 
 import torch
@@ -16,19 +18,31 @@ COMPILER = shutil.which("g++")
 
 def build_fake_device():
     """Compile the library unless it is there already; return its path."""
+    return build_library(SOURCE)
+
+
+def build_library(source, *, python=False):
+    """Compile a file against torch unless that was done; return the library's path.
+
+    With `python` it may use torch's bindings, and is a module when it defines one.
+    """
     torch_dir = pathlib.Path(torch.__file__).parent
-    key = hashlib.sha256(SOURCE.read_bytes())
-    key.update(f"{torch.__version__} {torch_dir}".encode())
-    target = ROOT / "build" / "tests" / f"fake_device_{key.hexdigest()[:16]}.so"
+    key = hashlib.sha256(source.read_bytes())
+    key.update(f"{torch.__version__} {torch_dir} {sys.version}".encode())
+    target = ROOT / "build" / "tests" / f"{source.stem}_{key.hexdigest()[:16]}.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_suffix(f".{os.getpid()}")
         include = torch_dir / "include"
         command = [COMPILER, "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread"]
         command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
-        for folder in (include, include / "torch/csrc/api/include"):
+        folders = [include, include / "torch/csrc/api/include"]
+        if python:
+            folders.append(pathlib.Path(sysconfig.get_path("include")))
+        for folder in folders:
             command += ["-isystem", str(folder)]
-        command += [str(SOURCE), f"-L{torch_dir / 'lib'}", "-ltorch_cpu", "-lc10"]
+        command += [str(source), f"-L{torch_dir / 'lib'}", "-ltorch_cpu", "-lc10"]
+        command += ["-ltorch_python"] if python else []
         command += [f"-Wl,-rpath,{torch_dir / 'lib'}", "-o", str(partial)]
         subprocess.run(command, check=True, timeout=110)
         partial.replace(target)

@@ -1,6 +1,7 @@
 #include "autodp/groups/active_group.h"
 
 #include <algorithm>
+#include <functional>
 #include <thread>
 #include <utility>
 
@@ -17,6 +18,7 @@ ActiveGroup::ActiveGroup(
     std::shared_ptr<ControlPlane> plane,
     const c10::intrusive_ptr<c10d::Store>& store,
     c10::intrusive_ptr<c10d::Backend> inner,
+    c10::intrusive_ptr<c10d::Backend> on_device,
     c10::DeviceType device_type,
     std::chrono::milliseconds timeout)
     : plane_(std::move(plane)),
@@ -25,7 +27,11 @@ ActiveGroup::ActiveGroup(
           std::move(inner),
           latch_,
           timeout)) {
-  make_process_group(store, guarded_, device_type);
+  if (on_device) {
+    on_device_ = c10::make_intrusive<GuardedBackend>(
+        std::move(on_device), latch_, timeout, WorkEnds::kOnDevice);
+  }
+  make_process_group(store, guarded_, on_device_, device_type);
 }
 
 ActiveGroup::ActiveGroup(
@@ -34,7 +40,7 @@ ActiveGroup::ActiveGroup(
     c10::DeviceType device_type)
     : plane_(std::move(plane)), latch_(plane_->latch()) {
   make_process_group(
-      store, c10::make_intrusive<SingleBackend>(latch_), device_type);
+      store, c10::make_intrusive<SingleBackend>(latch_), {}, device_type);
 }
 
 ActiveGroup::~ActiveGroup() {
@@ -44,12 +50,17 @@ ActiveGroup::~ActiveGroup() {
 void ActiveGroup::make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend>& backend,
+    const c10::intrusive_ptr<c10d::Backend>& on_device,
     c10::DeviceType device_type) {
-  constexpr auto kType = c10d::ProcessGroup::BackendType::CUSTOM;
+  using Type = c10d::ProcessGroup::BackendType;
+  constexpr auto kType = Type::CUSTOM;
   process_group_ = c10::make_intrusive<c10d::ProcessGroup>(
       store, backend->getRank(), backend->getSize());
   process_group_->setBackend(c10::DeviceType::CPU, kType, backend);
-  if (device_type != c10::DeviceType::CPU) {
+  if (on_device) {
+    // A group has one backend of a type.
+    process_group_->setBackend(device_type, Type::NCCL, on_device);
+  } else if (device_type != c10::DeviceType::CPU) {
     process_group_->setBackend(device_type, kType, backend);
   }
   process_group_->setDefaultBackend(kType);
@@ -62,15 +73,22 @@ void ActiveGroup::retire() noexcept {
   if (!plane_->owned_by_this_process()) {
     // A forked child: the backend's threads and sockets are its parent's.
     static_cast<void>(guarded_.release());
+    static_cast<void>(on_device_.release());
     static_cast<void>(process_group_.release());
     return;
   }
   // Dropping the last reference joins the backend's threads, which may wait for
   // a stuck collective until its timeout. It also closes the connections: see
   // Note [Accounts come first] in watcher.cpp.
-  auto task = [inner = guarded_->take_inner(), latch = latch_]() mutable {
+  auto task = [on_host = guarded_->take_apart(),
+               on_device = on_device_ ? on_device_->take_apart()
+                                      : std::function<void()>(),
+               latch = latch_] {
     latch->wait_told(kAccountS);
-    inner.reset();
+    if (on_device) {
+      on_device();
+    }
+    on_host();
   };
   if (plane_->latch() == latch_) {
     plane_->retire(std::move(task));

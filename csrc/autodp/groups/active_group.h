@@ -17,11 +17,14 @@ namespace pipetransformer::autodp {
 
 class ActiveGroup {
  public:
-  // Wraps `inner`, the real backend of a group of two or more members.
+  // Wraps the real backends of a group of two or more members: `inner` carries
+  // what is on the host, `on_device` what is on devices of that type; null:
+  // `inner` does, too.
   ActiveGroup(
       std::shared_ptr<ControlPlane> plane,
       const c10::intrusive_ptr<c10d::Store>& store,
       c10::intrusive_ptr<c10d::Backend> inner,
+      c10::intrusive_ptr<c10d::Backend> on_device,
       c10::DeviceType device_type,
       std::chrono::milliseconds timeout);
   // The group of one.
@@ -37,23 +40,26 @@ class ActiveGroup {
     return process_group_;
   }
 
-  // Hands the real backend to the plane's background thread, which drops it; of
-  // a group of an earlier generation to a thread of its own, for that may wait
-  // for a stopped peer, and must not keep those of this generation waiting.
-  // Where there is no such thread, the backend and its connections live as long
-  // as the process. Never blocks; idempotent. Collectives throw afterwards.
+  // Hands the real backends to the plane's background thread, which drops it;
+  // of a group of an earlier generation to a thread of its own, for that may
+  // wait for a stopped peer, and must not keep those of this generation
+  // waiting. Where there is no such thread, backends and connections live as
+  // long as the process. Never blocks; idempotent. Collectives throw
+  // afterwards.
   void retire() noexcept;
 
  private:
   void make_process_group(
       const c10::intrusive_ptr<c10d::Store>& store,
       const c10::intrusive_ptr<c10d::Backend>& backend,
+      const c10::intrusive_ptr<c10d::Backend>& on_device,
       c10::DeviceType device_type);
 
   std::shared_ptr<ControlPlane> plane_;
   std::shared_ptr<FailureLatch> latch_;  // of the group's generation
   std::atomic<bool> retired_{false};
-  c10::intrusive_ptr<GuardedBackend> guarded_;  // null: group of one
+  c10::intrusive_ptr<GuardedBackend> guarded_;    // null: group of one
+  c10::intrusive_ptr<GuardedBackend> on_device_;  // null: `guarded_` does it
   c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
 };
 

@@ -1,6 +1,9 @@
 #include "autodp/groups/guarded_backend.h"
 
+#include <thread>
 #include <utility>
+
+#include "autodp/failure/task_thread.h"
 
 namespace pipetransformer::autodp {
 
@@ -10,11 +13,34 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 GuardedBackend::GuardedBackend(
     c10::intrusive_ptr<c10d::Backend> inner,
     std::shared_ptr<FailureLatch> latch,
-    std::chrono::milliseconds timeout)
+    std::chrono::milliseconds timeout,
+    WorkEnds ends)
     : c10d::Backend(inner->getRank(), inner->getSize()),
-      inner_(std::move(inner)),
+      inner_(std::make_shared<Inner>(std::move(inner))),
       latch_(std::move(latch)),
-      timeout_(timeout) {}
+      timeout_(timeout),
+      ends_(ends) {
+  if (ends_ == WorkEnds::kOnDevice) {
+    // Not on the thread that latched: an abort may take seconds.
+    subscription_ = latch_->subscribe([inner = inner_](const Failure&) {
+      run_apart(
+          "pt-abort",
+          [inner] { inner->abort(); },
+          std::chrono::milliseconds(0));
+    });
+  }
+}
+
+void GuardedBackend::Inner::abort() noexcept {
+  if (aborted.exchange(true)) {
+    return;
+  }
+  try {
+    backend->abort();
+  } catch (const std::exception& error) {
+    TORCH_WARN("active group: could not abort its backend: ", error.what());
+  }
+}
 
 const std::string GuardedBackend::getBackendName() const {
   return "pipetransformer";
@@ -25,9 +51,28 @@ void GuardedBackend::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
 }
 
-c10::intrusive_ptr<c10d::Backend> GuardedBackend::take_inner() {
+std::function<void()> GuardedBackend::take_apart() {
   const std::lock_guard lock(mutex_);
-  return std::move(inner_);
+  latch_->unsubscribe(subscription_);
+  if (ends_ == WorkEnds::kOnHost) {
+    return [inner = std::move(inner_)]() mutable { inner.reset(); };
+  }
+  return [inner = std::move(inner_),
+          latch = latch_,
+          works = std::move(under_way_),
+          deadline = std::chrono::steady_clock::now() + timeout_]() mutable {
+    for (const auto& work : works) {
+      while (!work->isCompleted() && !latch->failed() &&
+             std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    works.clear();
+    if (inner) {
+      inner->abort();
+    }
+    inner.reset();
+  };
 }
 
 Work GuardedBackend::start(
@@ -35,7 +80,7 @@ Work GuardedBackend::start(
     const char* operation,
     const Start& start) {
   latch_->check();
-  c10::intrusive_ptr<c10d::Backend> inner;
+  std::shared_ptr<Inner> inner;
   {
     const std::lock_guard lock(mutex_);
     inner = inner_;
@@ -44,7 +89,14 @@ Work GuardedBackend::start(
       inner,
       operation,
       ": expected a live active group, got one that was retired");
-  return guard_work(start(*inner), type, operation, latch_);
+  auto work = start(*inner->backend);
+  if (ends_ == WorkEnds::kOnDevice) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(
+        under_way_, [](const auto& each) { return each->isCompleted(); });
+    under_way_.push_back(work);
+  }
+  return guard_work(work, type, operation, latch_, ends_);
 }
 
 template <typename AnyOptions>

@@ -8,6 +8,14 @@
 // once. An error of the real collective is itself latched as a failure: a peer
 // is gone.
 //
+// Note [Collectives that end on a device]
+// NCCL's calls only queue work, and its futures are complete when the host goes
+// on: streams wait, not threads. A peer that dies then leaves a kernel that
+// spins for ever, and the host hangs where it next synchronises. So such a
+// backend is aborted, all of it and once, when a failure is latched; its work
+// is complete when the device has done it; and before it is dropped it is
+// aborted as well, for its destructor leaves the communicators' memory behind.
+//
 // SingleBackend is the group of one: collectives without sockets or threads.
 //
 // Thread-safe as far as the real backend is. Forwarded are the collectives that
@@ -17,25 +25,30 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "autodp/failure/failure.h"
 
 namespace pipetransformer::autodp {
 
+enum class WorkEnds { kOnHost, kOnDevice };
+
 // Completes with `inner`, or with the latched failure, whichever comes first.
 // `operation` names the collective in the failure.
-
 c10::intrusive_ptr<c10d::Work> guard_work(
     const c10::intrusive_ptr<c10d::Work>& inner,
     c10d::OpType type,
     std::string operation,
-    const std::shared_ptr<FailureLatch>& latch);
+    const std::shared_ptr<FailureLatch>& latch,
+    WorkEnds ends);
 
 class GuardedBackend : public c10d::Backend {
  public:
@@ -43,7 +56,8 @@ class GuardedBackend : public c10d::Backend {
   GuardedBackend(
       c10::intrusive_ptr<c10d::Backend> inner,
       std::shared_ptr<FailureLatch> latch,
-      std::chrono::milliseconds timeout);
+      std::chrono::milliseconds timeout,
+      WorkEnds ends = WorkEnds::kOnHost);
 
   const std::string getBackendName() const override;
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -65,11 +79,22 @@ class GuardedBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work>
   barrier(const c10d::BarrierOptions& options) override;
 
-  // Takes the real backend out; collectives throw from then on. Its destructor
-  // may block until a stuck collective times out: drop it in the background.
-  c10::intrusive_ptr<c10d::Backend> take_inner();
+  // Takes the real backend out; collectives throw from then on. The task drops
+  // it, which may block until a stuck collective times out: run it in the
+  // background. On a device it first waits for what is under way, until the
+  // timeout or a failure at most.
+  std::function<void()> take_apart();
 
  private:
+  // The real backend, which two may abort: a failure and the end.
+  struct Inner {
+    explicit Inner(c10::intrusive_ptr<c10d::Backend> made)
+        : backend(std::move(made)) {}
+    void abort() noexcept;
+
+    c10::intrusive_ptr<c10d::Backend> backend;
+    std::atomic<bool> aborted{false};
+  };
   using Start =
       std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend& inner)>;
   c10::intrusive_ptr<c10d::Work>
@@ -78,9 +103,13 @@ class GuardedBackend : public c10d::Backend {
   AnyOptions with_timeout(const AnyOptions& options) const;
 
   mutable std::mutex mutex_;
-  c10::intrusive_ptr<c10d::Backend> inner_;
+  std::shared_ptr<Inner> inner_;  // null once taken apart
   std::shared_ptr<FailureLatch> latch_;
   std::chrono::milliseconds timeout_;
+  const WorkEnds ends_;
+  uint64_t subscription_ = 0;
+  // On a device: what may not have ended.
+  std::vector<c10::intrusive_ptr<c10d::Work>> under_way_;
 };
 
 class SingleBackend : public c10d::Backend {

@@ -32,7 +32,8 @@ class GuardedWork : public c10d::Work {
       c10::intrusive_ptr<c10d::Work> inner,
       c10d::OpType type,
       std::string operation,
-      std::shared_ptr<FailureLatch> latch)
+      std::shared_ptr<FailureLatch> latch,
+      WorkEnds ends)
       : c10d::Work(-1, type),
         inner_(std::move(inner)),
         inner_future_(inner_->getFuture()),
@@ -40,7 +41,8 @@ class GuardedWork : public c10d::Work {
             c10::ListType::create(c10::TensorType::get()),
             inner_future_->devices())),
         operation_(std::move(operation)),
-        latch_(std::move(latch)) {}
+        latch_(std::move(latch)),
+        ends_(ends) {}
 
   // `self` is this: subscribes it to both of its ends.
   void listen(const c10::intrusive_ptr<GuardedWork>& self) {
@@ -48,6 +50,21 @@ class GuardedWork : public c10d::Work {
         [self](const Failure& failure) { self->fail(failure); });
     inner_future_->addCallback(
         [self](c10::ivalue::Future& inner) { self->on_inner(inner); });
+  }
+
+  // On a device the base class knows of the call only.
+  bool isCompleted() override {
+    return c10d::Work::isCompleted() &&
+           (ends_ == WorkEnds::kOnHost || latch_->failed() ||
+            inner_->isCompleted());
+  }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    const bool done = c10d::Work::wait(timeout);
+    if (ends_ == WorkEnds::kOnDevice) {
+      latch_->check();
+    }
+    return done;
   }
 
   void synchronize() override {
@@ -67,7 +84,12 @@ class GuardedWork : public c10d::Work {
     if (inner.hasError()) {
       Failure failure;
       failure.phase = operation_;
-      failure.reason = "a peer is gone: " + shorten(inner);
+      const auto text = shorten(inner);
+      const bool late = text.find("Timed out") != std::string::npos;
+      failure.reason = (late ? "a peer is gone or has been busy with something "
+                               "else for longer than group_timeout: "
+                             : "a peer is gone: ") +
+                       text;
       // Latched by the watcher unless the peer's own account comes first, or at
       // once where no watcher runs any more; that fails this work too.
       latch_->suspect(std::move(failure), steady_now_s());
@@ -93,6 +115,7 @@ class GuardedWork : public c10d::Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
   const std::string operation_;
   const std::shared_ptr<FailureLatch> latch_;
+  const WorkEnds ends_;
   uint64_t subscription_ = 0;
   std::atomic<bool> claimed_{false};
 };
@@ -103,9 +126,10 @@ c10::intrusive_ptr<c10d::Work> guard_work(
     const c10::intrusive_ptr<c10d::Work>& inner,
     c10d::OpType type,
     std::string operation,
-    const std::shared_ptr<FailureLatch>& latch) {
+    const std::shared_ptr<FailureLatch>& latch,
+    WorkEnds ends) {
   auto work = c10::make_intrusive<GuardedWork>(
-      inner, type, std::move(operation), latch);
+      inner, type, std::move(operation), latch, ends);
   work->listen(work);
   return work;
 }

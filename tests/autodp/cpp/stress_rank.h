@@ -104,12 +104,14 @@ class Rank {
   void train(const std::optional<End>& end) {
     const auto latch = plane_->latch();
     const auto inner = c10::make_intrusive<SlowBackend>(rank_, kRanks);
-    auto group = make_group(inner);
+    const auto on_device =
+        c10::make_intrusive<SlowBackend>(rank_, kRanks, /*queues=*/true);
+    auto group = make_group(inner, on_device);
     std::thread backward([&] { reduce(*group->process_group(), latch); });
     auto step = [&] {
       meet_peers();
       if (end.has_value()) {
-        this->end(*end, inner.get());
+        this->end(*end, inner.get(), on_device.get());
       }
       while (true) {
         plane_->store().wait_any({{"never"}}, kSlice);
@@ -185,7 +187,7 @@ class Rank {
 
   // With a stopped server: an operation of the rendezvous is left behind.
   void fail_without_store() {
-    end(End::kDeadline, nullptr);
+    end(End::kDeadline, nullptr, nullptr);
     check(!survive() && lost_store(), "no rendezvous without the store");
   }
 
@@ -221,13 +223,15 @@ class Rank {
     return plane_->run().store_loss().has_value();
   }
 
-  std::unique_ptr<ActiveGroup>
-  make_group(const c10::intrusive_ptr<SlowBackend>& inner) {
+  std::unique_ptr<ActiveGroup> make_group(
+      const c10::intrusive_ptr<SlowBackend>& inner,
+      const c10::intrusive_ptr<SlowBackend>& on_device = {}) {
     return std::make_unique<ActiveGroup>(
         plane_,
         plane_->group_store(),
         inner,
-        c10::DeviceType::CPU,
+        on_device,
+        c10::DeviceType::CUDA,
         milliseconds(1000));
   }
 
@@ -262,8 +266,12 @@ class Rank {
         "the members commit");
   }
 
-  void end(End kind, SlowBackend* inner) {
+  void end(End kind, SlowBackend* inner, SlowBackend* on_device) {
     nap(random_, 20000);
+    // A kernel that spins: only a failure that somebody else finds ends it.
+    if (on_device != nullptr && kind != End::kPeerGone) {
+      on_device->turn(SlowBackend::Peers::kStuck);
+    }
     switch (kind) {
       case End::kOwnError:
         plane_->fail({rank_, "user code", -1, -1, "KeyError"});
@@ -285,9 +293,14 @@ class Rank {
       c10d::ProcessGroup& group,
       const std::shared_ptr<FailureLatch>& latch) {
     auto& backend = *group.getDefaultBackend();
+    auto& on_device = *group.getBackend(c10::DeviceType::CUDA);
     try {
       while (!latch->failed()) {
         std::vector<at::Tensor> tensors(2);
+        const auto queued = on_device.allreduce(tensors, {});
+        while (!wait_done(*queued, kSlice)) {
+        }
+        queued->wait();
         const auto work = backend.allreduce(tensors, {});
         auto seen = std::make_shared<int64_t>(0);
         work->getFuture()->addCallback(

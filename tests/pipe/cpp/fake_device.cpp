@@ -543,7 +543,9 @@ void attention_inner(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const at::Tensor query = argument(op, *stack, "query").toTensor();
   const double rate = argument(op, *stack, "dropout_p").toDouble();
   return_first(
-      op, stack, std::get<0>(::native_dropout(query, rate > 0 ? 0.5 : 0, true)));
+      op,
+      stack,
+      std::get<0>(::native_dropout(query, rate > 0 ? 0.5 : 0, true)));
 }
 
 void attention_outer(const c10::OperatorHandle& op, torch::jit::Stack* stack) {

@@ -1,6 +1,7 @@
 // A backend whose collectives end on a thread of its own, as gloo's do: with 1
 // more in each tensor, with an error once a peer is gone, or not before it is
-// taken apart.
+// taken apart. Or as NCCL's: futures are complete at once, works when that
+// thread has come to them, or at an abort.
 #pragma once
 
 #include <atomic>
@@ -17,14 +18,23 @@ namespace standin {
 
 class SlowWork : public c10d::Work {
  public:
-  explicit SlowWork(std::vector<at::Tensor> tensors)
+  SlowWork(std::vector<at::Tensor> tensors, bool queued)
       : tensors_(std::move(tensors)),
-        future_(c10::make_intrusive<c10::ivalue::Future>(0)) {}
+        queued_(queued),
+        future_(c10::make_intrusive<c10::ivalue::Future>(0)) {
+    if (queued_) {
+      future_->markCompleted(c10::IValue(tensors_));
+    }
+  }
 
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     return future_;
   }
   void end(const char* error) {
+    if (queued_) {
+      finish();
+      return;
+    }
     if (error != nullptr) {
       const auto thrown = std::make_exception_ptr(c10::Error(error));
       future_->setError(thrown);
@@ -40,6 +50,7 @@ class SlowWork : public c10d::Work {
 
  private:
   std::vector<at::Tensor> tensors_;
+  const bool queued_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -47,8 +58,10 @@ class SlowBackend : public c10d::Backend {
  public:
   enum class Peers { kHere, kGone, kStuck };
 
-  SlowBackend(int rank, int size)
-      : c10d::Backend(rank, size), thread_([this] { run(); }) {}
+  SlowBackend(int rank, int size, bool queues = false)
+      : c10d::Backend(rank, size),
+        queues_(queues),
+        thread_([this] { run(); }) {}
   ~SlowBackend() override {
     {
       const std::lock_guard lock(mutex_);
@@ -58,7 +71,12 @@ class SlowBackend : public c10d::Backend {
     thread_.join();
   }
 
-  // From now on; `kStuck` lasts.
+  void abort() override {
+    turn(Peers::kHere);
+    changed_.notify_all();
+  }
+
+  // From now on; `kStuck` lasts until an abort.
   void turn(Peers peers) {
     const std::lock_guard lock(mutex_);
     peers_ = peers;
@@ -96,7 +114,7 @@ class SlowBackend : public c10d::Backend {
 
  private:
   c10::intrusive_ptr<c10d::Work> start(std::vector<at::Tensor> tensors) {
-    auto work = c10::make_intrusive<SlowWork>(std::move(tensors));
+    auto work = c10::make_intrusive<SlowWork>(std::move(tensors), queues_);
     {
       const std::lock_guard lock(mutex_);
       works_.push_back(work);
@@ -123,6 +141,7 @@ class SlowBackend : public c10d::Backend {
     }
   }
 
+  const bool queues_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<c10::intrusive_ptr<SlowWork>> works_;

@@ -43,6 +43,7 @@ void check(bool holds, const Parts&... parts) {
 }
 #define TORCH_CHECK(condition, ...) \
   ::c10::check(static_cast<bool>(condition), __VA_ARGS__)
+#define TORCH_WARN(...) static_cast<void>(0)
 #define C10_THROW_ERROR(kind, text) throw ::c10::kind(text)
 
 template <typename T>
@@ -323,6 +324,7 @@ class Backend {
       at::Tensor& input,
       const AllgatherOptions& options) = 0;
   virtual c10::intrusive_ptr<Work> barrier(const BarrierOptions& options) = 0;
+  virtual void abort() {}
 
  private:
   int rank_;
@@ -331,18 +333,21 @@ class Backend {
 
 class ProcessGroup {
  public:
-  enum class BackendType { CUSTOM };
+  enum class BackendType { NCCL, CUSTOM };
   ProcessGroup(const c10::intrusive_ptr<Store>& store, int rank, int size)
       : store_(store), rank_(rank), size_(size) {}
   void setBackend(
       c10::DeviceType /*device*/,
-      BackendType /*type*/,
+      BackendType type,
       const c10::intrusive_ptr<Backend>& backend) {
-    backend_ = backend;
+    (type == BackendType::CUSTOM ? backend_ : on_device_) = backend;
   }
   void setDefaultBackend(BackendType /*type*/) {}
   const c10::intrusive_ptr<Backend>& getDefaultBackend() const {
     return backend_;
+  }
+  const c10::intrusive_ptr<Backend>& getBackend(c10::DeviceType type) const {
+    return type == c10::DeviceType::CPU ? backend_ : on_device_;
   }
 
  private:
@@ -350,6 +355,7 @@ class ProcessGroup {
   int rank_;
   int size_;
   c10::intrusive_ptr<Backend> backend_;
+  c10::intrusive_ptr<Backend> on_device_;
 };
 
 }  // namespace c10d

@@ -1,0 +1,101 @@
+// A backend whose collectives end on a device, as NCCL's do: a call queues the
+// work and completes its future at once; the work itself ends when a test says
+// so, or with abort(). It refuses what is on the host.
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <atomic>
+#include <memory>
+
+namespace {
+
+using Works = c10::intrusive_ptr<c10d::Work>;
+
+class QueuedWork : public c10d::Work {
+ public:
+  QueuedWork(std::shared_ptr<std::atomic<bool>> ended, c10d::OpType type)
+      : c10d::Work(-1, type),
+        ended_(std::move(ended)),
+        future_(c10::make_intrusive<c10::ivalue::Future>(
+            c10::ListType::create(c10::TensorType::get()))) {
+    future_->markCompleted(c10::IValue(std::vector<at::Tensor>()));
+    finish();
+  }
+  bool isCompleted() override {
+    return *ended_;
+  }
+  void synchronize() override {}
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return future_;
+  }
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> ended_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+class DeviceBackend : public c10d::Backend {
+ public:
+  DeviceBackend(int rank, int size, std::string refuses_abort)
+      : c10d::Backend(rank, size), refuses_abort_(std::move(refuses_abort)) {}
+
+  const std::string getBackendName() const override {
+    return "device";
+  }
+  Works broadcast(
+      std::vector<at::Tensor>& tensors,
+      const c10d::BroadcastOptions& /*options*/) override {
+    return queue(tensors, c10d::OpType::BROADCAST);
+  }
+  Works allreduce(
+      std::vector<at::Tensor>& tensors,
+      const c10d::AllreduceOptions& /*options*/) override {
+    return queue(tensors, c10d::OpType::ALLREDUCE);
+  }
+  void abort() override {
+    ++aborts;
+    end();
+    TORCH_CHECK(refuses_abort_.empty(), refuses_abort_);
+  }
+
+  // Ends what has been queued so far.
+  void end() {
+    *std::exchange(ended_, std::make_shared<std::atomic<bool>>(false)) = true;
+  }
+
+  std::atomic<int> aborts{0};
+  std::atomic<int> calls{0};
+
+ private:
+  Works queue(const std::vector<at::Tensor>& tensors, c10d::OpType type) {
+    for (const at::Tensor& tensor : tensors) {
+      TORCH_CHECK(!tensor.is_cpu(), "device: expected no tensors on the host");
+    }
+    ++calls;
+    return c10::make_intrusive<QueuedWork>(ended_, type);
+  }
+
+  const std::string refuses_abort_;
+  std::shared_ptr<std::atomic<bool>> ended_ =
+      std::make_shared<std::atomic<bool>>(false);
+};
+
+}  // namespace
+
+PYBIND11_MODULE(device_backend, m) {
+  py::module_::import("torch.distributed");
+  py::class_<DeviceBackend, c10d::Backend, c10::intrusive_ptr<DeviceBackend>>(
+      m, "DeviceBackend")
+      .def(
+          py::init<int, int, std::string>(),
+          py::arg("rank"),
+          py::arg("size"),
+          py::arg("refuses_abort") = "")
+      .def("end", &DeviceBackend::end)
+      .def_property_readonly(
+          "aborts",
+          [](const DeviceBackend& self) { return self.aborts.load(); })
+      .def_property_readonly(
+          "calls", [](const DeviceBackend& self) { return self.calls.load(); });
+}

@@ -4,7 +4,7 @@ torchrun --nproc-per-node=4 examples/text_classification.py --model DIR --data D
 
 Sentences are padded to the longest of their batch. `--data` takes a folder with the
 trees of SST (train.txt, dev.txt, test.txt); without it the datasets library loads GLUE.
-`--check` trains the same slice in a plain loop of transformers afterwards, on one process.
+`--check` trains the same slice in a plain loop of transformers as well.
 """
 
 from __future__ import annotations

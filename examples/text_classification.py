@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import random
 import re
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def read(split: str, folder: Path | None) -> list[tuple[str, int]]:
-    """Return sentences with 1 for positive ones; neutral trees are left out."""
+    """Return shuffled sentences, 1 for positive; neutral trees are left out."""
     if folder is None:
         from datasets import load_dataset
 
@@ -53,11 +54,13 @@ def read(split: str, folder: Path | None) -> list[tuple[str, int]]:
         rows = load_dataset("stanfordnlp/sst2", split=split)
         return [(row["sentence"], row["label"]) for row in rows]
     trees = (folder / f"{split}.txt").read_text().splitlines()
-    return [
+    rows = [
         (" ".join(re.findall(r"\(\d ([^()]+)\)", tree)), int(int(tree[1]) > 2))
         for tree in trees
         if tree[1] != "2"
     ]
+    random.Random(0).shuffle(rows)
+    return rows
 
 
 class Sentences(Dataset):

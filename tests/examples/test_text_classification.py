@@ -11,7 +11,7 @@ import pytest
 from tests.support.pretrained import data_folder, model_folder
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SLICE = ("--samples", "48", "--epochs", "3", "--batch-size", "16")
+SLICE = ("--samples", "128", "--epochs", "3", "--batch-size", "16")
 
 
 @pytest.mark.distributed

@@ -16,7 +16,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
 def test_disk_tier_tears_nothing_and_survives_its_writers(sanitizer, tmp_path):
     run = subprocess.run(
-        [str(ROOT / "tools/sanitize.sh"), sanitizer, "30", "0", "disk"],
+        [
+            "timeout",
+            "280",
+            str(ROOT / "tools/sanitize.sh"),
+            sanitizer,
+            "30",
+            "0",
+            "disk",
+        ],
         timeout=290,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -79,7 +79,15 @@ def test_codecs_stay_within_their_rows(tmp_path):
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_slab_stays_within_memory_that_others_write():
     run = subprocess.run(
-        [str(ROOT / "tools/sanitize.sh"), "address", "200", "0", "slab"],
+        [
+            "timeout",
+            "280",
+            str(ROOT / "tools/sanitize.sh"),
+            "address",
+            "200",
+            "0",
+            "slab",
+        ],
         timeout=290,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -16,7 +16,15 @@ COMPILER = shutil.which("g++")
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_plane_has_no_data_races():
     run = subprocess.run(
-        [str(ROOT / "tools/sanitize.sh"), "thread", "150", "0", "plane"],
+        [
+            "timeout",
+            "280",
+            str(ROOT / "tools/sanitize.sh"),
+            "thread",
+            "150",
+            "0",
+            "plane",
+        ],
         timeout=290,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -16,7 +16,15 @@ COMPILER = shutil.which("g++")
 @pytest.mark.parametrize("which", ["thread", "address"])
 def test_engine_is_clean_under_sanitizers(which):
     run = subprocess.run(
-        [str(ROOT / "tools/sanitize.sh"), which, "200", "0", "execution"],
+        [
+            "timeout",
+            "280",
+            str(ROOT / "tools/sanitize.sh"),
+            which,
+            "200",
+            "0",
+            "execution",
+        ],
         timeout=290,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -15,7 +15,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_readers_are_clean_under_the_address_sanitizer():
     run = subprocess.run(
-        [str(ROOT / "tools/sanitize.sh"), "address", "300", "0", "readers"],
+        [
+            "timeout",
+            "280",
+            str(ROOT / "tools/sanitize.sh"),
+            "address",
+            "300",
+            "0",
+            "readers",
+        ],
         timeout=290,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -29,8 +29,9 @@ class AutoDPConfig:
         heartbeat_timeout: a rank without a sign of life for so long is dead; at
             least three intervals.
         store_timeout: how long ranks wait at start for the store, and for ranks that
-            have not joined; of those that have, heartbeats tell. A store that was
-            reached may stall for half of it, or for heartbeat_timeout if that is
+            have not joined (at least 10 minutes where ``torchrun`` started them, which
+            ends all when one dies); of those that have, heartbeats tell. A store that
+            was reached may stall for half of it, or for heartbeat_timeout if that is
             longer, until all have joined.
         protocol_timeout: deadline of each step of a transformation.
         group_timeout: deadline of one collective; heartbeats find the dead long

@@ -40,6 +40,7 @@ from pipetransformer.network import Link
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
+_WATCHED_S = 600.0  # for ranks that have not joined, where torchrun watches them
 _LOOK_S = 0.1  # between two looks at a thread that joins; signals are handled
 
 
@@ -156,6 +157,11 @@ class _Joining:
         self._config = config
         self._timeout_s = config.store_timeout.total_seconds()
         self._deadline = time.monotonic() + self._timeout_s
+        # Ranks may come late: they have loaded data and models. One that torchrun
+        # started and that never comes has died, and torchrun then ends the others.
+        watched = "TORCHELASTIC_RUN_ID" in os.environ
+        self._join_s = max(self._timeout_s, _WATCHED_S if watched else 0.0)
+        self._joins_by = time.monotonic() + self._join_s
         self._meeting: Meeting | None = None
         self._given_up = threading.Event()
         self._joined: tuple[LaunchInfo, Store] | None = None
@@ -220,15 +226,15 @@ class _Joining:
         raise PeerFailure(
             None,
             "connect",
-            deadline_s=self._timeout_s,
+            deadline_s=self._timeout_s if lost else self._join_s,
             reason=f"store: expected all {self._place.world_size} ranks"
             f"{_of_run(self._config)} at {_address()}, got: {text}",
         ) from problem
 
     def _meet(self) -> tuple[LaunchInfo, Store]:
         """Meet the others; agree on a run id that no other run has, and on links."""
-        config, deadline = self._config, self._deadline
-        self._place, store = _open_store(self._place, deadline)
+        config = self._config
+        self._place, store = _open_store(self._place, self._deadline)
         if self._given_up.is_set():
             raise RuntimeError("connect: expected somebody to wait for it")
         address = self._choice.towards(host_of(store))
@@ -253,7 +259,9 @@ class _Joining:
             store, key, place.rank, place.world_size, config, self._given_up, cards
         )
         self._meeting = meeting
-        run_id, addresses = meeting.attend(address, deadline)
+        run_id, addresses = meeting.attend(
+            address, self._joins_by, told_by=self._deadline
+        )
         links = self._choice.settle(addresses)
         logger.debug("rank %d joined run %s", place.rank, run_id)
         place = replace(place, run_id=run_id, links=links)

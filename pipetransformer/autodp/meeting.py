@@ -12,6 +12,8 @@ still fit: a rank goes on only under a name that its own draw is part of.
 from __future__ import annotations
 
 import hashlib
+import logging
+import math
 import re
 import threading
 import time
@@ -23,6 +25,8 @@ from pipetransformer import _C
 from pipetransformer.autodp.cards import Cards
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.failure import PeerFailure
+
+logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 _SAID = re.compile(r"([0-9a-f]{32}) (.*)")
@@ -73,12 +77,15 @@ class Meeting:
         self.looks = 0
         self.opened = False
 
-    def attend(self, value: str, deadline: float) -> tuple[str, list[str]]:
+    def attend(
+        self, value: str, deadline: float, *, told_by: float = math.inf
+    ) -> tuple[str, list[str]]:
         """Join, and wait until everybody has.
 
         Args:
             value: What this rank tells the others, in one line.
             deadline: A ``time.monotonic()``.
+            told_by: When the log tells who is missing, an earlier one.
 
         Returns:
             The run's name, 32 hexadecimal digits that no other run has, and all
@@ -103,10 +110,18 @@ class Meeting:
             now = time.monotonic()
             if self._given_up.is_set():
                 raise RuntimeError("meeting: expected somebody to wait for it")
-            if now >= deadline:
+            if now >= min(told_by, deadline):
                 absent = [rank for rank in self._ranks if not self._holds(keys[rank])]
                 hint = self._cards.hint(absent)
-                raise TimeoutError(f"ranks {absent} did not join{hint}")
+                if now >= deadline:
+                    raise TimeoutError(f"ranks {absent} did not join{hint}")
+                logger.warning(
+                    "ranks %s have not joined yet%s; waiting for %.0f s more",
+                    absent,
+                    hint,
+                    deadline - now,
+                )
+                told_by = deadline
             if now >= next_beat:
                 next_beat = now + self._interval_s
                 self._beat()

@@ -1,5 +1,6 @@
 """Joining a run: a store that stalls while ranks connect, and a caller that is gone."""
 
+import logging
 import os
 import signal
 import threading
@@ -10,10 +11,10 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from pipetransformer.autodp import connect, launch
+from pipetransformer.autodp import PeerFailure, connect, launch
 from pipetransformer.autodp.meeting import Meeting
-from tests.autodp.world import FAST
-from tests.support.ranks import Ranks
+from tests.autodp.world import FAST, joined
+from tests.support.ranks import Ranks, run_ranks
 from tests.support.store_host import StoreHost
 
 HURRIED = replace(FAST, heartbeat_timeout=timedelta(seconds=1))
@@ -44,6 +45,32 @@ def test_a_store_that_stalls_while_ranks_connect_ends_no_start():
     ):
         first, second = ranks.join()
     assert first == second
+
+
+def _comes_late(rank, launched):
+    if launched:
+        os.environ["TORCHELASTIC_RUN_ID"] = "job"
+    if rank == 1:
+        time.sleep(4)
+    records = []
+    logger = logging.getLogger("pipetransformer.autodp.meeting")
+    logger.addFilter(lambda record: records.append(record.getMessage()))
+    try:
+        with joined(replace(FAST, store_timeout=timedelta(seconds=1.5))) as plane:
+            return plane.gather("told", f"rank {rank}".encode(), phase="t"), records
+    except PeerFailure as failure:
+        return str(failure), records
+
+
+@pytest.mark.distributed
+def test_a_rank_that_torchrun_watches_may_come_late():
+    (first, told), (second, _) = run_ranks(_comes_late, 2, True)
+    assert first == second == [b"rank 0", b"rank 1"]
+    (line,) = told
+    assert line.startswith("ranks [1] have not joined yet"), line
+    text, told = run_ranks(_comes_late, 2, False)[0]
+    assert "deadline 1.5 s" in text and "ranks [1] did not join" in text, text
+    assert told == []
 
 
 class Interrupted:

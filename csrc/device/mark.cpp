@@ -1,5 +1,6 @@
 #include "device/mark.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
@@ -14,6 +15,9 @@ c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
+// Events are recorded, and waited for, while their stream's device is the
+// current one. CUDA's guard would go there and back: back to device 0 on a
+// thread that has never chosen one, where it would make a context.
 struct Mark::Point {
   Point(
       std::shared_ptr<MarkPool> owner,
@@ -40,12 +44,14 @@ c10::Stream Mark::stream() const noexcept {
 
 void Mark::hold_back(c10::Stream stream) const {
   if (point_ != nullptr && point_->stream != stream) {
+    const c10::DeviceGuard on_its_device(stream.device());
     point_->event.block(stream);
   }
 }
 
 Mark MarkPool::record(c10::Stream stream) {
   c10::Event event = take(stream.device());
+  const c10::DeviceGuard on_its_device(stream.device());
   event.record(stream);
   return Mark(std::make_shared<const Mark::Point>(
       shared_from_this(), std::move(event), stream));

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <unordered_map>
 #include <utility>
 
 #include "pipe/held_hooks.h"
@@ -29,12 +30,17 @@ struct Delivery {
   bool used_up = false;
 };
 
+// The scale of one stage's gradients on each of their devices: brought there
+// once, not for each gradient.
+using Factors = std::unordered_map<c10::Device, at::Tensor>;
+
 // Multiplies where it changes anything; a kept gradient is copied, since
 // autograd may hand it on without a copy.
 at::Tensor scaled(
     const at::Tensor& ready,
     const device::Mark& mark,
-    const Delivery& delivery) {
+    const Delivery& delivery,
+    Factors& factors) {
   if (!ready.defined() || !delivery.scale.defined()) {
     return {};  // nothing has arrived, or none is wanted
   }
@@ -43,8 +49,10 @@ at::Tensor scaled(
   if (scale.is_cpu() && scale.item<double>() == 1.0) {
     return delivery.keep ? grad.clone() : grad;
   }
-  const at::Tensor factor =
-      delivery.streams->bring(scale, grad.device(), delivery.scale_mark);
+  at::Tensor& factor = factors[grad.device()];
+  if (!factor.defined()) {
+    factor = delivery.streams->bring(scale, grad.device(), delivery.scale_mark);
+  }
   return grad.mul(factor).to(grad.scalar_type());
 }
 
@@ -98,8 +106,9 @@ class DeliveryNode : public torch::autograd::Node {
  private:
   void
   deliver(Tensors& grads, const device::Mark& mark, variable_list& results) {
+    Factors factors;
     for (at::Tensor& grad : grads) {
-      results.push_back(scaled(grad, mark, *delivery_));
+      results.push_back(scaled(grad, mark, *delivery_, factors));
       if (!delivery_->keep) {
         grad.reset();
       }

@@ -17,7 +17,7 @@ from tests.support.fake_device import place as place_layers
 from tests.support.ranks import run_ranks
 
 from .models import MODES, Functional
-from .placed import MARKS, PLACES, TIMEOUT_S, make_pipe, plain_model, rows, train
+from .placed import CUTS, MARKS, PLACES, TIMEOUT_S, make_pipe, plain_model, rows, train
 from .skips import Pop, Stash
 
 pytestmark = MARKS
@@ -162,7 +162,7 @@ def check_borders(_rank, library):
             assert 0 < known <= end, (known_forward, ends)
         for known, next_start in zip(known_backward, starts[1:], strict=False):
             assert 0 < known <= next_start, (known_backward, starts)
-        assert fake.violations() == []
+        assert (found := fake.violations()) == [], found
 
 
 def test_stages_wait_for_the_cell_they_need_and_no_later_one(library):
@@ -228,3 +228,56 @@ def check_steps(_rank, library, schedule):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 def test_lanes_and_steps_are_ordered_and_memory_safe(library, schedule):
     run_ranks(check_steps, 1, library, schedule, timeout_s=TIMEOUT_S)
+
+
+def check_devices(_rank, library):
+    fake = load_fake_device(library)
+    for own_streams in (False, True):
+        places = ["fake:2", "fake:3", "fake:2"]
+        pipe = make_pipe(places, own_streams=own_streams)
+        x = rows(places[0])
+        before = [fake.count(f"device {k}") for k in range(4)]
+        train(pipe, x)
+        after = [fake.count(f"device {k}") for k in range(4)]
+        assert after[:2] == before[:2], "contexts on devices without a stage"
+        assert after[2] > before[2] and after[3] > before[3]
+        assert (found := fake.violations()) == [], found
+
+
+def test_waits_make_no_context_on_other_devices(library):
+    run_ranks(check_devices, 1, library, timeout_s=TIMEOUT_S)
+
+
+def squares(output, target):
+    return ((output - target) ** 2).mean()
+
+
+def check_targets(_rank, library):
+    fake = load_fake_device(library)
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))).double()
+    places = ["fake:0", "fake:1", "fake:2"]
+    place_layers(layers, CUTS, places)
+    pipe = Pipe.from_plan(
+        layers,
+        cuts=CUTS,
+        num_microbatches=4,
+        schedule="1f1b",
+        loss=squares,
+        devices=[torch.device(place) for place in places],
+    )
+    x, y = torch.randn(8, 8).double(), torch.randn(8, 8).double()
+    fake.pin(x)
+    fake.pin(y)
+    for _ in range(2):
+        fake.copies()
+        loss = pipe(x.to("fake:0"), targets=y)
+        (loss * 3).backward()
+        copies = fake.copies()
+        # The scale comes from the last device: once to each other one.
+        others = [c for c in copies if c.startswith("2/") and "-> host" not in c]
+        assert sum(" -> 0/" in c for c in others) == 1, copies
+        assert (found := fake.violations()) == [], found
+
+
+def test_targets_in_pinned_memory_are_read_before_the_step_returns(library):
+    run_ranks(check_targets, 1, library, timeout_s=TIMEOUT_S)

@@ -147,8 +147,11 @@ LossFunction PipeEngine::cut_targets(
       Tree::take_apart(targets, target_tensors, {INT_MAX, &whole, 0});
   for (at::Tensor& tensor : target_tensors) {
     refuse_gradient(tensor, options);
-    tensor =
-        tensor.to(devices_.back(), /*non_blocking=*/!devices_.back().is_cpu());
+    // As inputs: pinned memory would be read after the call has returned.
+    tensor = tensor.to(
+        devices_.back(),
+        /*non_blocking=*/!devices_.back().is_cpu() &&
+            !(tensor.is_cpu() && tensor.is_pinned()));
   }
   const pipe::Scattered cut = pipe::scatter(
       target_tensors,

@@ -96,6 +96,11 @@ def profile_sizes(
     row = pytree.tree_map_only(torch.Tensor, lambda x: x[:1], input)
     sizes = []
     with _kept_random_state(device):
+        # Libraries take their workspaces in the first call of a kind and keep them.
+        chain = Chain(row, device, spread)
+        for layer in layerwise_sandbox(module, device):
+            chain.next_input()
+            chain.forward(layer)
         chain = Chain(row, device, spread)
         for layer in layerwise_sandbox(module, device):
             chain.next_input()

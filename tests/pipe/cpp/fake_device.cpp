@@ -6,7 +6,10 @@
 //     write (for writes: after the last reads),
 //   * memory freed while another stream than the one it belongs to may use it,
 //     unless the allocator was told (record_stream) or the owner waits for it,
-//   * copies to the host that nobody waits for.
+//   * copies to the host, and from pinned memory, that nobody waits for.
+// It counts as well how often a thread went to another device in a way that
+// makes a context there (CUDA's setDevice, which its events call; not the
+// unchecked way of a guard's end).
 // "Ordered" is counted with vector clocks: every stream counts its operations
 // and knows how far each other stream was when it last waited for it.
 #include <ATen/ATen.h>
@@ -75,6 +78,7 @@ struct World {
   std::map<StreamKey, Clock> streams;
   Clock host;
   std::map<const void*, Memory> memory;
+  std::set<const void*> pinned;  // of the host
   std::vector<std::string> violations;
   std::vector<std::string> copies;
   std::string disabled;
@@ -212,12 +216,16 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return {kType, static_cast<c10::DeviceIndex>(current_device)};
   }
   void setDevice(c10::Device device) const override {
+    if (device.index() >= 0 && device.index() != current_device) {
+      const std::lock_guard lock(world().mutex);
+      ++world().counts["device " + std::to_string(device.index())];
+    }
+    uncheckedSetDevice(device);
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
     if (device.index() >= 0) {
       current_device = device.index();
     }
-  }
-  void uncheckedSetDevice(c10::Device device) const noexcept override {
-    setDevice(device);
   }
   c10::Stream getStream(c10::Device device) const override {
     const int index = device.index() < 0 ? current_device : device.index();
@@ -257,16 +265,30 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (*event == nullptr) {
       *event = new Event();
     }
-    const std::lock_guard lock(world().mutex);
-    static_cast<Event*>(*event)->clock = world().streams[key_of(stream)];
-    ++world().counts["record"];
+    there_and_back(stream.device(), [&] {
+      static_cast<Event*>(*event)->clock = world().streams[key_of(stream)];
+      ++world().counts["record"];
+    });
   }
   void block(void* event, const c10::Stream& stream) const override {
-    const std::lock_guard lock(world().mutex);
-    ++world().counts["wait"];
-    if (world().disabled != "wait") {
-      merge(world().streams[key_of(stream)], static_cast<Event*>(event)->clock);
+    there_and_back(stream.device(), [&] {
+      ++world().counts["wait"];
+      if (world().disabled != "wait") {
+        merge(
+            world().streams[key_of(stream)], static_cast<Event*>(event)->clock);
+      }
+    });
+  }
+  // As CUDA's events do.
+  template <typename Body>
+  void there_and_back(c10::Device device, const Body& body) const {
+    const c10::Device before = getDevice();
+    setDevice(device);
+    {
+      const std::lock_guard lock(world().mutex);
+      body();
     }
+    setDevice(before);
   }
   bool queryEvent(void*) const override {
     return true;
@@ -395,6 +417,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isAvailable() const override {
     return true;
   }
+  bool isPinnedPtr(const void* data) const override {
+    const std::lock_guard lock(world().mutex);
+    return world().pinned.count(data) > 0;
+  }
   bool hasPrimaryContext(c10::DeviceIndex) const override {
     return true;
   }
@@ -482,6 +508,8 @@ copy_from(const at::Tensor& self, const at::Tensor& target, bool non_blocking) {
         merge(world().host, streams[reads]);
       } else if (from) {
         report("a copy to the host is not waited for");
+      } else if (world().pinned.count(memory_of(self)) > 0) {
+        report("a copy from pinned memory is not waited for");
       }
     }
     world().copies.push_back(
@@ -762,6 +790,11 @@ TORCH_LIBRARY(fake_device, m) {
       });
   m.def("current_stream(int device) -> int", [](int64_t device) {
     return current_streams.at(device);
+  });
+  m.def("pin(Tensor host) -> ()", [](const at::Tensor& host) {
+    at::globalContext().lazyInitDevice(kType);  // or nothing counts as pinned
+    const std::lock_guard lock(world().mutex);
+    world().pinned.insert(memory_of(host));
   });
   m.def("num_blocks() -> int", [] {
     const std::lock_guard lock(world().mutex);

@@ -11,6 +11,7 @@ found, else by threads; ``PIPETRANSFORMER_BUILD_URING=0`` leaves liburing out.
 
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from setuptools import Extension, setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_compiler
 
 ROOT = pathlib.Path(__file__).resolve().parent
-CUDA_ARCHITECTURES = ("80", "90")
+CUDA_ARCHITECTURES = ("75", "80", "90")
 
 
 def find_nvcc() -> str | None:
@@ -73,8 +74,22 @@ def find_cuda_home(nvcc: str) -> pathlib.Path:
     return pathlib.Path(nvcc).resolve().parent.parent
 
 
-def cuda_link_flags(nvcc: str) -> list[str] | None:
-    """Flags that link the CUDA runtime, or None where it is not installed."""
+def cuda_release(nvcc: str) -> str:
+    """Return the CUDA release that a compiler is of, such as ``13.0``."""
+    shown = subprocess.run(
+        [nvcc, "--version"], check=True, capture_output=True, text=True
+    )
+    found = re.search(r"release (\d+\.\d+)", shown.stdout)
+    return found[1] if found else "unknown"
+
+
+def cuda_link_flags(nvcc: str, release: str) -> list[str] | None:
+    """Flags that link the CUDA runtime, or None where that does not work."""
+    built_for = torch.version.cuda
+    if built_for is not None and built_for.split(".")[0] != release.split(".")[0]:
+        # Two runtimes in one process, or one that is not installed.
+        print(f"kernels left out: {nvcc} is of CUDA {release}, torch of {built_for}")
+        return None
     # On a CUDA torch the runtime is torch's own shared library; on a CPU torch
     # the static one lets the extension load where no CUDA is installed.
     shared = torch.version.cuda is not None
@@ -174,12 +189,13 @@ def write_build_info(folder: pathlib.Path, facts: dict[str, object]) -> None:
 
 
 nvcc = find_nvcc()
-link_flags = cuda_link_flags(nvcc) if nvcc else None
-kernels = (
-    compile_kernels(nvcc, ROOT / "build" / "kernels")
-    if nvcc and link_flags is not None
-    else []
-)
+release = cuda_release(nvcc) if nvcc else ""
+link_flags = cuda_link_flags(nvcc, release) if nvcc else None
+kernels = []
+if nvcc and link_flags is not None:
+    # Objects are kept: another compiler or list of architectures makes its own.
+    kept = "-".join((release, *CUDA_ARCHITECTURES))
+    kernels = compile_kernels(nvcc, ROOT / "build" / "kernels" / kept)
 uring = uring_link_flags()
 macros = ["PIPETRANSFORMER_WITH_KERNELS"] if kernels else []
 macros += ["PIPETRANSFORMER_WITHOUT_LIBURING"] if uring is None else []

@@ -43,7 +43,9 @@ def test_parameter_shared_on_one_device_trains(devices, mode):
     torch.testing.assert_close(grads(layers), grads(plain))
 
 
-@pytest.mark.parametrize("devices", [cuda(2)])
+@pytest.mark.parametrize(
+    "devices", [pytest.param(["cpu", "meta"], id="meta-twin"), cuda(2)]
+)
 def test_parameter_shared_by_two_devices_is_refused(devices):
     layers = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
     layers[0].to(devices[0])
@@ -53,8 +55,9 @@ def test_parameter_shared_by_two_devices_is_refused(devices):
     inner = nn.Module()
     inner.weight = both
     inner.forward = lambda x: x
+    there = WithDevice(inner, torch.device(devices[1]))
     with pytest.raises(ValueError, match=TWO):
-        Pipe(nn.Sequential(layers[0], layers[1], inner))
+        Pipe(nn.Sequential(layers[0], layers[1], there))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,13 +82,11 @@ class Attention(nn.Module):
                 "causal": masking_utils.create_causal_mask,
                 "sliding": masking_utils.create_sliding_window_causal_mask,
             }[self.kind]
-            kept = {} if self.kind == "bidirectional" else {"past_key_values": None}
-            made[key] = make(
-                config=self.config,
-                inputs_embeds=hidden.detach(),
-                attention_mask=padding,
-                **kept,
-            )
+            given = {"config": self.config, "inputs_embeds": hidden.detach()}
+            if self.kind != "bidirectional":  # renamed in transformers 5.24
+                names = inspect.signature(make).parameters
+                given["cache" if "cache" in names else "past_key_values"] = None
+            made[key] = make(attention_mask=padding, **given)
         return made[key]
 
 

@@ -231,6 +231,11 @@ void PipeCall::forward_cell(CellId id) {
   }
   const Tensors attached =
       attach_inputs(id, received, cell, cells_, checkpoint || id.stage == 0);
+  // Draws that are none of torch's own: the recomputation makes others.
+  const auto drawn =
+      checkpoint && settings_.record && settings_.draw_mode == DrawMode::kKeyed
+          ? default_offset(settings_.devices[id.stage])
+          : std::nullopt;
   const bool several = settings_.record && attached.size() > 1;
   const std::vector<int64_t> before =
       several ? versions_of(attached) : std::vector<int64_t>();
@@ -239,6 +244,15 @@ void PipeCall::forward_cell(CellId id) {
       checkpoint ? Phase::kCheckpointing : Phase::kPlain,
       attached,
       *casts_);
+  if (drawn && default_offset(settings_.devices[id.stage]) != drawn) {
+    TORCH_WARN_ONCE(
+        "pipe: the default generator of ",
+        settings_.devices[id.stage],
+        " has moved in a cell that is recomputed: an operation that is not "
+        "torch's own draws from it, and will draw other numbers then. Keep "
+        "activations (checkpoint=\"never\"), or give it a generator of its "
+        "own");
+  }
   if (several) {
     check_no_shared_change(describe(id), attached, before);
   }

@@ -40,7 +40,8 @@ namespace pipetransformer::pipe {
 // its own back after it. Such a kernel may call others of its kind (fused
 // attention does); they draw from what their thread has been lent already. Work
 // that draws from the same default generator on a thread without a scope at
-// that moment is not kept out.
+// that moment is not kept out. Nor are kernels of other libraries: a cell that
+// is recomputed looks whether one has drawn (pipe_call.cpp).
 //
 // torch.utils.checkpoint saves the state of the default generators and puts it
 // back for its recomputation, which runs outside the scope: it would draw other
@@ -263,6 +264,14 @@ class LentGenerator {
     return lent_ == device;
   }
 
+  // The default generator's own offset, while nothing of it is lent.
+  static uint64_t own_offset(c10::Device device) {
+    const std::lock_guard alone(mutex_of(device));
+    at::Generator shared = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(shared.mutex());
+    return shared.get_offset();
+  }
+
  private:
   // One of each device, or kernels on different devices would take turns.
   static std::mutex& mutex_of(c10::Device device) {
@@ -394,6 +403,17 @@ bool probe() {
 bool keyed_draws_work() {
   static const bool works = probe();
   return works;
+}
+
+std::optional<uint64_t> default_offset(c10::Device device) {
+  if (device.is_cpu() || device.is_meta()) {
+    return std::nullopt;
+  }
+  try {
+    return LentGenerator::own_offset(device);
+  } catch (const c10::Error&) {  // while a graph is captured
+    return std::nullopt;
+  }
 }
 
 DrawScope::DrawScope(const DrawPosition& position, int64_t layer, bool keyed)

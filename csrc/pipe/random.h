@@ -8,6 +8,7 @@
 // Thread safety: all state is per thread.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/core/SafePyObject.h>
 
 #include <cstdint>
@@ -59,6 +60,11 @@ void set_draw_layer(int64_t layer);
 // none of them.
 using IsCheckpoint = bool (*)(const c10::SafePyObject& pack_hook);
 void set_checkpoint_test(IsCheckpoint test);
+
+// How far the default generator of an accelerator has come, apart from what is
+// lent of it at the moment; none where that cannot be told (CPU, a capture). It
+// moves in a cell where something draws that is not torch's own.
+std::optional<uint64_t> default_offset(c10::Device device);
 
 // The seed of a call that begins on this thread: the given one; without one
 // what the next draw from the default CPU generator gives, or from that of the

@@ -155,6 +155,36 @@ def test_kernels_without_generator_draw_as_keyed_and_repeat_their_draws(
     run_ranks(check_dropout, 1, library, kernel, timeout_s=TIMEOUT_S)
 
 
+def noisy(x, _rate):
+    return x + torch.ops.foreign.noise(x.detach())
+
+
+def check_draws_in_cells(_rank, library, kernel, mode):
+    load_fake_device(library)
+    layers = nn.Sequential(*(Functional(lambda x: kernel(x, 0.5)) for _ in range(6)))
+    pipe = Pipe.from_plan(
+        layers,
+        cuts=CUTS,
+        num_microbatches=2,
+        checkpoint=mode,
+        devices=[torch.device(place) for place in PLACES[1]],
+    )
+    x = torch.ones(8, 64, dtype=torch.double, device=PLACES[1][0])
+    pipe(x.requires_grad_()).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mode", "is_told"),
+    [(noisy, "always", True), (noisy, "never", False), (dropout, "always", False)],
+)
+def test_draws_of_other_libraries_in_recomputed_cells_are_told(
+    library, capfd, kernel, mode, is_told
+):
+    run_ranks(check_draws_in_cells, 1, library, kernel, mode, timeout_s=TIMEOUT_S)
+    text = capfd.readouterr().err
+    assert ("the default generator of fake:" in text) == is_told, text
+
+
 def check_backward_ends(_rank, library):
     load_fake_device(library)
     expected = train(plain_model(), rows())

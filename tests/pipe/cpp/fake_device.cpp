@@ -593,6 +593,19 @@ void attention_outer(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   return_first(op, stack, arguments.front().toTensor());
 }
 
+// Of another library: it draws from the default generator as well.
+at::Tensor foreign_noise(const at::Tensor& like) {
+  return std::get<0>(::native_dropout(at::ones_like(like), 0.5, true));
+}
+
+TORCH_LIBRARY(foreign, m) {
+  m.def("noise(Tensor like) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(foreign, PrivateUse1, m) {
+  m.impl("noise", &foreign_noise);
+}
+
 // Everything else: on the current stream, computed by the CPU's kernel on the
 // same memory.
 class Call {

@@ -13,9 +13,9 @@ class draw_scope:  # noqa: N801 - used like torch.no_grad
     Every operation that is given no generator (dropout, ``torch.rand``, ...) draws
     from one keyed by the four numbers; the default generators stay untouched. So
     draws do not depend on threads, stages or cuts, and are the same when repeated.
-    Not re-entrant; make a new one each time. On an accelerator torch's kernels that take
-    no generator are covered, too; those of other libraries draw from the device's
-    default generator, and a pipeline that recomputes such a cell warns.
+    Not re-entrant; make a new one each time. On an accelerator torch's kernels that
+    take no generator are covered, too; those of other libraries draw from the
+    device's default generator, and a pipeline that recomputes such a cell warns.
 
     Args:
         seed: Seed of the run, taken modulo 2**64. None takes one draw from the default

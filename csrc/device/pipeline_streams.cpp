@@ -29,10 +29,12 @@ namespace pipetransformer::device {
 namespace {
 
 // A stream of torch's pool, or the current one where a backend has no pool.
-c10::Stream pooled_stream(c10::Device device) {
+// Copies get high priority, from a pool that NCCL takes none of its streams
+// from: behind an all-reduce a border would wait for all replicas.
+c10::Stream pooled_stream(c10::Device device, bool for_copies) {
   const c10::impl::VirtualGuardImpl guard(device.type());
   try {
-    return guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
+    return guard.getStreamFromGlobalPool(device, for_copies);
   } catch (const c10::Error&) {
     return guard.getStream(device);
   }
@@ -91,7 +93,8 @@ PipelineStreams::PipelineStreams(
   for (const c10::Device& device : devices_) {
     const bool own = own_streams && has_streams(device);
     own_streams_.push_back(
-        own ? std::optional(pooled_stream(device)) : std::nullopt);
+        own ? std::optional(pooled_stream(device, /*for_copies=*/false))
+            : std::nullopt);
   }
 }
 
@@ -221,7 +224,8 @@ PipelineStreams::copy_streams(c10::Device source, c10::Device target) {
     if (!has_streams(device)) {  // c10 has a value for it
       return c10::Stream(c10::Stream::DEFAULT, device);
     }
-    return pooled ? pooled_stream(device) : current_stream(device);
+    return pooled ? pooled_stream(device, /*for_copies=*/true)
+                  : current_stream(device);
   };
   if (!pooled) {
     return {stream_of(source), stream_of(target)};

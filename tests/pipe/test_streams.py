@@ -87,6 +87,7 @@ def check_copies(_rank, library):
     assert {(c.split("/")[0], c.split(" -> ")[1][0]) for c in seen[0]} == pairs
     assert len(seen[0]) == 4 and seen[0] == seen[1]
     streams = [end for c in seen[0] for end in c.split(" -> ")]
+    assert all(int(end.split("/")[1]) > 100 for end in streams), "of high priority"
     assert len(set(streams)) == len(streams)
 
     pipe = make_pipe(places)

@@ -40,6 +40,7 @@ namespace {
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 constexpr int kDevices = 4;
 constexpr int kPoolStreams = 32;
+constexpr int64_t kHighPriority = 101;  // the first of that pool
 
 using StreamKey = std::pair<int, int64_t>;  // device, id
 using Clock = std::map<StreamKey, uint64_t>;
@@ -234,10 +235,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device device) const override {
     return stream_of(device.index(), 0);
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+  c10::Stream
+  getStreamFromGlobalPool(c10::Device device, bool high) const override {
     const std::lock_guard lock(world().mutex);
     const int64_t next = world().next_stream[device.index()]++;
-    return stream_of(device.index(), next % kPoolStreams + 1);
+    const int64_t first = high ? kHighPriority : 1;
+    return stream_of(device.index(), next % kPoolStreams + first);
   }
   c10::Stream getNewStream(c10::Device device, int) const override {
     return getStreamFromGlobalPool(device, false);

@@ -3,8 +3,9 @@
 torchrun --nproc-per-node=4 examples/causal_lm.py --model DIR --data DIR
 
 Without `--model` a small GPT-2 is made from a config and trained from scratch, on the
-tokens of the words themselves. The loss is a mean over tokens: padding does not count,
-however the batch is divided. `--check` trains the same in a plain loop as well.
+tokens of the words themselves; nothing is frozen then. The loss is a mean over tokens:
+padding does not count, however the batch is divided. `--check` trains the same in a
+plain loop as well.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def main() -> None:
     tokenize, model = tokenizer_and_model(args, texts[0])
     train_set, test_set = (Tokens(tokenize, part) for part in texts)
     plain = copy.deepcopy(model) if args.check else None
-    freezes = not args.no_freeze
+    freezes = args.model is not None and not args.no_freeze  # else all has to learn
     engine = pt.PipeTransformer(
         from_transformers(model, untie=freezes),  # shared weights cannot freeze
         optimizer=lambda params: torch.optim.AdamW(params, lr=args.lr),

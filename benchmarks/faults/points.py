@@ -172,7 +172,7 @@ class Striker:
         before(PlanAgreement, "receive", self._begin_change)
         after(PlanAgreement, "acknowledge", lambda *_: self._in_change("after ack"))
         after(PlanAgreement, "decide", self._decided)
-        before(group, "make_backend", lambda *_: self._in_change("in build"))
+        before(group, "make_backends", lambda *_: self._in_change("in build"))
         before(Pipe, "from_plan", lambda *_: self._in_change("in rewire"))
         before(ActiveGroup, "retire", lambda *_: self._in_change("in retire"))
         before(_C.autodp, "broadcast_tensors", self._moves)

@@ -67,9 +67,9 @@ def busy_at_the_end(rank, seconds):
                 engine.step(batch)
         active = engine.plan is not None
         if engine.is_main:
-            time.sleep(4 * seconds)
+            time.sleep(2.5 * seconds)
     return active
 
 
 def test_a_rank_may_be_busy_at_the_end_for_longer_than_a_collective_may_take():
-    assert sum(run_ranks(busy_at_the_end, 2, 1.5)) == 2
+    assert sum(run_ranks(busy_at_the_end, 2, 3.0)) == 2

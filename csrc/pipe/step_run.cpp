@@ -92,10 +92,11 @@ class DeliveryNode : public torch::autograd::Node {
     if (!lowest_) {
       results.push_back(make_token());
     }
-    deliver(
-        delivery_->parameter_grads[stage_], delivery_->marks[stage_], results);
+    Factors factors;
+    const device::Mark& mark = delivery_->marks[stage_];
+    deliver(delivery_->parameter_grads[stage_], mark, factors, results);
     if (lowest_) {
-      deliver(delivery_->input_grads, delivery_->marks[stage_], results);
+      deliver(delivery_->input_grads, mark, factors, results);
     }
     return results;
   }
@@ -104,9 +105,11 @@ class DeliveryNode : public torch::autograd::Node {
   }
 
  private:
-  void
-  deliver(Tensors& grads, const device::Mark& mark, variable_list& results) {
-    Factors factors;
+  void deliver(
+      Tensors& grads,
+      const device::Mark& mark,
+      Factors& factors,
+      variable_list& results) {
     for (at::Tensor& grad : grads) {
       results.push_back(scaled(grad, mark, *delivery_, factors));
       if (!delivery_->keep) {

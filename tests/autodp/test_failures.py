@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.autodp import ControlPlane, PeerFailure, build_group, connect
-from tests.autodp.world import FAST
-from tests.support.ranks import Ranks, free_port
+from tests.autodp.world import FAST, joined
+from tests.support.ranks import Ranks, free_port, run_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -230,7 +230,7 @@ def test_collective_after_the_end_raises_when_its_peer_goes():
 SCRIPT = """
 import os, pathlib, signal, sys
 from tests.autodp.test_failures import _outcome_of
-from tests.autodp.world import FAST
+from tests.autodp.world import FAST, joined
 from pipetransformer.autodp import ControlPlane, connect
 
 info, store = connect(FAST)
@@ -268,3 +268,22 @@ def test_killed_rank_under_torchrun_ends_the_others(tmp_path):
         served_by, phase = (tmp_path / str(rank)).read_text().split()
         assert served_by == "None", "torchrun serves the store"
         assert phase in ("SIGTERM", "heartbeat")
+
+
+def _comes_late(rank):
+    """Come to a barrier when the other one has waited for longer than it may."""
+    with pytest.raises(PeerFailure) as caught, joined(HASTY) as plane:
+        group = build_group(plane, name="g/0", members=[0, 1])
+        if rank == 1:
+            time.sleep(4)
+        group.barrier()
+    return str(caught.value)
+
+
+HASTY = replace(FAST, group_timeout=timedelta(seconds=1))
+
+
+@pytest.mark.distributed
+def test_a_peer_that_is_busy_is_not_called_gone_alone():
+    text = run_ranks(_comes_late, 2)[0]
+    assert "has been busy with something else for longer than group_timeout" in text

@@ -271,7 +271,7 @@ def check_targets(_rank, library):
     fake.pin(y)
     for _ in range(2):
         fake.copies()
-        loss = pipe(x.to("fake:0"), targets=y)
+        loss = pipe(x.to("fake:0").requires_grad_(), targets=y)
         (loss * 3).backward()
         copies = fake.copies()
         # The scale comes from the last device: once to each other one.

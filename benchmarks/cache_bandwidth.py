@@ -269,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     copy,
                     better_than=COPY,
                     quick=args.quick,
-                    target=Target(LEAST, at_least=True) if reads else None,
+                    target=Target(LEAST, at_least=True, of="value") if reads else None,
                 )
                 ratios.append(found)
                 told = f"{found.value:.2f} ({found.min:.2f} to {found.max:.2f})"
@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raw,
             better_than=RAW,
             quick=args.quick,
-            target=Target(LEAST_OF_DISK, at_least=True),
+            target=Target(LEAST_OF_DISK, at_least=True, of="value"),
         )
         ratios.append(found)
         told = f"{found.value:.2f} ({found.min:.2f} to {found.max:.2f})"

@@ -31,22 +31,24 @@ ARROWS: dict[str, frozenset[str]] = {
     "autodp": frozenset({"device", "core", "network"}),
     "autocache": frozenset({"device", "core", "skip"}),
     "autofreeze": frozenset({"device", "core", "skip"}),
-    "data": frozenset(),
+    "data": frozenset({"core"}),
     "report": frozenset({"planner", "core"}),
     "explanation": frozenset({"report", "planner", "simulator", "core"}),
     # A run, bottom up: each room may use those above it in this list.
     "config": frozenset({"autodp"}),
     "state": frozenset({"autodp", "autofreeze", "core"}),
-    "run": frozenset({"state", "config", "data", "report", *_FEATURES - {"pipe"}}),
+    "run": frozenset(
+        {"state", "config", "data", "report", "core", *_FEATURES - {"pipe"}}
+    ),
     "replica": frozenset(
-        {"run", "data", "report", "skip", *_FEATURES - {"autofreeze"}}
+        {"run", "data", "report", "skip", "core", *_FEATURES - {"autofreeze"}}
     ),
     "checkpoint": frozenset({"replica", "run", "state", "pipe", "core"}),
     "transformation": frozenset(
         {"replica", "run", "state", "report", "explanation", "core", *_FEATURES}
     ),
     "progress": frozenset(
-        {"transformation", "replica", "run", "data", "report", "autodp"}
+        {"transformation", "replica", "run", "data", "report", "autodp", "core"}
     ),
     "recovery": frozenset(
         {"progress", "transformation", "replica", "run", "state", "autodp"}
@@ -54,7 +56,7 @@ ARROWS: dict[str, frozenset[str]] = {
     "loop": frozenset(
         {"recovery", "progress", "transformation", "checkpoint", "replica", "run"}
     )
-    | {"state", "data", "report", "autodp", "autocache"},
+    | {"state", "data", "report", "autodp", "autocache", "core"},
     "engine": frozenset(
         {"loop", "progress", "transformation", "checkpoint", "replica", "run", "state"}
     )

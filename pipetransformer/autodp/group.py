@@ -35,6 +35,7 @@ class ActiveGroup:
         name: Where the members left their addresses; no two groups share one.
         members: World ranks in the order of the group's ranks.
         generation: The plane's when the group was built; a later one cannot use it.
+        num_devices: How many devices of each member it connects; 0: the host's alone.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class ActiveGroup:
         *,
         name: str,
         members: Sequence[int],
+        num_devices: int = 0,
     ) -> None:
         self._plane = plane
         self._core = core
         self.name = name
         self.members = tuple(members)
         self.generation = plane.generation
+        self.num_devices = num_devices
 
     @property
     def process_group(self) -> dist.ProcessGroup:
@@ -245,7 +248,9 @@ def build_group(
         )
     del made  # the group owns them: their last reference must go in the background
     logger.debug("built the active group '%s' of ranks %s", name, list(members))
-    return ActiveGroup(plane, core, name=name, members=members)
+    return ActiveGroup(
+        plane, core, name=name, members=members, num_devices=len(devices)
+    )
 
 
 def _type_of(devices: Sequence[torch.device]) -> str:

@@ -49,11 +49,20 @@ class GroupCache:
         """Return how many groups are kept."""
         return len(self._kept)
 
-    def name_for(self, members: Sequence[int], fresh: str) -> str:
-        """Return the name of the kept group of `members`, else `fresh`."""
+    def name_for(
+        self, members: Sequence[int], fresh: str, *, num_devices: int = 0
+    ) -> str:
+        """Return the name of the kept group of `members`, else `fresh`.
+
+        Args:
+            members: world ranks in the group's order.
+            fresh: the name that a new group has.
+            num_devices: of each member, which the group connects.
+        """
         self._drop_old()
+        wanted = tuple(members), num_devices
         for name, group in reversed(self._kept.items()):
-            if group.members == tuple(members):
+            if (group.members, group.num_devices) == wanted:
                 return name
         return fresh
 

@@ -78,6 +78,11 @@ class GradientAccumulator:
         )
         return tuple(math.fsum(norms.get(p, 0.0) for p in unit) for unit in self._units)
 
+    def follow(self) -> None:
+        """Bring the sums to where their parameters are."""
+        for parameter, total in self._sums.items():
+            self._sums[parameter] = total.to(parameter.device)
+
     def reset(self) -> None:
         """Forget the sums, at an evaluation point after ``norms``."""
         self._sums.clear()

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from pipetransformer.checkpoint import format as checkpoint
+from pipetransformer.core.devices import HOST, to_device
 from pipetransformer.core.wire import printable
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
@@ -61,10 +62,15 @@ def save(
 
 
 def weights(run: Run) -> dict[str, Tensor]:
-    """Return the plain model's ``state_dict`` as it was between two steps."""
+    """Return the plain model's ``state_dict`` as it was between two steps, on the host.
+
+    What is there is not copied.
+    """
     named: dict[str, Tensor] = run.arguments.model.state_dict()
     before = run.step_buffers.before_step() or {}
     named.update((name, value) for name, value in before.items() if name in named)
+    if not run.slots.on_host:
+        named.update(to_device(dict(named), HOST))
     return named
 
 

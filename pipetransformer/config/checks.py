@@ -86,7 +86,7 @@ def _told(hint: Any) -> str:
     if get_origin(hint) in (Union, types.UnionType):
         return " or ".join(_told(each) for each in get_args(hint))
     if get_origin(hint) is Sequence:
-        return "a sequence of ints"
+        return f"a sequence of {get_args(hint)[0].__name__}s"
     if hint is type(None):
         return "None"
     if get_origin(hint) is os.PathLike:

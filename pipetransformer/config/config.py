@@ -39,7 +39,7 @@ class PlanConfig:
         slot_memory_bytes: Memory of one device in bytes. On CPU it is an accounting
             limit of the planner, not a physical one. None: what the job
             may use of the host's memory (limits of its cgroups count), divided by the
-            slots, or the CUDA device's memory.
+            slots, or what an accelerator has, divided by the slots that it serves.
         num_stages: Forces the pipeline length K; None lets the planner choose.
         num_microbatches: Forces M; None lets the planner choose.
         max_replicas: Upper bound of R, per run; 1 switches AutoDP off.
@@ -112,7 +112,7 @@ class PipeConfig:
         threads_per_stage: Intra-op threads of each CPU slot; None: cores divided by
             the node's slots, at least 1.
         num_slots: CPU slots of a process that was started alone; under a launcher
-            there is one slot per process.
+            there is one slot per process. Accelerators count by `Config.devices`.
     """
 
     checkpoint: CheckpointMode = "never"
@@ -301,6 +301,14 @@ class Config:
             that `loss_weight` is needed. False: for a loss that compares rows with
             each other, or must not be called again. Each replica then takes it over
             its own rows.
+        devices: The devices of each node's slots, in order, as every process of the
+            node sees them: ``("cuda:0", "cuda:1")``. A slot is there for every process
+            that a launcher has started; fewer devices are dealt to the slots in turn,
+            so that one may serve several stages. A process that was started alone has
+            a slot for each entry. ``("cpu",)``: slots of the host, see `PipeConfig`.
+            None: the CUDA devices that the process sees, or else the host. The layers
+            are moved; the model that the engine is given is on the host before and
+            after.
         plan: See `PlanConfig`.
         pipe: See `PipeConfig`.
         cache: See `CacheConfig`.
@@ -317,6 +325,7 @@ class Config:
     scheduler_interval: SchedulerInterval = "step"
     clip_grad_norm: float | None = None
     check_loss: bool = True
+    devices: Sequence[str] | None = None
     plan: PlanConfig = dataclasses.field(default_factory=PlanConfig)
     pipe: PipeConfig = dataclasses.field(default_factory=PipeConfig)
     cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
@@ -347,6 +356,9 @@ class Config:
             value = getattr(self, name)
             _require(value in known, f"Config.{name}", f"one of {known}", value)
         _positive_or_none("Config.clip_grad_norm", self.clip_grad_norm)
+        names = self.devices
+        listed = names is None or (not isinstance(names, str) and len(names) > 0)
+        _require(listed, "Config.devices", "a sequence of names or None", names)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON, YAML and TOML can hold, nested per room.

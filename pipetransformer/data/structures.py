@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from pipetransformer.core.devices import to_device
+
 
 def arguments_of(value: Any) -> tuple[Any, ...] | Mapping[str, Any]:
     """Return the arguments of the first layer: a mapping holds keywords."""
@@ -30,23 +32,31 @@ def call_with(function: nn.Module, value: Any) -> Any:
     return function(*arguments)
 
 
-def call_layers(layers: Sequence[nn.Module], inputs: Any) -> Any:
+def call_layers(
+    layers: Sequence[nn.Module], inputs: Any, *, follow: bool = False
+) -> Any:
     """Run layers in order, spreading tuples between them as the pipeline does.
 
     Args:
         layers: Consecutive layers of the user's Sequential.
         inputs: What the first one takes; a mapping holds its keywords.
+        follow: Bring to each layer's device what it takes.
     """
     value = inputs
-    for output in layer_outputs(layers, inputs):
+    for output in layer_outputs(layers, inputs, follow=follow):
         value = output
     return value
 
 
-def layer_outputs(layers: Sequence[nn.Module], inputs: Any) -> Iterator[Any]:
+def layer_outputs(
+    layers: Sequence[nn.Module], inputs: Any, *, follow: bool = False
+) -> Iterator[Any]:
     """Run layers as `call_layers` does, and yield what each returns."""
     value = inputs
     for index, layer in enumerate(layers):
+        place = next(layer.parameters(), None) if follow else None
+        if place is not None:
+            value = to_device(value, place.device)
         spread = index == 0 or isinstance(value, (tuple, list))
         value = call_with(layer, value) if spread else layer(value)
         yield value

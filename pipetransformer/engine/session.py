@@ -16,6 +16,7 @@ from pipetransformer.replica.replica import warm_up
 from pipetransformer.report.clock import Clock
 from pipetransformer.run.arguments import EngineArguments
 from pipetransformer.run.context import Run
+from pipetransformer.run.slots import compare_devices
 from pipetransformer.state.signature import agree, signature_lines, trainable_lines
 from pipetransformer.transformation import records
 
@@ -37,7 +38,12 @@ class Session:
             self._plane = ControlPlane(store, info, arguments.config.autodp)
         self._coordinator: Coordinator | None = None
         self._exits = contextlib.ExitStack()
-        self.run = Run(arguments, self._plane, clock)
+        try:
+            self.run = Run(arguments, self._plane, clock)
+        except BaseException as error:
+            self._plane.fail("opening the engine", f"{type(error).__name__}: {error}")
+            self._plane.close()
+            raise
 
     def open(self) -> Coordinator:
         """Compare models and configs, warm up, resume.
@@ -102,12 +108,14 @@ class Session:
             f"policy {run.policy!r} {run.policy.state_dict()}",
             f"units {run.arguments.unit_ends}",
             f"processes per node {run.info.local_world_size}",
+            f"slots of type {run.slots.type}",
         ]
         try:
             agree(self._plane, signature_lines(run.arguments.model, lines))
         except ValueError:
             self._plane.finish()  # every rank refuses: leave together
             raise
+        compare_devices(self._plane, run.slots)
 
     def _resume(self, coordinator: Coordinator, directory: str) -> None:
         found = checkpoint.newest_valid(directory)

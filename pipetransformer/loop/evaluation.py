@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from pipetransformer.core.devices import HOST, to_device
 from pipetransformer.data.structures import fit_together, join_rows
 from pipetransformer.loop.microbatches import (
     evaluating,
@@ -49,7 +50,7 @@ def evaluate(
     compares_rows = not run.config.check_loss and run.arguments.loss_weight is None
 
     def keep(outputs: Any, targets: Any, rows: int) -> _Part:
-        whole = (outputs, targets) if compares_rows else None
+        whole = to_device((outputs, targets), HOST) if compares_rows else None
         weight = float(weight_of(run, targets, rows))
         loss = 0.0 if compares_rows or not weight else _loss_of(run, outputs, targets)
         values = {
@@ -80,6 +81,12 @@ def _loss_of(run: Run, outputs: Any, targets: Any) -> float:
     return float(run.arguments.loss(outputs, targets))
 
 
+def _loss_there(run: Run, pair: tuple[Any, Any]) -> float:
+    """Return the loss of what is on the host, where the last layers are."""
+    last = list(run.arguments.model.parameters())[-1]
+    return _loss_of(run, *to_device(pair, last.device))
+
+
 def _gather(replica: Replica, share: list[_Part]) -> list[_Part]:
     if replica.group.size == 1:
         return share
@@ -99,9 +106,8 @@ def _of_whole(run: Run, parts: Sequence[_Part]) -> float:
     """Return the loss of all rows at once; by parts where these do not fit together."""
     pairs = [whole for *_, whole in parts if whole is not None]
     if fit_together(pairs):
-        outputs, targets = join_rows(pairs)
-        return _loss_of(run, outputs, targets)
-    losses = [_loss_of(run, *pair) for pair in pairs]
+        return _loss_there(run, join_rows(pairs))
+    losses = [_loss_there(run, pair) for pair in pairs]
     return _mean_loss(
         [(loss, part[1], {}, None) for loss, part in zip(losses, parts, strict=True)]
     )

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pipetransformer.core.devices import beside, to_device
 from pipetransformer.data.structures import arguments_of, stack_rows
 from pipetransformer.replica.draws import position_of_evaluation
 from pipetransformer.replica.replica import Replica
@@ -101,7 +102,7 @@ def forward_share(
     def through_prefix(numbered: tuple[int, tuple[Any, Tensor]]) -> Any:
         number, ((inputs, _), ids) = numbered
         if prefix is None:
-            return inputs
+            return to_device(inputs, replica.pipe.devices[0])
         position = position_of_evaluation(step, number)
         return prefix(lambda: inputs, ids, cache, position=position, whole=True)
 
@@ -123,10 +124,13 @@ def forward_share(
             step=first.step, first_microbatch=first.first_microbatch
         )
         numbered = list(enumerate(loaded, begin + at))
-        ready = replica.workers.map(through_prefix, numbered)
+        if prefix is None:
+            ready = [through_prefix(each) for each in numbered]
+        else:
+            ready = prefix.spread(through_prefix, numbered)
         outputs = replica.pipe.run([arguments_of(value) for value in ready])
         for output, ((_, rest), ids) in zip(outputs, loaded, strict=True):
-            results.append(keep(output, rest, len(ids)))
+            results.append(keep(output, beside(output, rest), len(ids)))
     return results
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.core.devices import beside
 from pipetransformer.data import Batch
 from pipetransformer.data.structures import rows_of, tensors_of
 from pipetransformer.loop.accumulation import Accumulated, Window
@@ -53,6 +54,7 @@ def forward_loss(
             loss: Tensor = outputs
         else:
             wanted = bundle.targets if bundle is not None else targets
+            wanted = beside(outputs, wanted)
             counts = run.arguments.loss_weight is not None
             if counts and weight_of(run, wanted, 1) == 0:
                 loss = _zero_of(outputs)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,13 @@ from torch import Tensor, nn
 from pipetransformer.planner._alike import cost_key
 from pipetransformer.planner._flow import Flow, call, timed_call
 from pipetransformer.planner._stopwatch import Stopwatch, stopwatch
+
+Place: TypeAlias = Callable[[nn.Module], AbstractContextManager[None]]
+
+
+def left(_: nn.Module) -> AbstractContextManager[None]:
+    """Leave a layer where it is."""
+    return nullcontext()
 
 
 class LayerTimes(NamedTuple):
@@ -22,7 +30,9 @@ class LayerTimes(NamedTuple):
     forward_only_ns: int
 
 
-def time_layers(layers: nn.Sequential, value: object, repeats: int) -> list[LayerTimes]:
+def time_layers(
+    layers: nn.Sequential, value: object, repeats: int, *, place: Place = left
+) -> list[LayerTimes]:
     """Time every layer on the output of the one before, and on the skips it pops.
 
     Layers that do the same work are timed once, and have equal times: a stack of
@@ -32,6 +42,7 @@ def time_layers(layers: nn.Sequential, value: object, repeats: int) -> list[Laye
         layers: the model.
         value: inputs of the first layer.
         repeats: timed runs per layer, after one that warms up; the fastest counts.
+        place: brings each layer to where it is measured, and back.
 
     Returns:
         One entry per layer.
@@ -41,15 +52,16 @@ def time_layers(layers: nn.Sequential, value: object, repeats: int) -> list[Laye
     flow = Flow(value)
     for layer in layers:
         taken = flow.at(layer)
-        key = cost_key(layer, taken)
-        if key in known:
-            times.append(known[key])
-            flow = flow.after(layer, _given(layer, taken))
-            continue
-        runs = []
-        for _ in range(repeats + 1):
-            run, given = _run_once(layer, taken)
-            runs.append(run)
+        with place(layer):
+            key = cost_key(layer, taken)
+            if key in known:
+                times.append(known[key])
+                flow = flow.after(layer, _given(layer, taken))
+                continue
+            runs = []
+            for _ in range(repeats + 1):
+                run, given = _run_once(layer, taken)
+                runs.append(run)
         columns = zip(*runs[1:], strict=True)
         forward_ns, input_ns, both_ns, only_ns = (min(column) for column in columns)
         trains = any(p.requires_grad for p in layer.parameters())

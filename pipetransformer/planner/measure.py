@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.core import wire
+from pipetransformer.core.devices import move_modules, to_device
 from pipetransformer.planner import _values
 from pipetransformer.planner._saved import saved_and_boundary_bytes
-from pipetransformer.planner._timing import LayerTimes, time_layers
+from pipetransformer.planner._timing import LayerTimes, left, time_layers
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
 from pipetransformer.planner.least_rows import least_rows
 from pipetransformer.skip import skip_pairs, verify_skippables
@@ -35,6 +37,7 @@ def profile(
     microbatch_samples: Sequence[int] = (1, 4, 16),
     repeats: int = 3,
     name: str = "model",
+    device: torch.device | str | None = None,
 ) -> Profile:
     """Measure what each layer costs, and leave the model as it was found.
 
@@ -57,8 +60,8 @@ def profile(
     that stashes it.
 
     Args:
-        model: on the device it is to be measured on. A tuple or list leaves a
-            layer is spread into the next layer's arguments.
+        model: on the device it is to be measured on, or see `device`. A tuple or list
+            leaves a layer is spread into the next layer's arguments.
         sample: inputs of the first layer: a tensor ``(rows, ...)``, a tuple or list of
             arguments, or a dict of keyword arguments.
         microbatch_samples: increasing micro-batch sizes; those above the number of
@@ -66,6 +69,8 @@ def profile(
             so 1 becomes 2.
         repeats: runs per layer and size, at least 1.
         name: of the model, for people.
+        device: where to measure; each layer is there only while it runs, so that the
+            model need not fit. None: where the model is.
 
     Returns:
         The profile. ``weight_grad_activation_bytes_per_sample`` is not measured: it
@@ -90,13 +95,18 @@ def profile(
         raise ValueError(f"repeats: expected at least 1, got {repeats}")
     sizes = _sizes(model, _values.num_rows(sample), microbatch_samples)
     largest = sizes[-1]
+    place = left
+    if device is not None:
+        wanted = torch.empty(0, device=device).device
+        sample = to_device(sample, wanted)
+        place = functools.partial(_on, wanted)
     with _left_as_found(model, next(_values.tensors(sample)).device):
         times = [
-            time_layers(model, _values.first_rows(sample, size), repeats)
+            time_layers(model, _values.first_rows(sample, size), repeats, place=place)
             for size in sizes
         ]
         saved, boundary = saved_and_boundary_bytes(
-            model, _values.first_rows(sample, largest)
+            model, _values.first_rows(sample, largest), place=place
         )
     parameter_bytes, trainable_bytes, tied = _parameters(model)
     layers = [
@@ -121,6 +131,18 @@ def profile(
         tied_layers=tied,
         skips=skip_pairs(list(model)),
     )
+
+
+@contextmanager
+def _on(device: torch.device, layer: nn.Module) -> Iterator[None]:
+    """Hold a layer on a device."""
+    tensors = [*layer.parameters(), *layer.buffers()]
+    before = tensors[0].device if tensors else device
+    move_modules([layer], device)
+    try:
+        yield
+    finally:
+        move_modules([layer], before)
 
 
 def _said_in_part(trainable_bytes: int, **fields: Any) -> LayerProfile:

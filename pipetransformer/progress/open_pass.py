@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from pipetransformer.autodp import ActiveGroup, broadcast_tensors
+from pipetransformer.core.devices import to_device
 from pipetransformer.data import Batch
 from pipetransformer.progress.counts import Counts, Pass
 from pipetransformer.progress.sharding import EpochSharding, Loading, asking_ahead
@@ -94,6 +96,8 @@ class OpenPass:
         shares = self._sharding()
         sampler = shares.sampler(self._in_force(), rank, position)
         loaded, run = shares.loading.batches(sampler), self._run
+        if not run.slots.on_host:
+            loaded = self._placed_each(loaded)
         if not run.caches.reads_disk("train"):
             return loaded
         view = state.epoch % (shares.loading.views or 1)
@@ -107,7 +111,22 @@ class OpenPass:
     def load(self, number: int) -> Batch:
         """Load this replica's present share of one batch."""
         shares, rank = self._sharding(), self._run.info.rank
-        return shares.loading.one(shares.sampler(self._in_force(), rank, number))
+        batch = shares.loading.one(shares.sampler(self._in_force(), rank, number))
+        return self._placed(batch)
+
+    def _placed(self, batch: Batch) -> Batch:
+        """Return a batch with its targets where the outputs will be."""
+        last = self._role.active().pipe.devices[-1]
+        targets = to_device(batch.targets, last)
+        same = targets is batch.targets
+        return batch if same else dataclasses.replace(batch, targets=targets)
+
+    def _placed_each(
+        self, loaded: Generator[Batch, None, None]
+    ) -> Generator[Batch, None, None]:
+        with contextlib.closing(loaded):
+            for batch in loaded:
+                yield self._placed(batch)
 
     # -- what is counted -------------------------------------------------------
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.autocache import Codec
+from pipetransformer.core.devices import beside
 from pipetransformer.data.generators import GlobalGenerators
 from pipetransformer.data.structures import call_layers, rows_of, tensors_of
 from pipetransformer.report.codecs import LEAST_COSINE, CodecRecord
@@ -128,8 +129,9 @@ class CodecGate:
             else tuple(t.clone() for t in tensors_of(value))
         )
         with use_skip_tracker(SkipTracker()):
-            outputs = call_layers(list(layers), inputs)
-            value = self._scaled(loss(outputs, copy.deepcopy(targets)))
+            outputs = call_layers(list(layers), inputs, follow=True)
+            wanted = copy.deepcopy(beside(outputs, targets))
+            value = self._scaled(loss(outputs, wanted))
         gradients = torch.autograd.grad(
             value, weights, allow_unused=True, materialize_grads=True
         )

@@ -1,18 +1,20 @@
 """The frozen prefix: cache look-up, and the forward of what the cache lacks.
 
 Frozen layers run once per sample under ``no_grad`` and in eval mode, in micro-batches
-spread over all devices of the pipeline. A record found at an earlier boundary is
-advanced: only the layers behind that boundary run. Layers that draw random numbers even
-so draw keyed ones, as those of the pipeline do.
+spread over all devices of the pipeline; those but the first have copies of them, and
+what the layers return is on the first. Records are on the host. A record found at an
+earlier boundary is advanced: only the layers behind that boundary run. Layers that draw
+random numbers even so draw keyed ones, as those of the pipeline do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,7 @@ from pipetransformer.autocache import (
     valid_part,
     values_context,
 )
+from pipetransformer.core.devices import HOST, move_modules, to_device
 from pipetransformer.data.structures import (
     call_layers,
     fit_together,
@@ -49,6 +52,8 @@ from pipetransformer.skip import SkipTracker, use_skip_tracker
 
 _LOG = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 
 class FrozenPrefix:
     """Layers ``[0, boundary)`` of the model, with an optional cache.
@@ -59,6 +64,7 @@ class FrozenPrefix:
             goes past it.
         workers: The pipeline's workers; misses are spread over them.
         clock: Is told what goes into reading, computing and writing.
+        devices: Of the workers, in their order; the layers are on the first.
         seed: Seed of the random draws.
         ragged: How rows of different lengths are padded; None: they are not.
         debug: Compute all that was found again, and raise where it differs.
@@ -75,6 +81,7 @@ class FrozenPrefix:
         workers: Workers,
         clock: Clock,
         *,
+        devices: Sequence[torch.device] = (HOST,),
         seed: int,
         ragged: Ragged | None = None,
         debug: bool = False,
@@ -83,6 +90,9 @@ class FrozenPrefix:
     ) -> None:
         self.boundary = boundary
         self._layers = list(layers)[:boundary]
+        self._devices = list(devices)
+        self._on: dict[torch.device, list[nn.Module]] = {}
+        self._copied: list[int] | None = None  # fingerprints of what was copied
         self._workers = workers
         self._clock = clock
         self._seed = seed
@@ -109,7 +119,22 @@ class FrozenPrefix:
         Records of weights that something has changed since then become misses.
         """
         self._chains = {}
-        self._chain()
+        chain = self._chain()
+        if self._copied != chain:
+            first, *others = dict.fromkeys(self._devices)
+            copies = {device: _copied(self._layers, device) for device in others}
+            self._on = {first: self._layers, **copies}
+            self._copied = chain
+
+    def spread(self, function: Callable[[Any], _T], items: Sequence[Any]) -> list[_T]:
+        """Call a function with each item, on the workers where these compute."""
+        if self._devices[0] == HOST:
+            return self._workers.map(function, items)
+        # Calls return at once; worker threads have other current streams.
+        return [function(item) for item in items]
+
+    def _here(self, value: Any) -> Any:
+        return to_device(value, self._devices[0])
 
     def _context(self) -> tuple[object, ...]:
         """Return what values depend on besides the layers.
@@ -221,7 +246,7 @@ class FrozenPrefix:
                 found, result = [], self._run(inputs(), 0, position, whole)
             if served is not None:
                 with self._clock.phase("codec"):
-                    compare(result, served)
+                    compare(result, self._here(served))
             codec = "native"
         if write:
             with self._clock.phase("cache_write"):
@@ -333,8 +358,9 @@ class FrozenPrefix:
     ) -> list[Tensor]:
         """Compute the first found row again, up to the boundary of its record."""
         layers = self._layers[: found.boundary]
+        row = self._here(slice_rows(inputs, found.rows[:1]))
         with self._scope(position):
-            return tensors_of(call_layers(layers, slice_rows(inputs, found.rows[:1])))
+            return tensors_of(call_layers(layers, row))
 
     @contextlib.contextmanager
     def _scope(self, position: DrawPosition) -> Iterator[None]:
@@ -375,8 +401,8 @@ class FrozenPrefix:
             step = position.step + number
             return self._scope(dataclasses.replace(position, step=step))
 
-        layers = self._layers
-        found = faulty_layer(layers, inputs, row, scope=scope, differ=_difference)
+        layers, here = self._layers, self._here(inputs)
+        found = faulty_layer(layers, here, row, scope=scope, differ=_difference)
         return found or (
             "no layer gives other values when it runs again or alone: its code has "
             "changed since the record was made, or its values depend on more than "
@@ -461,9 +487,8 @@ class FrozenPrefix:
         whole: bool,
         end: int | None = None,
     ) -> Any:
-        layers = self._layers[start:end]
-        if not layers:
-            return inputs
+        if not self._layers[start:end]:
+            return self._here(inputs)
         rows = rows_of(inputs)
         most = 1 if whole else self._workers.num_workers
         pieces = max(1, min(most, rows))
@@ -471,11 +496,14 @@ class FrozenPrefix:
 
         def forward(numbered: tuple[int, Any]) -> Any:
             number, piece = numbered
+            worker = number if whole else number - first
+            device = self._devices[worker % len(self._devices)]
+            layers = self._on[device][start:end]
             draws = draw_scope(
                 self._seed, position.step, microbatch=number, layer=start
             )
             with use_skip_tracker(SkipTracker()), draws:
-                return call_layers(layers, piece)
+                return self._here(call_layers(layers, to_device(piece, device)))
 
         with self._clock.phase("prefix"), torch.no_grad():
             if pieces == 1:
@@ -485,8 +513,18 @@ class FrozenPrefix:
                 (first + i, slice_rows(inputs, slice(a, b)))
                 for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False))
             ]
-            outputs = self._workers.map(forward, cut)
+            outputs = self.spread(forward, cut)
         return join_rows(outputs)
+
+
+def _copied(layers: Sequence[nn.Module], device: torch.device) -> list[nn.Module]:
+    """Return copies of layers on another device; what they share, copies share."""
+    memo: dict[int, Any] = {}
+    copies = []
+    for layer in layers:
+        copies.append(copy.deepcopy(layer, memo))
+        move_modules(copies[-1:], device)
+    return copies
 
 
 # Relative, of what another number of rows in a batch makes of rounding.

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.autocache import ActivationCache
 from pipetransformer.autodp import ActiveGroup
+from pipetransformer.core.devices import to_device
 from pipetransformer.data import Batch
 from pipetransformer.data.structures import arguments_of
 from pipetransformer.pipe import Pipe, Workers
@@ -98,6 +99,7 @@ class ActiveModel(nn.Module):
         prefix = self._prefix[0]
         if prefix is None:
             value = self._inputs(batch) if batch is not None else inputs
+            value = to_device(value, self.pipe.devices[0])
         elif batch is None:
             value = prefix(lambda: inputs, None, None, position=position)
         else:
@@ -125,7 +127,8 @@ class ActiveModel(nn.Module):
 
     def _nothing(self) -> Tensor:
         used = [p for p in self.pipe.parameters() if p.requires_grad]
-        return torch.stack([p.reshape(-1)[:0].sum() for p in used]).sum()
+        sums = [p.reshape(-1)[:0].sum() for p in used]
+        return torch.stack([to_device(each, sums[-1].device) for each in sums]).sum()
 
 
 class LastGradient:

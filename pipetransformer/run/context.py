@@ -7,6 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pipetransformer.autodp import (
     ActiveGroup,
     ControlPlane,
@@ -21,9 +24,11 @@ from pipetransformer.run.arguments import EngineArguments
 from pipetransformer.run.caches import Caches
 from pipetransformer.run.control_log import ControlLog
 from pipetransformer.run.measured_costs import MeasuredCosts
+from pipetransformer.run.placement import Placement
 from pipetransformer.run.plan_in_force import PlanInForce
 from pipetransformer.run.plan_inputs import PlanInputs
 from pipetransformer.run.precision import Precision
+from pipetransformer.run.slots import slots_of
 from pipetransformer.state.state import TrainingState, load_optimizer_state
 from pipetransformer.state.step_buffers import StepBuffers
 
@@ -64,8 +69,15 @@ class Run:
         )
         self.state.gradients = self.gradients
         self.state.losses = LossSum() if "loss" in arguments.policy.needs else None
-        device = next(arguments.model.parameters()).device
-        self.precision = Precision(self.config.amp, device.type)
+        self.slots = slots_of(self.config, self.info)
+        self.placement = Placement(
+            self.slots,
+            plane,
+            self.state,
+            arguments.loss,
+            self.config.autodp.protocol_timeout,
+        )
+        self.precision = Precision(self.config.amp, self.slots.type)
         self.state.scaler = self.precision.scaler
         self.history = History(
             world_size=plane.info.world_size, seed=arguments.config.seed
@@ -82,16 +94,27 @@ class Run:
         self,
         name: str,
         members: Sequence[int],
+        num_stages: int = 1,
         given_up: Callable[[], bool] | None = None,
     ) -> ActiveGroup:
-        """Connect a new group, see `autodp.build_group`."""
+        """Connect a new group of replicas, see `autodp.build_group`."""
+        slots = self.slots
+        block = tuple(dict.fromkeys(slots.of(slots.block(num_stages))))
         return build_group(
             self.plane,
             name=name,
             members=members,
             config=self.config.autodp,
+            devices=() if slots.on_host else block,
+            shares_devices=slots.shares(num_stages),
             given_up=given_up,
         )
+
+    def group_devices(self, num_stages: int) -> int:
+        """Return how many devices of each member a group of replicas connects."""
+        slots = self.slots
+        block = slots.of(slots.block(num_stages))
+        return 0 if slots.on_host else len(set(block))
 
     @property
     def is_lead(self) -> bool:
@@ -114,9 +137,8 @@ class Run:
 
     @property
     def num_slots(self) -> int:
-        """Devices of this node that pipelines may use."""
-        alone = self.info.world_size == 1
-        return self.config.pipe.num_slots if alone else self.info.local_world_size
+        """Slots of this node that pipelines may use."""
+        return len(self.slots.devices)
 
     @property
     def threads_per_stage(self) -> int:
@@ -152,9 +174,14 @@ class Run:
 
     def is_finite(self) -> bool:
         """Tell whether no weight is NaN or Inf: only such weights are worth saving."""
-        return all(bool(p.isfinite().all()) for p in self.arguments.model.parameters())
+        found: dict[torch.device, list[Tensor]] = {}
+        for parameter in self.arguments.model.parameters():
+            values = parameter.detach().isfinite().all()
+            found.setdefault(parameter.device, []).append(values)
+        return all(bool(torch.stack(each).all()) for each in found.values())
 
     def close(self) -> None:
         """Release the slabs and give the model back as the user built it."""
         self.caches.close()
+        self.placement.close()
         self.freezer.apply(0)

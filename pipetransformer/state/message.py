@@ -1,8 +1,11 @@
 """Trees of plain values and tensors as a small text, and back.
 
 State dicts are nested dicts, lists and tuples. The text tells everything about them
-but what the tensors hold, of which it tells shape and dtype. It is read in
+but what the tensors hold, of which it tells shape, dtype and place. It is read in
 milliseconds, where ``torch.load(weights_only=True)`` takes many, and runs no code.
+
+A place is the host or the number of a device among those of a pipeline, which has
+another name for every reader.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,18 +23,31 @@ _PLAIN = (type(None), bool, int, float, str)
 _MARK = "!"  # the key that tells an object of this module from a user's dict
 
 
-def encode(tree: Any) -> tuple[bytes, list[Tensor]]:
+def encode(
+    tree: Any, devices: Sequence[torch.device] = ()
+) -> tuple[bytes, list[Tensor]]:
     """Return the text of a tree and its tensors, in the order of the text.
 
     Dicts, lists, tuples, numbers, texts and None of exactly these types keep value
     and type. Anything else is embedded as `torch.save` writes it.
+
+    Args:
+        tree: The tree.
+        devices: Those that the reader has others for; what is elsewhere counts as on
+            the host.
     """
     tensors: list[Tensor] = []
-    return json.dumps(_encoded(tree, tensors)).encode(), tensors
+    return json.dumps(_encoded(tree, tensors, devices)).encode(), tensors
 
 
-def decode(message: bytes) -> tuple[Any, list[Tensor]]:
+def decode(
+    message: bytes, devices: Sequence[torch.device] = ()
+) -> tuple[Any, list[Tensor]]:
     """Read a text of `encode`.
+
+    Args:
+        message: The text.
+        devices: In place of those of the writer, in their order.
 
     Returns:
         The tree with new tensors, which hold anything, and the same tensors in the
@@ -48,8 +64,11 @@ def decode(message: bytes) -> tuple[Any, list[Tensor]]:
             return found
         value = found["of"]
         if kind == "tensor":
-            dtype, *shape = value
-            tensors.append(torch.empty(shape, dtype=getattr(torch, dtype)))
+            dtype, place, *shape = value
+            device = None if place is None else devices[place]
+            tensors.append(
+                torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            )
             return tensors[-1]
         if kind == "tuple":
             return tuple(value)
@@ -83,26 +102,28 @@ def named_tensors(tree: Any, path: str = "") -> dict[str, Tensor]:
     return found
 
 
-def _encoded(tree: Any, tensors: list[Tensor]) -> Any:
+def _encoded(tree: Any, tensors: list[Tensor], devices: Sequence[torch.device]) -> Any:
     """Return the tree in types that JSON gives back unchanged."""
+
+    def inner(part: Any) -> Any:
+        return _encoded(part, tensors, devices)
+
     kind = type(tree)
     if kind in _PLAIN:
         return tree
     if kind is list:
-        return [_encoded(item, tensors) for item in tree]
+        return [inner(item) for item in tree]
     if isinstance(tree, Tensor):
         tensors.append(tree)
-        return _marked("tensor", [str(tree.dtype).removeprefix("torch."), *tree.shape])
+        place = devices.index(tree.device) if tree.device in devices else None
+        dtype = str(tree.dtype).removeprefix("torch.")
+        return _marked("tensor", [dtype, place, *tree.shape])
     if kind is tuple:
-        return _marked("tuple", [_encoded(item, tensors) for item in tree])
+        return _marked("tuple", [inner(item) for item in tree])
     if kind is dict and all(type(key) is str for key in tree) and _MARK not in tree:
-        return {key: _encoded(item, tensors) for key, item in tree.items()}
+        return {key: inner(item) for key, item in tree.items()}
     if kind is dict:
-        pairs = [
-            [_encoded(key, tensors), _encoded(item, tensors)]
-            for key, item in tree.items()
-        ]
-        return _marked("dict", pairs)
+        return _marked("dict", [[inner(k), inner(item)] for k, item in tree.items()])
     buffer = io.BytesIO()
     torch.save(tree, buffer)
     return _marked("saved", base64.b64encode(buffer.getvalue()).decode())

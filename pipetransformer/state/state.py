@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pipetransformer.autofreeze import GradientAccumulator, LossSum
 from pipetransformer.core import tensor_files as files
+from pipetransformer.core.devices import HOST
 from pipetransformer.core.wire import printable, shown
 from pipetransformer.state.registered import Registered
 
@@ -355,7 +356,8 @@ def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
 
     Returns:
         Bytes that load with ``weights_only=True``, and the tensors they refer to, in
-        the order of the message. The tensors are the optimizer's own, not copies.
+        the order of the message, on the host. There they are the optimizer's own, not
+        copies.
     """
     tensors: list[Tensor] = []
     tree = optimizer_tree(state)
@@ -366,7 +368,7 @@ def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
         tree["losses"] = list(state.losses.own)
     buffer = io.BytesIO()
     torch.save(tree, buffer)
-    return buffer.getvalue(), tensors
+    return buffer.getvalue(), [tensor.to(HOST) for tensor in tensors]
 
 
 def load_optimizer(

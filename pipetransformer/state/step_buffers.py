@@ -42,7 +42,8 @@ class StepBuffers:
         present = dict(self._model.named_buffers(remove_duplicate=False))
         for name, buffer in present.items():
             copy = self._copies.get(name)
-            if copy is None or copy.shape != buffer.shape:
+            kind = buffer.shape, buffer.device
+            if copy is None or (copy.shape, copy.device) != kind:
                 self._copies[name] = torch.empty_like(buffer)
         torch._foreach_copy_(
             [self._copies[name] for name in present], list(present.values())

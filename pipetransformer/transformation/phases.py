@@ -239,6 +239,8 @@ def _carry_out(
                 run.groups.keep(current.group)
             run.arguments.model.zero_grad(set_to_none=True)
         _adopt(run, proposal)
+        plan = proposal.plan if group is not None else None
+        run.placement.release(plan, proposal.plan_epoch)
         if group is None:
             run.state.become(Integrity.OLD)
             return None, 0
@@ -246,6 +248,7 @@ def _carry_out(
         if receives:
             run.state.become(Integrity.RECEIVING)
         with phases.phase("move"):
+            run.placement.take(proposal.plan, proposal.plan_epoch, proposal.absent)
             moved = move(run, group, proposal.source, proposal.receivers, phases)
         with phases.phase("rewire"):
             replica = rewire(run, group, proposal)
@@ -291,7 +294,11 @@ def _build(
                     proposal.group,
                     proposal.layout.active,
                     fresh=proposal.fresh_group,
-                    build=functools.partial(run.build_group, given_up=given_up),
+                    build=functools.partial(
+                        run.build_group,
+                        num_stages=proposal.plan.num_stages,
+                        given_up=given_up,
+                    ),
                 )
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
             run.plane.check()

@@ -16,6 +16,7 @@ from pipetransformer.autofreeze import (
     boundary_of,
     movable_boundary,
 )
+from pipetransformer.core.devices import memory_bytes
 from pipetransformer.planner import CacheTiers, Cluster, Plan, Profile
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.cache_costs import rates_before_run
@@ -34,6 +35,9 @@ from pipetransformer.transformation.rank_layout import placed
 from pipetransformer.transformation.records import record_refusal
 
 _LOG = logging.getLogger(__name__)
+
+_ALLOCATED = 0.95  # of an accelerator's memory; the rest are gaps between blocks
+_CONTEXT_BYTES = 1 << 30  # of a process on an accelerator: its kernels and libraries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +163,10 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
         with run.precision.autocast():
             inputs = workload.sample(max(sizes))
             profile = planner.profile(
-                run.arguments.model, inputs, microbatch_samples=sizes
+                run.arguments.model,
+                inputs,
+                microbatch_samples=sizes,
+                device=None if run.slots.on_host else run.slots.devices[run.slots.own],
             )
         rates, cache = None, run.config.cache
         # Faults are to be found whatever it costs.
@@ -184,11 +191,12 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
 def _cluster(run: Run, rates: TierRates | None) -> Cluster:
     slots = run.num_slots
     caches = run.config.cache.enabled
-    memory = run.config.plan.slot_memory_bytes or host_memory().limit_bytes // slots
+    memory = run.config.plan.slot_memory_bytes or _slot_memory(run)
     return Cluster(
         num_nodes=run.info.num_nodes,
         devices_per_node=slots,
         device_memory_bytes=memory,
+        context_bytes=_CONTEXT_BYTES if run.slots.type == "cuda" else 0,
         optimizer_bytes_per_parameter_byte=(
             run.config.plan.optimizer_bytes_per_parameter_byte
         ),
@@ -200,6 +208,17 @@ def _cluster(run: Run, rates: TierRates | None) -> Cluster:
             disk_bytes=run.caches.disk_bytes(),
         ),
     )
+
+
+def _slot_memory(run: Run) -> int:
+    """Return what a slot has of its device's memory, on this rank's node."""
+    slots = run.slots
+    known = None
+    if not slots.on_host:
+        known = min(filter(None, map(memory_bytes, slots.devices)), default=None)
+    if known is None:
+        return host_memory().limit_bytes // run.num_slots
+    return int(known * _ALLOCATED) // slots.per_device()
 
 
 def propose(
@@ -288,7 +307,11 @@ def propose(
         absent=absent,
         operations=operations,
         position=position,
-        group=run.groups.name_for(layout.active, fresh=group_name(plan_epoch)),
+        group=run.groups.name_for(
+            layout.active,
+            fresh=group_name(plan_epoch),
+            num_devices=run.group_devices(plan.num_stages),
+        ),
     )
 
 

@@ -43,7 +43,7 @@ def move(
     they are if every member has them.
 
     Args:
-        run: The run.
+        run: The run; its layers are where the new plan wants them.
         group: The new group.
         source: World rank of a member that holds the state.
         receivers: World ranks of the members that do not, equal on every member.
@@ -58,16 +58,18 @@ def move(
     state, first = run.state, group.members.index(source)
     run.build_optimizer()
     run.restore_optimizer()
+    run.placement.settle_moments()
     if group.size == 1 or not receivers:
         return 0
     receives = run.info.rank in receivers
+    devices = run.placement.in_use()
     with phases.phase("state"):
         message = b""
         if not receives:
-            message, tensors = encode(optimizer_tree(state))
+            message, tensors = encode(optimizer_tree(state), devices)
         message = group.broadcast_bytes(message, first)
         if receives:
-            tree, tensors = decode(message)
+            tree, tensors = decode(message, devices)
         named = state.model_tensors()
         untrained = _untrained(run)
         if untrained and _everybody_has(group, untrained, first):
@@ -80,6 +82,7 @@ def move(
         )
         if receives:
             load_optimizer(state, tree)
+            run.placement.settle_moments()
             state.registered.load(tree.get("registered", {}))
     with phases.phase("hash"):
         # What the optimizer holds now, not what it was given.
@@ -107,6 +110,7 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
     """Freeze, cut, and build pipeline and prefix of the new plan, and DDP around it."""
     plan, layers = proposal.plan, list(run.arguments.model)
     run.freezer.apply(plan.boundary)
+    devices = run.placement.devices(plan)
     workers = Workers(plan.num_stages, intra_op_threads=run.threads_per_stage)
     prefix = None
     if plan.boundary > 0:
@@ -115,6 +119,7 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
             plan.boundary,
             workers,
             run.clock,
+            devices=devices,
             seed=proposal.seed,
             ragged=run.arguments.ragged,
             debug=run.config.cache.debug,
@@ -130,6 +135,7 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         cuts=[cut - plan.boundary for cut in plan.cuts],
         num_microbatches=plan.num_microbatches,
         checkpoint=plan.checkpoint,
+        devices=devices,
         workers=workers,
         first_layer=plan.boundary,
         seed=proposal.seed,

@@ -57,8 +57,16 @@ def load_fake_device(path):
     module.is_initialized = lambda: True
     module._lazy_init = lambda: None
     module.device_count = lambda: 4
+    fake = torch.ops.fake_device
+
+    module.get_rng_state = lambda device: torch.tensor(
+        fake.generator_position(torch.device(device).index)
+    )
+    module.set_rng_state = lambda state, device: fake.set_generator_position(
+        torch.device(device).index, *state.tolist()
+    )
     torch._register_device_module("fake", module)
-    return torch.ops.fake_device
+    return fake
 
 
 def place(layers, cuts, devices):

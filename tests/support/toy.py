@@ -20,7 +20,7 @@ class Block(nn.Module):
 
 def toy_model(depth=6, width=8, classes=3, *, seed=0, dtype=torch.float32, dropout=0.0):
     """Return [linear, block * depth, head]; depth + 2 layers."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = [nn.Linear(4, width)]
         layers += [Block(width, dropout) for _ in range(depth)]

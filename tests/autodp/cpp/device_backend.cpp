@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 
 namespace {
@@ -81,10 +82,62 @@ class DeviceBackend : public c10d::Backend {
       std::make_shared<std::atomic<bool>>(false);
 };
 
+// Carries what is on devices through the host, with another backend, and is
+// done when a call returns: what an engine may train with.
+class HostedBackend : public c10d::Backend {
+ public:
+  explicit HostedBackend(c10::intrusive_ptr<c10d::Backend> inner)
+      : c10d::Backend(inner->getRank(), inner->getSize()),
+        inner_(std::move(inner)) {}
+
+  const std::string getBackendName() const override {
+    return "hosted";
+  }
+  Works broadcast(
+      std::vector<at::Tensor>& tensors,
+      const c10d::BroadcastOptions& options) override {
+    return carry(tensors, c10d::OpType::BROADCAST, [&](auto& on_host) {
+      return inner_->broadcast(on_host, options);
+    });
+  }
+  Works allreduce(
+      std::vector<at::Tensor>& tensors,
+      const c10d::AllreduceOptions& options) override {
+    return carry(tensors, c10d::OpType::ALLREDUCE, [&](auto& on_host) {
+      return inner_->allreduce(on_host, options);
+    });
+  }
+
+ private:
+  Works carry(
+      std::vector<at::Tensor>& tensors,
+      c10d::OpType type,
+      const std::function<Works(std::vector<at::Tensor>&)>& start) {
+    std::vector<at::Tensor> on_host;
+    for (const at::Tensor& tensor : tensors) {
+      TORCH_CHECK(!tensor.is_cpu(), "device: expected no tensors on the host");
+      on_host.push_back(tensor.detach().to(at::kCPU));
+    }
+    start(on_host)->wait();
+    for (size_t k = 0; k < tensors.size(); ++k) {
+      tensors[k].detach().copy_(on_host[k]);
+    }
+    auto future = c10::make_intrusive<c10::ivalue::Future>(
+        c10::ListType::create(c10::TensorType::get()));
+    future->markCompleted(c10::IValue(tensors));
+    return c10d::Work::create_from_future(future);
+  }
+
+  const c10::intrusive_ptr<c10d::Backend> inner_;
+};
+
 }  // namespace
 
 PYBIND11_MODULE(device_backend, m) {
   py::module_::import("torch.distributed");
+  py::class_<HostedBackend, c10d::Backend, c10::intrusive_ptr<HostedBackend>>(
+      m, "HostedBackend")
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>>());
   py::class_<DeviceBackend, c10d::Backend, c10::intrusive_ptr<DeviceBackend>>(
       m, "DeviceBackend")
       .def(

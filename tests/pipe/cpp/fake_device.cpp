@@ -19,6 +19,7 @@
 #include <torch/library.h>
 
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -71,6 +72,7 @@ struct Memory {
 
 struct Event {
   Clock clock;
+  std::chrono::steady_clock::time_point at;  // what was before it is done then
 };
 
 // What is known about all streams and all memory. One lock for everything.
@@ -269,7 +271,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       *event = new Event();
     }
     there_and_back(stream.device(), [&] {
-      static_cast<Event*>(*event)->clock = world().streams[key_of(stream)];
+      auto* const recorded = static_cast<Event*>(*event);
+      recorded->clock = world().streams[key_of(stream)];
+      recorded->at = std::chrono::steady_clock::now();
       ++world().counts["record"];
     });
   }
@@ -299,6 +303,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void
   destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(event);
+  }
+  double elapsedTime(void* first, void* second, const c10::DeviceIndex)
+      const override {
+    const std::chrono::duration<double, std::milli> elapsed =
+        static_cast<Event*>(second)->at - static_cast<Event*>(first)->at;
+    return elapsed.count();
   }
   bool queryStream(const c10::Stream&) const override {
     return true;
@@ -766,6 +776,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", &at::native::view);
   m.impl("_copy_from", &copy_from);
   m.impl("native_dropout", &native_dropout);
+  // torch's own resizes what it is given to write to.
+  m.impl("abs", [](const at::Tensor& x) { return at::where(x < 0, -x, x); });
   m.impl(
       "_scaled_dot_product_flash_attention",
       torch::CppFunction::makeFromBoxedFunction<&attention_outer>());
@@ -823,6 +835,14 @@ TORCH_LIBRARY(fake_device, m) {
         static_cast<int64_t>(shared.current_seed()),
         static_cast<int64_t>(shared.get_offset())};
   });
+  m.def(
+      "set_generator_position(int device, int seed, int offset) -> ()",
+      [](int64_t device, int64_t seed, int64_t offset) {
+        at::Generator shared =
+            default_generator(static_cast<c10::DeviceIndex>(device));
+        shared.set_current_seed(static_cast<uint64_t>(seed));
+        shared.set_offset(static_cast<uint64_t>(offset));
+      });
   m.def("synchronize() -> ()", [] { Guard().synchronizeDevice(0); });
 }
 

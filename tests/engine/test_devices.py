@@ -1,0 +1,275 @@
+"""The engine on the pretended accelerator, which reports every missing wait.
+
+Each run is in processes of its own: the device is registered for good.
+"""
+
+import contextlib
+import dataclasses
+import shutil
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import pipetransformer as pt
+from tests.engine.scenario import config, is_active, make_engine, schedule, train
+from tests.support.device_ranks import NODE, build_libraries, on_host, pretend
+from tests.support.private import model_of, run_of
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet, accuracy
+
+TIMEOUT_S = 110
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
+]
+
+FREEZES = schedule(0, 2, 4, 6)
+# The budget forces K=4 unfrozen; freezing lets shorter pipelines fit.
+SHRINKING = pt.PlanConfig(slot_memory_bytes=2 * 13_500, reshape="always")
+
+
+@pytest.fixture(scope="module")
+def libraries():
+    return build_libraries()
+
+
+def train_there(rank, libraries, freeze, epochs, options):
+    fake = pretend(libraries)
+    result = train(rank, freeze, epochs, {"dtype": torch.float64, **options})
+    fake.synchronize()
+    return {**on_host(result), "violations": fake.violations()}
+
+
+def run_there(libraries, world_size, freeze, epochs, devices, **options):
+    settings = options.pop("config", config())
+    options["config"] = dataclasses.replace(settings, devices=devices)
+    return run_ranks(
+        train_there,
+        world_size,
+        libraries,
+        freeze,
+        epochs,
+        options,
+        timeout_s=TIMEOUT_S,
+    )
+
+
+def run_here(world_size, freeze, epochs, **options):
+    options = {"dtype": torch.float64, **options}
+    return run_ranks(train, world_size, freeze, epochs, options, timeout_s=TIMEOUT_S)
+
+
+def assert_same_run(there, here):
+    assert there["violations"] == []
+    for name in ("after", "before"):
+        assert there[name] == pytest.approx(here[name], rel=1e-9)
+    for mine, plain in zip(there["model"], here["model"], strict=True):
+        assert mine.is_cpu
+        torch.testing.assert_close(mine, plain, rtol=1e-9, atol=1e-12)
+
+
+def hits_of(result):
+    epochs = result["history"]["epochs"]
+    return [(e["cache_hits"], e["cache_misses"]) for e in epochs]
+
+
+@pytest.mark.parametrize(
+    ("stages", "devices"),
+    [(1, NODE[:1]), (2, NODE[:2]), (4, NODE), (4, (NODE[2],) * 4)],
+)
+def test_one_process_trains_as_on_the_host(libraries, stages, devices):
+    shape = pt.PlanConfig(num_stages=stages, num_microbatches=2)
+    slots = pt.PipeConfig(num_slots=stages)
+    settings = config(plan=shape, pipe=slots, clip_grad_norm=1.0)
+    (there,) = run_there(libraries, 1, FREEZES, 4, devices, config=settings)
+    (here,) = run_here(1, FREEZES, 4, config=settings)
+    assert_same_run(there, here)
+    assert hits_of(there) == hits_of(here) == [(0, 0), (0, 50), (50, 0), (50, 0)]
+
+
+@pytest.mark.parametrize("devices", [NODE, NODE[:2], NODE[:1]])
+def test_replicas_grow_as_on_the_host(libraries, devices):
+    settings = config(plan=SHRINKING)
+    there = run_there(libraries, 4, FREEZES, 4, devices, config=settings)
+    here = run_here(4, FREEZES, 4, config=settings)
+    epochs = there[0]["history"]["epochs"]
+    assert [e["num_stages"] for e in epochs] == [4, 4, 2, 1]
+    assert [e["num_replicas"] for e in epochs] == [1, 1, 2, 4]
+    assert hits_of(there[0]) == hits_of(here[0])
+    assert_same_run(there[0], here[0])
+    for result in there:
+        assert result["violations"] == []
+        # A change of plan changes no bit: what is evaluated before and after is equal.
+        assert result["before"][:-1] == result["after"][1:]
+
+
+def moments_of(engine):
+    """Return where the optimizer holds its moments."""
+    return {
+        str(value.device)
+        for state in run_of(engine).state.optimizer.state.values()
+        for name, value in state.items()
+        if name != "step"
+    }
+
+
+def check_hand_over(rank, libraries):
+    """Freeze to one device for each replica, and back to one replica on four."""
+    fake = pretend(libraries)
+    settings = config(plan=SHRINKING, devices=NODE)
+    engine = make_engine(freeze=schedule(0, 6, 0), dtype=torch.float64, config=settings)
+    model, seen = model_of(engine), []
+    data = ToySet(50, dtype=torch.float64)
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(data, 12):
+                engine.step(batch)
+            placed = [str(next(layer.parameters()).device) for layer in model]
+            seen.append((placed, moments_of(engine) if is_active(engine) else set()))
+    assert all(p.is_cpu for p in model.parameters())
+    fake.synchronize()
+    return seen, fake.violations()
+
+
+def test_devices_are_handed_over_and_back(libraries):
+    results = run_ranks(check_hand_over, 4, libraries, timeout_s=TIMEOUT_S)
+    for rank, (seen, violations) in enumerate(results):
+        assert violations == []
+        first, second, third = seen
+        assert second == ([f"fake:{rank}"] * 8, {f"fake:{rank}", "cpu"})
+        for placed, moments in (first, third):
+            if rank == 0:
+                assert list(dict.fromkeys(placed)) == list(NODE)
+                assert moments == set(NODE)
+            else:
+                assert placed == ["cpu"] * 8
+        assert rank == 0 or first[1] == set()
+
+
+class Weighted(nn.CrossEntropyLoss):
+    """A loss with weights of its own, as many have."""
+
+    def __init__(self):
+        super().__init__(weight=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+
+
+def check_own_loop(_rank, libraries, devices):
+    """Losses of the user's own calls, on targets of the engine's batches."""
+    fake = pretend(libraries)
+    settings = config(
+        devices=devices,
+        check_loss=False,
+        plan=pt.PlanConfig(num_stages=len(devices)),
+        pipe=pt.PipeConfig(num_slots=len(devices)),
+    )
+    engine = make_engine(
+        freeze=schedule(0, 2), loss=Weighted(), dtype=torch.float64, config=settings
+    )
+    data, losses = ToySet(50, dtype=torch.float64), []
+    with engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(data, 12):
+                outputs = engine.model(batch)
+                assert batch.targets.device == outputs.device
+                loss = nn.functional.cross_entropy(outputs, batch.targets)
+                engine.backward(loss)
+                engine.update()
+                losses.append(float(loss))
+        losses.append(engine.evaluate(data, {"accuracy": accuracy})["loss"])
+        predicted = engine.predict(data)
+        assert predicted.is_cpu
+    fake.synchronize()
+    return losses, predicted, fake.violations()
+
+
+def test_own_loops_losses_and_predictions_are_those_of_the_host(libraries):
+    ((mine, predicted, found),) = run_ranks(check_own_loop, 1, libraries, NODE)
+    ((plain, expected, _),) = run_ranks(check_own_loop, 1, libraries, ("cpu",) * 4)
+    assert found == []
+    assert mine == pytest.approx(plain, rel=1e-9)
+    torch.testing.assert_close(predicted, expected)
+
+
+def check_dropout(rank, libraries, devices, stages):
+    fake = pretend(libraries)
+    shape = pt.PlanConfig(num_stages=stages, num_microbatches=2)
+    settings = config(devices=devices, plan=shape)
+    engine = make_engine(
+        freeze=schedule(0, 2), dropout=0.5, dtype=torch.float64, config=settings
+    )
+    data = ToySet(48, dtype=torch.float64)
+    with engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(data, 12):
+                engine.step(batch)
+    fake.synchronize()
+    assert fake.violations() == []
+    return [p.detach() for p in model_of(engine).parameters()]
+
+
+def test_dropout_does_not_depend_on_the_devices(libraries):
+    runs = [
+        run_ranks(check_dropout, 1, libraries, devices, stages)[0]
+        for devices, stages in ((NODE[1:2], 1), (NODE, 4), (NODE[:1] * 2, 2))
+    ]
+    for other in runs[1:]:
+        for mine, plain in zip(other, runs[0], strict=True):
+            torch.testing.assert_close(mine, plain, rtol=1e-9, atol=1e-12)
+
+
+def check_checkpoint(_rank, libraries, devices, folder, epochs):
+    fake = pretend(libraries)
+    settings = config(
+        devices=devices,
+        plan=pt.PlanConfig(num_stages=2),
+        pipe=pt.PipeConfig(num_slots=2),
+        checkpoint=pt.CheckpointConfig(directory=folder, resume=True),
+    )
+    engine = make_engine(freeze=schedule(0, 2), dtype=torch.float64, config=settings)
+    data = ToySet(48, dtype=torch.float64)
+    with engine:
+        for _ in engine.epochs(epochs):
+            for batch in engine.batches(data, 12):
+                engine.step(batch)
+    fake.synchronize()
+    assert fake.violations() == []
+    return [p.detach() for p in model_of(engine).parameters()]
+
+
+@pytest.mark.parametrize("first", ["host", "device"])
+def test_a_checkpoint_goes_on_elsewhere(libraries, tmp_path, first):
+    places = {"host": ("cpu", "cpu"), "device": NODE[:2]}
+    then = places["device" if first == "host" else "host"]
+    moved, plain = str(tmp_path / "moved"), str(tmp_path / "plain")
+    run_ranks(check_checkpoint, 1, libraries, places[first], moved, 2)
+    (mine,) = run_ranks(check_checkpoint, 1, libraries, then, moved, 4)
+    (expected,) = run_ranks(check_checkpoint, 1, libraries, places["host"], plain, 4)
+    for one, other in zip(mine, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("devices", "problem"),
+    [
+        (("fake:0", "cpu"), "expected devices of one type, got \\['cpu', 'fake'\\]"),
+        (("fake:7",), "expected devices that this process sees, 4 of type fake"),
+        (("nothing",), "expected names of devices, got 'nothing'"),
+        (("fake:0", "fake:1", "fake:1", "fake:0"), None),
+        (("fake:0", "fake:0", "fake:1", "fake:2"), "share devices in the same way"),
+        (("meta",), "sees, 0 of type meta"),
+    ],
+)
+def test_devices_that_cannot_be_used_are_refused(libraries, devices, problem):
+    run_ranks(check_refusal, 1, libraries, devices, problem)
+
+
+def check_refusal(_rank, libraries, devices, problem):
+    pretend(libraries)
+    engine = make_engine(freeze=schedule(0), config=config(devices=devices))
+    expected = pytest.raises(ValueError, match=problem)
+    with contextlib.nullcontext() if problem is None else expected, engine:
+        assert run_of(engine).slots.devices[0] == torch.device("fake:0")

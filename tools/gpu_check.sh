@@ -5,11 +5,11 @@
 #   tools/gpu_check.sh OUT_DIR
 #
 # Order: build, the tests that would hang where CUDA's backward threads are blocked, all
-# other tests of tests/gpu, benchmarks/gpu_*.py. Each part has a limit, and each test one
+# other tests of tests/gpu, those of the engine, benchmarks/gpu_*.py. Each part has a limit, and each test one
 # of its own; together they end within nine minutes. A part that fails does not stop the
 # next ones, except the build.
 #
-# Writes OUT_DIR/environment.log, build.log, deadlock.log, tests.log, BENCHMARK.log and
+# Writes OUT_DIR/environment.log, build.log, deadlock.log, tests.log, engine.log, BENCHMARK.log and
 # .json, summary.log (a line per part: name, exit code, seconds) and exit_code: the first
 # failure, 0 if there was none. PYTHON chooses the interpreter (with torch for CUDA,
 # setuptools, ninja and pytest; with pytest-timeout tests have limits of their own).
@@ -96,8 +96,11 @@ part deadlock 180 "$python" -m pytest -v $limits --maxfail=2 \
 tail -n 15 "$out/deadlock.log"
 # shellcheck disable=SC2086
 part tests 180 "$python" -m pytest -v $limits tests/gpu \
-  --ignore tests/gpu/test_deadlock.py
+  --ignore tests/gpu/test_deadlock.py --ignore tests/gpu/test_engine.py
 tail -n 25 "$out/tests.log"
+# shellcheck disable=SC2086
+part engine 180 "$python" -m pytest -v $limits tests/gpu/test_engine.py
+tail -n 25 "$out/engine.log"
 for script in benchmarks/gpu_*.py; do
   if [ -f "$script" ]; then
     name=$(basename "$script" .py)

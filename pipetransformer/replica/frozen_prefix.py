@@ -34,7 +34,7 @@ from pipetransformer.autocache import (
     valid_part,
     values_context,
 )
-from pipetransformer.core.devices import HOST, move_modules, to_device
+from pipetransformer.core.devices import HOST, to_device
 from pipetransformer.data.structures import (
     call_layers,
     fit_together,
@@ -520,11 +520,12 @@ class FrozenPrefix:
 def _copied(layers: Sequence[nn.Module], device: torch.device) -> list[nn.Module]:
     """Return copies of layers on another device; what they share, copies share."""
     memo: dict[int, Any] = {}
-    copies = []
     for layer in layers:
-        copies.append(copy.deepcopy(layer, memo))
-        move_modules(copies[-1:], device)
-    return copies
+        for parameter in layer.parameters():
+            moved = parameter.detach().to(device)
+            memo[id(parameter)] = nn.Parameter(moved, requires_grad=False)
+        memo.update((id(buffer), buffer.to(device)) for buffer in layer.buffers())
+    return [copy.deepcopy(layer, memo) for layer in layers]
 
 
 # Relative, of what another number of rows in a batch makes of rounding.

@@ -28,8 +28,8 @@ class Placement:
 
     Each stage's layers are on its device, with what the optimizer holds for them. The
     frozen ones are on the first stage's, and what the optimizer holds for them on the
-    host, where all layers are while this process drives no replica. Nothing is done
-    where slots are the host's.
+    host, where all layers are while this process drives no replica. The first stage's
+    device is the thread's current one. Nothing is done where slots are the host's.
 
     Args:
         slots: Of the node.
@@ -53,6 +53,7 @@ class Placement:
         self._losses = [loss] if isinstance(loss, nn.Module) else []
         self._timeout = timeout
         self._moments: dict[nn.Parameter, torch.device] = {}
+        self._before: int | None = None  # the thread's device, of the script's own
         self._told: list[str] = []  # what it has published, to be deleted
 
     def devices(self, plan: Plan) -> tuple[torch.device, ...]:
@@ -105,6 +106,11 @@ class Placement:
                 phase="hand-over of devices",
                 timeout=self._timeout,
             )
+        if self._before is None:
+            self._before = torch.accelerator.current_device_index()
+        # What names no device of its own, as pinned memory, would else have all
+        # processes make a context on the first one.
+        torch.accelerator.set_device_index(devices[0].index)
         places = [devices[0]] * plan.boundary
         for device, begin, end in zip(
             devices, plan.cuts[:-1], plan.cuts[1:], strict=True
@@ -125,6 +131,8 @@ class Placement:
             return
         try:
             self._bring([HOST] * len(self._state.model))
+            if self._before is not None:
+                torch.accelerator.set_device_index(self._before)
         except RuntimeError as error:  # after an error that a device does not survive
             _LOG.error("model: could not be brought back to the host: %s", error)
 

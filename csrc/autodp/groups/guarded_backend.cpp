@@ -89,7 +89,12 @@ Work GuardedBackend::start(
       inner,
       operation,
       ": expected a live active group, got one that was retired");
-  auto work = start(*inner->backend);
+  Work work;
+  try {
+    work = start(*inner->backend);
+  } catch (const c10::DistError& error) {
+    return lost_work(type, operation, error.what_without_backtrace(), latch_);
+  }
   if (ends_ == WorkEnds::kOnDevice) {
     const std::lock_guard lock(mutex_);
     std::erase_if(

@@ -6,7 +6,7 @@
 // or with PeerFailureError as soon as a failure is latched.
 // DistributedDataParallel waits for the Work's future, so backward() raises at
 // once. An error of the real collective is itself latched as a failure: a peer
-// is gone.
+// is gone. NCCL raises such an error in the call as well.
 //
 // Note [Collectives that end on a device]
 // NCCL's calls only queue work, and its futures are complete when the host goes
@@ -49,6 +49,14 @@ c10::intrusive_ptr<c10d::Work> guard_work(
     std::string operation,
     const std::shared_ptr<FailureLatch>& latch,
     WorkEnds ends);
+
+// Of a call that failed at once: it completes with the latched failure, which
+// this error is suspected to become.
+c10::intrusive_ptr<c10d::Work> lost_work(
+    c10d::OpType type,
+    std::string operation,
+    const std::string& error,
+    const std::shared_ptr<FailureLatch>& latch);
 
 class GuardedBackend : public c10d::Backend {
  public:

@@ -11,16 +11,51 @@ namespace pipetransformer::autodp {
 
 namespace {
 
-// The first sentence of a future's error, without the source position that gloo
-// puts before it in brackets and the advice that it puts behind.
-std::string shorten(const c10::ivalue::Future& future) {
-  auto text = future.tryRetrieveErrorMessage();
+// The first sentence of a collective's error, without the source position that
+// gloo puts before it in brackets and the advice that it puts behind.
+std::string shorten(std::string text) {
   const auto begin = text.find("] ");
   if (text.starts_with('[') && begin != std::string::npos) {
     text.erase(0, begin + 2);
   }
   text.erase(std::min({text.find('\n'), text.find(". "), text.size()}));
   return text;
+}
+
+// What a call that did not start anything gives: it never completes.
+class LostWork : public c10d::Work {
+ public:
+  explicit LostWork(c10d::OpType type)
+      : c10d::Work(-1, type),
+        future_(c10::make_intrusive<c10::ivalue::Future>(
+            c10::ListType::create(c10::TensorType::get()))) {}
+  bool isCompleted() override {
+    return false;
+  }
+  void synchronize() override {}
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return future_;
+  }
+
+ private:
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// Latched by the watcher unless the peer's own account comes first, or at once
+// where no watcher runs any more; that fails the work too.
+void suspect(
+    FailureLatch& latch,
+    const std::string& operation,
+    const std::string& error) {
+  Failure failure;
+  failure.phase = operation;
+  const auto text = shorten(error);
+  const bool late = text.find("Timed out") != std::string::npos;
+  failure.reason = (late ? "a peer is gone or has been busy with something "
+                           "else for longer than group_timeout: "
+                         : "a peer is gone: ") +
+                   text;
+  latch.suspect(std::move(failure), steady_now_s());
 }
 
 // Two may complete the work, the real collective's thread and the thread that
@@ -82,17 +117,7 @@ class GuardedWork : public c10d::Work {
  private:
   void on_inner(c10::ivalue::Future& inner) {
     if (inner.hasError()) {
-      Failure failure;
-      failure.phase = operation_;
-      const auto text = shorten(inner);
-      const bool late = text.find("Timed out") != std::string::npos;
-      failure.reason = (late ? "a peer is gone or has been busy with something "
-                               "else for longer than group_timeout: "
-                             : "a peer is gone: ") +
-                       text;
-      // Latched by the watcher unless the peer's own account comes first, or at
-      // once where no watcher runs any more; that fails this work too.
-      latch_->suspect(std::move(failure), steady_now_s());
+      suspect(*latch_, operation_, inner.tryRetrieveErrorMessage());
       return;
     }
     latch_->unsubscribe(subscription_);
@@ -131,6 +156,21 @@ c10::intrusive_ptr<c10d::Work> guard_work(
   auto work = c10::make_intrusive<GuardedWork>(
       inner, type, std::move(operation), latch, ends);
   work->listen(work);
+  return work;
+}
+
+c10::intrusive_ptr<c10d::Work> lost_work(
+    c10d::OpType type,
+    std::string operation,
+    const std::string& error,
+    const std::shared_ptr<FailureLatch>& latch) {
+  auto work = guard_work(
+      c10::make_intrusive<LostWork>(type),
+      type,
+      operation,
+      latch,
+      WorkEnds::kOnHost);
+  suspect(*latch, operation, error);
   return work;
 }
 

@@ -6,8 +6,10 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <thread>
 
 namespace {
 
@@ -107,20 +109,36 @@ class HostedBackend : public c10d::Backend {
       return inner_->allreduce(on_host, options);
     });
   }
+  void abort() override {
+    aborted_ = true;
+  }
 
  private:
   Works carry(
       std::vector<at::Tensor>& tensors,
       c10d::OpType type,
       const std::function<Works(std::vector<at::Tensor>&)>& start) {
-    std::vector<at::Tensor> on_host;
+    const auto on_host = std::make_shared<std::vector<at::Tensor>>();
     for (const at::Tensor& tensor : tensors) {
       TORCH_CHECK(!tensor.is_cpu(), "device: expected no tensors on the host");
-      on_host.push_back(tensor.detach().to(at::kCPU));
+      on_host->push_back(tensor.detach().to(at::kCPU));
     }
-    start(on_host)->wait();
+    const Works work = start(*on_host);
+    while (!work->isCompleted()) {
+      if (aborted_) {
+        // The other backend goes on with what it was given.
+        static_cast<void>(new auto(on_host));
+        C10_THROW_ERROR(DistBackendError, "the communicator was aborted");
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    try {
+      work->wait();
+    } catch (const std::exception& error) {  // as NCCL reports it
+      C10_THROW_ERROR(DistBackendError, error.what());
+    }
     for (size_t k = 0; k < tensors.size(); ++k) {
-      tensors[k].detach().copy_(on_host[k]);
+      tensors[k].detach().copy_((*on_host)[k]);
     }
     auto future = c10::make_intrusive<c10::ivalue::Future>(
         c10::ListType::create(c10::TensorType::get()));
@@ -129,6 +147,7 @@ class HostedBackend : public c10d::Backend {
   }
 
   const c10::intrusive_ptr<c10d::Backend> inner_;
+  std::atomic<bool> aborted_{false};
 };
 
 }  // namespace

@@ -656,6 +656,12 @@ class Call {
         ": tensors on two devices");
     device_ = tensor.device();
     used_.emplace_back(memory_of(tensor), write);
+    if (write && tensor.numel() == 0) {
+      // The operation may give it a size.
+      empty_.emplace_back(
+          tensor, at::empty({0}, at::TensorOptions(tensor.dtype())));
+      return empty_.back().second;
+    }
     return on_cpu(tensor);
   }
 
@@ -720,7 +726,18 @@ class Call {
     return tensor;
   }
 
-  // The argument that a result of the schema is, for operations that write.
+  // The view of a tensor that an operation gave of its memory.
+  static at::Tensor view_of(const at::Tensor& base, const at::Tensor& part) {
+    const auto* first = static_cast<const char*>(on_cpu(base).const_data_ptr());
+    const auto* own = static_cast<const char*>(part.const_data_ptr());
+    return at::native::as_strided_tensorimpl(
+        base,
+        part.sizes(),
+        part.strides(),
+        base.storage_offset() + (own - first) / base.itemsize());
+  }
+
+  // The argument that a result of the schema is, or is a view of.
   std::optional<c10::IValue> argument_of(const c10::Argument& result) const {
     const auto& arguments = op_.schema().arguments();
     for (size_t k = 0; k < arguments.size(); ++k) {
@@ -735,11 +752,22 @@ class Call {
 
   void bring_results() {
     const at::AutoDispatchBelowAutograd guard;
+    for (const auto& [original, sized] : empty_) {
+      if (sized.numel() > 0) {
+        const at::Tensor made = to_device(sized);
+        auto* const tensor = original.unsafeGetTensorImpl();
+        tensor->set_storage_keep_dtype(made.storage());
+        tensor->set_sizes_and_strides(made.sizes(), made.strides());
+      }
+    }
     const auto& returns = op_.schema().returns();
     for (size_t k = 0; k < returns.size(); ++k) {
       c10::IValue& value = (*stack_)[first_ + k];
       if (const auto argument = argument_of(returns[k])) {
-        value = *argument;
+        const bool writes = returns[k].alias_info()->isWrite();
+        value = writes || !value.isTensor()
+                    ? *argument
+                    : view_of(argument->toTensor(), value.toTensor());
       } else if (value.isTensor()) {
         value = to_device(value.toTensor());
       } else if (value.isTensorList()) {
@@ -757,6 +785,7 @@ class Call {
   const size_t first_;
   std::vector<c10::IValue> originals_;
   std::vector<std::pair<const void*, bool>> used_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> empty_;  // on device, on host
   std::optional<c10::Device> device_;
   StreamKey stream_;
 };
@@ -776,8 +805,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", &at::native::view);
   m.impl("_copy_from", &copy_from);
   m.impl("native_dropout", &native_dropout);
-  // torch's own resizes what it is given to write to.
-  m.impl("abs", [](const at::Tensor& x) { return at::where(x < 0, -x, x); });
   m.impl(
       "_scaled_dot_product_flash_attention",
       torch::CppFunction::makeFromBoxedFunction<&attention_outer>());

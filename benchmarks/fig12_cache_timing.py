@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +51,6 @@ BATCH = 16
 LAYERS = 12
 AIM = 1  # layers between the measured and the chosen switch
 PASSES = 100  # still to come: writes count next to nothing, as in the timings
-BATCHES = 4  # of one repeat
 
 
 class Gate(nn.Module):
@@ -98,18 +98,22 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add_common_arguments(parser, repeats=5)
     add = parser.add_argument
     add("--samples", type=int, default=256)
+    # In a few milliseconds the kernel's clock ticks look like another program.
+    add("--seconds", type=float, default=0.5, help="of one repeat")
     add("--models", nargs="+", choices=MODELS, default=list(MODELS))
     add("--layers", type=int, nargs="+", default=list(range(1, LAYERS + 1)))
     args = parser.parse_args(arguments)
     if args.quick:
         args.repeats, args.samples, args.layers = 1, 32, [1, LAYERS]
+        args.seconds = 0.0
     return args
 
 
 class Bench:
     """A model, its inputs and a slab for a number of frozen layers."""
 
-    def __init__(self, model: Model, samples: int) -> None:
+    def __init__(self, model: Model, samples: int, seconds: float) -> None:
+        self._seconds = seconds
         self.layers = nn.Sequential(*(model.layer() for _ in range(LAYERS))).eval()
         self._inputs = torch.randn(samples, *model.shape)
         self._keys = torch.arange(samples)
@@ -175,14 +179,17 @@ class Bench:
         filling = False
 
         def run(name: str, _: int) -> Repeat:
-            batches = [torch.randperm(samples)[:BATCH] for _ in range(BATCHES)]
+            done = 0
 
-            def all_batches() -> None:
-                for ids in batches:
-                    one(ids, stores[name])
+            def for_a_while() -> None:
+                nonlocal done
+                end = time.perf_counter() + self._seconds
+                while done == 0 or time.perf_counter() < end:
+                    one(torch.randperm(samples)[:BATCH], stores[name])
+                    done += 1
 
-            sample = measured(all_batches)
-            return Repeat(sample, {"time": 1e3 * sample.wall_s / (BATCHES * BATCH)})
+            sample = measured(for_a_while)
+            return Repeat(sample, {"time": 1e3 * sample.wall_s / (done * BATCH)})
 
         found = interleave(list(stores), run, repeats=repeats)
         cache.close()
@@ -206,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     ratios, lines = [], []
     for name in args.models:
-        bench = Bench(MODELS[name], args.samples)
+        bench = Bench(MODELS[name], args.samples, args.seconds)
         decided = bench.decisions()
         pays = {}
         for layers in args.layers:

@@ -51,7 +51,7 @@ ARROWS: dict[str, frozenset[str]] = {
         {"transformation", "replica", "run", "data", "report", "autodp", "core"}
     ),
     "recovery": frozenset(
-        {"progress", "transformation", "replica", "run", "state", "autodp"}
+        {"progress", "transformation", "replica", "run", "state", "autodp", "core"}
     ),
     "loop": frozenset(
         {"recovery", "progress", "transformation", "checkpoint", "replica", "run"}

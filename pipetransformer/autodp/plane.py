@@ -56,7 +56,7 @@ class ControlPlane:
             heartbeat_interval_s=config.heartbeat_interval.total_seconds(),
             heartbeat_timeout_s=config.heartbeat_timeout.total_seconds(),
             group_timeout_s=config.store_timeout.total_seconds(),
-            survives=config.on_peer_failure == "continue",
+            survives=self.survives,
         )
         self.plan_hash: str | None = ""
         """Names the plan in force, set by `PlanAgreement`; plans that do not follow it
@@ -65,6 +65,16 @@ class ControlPlane:
         self._loss_told = False
         self._seal = store.seal if isinstance(store, RunStore) else None
         self._refusal_told = False
+
+    @property
+    def survives(self) -> bool:
+        """Whether a generation may follow one that failed; always where one is alone.
+
+        A lone process loses nobody: only a failure of its own that it can mend makes
+        it go on.
+        """
+        alone = self.info.world_size == 1
+        return alone or self.config.on_peer_failure == "continue"
 
     @property
     def rank(self) -> int:
@@ -325,7 +335,7 @@ class ControlPlane:
                 f"survive: expected a failed generation, got generation "
                 f"{self.generation} alive"
             )
-        if self.config.on_peer_failure != "continue":
+        if not self.survives:
             raise PeerFailure.of(failure)
         self._check_own_end()
         if self.store_lost:

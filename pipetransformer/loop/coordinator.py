@@ -23,6 +23,7 @@ from pipetransformer.loop.prediction import Prediction
 from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
+from pipetransformer.recovery.memory import giving_way
 from pipetransformer.recovery.resume import Resumption
 from pipetransformer.recovery.retrying import RetriedCalls
 from pipetransformer.replica.replica import Replica
@@ -309,14 +310,14 @@ class Coordinator:
         """
         run = self.run
         try:
-            with run.plane.guard():
+            with run.plane.guard(), giving_way(run):
                 self._begin_window(batch, window, so_far)
                 counted = self._open_pass.counted
                 return training.accumulate(
                     run, self.active(), counted, self._passes.current(batch), so_far
                 )
         except PeerFailure:
-            if run.config.autodp.on_peer_failure != "continue":
+            if not run.plane.survives:
                 raise
             return torch.tensor(run.last_loss)
 

@@ -26,15 +26,14 @@ def saved_and_boundary_bytes(
     counter = _SavedBytes()
     saved, boundary = [], []
     flow = Flow(value)
-    hooks = torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda t: t)
+    hooks = torch.autograd.graph.saved_tensors_hooks(counter.count, _never)
     with torch.enable_grad(), hooks:
         for layer in layers:
             with place(layer):
                 counter.exclude(layer)
                 flow = flow.after(layer, call(layer, flow.at(layer)))
-            saved.append(counter.take())
             crossing = list(flow.tensors())
-            counter.hold(crossing)
+            saved.append(counter.take(crossing))
             boundary.append(sum(t.numel() * t.element_size() for t in crossing))
     return saved, boundary
 
@@ -42,8 +41,8 @@ def saved_and_boundary_bytes(
 class _SavedBytes:
     """Adds up the storages saved for backward, each once, state excluded.
 
-    Storages are told apart by address; it holds on to what it has seen, so that no
-    address is used twice.
+    Storages are told apart by address, so what a layer saves stays until it has run;
+    nothing of it stays longer, but for what the next layers need.
     """
 
     def __init__(self) -> None:
@@ -53,28 +52,32 @@ class _SavedBytes:
 
     def exclude(self, layer: nn.Module) -> None:
         """Leave out the state of a layer, where it is now."""
-        state = [*layer.parameters(), *layer.buffers()]
-        # Detached: a parameter that is moved takes its storage along.
-        self._held += [tensor.detach() for tensor in state]
-        self._seen |= {_storage(tensor) for tensor in state}
+        self._seen.update(map(_storage, [*layer.parameters(), *layer.buffers()]))
 
-    def take(self) -> int:
-        """Return the bytes saved since the last call."""
-        taken, self._bytes = self._bytes, 0
-        return taken
-
-    def hold(self, tensors: list[Tensor]) -> None:
-        """Keep tensors alive."""
-        self._held.extend(tensors)
-
-    def pack(self, tensor: Tensor) -> Tensor:
-        """Count a tensor that autograd saves."""
+    def count(self, tensor: Tensor) -> None:
+        """Count a tensor that autograd saves; nothing is saved."""
         key = _storage(tensor)
         if key not in self._seen:
             self._seen.add(key)
             self._held.append(tensor.detach())
             self._bytes += tensor.untyped_storage().nbytes()
-        return tensor.detach()
+
+    def take(self, crossing: list[Tensor]) -> int:
+        """Return the bytes saved since the last call.
+
+        Args:
+            crossing: what later layers need, which counts once for all of them.
+        """
+        self._seen &= set(map(_storage, crossing))
+        # Detached: their graph refers to this object in a way that the garbage
+        # collector does not see.
+        self._held = [tensor.detach() for tensor in crossing]
+        taken, self._bytes = self._bytes, 0
+        return taken
+
+
+def _never(_: object) -> Tensor:
+    raise RuntimeError("backward of what was only counted; please report")
 
 
 def _storage(tensor: Tensor) -> tuple[torch.device, int]:

@@ -65,7 +65,8 @@ def profile(
         sample: inputs of the first layer: a tensor ``(rows, ...)``, a tuple or list of
             arguments, or a dict of keyword arguments.
         microbatch_samples: increasing micro-batch sizes; those above the number of
-            rows given are replaced by it. Batch norm in training mode needs 2 rows,
+            rows given are replaced by it, and those for which a device has no memory
+            are left out. Batch norm in training mode needs 2 rows,
             so 1 becomes 2.
         repeats: runs per layer and size, at least 1.
         name: of the model, for people.
@@ -94,17 +95,29 @@ def profile(
     if repeats < 1:
         raise ValueError(f"repeats: expected at least 1, got {repeats}")
     sizes = _sizes(model, _values.num_rows(sample), microbatch_samples)
-    largest = sizes[-1]
     place = left
     if device is not None:
         wanted = torch.empty(0, device=device).device
         sample = to_device(sample, wanted)
         place = functools.partial(_on, wanted)
     with _left_as_found(model, next(_values.tensors(sample)).device):
-        times = [
-            time_layers(model, _values.first_rows(sample, size), repeats, place=place)
-            for size in sizes
-        ]
+        times: list[list[LayerTimes]] = []
+        for size in sizes:
+            rows = _values.first_rows(sample, size)
+            try:
+                times.append(time_layers(model, rows, repeats, place=place))
+            except torch.OutOfMemoryError:
+                if not times:
+                    raise
+                logger.warning(
+                    "%s: no memory for micro-batches of %d rows, measured up to %d",
+                    name,
+                    size,
+                    sizes[len(times) - 1],
+                )
+                break
+        sizes = sizes[: len(times)]
+        largest = sizes[-1]
         saved, boundary = saved_and_boundary_bytes(
             model, _values.first_rows(sample, largest), place=place
         )

@@ -47,6 +47,8 @@ class RankReport:
         counts: What its replica has counted in the open segment.
         due_at: The batch before which a plan was to take effect that was being
             prepared.
+        memory_limit: What a slot may take at most, in bytes, since a device ran out of
+            memory; None: what was assumed before.
     """
 
     done: int
@@ -64,6 +66,7 @@ class RankReport:
     segment: int = 0
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
     due_at: int | None = None
+    memory_limit: int | None = None
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from pipetransformer.autodp import ControlPlane, PeerFailure
 from pipetransformer.recovery.decision import END, FIRST, RankReport, Verdict, assess
+from pipetransformer.recovery.memory import agree_on_limit, give_way, giving_way
 from pipetransformer.recovery.resume import Resumption
 from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
@@ -37,16 +38,17 @@ class Attempt:
     are not.
 
     Args:
-        plane: Knows what has failed.
-        log: Counts the operation once the block has ended well.
+        run: The run. Its plane knows what has failed, and its log counts the operation
+            once the block has ended well.
 
     Attributes:
         result: What the operation gave, if every rank gets the same.
     """
 
-    def __init__(self, plane: ControlPlane, log: ControlLog) -> None:
-        self._plane = plane
-        self._log = log
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._plane: ControlPlane = run.plane
+        self._log: ControlLog = run.control_log
         self._failure: PeerFailure | None = None
         self.result: object = None
 
@@ -64,6 +66,7 @@ class Attempt:
             return False
         try:
             with self._plane.guard():
+                give_way(self._run, error)
                 raise error
         except PeerFailure as failure:
             self._failure = bare(failure)
@@ -159,7 +162,7 @@ class RetriedCalls:
         """
         self._run.state.registered.settle()
         while True:
-            attempt = Attempt(self._run.plane, self._run.control_log)
+            attempt = Attempt(self._run)
             try:
                 self._run.plane.check()
             except PeerFailure as error:
@@ -179,7 +182,7 @@ class RetriedCalls:
         self.recovered = False
         while True:
             try:
-                with self._run.guarded():
+                with self._run.guarded(), giving_way(self._run):
                     return self._changes.follow(*kinds)
             except PeerFailure as error:
                 failure = bare(error)
@@ -200,7 +203,7 @@ class RetriedCalls:
         self.first = self._run.control_log.position
         while True:
             try:
-                with self._run.guarded():
+                with self._run.guarded(), giving_way(self._run):
                     result = body()
                 self.first = None
                 return result
@@ -222,8 +225,7 @@ class RetriedCalls:
     def _survive(self, failure: PeerFailure, call: str, position: int | None) -> bool:
         """Go on without the lost ranks; True if the operation is done elsewhere."""
         run, plane = self._run, self._run.plane
-        survives = run.config.autodp.on_peer_failure == "continue"
-        if not survives or plane.failure is None:
+        if not plane.survives or plane.failure is None:
             raise failure
         with run.clock.phase("recovery"):
             return self._go_on(failure, call, position)
@@ -245,8 +247,10 @@ class RetriedCalls:
             )
             if self._is_vain(done_there, all_live):
                 raise failure
+            agree_on_limit(run, reports)
             try:
-                phases = self._recovery.go_on(verdict, reports)
+                with plane.guard(), giving_way(run):
+                    phases = self._recovery.go_on(verdict, reports)
             except PeerFailure as error:
                 failure = bare(error)
                 if plane.failure is None:
@@ -325,6 +329,7 @@ class RetriedCalls:
             segment=segment,
             counts=counts,
             due_at=self._recovery.open_pass.due_at,
+            memory_limit=run.memory_limit,
         )
 
 

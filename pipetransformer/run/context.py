@@ -87,6 +87,7 @@ class Run:
         self.total_epochs = 0
         self.began_at = 0, 0  # steps and freeze decision of the first plan
         self.loss_checked = not self.config.check_loss
+        self.memory_limit: int | None = None  # of a slot, since a device ran out of it
         self.last_loss = 0.0  # of the last forward of this replica
         self.step_buffers = StepBuffers(arguments.model, lambda: self.state.step)
 

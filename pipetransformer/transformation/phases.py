@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from pipetransformer.autodp import (
     ActiveGroup,
     MissingKeptGroup,
@@ -256,8 +258,8 @@ def _carry_out(
         waits = receives and not had and proposal.position is not None
         run.state.become(Integrity.AWAITS_PROGRESS if waits else Integrity.WHOLE)
         return replica, moved
-    except PeerFailure:
-        raise
+    except (PeerFailure, torch.OutOfMemoryError):
+        raise  # of memory another plan may take less
     except Exception as error:
         run.plane.check()
         raise RuntimeError(

@@ -90,19 +90,30 @@ def next_plan(
     )
 
 
-def smaller_plan(run: Run, current: Plan, most: int) -> Plan:
-    """Plan for fewer replicas at the boundary in force, with the same K if it fits.
+def fits(run: Run, plan: Plan) -> bool:
+    """Tell whether a plan takes no more of a slot than it may."""
+    cluster = run.inputs.cluster
+    taken = max(plan.bytes_per_stage, default=0)
+    return cluster is None or taken <= cluster.device_memory_bytes
+
+
+def still_fitting(run: Run, current: Plan, most: int | None) -> Plan:
+    """Plan at the boundary in force for the ranks and the memory that are left.
+
+    The plan in force stays if it fits; else it keeps K if that does.
 
     Args:
         run: The run, with profile, cluster and workload known.
         current: The plan in force.
-        most: Replicas that there are ranks for.
+        most: Replicas that there are ranks for; None: as many as it has.
 
     Raises:
         InfeasiblePlan: nothing fits.
     """
     boundary = current.boundary
     profile, cluster, workload = _known_now(run, boundary)
+    if most is None and fits(run, current):
+        return current
     options = _options(run, workload, boundary, most)
     kept = current.num_stages
     try:

@@ -8,8 +8,16 @@ from pipetransformer.autodp import PeerFailure
 from pipetransformer.planner import Plan
 from pipetransformer.run.context import Run
 from pipetransformer.run.layout import Layout, ranks_of_plan
-from pipetransformer.transformation.plan_search import smaller_plan
+from pipetransformer.transformation.plan_search import fits, still_fitting
 from pipetransformer.transformation.proposal import Proposal, group_name
+
+_LOST = "a rank was lost"
+_RAN_OUT = "a device ran out of memory"
+
+
+def _why(run: Run, plan: Plan) -> str:
+    """Return why a plan is made anew in a recovery."""
+    return _LOST if fits(run, plan) else _RAN_OUT
 
 
 def placed(
@@ -49,8 +57,8 @@ def propose_again(
 ) -> Proposal:
     """Plan for the ranks that are left, on the rank whose state is everybody's.
 
-    The plan in force stays where there are ranks enough to drive it; else it loses
-    replicas, and keeps K if that fits.
+    The plan in force stays where there are ranks and memory enough for it; else it
+    loses replicas, and keeps K if that fits.
 
     Args:
         run: The run.
@@ -73,11 +81,14 @@ def propose_again(
             run,
             absent,
             [source, *(r for r in whole if r in able and r != source)],
-            lambda most: held if most is None else smaller_plan(run, held, most),
+            lambda most: still_fitting(run, held, most),
         )
     except ValueError as error:
         raise PeerFailure(
-            None, "recovery", epoch=plan_epoch, reason=f"no plan fits: {error}"
+            None,
+            "recovery",
+            epoch=plan_epoch,
+            reason=f"{_why(run, held)}, and no plan fits: {error}",
         ) from error
     return Proposal(
         plan_epoch=plan_epoch,
@@ -87,7 +98,7 @@ def propose_again(
         policy=run.policy.state_dict(),
         frozen_units=run.state.frozen_units,
         seed=run.config.seed,
-        reason="a rank was lost",
+        reason=_why(run, held),
         pauses=run.costs.state(),
         cache_slots=run.in_force.cache_slots,
         admission=run.in_force.admission,

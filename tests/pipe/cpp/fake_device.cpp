@@ -62,6 +62,7 @@ uint64_t at_of(const Clock& clock, const StreamKey& stream) {
 }
 
 struct Memory {
+  int64_t bytes = 0;
   StreamKey owner;
   StreamKey writer;
   uint64_t written = 0;
@@ -87,6 +88,9 @@ struct World {
   std::string disabled;
   std::map<std::string, int64_t> counts;
   std::array<int64_t, kDevices> next_stream{};
+  std::array<int64_t, kDevices> used{};  // bytes
+  std::array<int64_t, kDevices> peaks{};
+  std::array<int64_t, kDevices> limits{};  // 0: none
 };
 
 World& world() {
@@ -174,6 +178,7 @@ void release(void* pointer) {
             text(stream) + " may use it");
       }
     }
+    all.used[memory.owner.first] -= memory.bytes;
     all.memory.erase(found);
   }
   std::free(pointer);
@@ -186,11 +191,27 @@ struct Allocator final : c10::Allocator {
     if (bytes == 0) {
       return {nullptr, device};
     }
-    void* pointer = std::malloc(bytes);
-    TORCH_CHECK(pointer != nullptr, "out of memory");
     Memory memory;
     memory.owner = {current_device, current_streams[current_device]};
+    memory.bytes = static_cast<int64_t>(bytes);
     const std::lock_guard lock(world().mutex);
+    int64_t& used = world().used[current_device];
+    const int64_t limit = world().limits[current_device];
+    TORCH_CHECK_WITH(
+        OutOfMemoryError,
+        limit == 0 || used + memory.bytes <= limit,
+        "fake out of memory. Tried to allocate ",
+        bytes,
+        " bytes where ",
+        used,
+        " of ",
+        limit,
+        " are in use");
+    void* pointer = std::malloc(bytes);
+    TORCH_CHECK(pointer != nullptr, "no memory on the host");
+    used += memory.bytes;
+    world().peaks[current_device] =
+        std::max(world().peaks[current_device], used);
     world().memory[pointer] = std::move(memory);
     return {pointer, pointer, &release, device};
   }
@@ -850,6 +871,18 @@ TORCH_LIBRARY(fake_device, m) {
     at::globalContext().lazyInitDevice(kType);  // or nothing counts as pinned
     const std::lock_guard lock(world().mutex);
     world().pinned.insert(memory_of(host));
+  });
+  m.def(
+      "limit(int device, int bytes) -> ()", [](int64_t device, int64_t bytes) {
+        const std::lock_guard lock(world().mutex);
+        world().limits.at(device) = bytes;
+      });
+  // Bytes in use, and the most that were since the last call.
+  m.def("memory(int device) -> int[]", [](int64_t device) {
+    const std::lock_guard lock(world().mutex);
+    const int64_t used = world().used.at(device);
+    return std::vector<int64_t>{
+        used, std::exchange(world().peaks.at(device), used)};
   });
   m.def("num_blocks() -> int", [] {
     const std::lock_guard lock(world().mutex);

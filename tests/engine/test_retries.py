@@ -14,6 +14,7 @@ from pipetransformer.autodp import (
     PlanAgreement,
     Unreachable,
 )
+from pipetransformer.planner import Plan
 from pipetransformer.report import Phases
 from pipetransformer.run import context as run_module
 from pipetransformer.run.layout import Layout, ranks_of_plan
@@ -251,7 +252,12 @@ def test_the_type_of_an_error_tells_whether_others_are_to_blame(error, waited):
     run.groups.obtain.side_effect = error
     layout = Layout((0, 1), (0, 0))
     proposal = stand_in(
-        Proposal, plan_epoch=3, layout=layout, group="g/3", fresh_group="g/3"
+        Proposal,
+        plan_epoch=3,
+        plan=stand_in(Plan, num_stages=1),
+        layout=layout,
+        group="g/3",
+        fresh_group="g/3",
     )
     built = function_at("build")(run, None, proposal, lambda: False, Phases())
     assert built == transformation.Built(

@@ -18,6 +18,9 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <dlfcn.h>
+#include <execinfo.h>
+
 #include <array>
 #include <chrono>
 #include <cstdlib>
@@ -86,6 +89,9 @@ struct World {
   std::vector<std::string> violations;
   std::vector<std::string> copies;
   std::string disabled;
+  std::string skipped;  // a place in the code whose calls are left out
+  std::map<std::string, int64_t>
+      places;  // with how many waits and records each
   std::map<std::string, int64_t> counts;
   std::array<int64_t, kDevices> next_stream{};
   std::array<int64_t, kDevices> used{};  // bytes
@@ -119,6 +125,39 @@ uint64_t tick(const StreamKey& stream) {
   Clock& clock = world().streams[stream];
   merge(clock, world().host);
   return ++clock[stream];
+}
+
+// Where in the extension the call comes from: the offsets of two callers; empty
+// for calls of torch's own.
+std::string place_in_extension() {
+  std::array<void*, 24> frames{};
+  const int depth = backtrace(frames.data(), static_cast<int>(frames.size()));
+  Dl_info own{};
+  Dl_info info{};
+  dladdr(reinterpret_cast<void*>(&place_in_extension), &own);
+  std::string found;
+  for (int k = 0, taken = 0; k < depth && taken < 2; ++k) {
+    const bool known =
+        dladdr(frames[k], &info) != 0 && info.dli_fname != nullptr;
+    if (known && info.dli_fbase == own.dli_fbase) {
+      continue;
+    }
+    if (!known || std::strstr(info.dli_fname, "/_C.") == nullptr) {
+      return taken == 0 ? "" : found;
+    }
+    const auto offset = reinterpret_cast<uintptr_t>(frames[k]) -
+                        reinterpret_cast<uintptr_t>(info.dli_fbase);
+    found += (taken++ == 0 ? "" : "/") + std::to_string(offset);
+  }
+  return found;
+}
+
+// Counts a call, and tells whether a test wants it to be left out.
+bool omitted(const std::string& what) {
+  ++world().counts[what];
+  const std::string place = what + " " + place_in_extension();
+  ++world().places[place];
+  return world().disabled == what || world().skipped == place;
 }
 
 void report(const std::string& what) {
@@ -300,8 +339,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void block(void* event, const c10::Stream& stream) const override {
     there_and_back(stream.device(), [&] {
-      ++world().counts["wait"];
-      if (world().disabled != "wait") {
+      if (!omitted("wait")) {
         merge(
             world().streams[key_of(stream)], static_cast<Event*>(event)->clock);
       }
@@ -352,9 +390,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       const c10::DataPtr& pointer,
       const c10::Stream& stream) const override {
     const std::lock_guard lock(world().mutex);
-    ++world().counts["keep"];
     const auto found = world().memory.find(pointer.get());
-    if (found != world().memory.end() && world().disabled != "keep") {
+    if (found != world().memory.end() && !omitted("keep")) {
       found->second.kept.insert(key_of(stream));
     }
   }
@@ -847,6 +884,22 @@ TORCH_LIBRARY(fake_device, m) {
   m.def("disable(str what) -> ()", [](std::string what) {
     const std::lock_guard lock(world().mutex);
     world().disabled = std::move(what);
+  });
+  m.def("skip(str place) -> ()", [](std::string place) {
+    const std::lock_guard lock(world().mutex);
+    world().skipped = std::move(place);
+  });
+  m.def("forget_places() -> ()", [] {
+    const std::lock_guard lock(world().mutex);
+    world().places.clear();
+  });
+  m.def("places() -> str[]", [] {
+    const std::lock_guard lock(world().mutex);
+    std::vector<std::string> found;
+    for (const auto& [place, count] : world().places) {
+      found.push_back(place);
+    }
+    return found;
   });
   m.def("count(str what) -> int", [](std::string what) {
     const std::lock_guard lock(world().mutex);

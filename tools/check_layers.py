@@ -45,7 +45,8 @@ ARROWS: dict[str, frozenset[str]] = {
     ),
     "checkpoint": frozenset({"replica", "run", "state", "pipe", "core"}),
     "transformation": frozenset(
-        {"replica", "run", "state", "report", "explanation", "core", *_FEATURES}
+        {"replica", "run", "state", "data", "report", "explanation", "core"}
+        | _FEATURES
     ),
     "progress": frozenset(
         {"transformation", "replica", "run", "data", "report", "autodp", "core"}

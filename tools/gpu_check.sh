@@ -2,15 +2,18 @@
 # Builds the extension in place, runs the GPU tests and benchmarks; a missing GPU is a
 # failure.
 #
-#   tools/gpu_check.sh OUT_DIR
+#   tools/gpu_check.sh [--dry-run] OUT_DIR
 #
 # Order: build, the tests that would hang where CUDA's backward threads are blocked, all
-# other tests of tests/gpu, those of the engine, benchmarks/gpu_*.py. Each part has a limit, and each test one
-# of its own; together they end within nine minutes. A part that fails does not stop the
-# next ones, except the build.
+# other tests of tests/gpu, those of the engine, benchmarks/gpu_*.py. Each part has a
+# limit, and each test one of its own; together they end within nine minutes. A part
+# that fails does not stop the next ones, except the build.
 #
-# Writes OUT_DIR/environment.log, build.log, deadlock.log, tests.log, engine.log, BENCHMARK.log and
-# .json, summary.log (a line per part: name, exit code, seconds) and exit_code: the first
+# With --dry-run the same parts run where there is no GPU: tests have a twin on the CPU,
+# what has none is skipped, and benchmarks show their arguments.
+#
+# Writes OUT_DIR/environment.log, build.log, deadlock.log, tests.log, engine.log,
+# BENCHMARK.log and .json, summary.log (a line per part: name, exit code, seconds) and exit_code: the first
 # failure, 0 if there was none. PYTHON chooses the interpreter (with torch for CUDA,
 # setuptools, ninja and pytest; with pytest-timeout tests have limits of their own).
 # nvcc is optional: without it the same tests run on the ATen implementations, so
@@ -18,15 +21,22 @@
 #
 # Not run on a GPU so far: the CUDA side has been compiled and linked only.
 set -u
+dry=
+if [ "${1:-}" = --dry-run ]; then
+  dry=1
+  shift
+fi
 if [ $# -ne 1 ]; then
-  echo "usage: tools/gpu_check.sh OUT_DIR" >&2
+  echo "usage: tools/gpu_check.sh [--dry-run] OUT_DIR" >&2
   exit 2
 fi
 mkdir -p "$1" && out=$(cd "$1" && pwd) || exit 2
 cd "$(dirname "$0")/.." || exit 2
 python=${PYTHON:-python3}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-export FAIL_WITHOUT_CUDA=1
+if [ -z "$dry" ]; then
+  export FAIL_WITHOUT_CUDA=1
+fi
 started=$(date +%s)
 total=535
 first_failure=0
@@ -89,7 +99,8 @@ if "$python" -c 'import pytest_timeout' 2>/dev/null; then
   limits="--timeout=60"  # above the deadlines of the processes that tests start
 fi
 # A cold installation of torch takes half a minute to load the first time.
-part warm_up 60 "$python" -c 'import torch; torch.zeros(1, device="cuda")'
+device=${dry:+cpu}
+part warm_up 60 "$python" -c "import torch; torch.zeros(1, device='${device:-cuda}')"
 # shellcheck disable=SC2086 - a list of options
 part deadlock 180 "$python" -m pytest -v $limits --maxfail=2 \
   -k gpu tests/gpu/test_deadlock.py
@@ -104,7 +115,11 @@ tail -n 25 "$out/engine.log"
 for script in benchmarks/gpu_*.py; do
   if [ -f "$script" ]; then
     name=$(basename "$script" .py)
-    part "$name" 120 "$python" "$script" --json "$out/$name.json"
+    if [ -n "$dry" ]; then
+      part "$name" 120 "$python" "$script" --help
+    else
+      part "$name" 120 "$python" "$script" --json "$out/$name.json"
+    fi
     tail -n 30 "$out/$name.log"
   fi
 done

@@ -53,6 +53,10 @@ class PlanConfig:
         optimizer_bytes_per_parameter_byte: Optimizer state per parameter byte: 2 for
             Adam and AdamW in fp32, 1 for SGD with momentum, 0 without.
         microbatch_samples: Micro-batch sizes, in samples, that are profiled.
+        profile: Where what is measured before the first plan is kept, on the lead: a
+            folder, with a file for each model, kind of inputs, device and number of
+            threads, or one file, ``*.json``, which must be of this run. What is found
+            there is not measured again. None: each run measures.
     """
 
     slot_memory_bytes: int | None = None
@@ -64,6 +68,7 @@ class PlanConfig:
     hysteresis: float = 0.25
     optimizer_bytes_per_parameter_byte: float = 2.0
     microbatch_samples: Sequence[int] = (1, 4, 16)
+    profile: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         """Validate each field."""
@@ -86,6 +91,10 @@ class PlanConfig:
             "PlanConfig.hysteresis",
             "a number from 0 to 1000",
             self.hysteresis,
+        )
+        usable = self.profile is None or os.fspath(self.profile) != ""
+        _require(
+            usable, "PlanConfig.profile", "a file's or folder's name", self.profile
         )
         ratio = self.optimizer_bytes_per_parameter_byte
         _require(

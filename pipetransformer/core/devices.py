@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -138,6 +140,24 @@ def memory_bytes(device: torch.device) -> int | None:
     """
     ask = getattr(torch.get_device_module(device), "get_device_properties", None)
     return None if ask is None else int(ask(device).total_memory)
+
+
+def describe(device: torch.device) -> str:
+    """Return what kind of device it is: its name, of the host that of its processor."""
+    if device == HOST:
+        return f"{_processor()}, {os.cpu_count()} cores"
+    ask = getattr(torch.get_device_module(device), "get_device_name", None)
+    return f"{device.type} {ask(device)}" if ask is not None else device.type
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = (line for line in file if line.startswith("model name"))
+            name = next(names, "").partition(":")[2].strip()
+    except OSError:
+        name = ""
+    return name or platform.machine()
 
 
 def identity(device: torch.device) -> str:

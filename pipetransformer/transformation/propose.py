@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from typing import Any
 
 from pipetransformer import planner
 from pipetransformer._extension import hash_bytes, host_memory
@@ -19,11 +20,16 @@ from pipetransformer.autofreeze import (
 from pipetransformer.core.devices import memory_bytes
 from pipetransformer.planner import CacheTiers, Cluster, Plan, Profile
 from pipetransformer.replica.replica import Replica
+from pipetransformer.run.arguments import Workload
 from pipetransformer.run.cache_costs import rates_before_run
 from pipetransformer.run.context import Run
 from pipetransformer.run.layout import joiners
 from pipetransformer.run.measured_costs import PricingInputs
 from pipetransformer.transformation.cache_capacity import admission, cache_slots
+from pipetransformer.transformation.kept_profiles import (
+    conditions,
+    measured_or_kept,
+)
 from pipetransformer.transformation.plan_search import (
     first_plan,
     next_plan,
@@ -162,22 +168,26 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
         sizes = [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
         with run.precision.autocast():
             inputs = workload.sample(max(sizes))
-            profile = planner.profile(
-                run.arguments.model,
-                inputs,
-                microbatch_samples=sizes,
-                device=None if run.slots.on_host else run.slots.devices[run.slots.own],
+            measured = measured_or_kept(
+                run,
+                conditions(run, inputs, sizes),
+                measure=lambda: planner.profile(
+                    run.arguments.model,
+                    inputs,
+                    microbatch_samples=sizes,
+                    device=None
+                    if run.slots.on_host
+                    else run.slots.devices[run.slots.own],
+                ),
+                rates=lambda profile: _rates(run, workload, profile, inputs),
             )
-        rates, cache = None, run.config.cache
-        # Faults are to be found whatever it costs.
-        if cache.enabled and cache.admission == "measured" and not cache.debug:
-            rates = rates_before_run(workload, profile, inputs)
-        measured = {
-            "profile": profile.to_json(),
+        rates = measured.rates
+        message = {
+            "profile": measured.profile.to_json(),
             "cluster": _cluster(run, rates).to_json(),
             "rates": rates and dataclasses.asdict(rates),
         }
-        told = json.dumps(measured).encode()
+        told = json.dumps(message).encode()
         run.plane.publish("profile", told)
     else:
         told = run.plane.wait("profile", phase="profile", timeout=None)
@@ -186,6 +196,16 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
     run.inputs.cluster = Cluster.from_json(content["cluster"])
     told_rates = content["rates"]
     run.inputs.rates = TierRates(**told_rates) if told_rates else None
+
+
+def _rates(
+    run: Run, workload: Workload, profile: Profile, inputs: Any
+) -> TierRates | None:
+    cache = run.config.cache
+    # Faults are to be found whatever it costs.
+    if not cache.enabled or cache.admission != "measured" or cache.debug:
+        return None
+    return rates_before_run(workload, profile, inputs)
 
 
 def _cluster(run: Run, rates: TierRates | None) -> Cluster:

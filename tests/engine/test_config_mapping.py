@@ -43,6 +43,7 @@ SPECIAL = {
     ),
     "heartbeat_timeout": st.timedeltas(timedelta(seconds=1), timedelta(days=365)),
     "secret": st.none(),
+    "profile": st.none() | st.sampled_from(["folder", "a/file.json"]),
     "devices": st.none() | st.lists(st.sampled_from(["cpu", "cuda:0"]), min_size=1),
 }
 KINDS = {int: COUNTS, bool: st.booleans(), timedelta: DURATIONS}

@@ -1,0 +1,203 @@
+"""Profiles of earlier runs: a run under the same conditions measures nothing.
+
+`PlanConfig.profile` names a folder, where each profile has a file of its own by what it
+depends on, or one file, which must be of this run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from pipetransformer._extension import hash_bytes
+from pipetransformer.autocache import TierRates
+from pipetransformer.core import text_files
+from pipetransformer.core.devices import describe
+from pipetransformer.core.wire import printable
+from pipetransformer.data.structures import tensors_of
+from pipetransformer.planner import Profile
+from pipetransformer.run.context import Run
+from pipetransformer.state.signature import model_signature, trainable_lines
+
+_LOG = logging.getLogger(__name__)
+
+_VERSION = 1
+_LONGEST = 200  # letters of what a file holds, in errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a run measures before its first plan.
+
+    Attributes:
+        profile: Of the layers.
+        rates: Of the cache; None: not measured, or nothing to measure.
+    """
+
+    profile: Profile
+    rates: TierRates | None
+
+
+def conditions(run: Run, inputs: Any, sizes: list[int]) -> dict[str, Any]:
+    """Return what a profile depends on, as plain values.
+
+    Args:
+        run: The run.
+        inputs: What the layers are measured with.
+        sizes: Of micro-batches, in samples.
+    """
+    model, slots = run.arguments.model, run.slots
+    trained = "\n".join(trainable_lines(model)).encode()
+    rows = (f"{tuple(t.shape[1:])} {t.dtype}" for t in tensors_of(inputs))
+    return {
+        "model": model_signature(model),
+        "trained": f"{hash_bytes(trained):016x}",
+        "inputs": ", ".join(rows),
+        "microbatch_samples": sizes,
+        "device": describe(slots.devices[slots.own]),
+        "threads": run.threads_per_stage if slots.on_host else 0,
+        "slots": run.num_slots,
+        "amp": run.config.amp or "",
+        "torch": str(torch.__version__),
+    }
+
+
+def rate_conditions(run: Run) -> dict[str, Any]:
+    """Return what rates of the cache depend on besides the profile."""
+    workload, cache = run.inputs.workload, run.config.cache
+    if workload is None:
+        return {}
+    return {
+        "cache": [cache.enabled, cache.admission, cache.debug],
+        "samples": workload.num_samples,
+        "global_batch": workload.global_batch,
+        "hashes": workload.hashes,
+    }
+
+
+def measured_or_kept(
+    run: Run,
+    depends_on: Mapping[str, Any],
+    *,
+    measure: Callable[[], Profile],
+    rates: Callable[[Profile], TierRates | None],
+) -> Measured:
+    """Return a kept profile, or measure one and keep it where that is wanted.
+
+    Args:
+        run: The run.
+        depends_on: From `conditions`.
+        measure: Measures the layers.
+        rates: Measures the cache.
+
+    Raises:
+        ValueError: the file that was named holds no profile of this run; says how it
+            differs.
+        OSError: it cannot be read.
+    """
+    wanted = run.config.plan.profile
+    if wanted is None:
+        profile = measure()
+        return Measured(profile, rates(profile))
+    path, is_folder = _place(wanted, depends_on)
+    kept = _read(path, depends_on, strict=not is_folder)
+    if kept is None:
+        profile, kept = measure(), {}
+    else:
+        profile = kept["profile"]
+        _LOG.info("layers are not measured: %s has their profile", path)
+    told = kept.get("rates") or {}
+    if told.get("conditions") == rate_conditions(run):
+        values = told.get("values")
+        return Measured(profile, TierRates(**values) if values else None)
+    result = Measured(profile, rates(profile))
+    _write(run, path, depends_on, result)
+    return result
+
+
+def _place(
+    wanted: str | os.PathLike[str], depends_on: Mapping[str, Any]
+) -> tuple[pathlib.Path, bool]:
+    """Return the file, and whether it is one of a folder's."""
+    path = pathlib.Path(wanted)
+    if path.is_file() or (path.suffix == ".json" and not path.is_dir()):
+        return path, False
+    text = json.dumps(depends_on, sort_keys=True).encode()
+    return path / f"profile-{hash_bytes(text):016x}.json", True
+
+
+def _read(
+    path: pathlib.Path, depends_on: Mapping[str, Any], *, strict: bool
+) -> dict[str, Any] | None:
+    """Return what a file holds; None if it is not there, or not of this run.
+
+    Args:
+        path: The file.
+        depends_on: From `conditions`.
+        strict: Raise where it is of another run.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if strict:
+            raise
+        _LOG.warning("no profile is read: %s", error)
+        return None
+    try:
+        return _checked(text, depends_on)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        told = printable(str(error), longest=_LONGEST)
+        if strict:
+            raise ValueError(
+                f"PlanConfig.profile: expected a profile of this run in {path}, got "
+                f"{told}"
+            ) from None
+        _LOG.warning("%s is no profile of this run, measured anew: %s", path, told)
+        return None
+
+
+def _checked(text: str, depends_on: Mapping[str, Any]) -> dict[str, Any]:
+    content = json.loads(text)
+    if not isinstance(content, dict) or content.get("version") != _VERSION:
+        raise ValueError(f"something other than a kept profile of version {_VERSION}")
+    found = content.get("conditions")
+    if not isinstance(found, dict):
+        raise ValueError("no conditions")
+    for name, value in depends_on.items():
+        if found.get(name) != value:
+            raise ValueError(f"{name} {found.get(name)!r} where this run has {value!r}")
+    profile = Profile.from_json(json.dumps(content["profile"]))
+    rates = content.get("rates")
+    if rates is not None:
+        values = rates["values"]
+        _ = rates["conditions"], TierRates(**values) if values else None
+    return {"profile": profile, "rates": rates}
+
+
+def _write(
+    run: Run, path: pathlib.Path, depends_on: Mapping[str, Any], result: Measured
+) -> None:
+    rates = result.rates
+    content = {
+        "version": _VERSION,
+        "conditions": dict(depends_on),
+        "profile": json.loads(result.profile.to_json()),
+        "rates": {
+            "conditions": rate_conditions(run),
+            "values": rates and dataclasses.asdict(rates),
+        },
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text_files.write(path, json.dumps(content, indent=1) + "\n")
+    except OSError as error:  # the run has all it needs
+        _LOG.warning("the profile is not kept: %s", error)

@@ -45,8 +45,7 @@ ARROWS: dict[str, frozenset[str]] = {
     ),
     "checkpoint": frozenset({"replica", "run", "state", "pipe", "core"}),
     "transformation": frozenset(
-        {"replica", "run", "state", "data", "report", "explanation", "core"}
-        | _FEATURES
+        {"replica", "run", "state", "data", "report", "explanation", "core"} | _FEATURES
     ),
     "progress": frozenset(
         {"transformation", "replica", "run", "data", "report", "autodp", "core"}

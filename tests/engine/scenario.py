@@ -143,3 +143,20 @@ def train(rank, freeze, epochs, options):
         "last": last,
         "model": [p.detach().clone() for p in model_of(engine).parameters()],
     }
+
+
+def train_on(devices, folder, epochs):
+    """Train two stages on devices, on from what a folder holds; return the weights."""
+    settings = config(
+        devices=devices,
+        plan=pt.PlanConfig(num_stages=2),
+        pipe=pt.PipeConfig(num_slots=2),
+        checkpoint=pt.CheckpointConfig(directory=folder, resume=True),
+    )
+    engine = make_engine(freeze=schedule(0, 2), dtype=torch.float64, config=settings)
+    data = ToySet(48, dtype=torch.float64)
+    with engine:
+        for _ in engine.epochs(epochs):
+            for batch in engine.batches(data, 12):
+                engine.step(batch)
+    return [p.detach() for p in model_of(engine).parameters()]

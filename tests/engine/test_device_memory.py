@@ -5,15 +5,13 @@ memory than there is, as where something else takes a part of it.
 """
 
 import dataclasses
-import shutil
-import sys
 
 import pytest
 import torch
 
 import pipetransformer as pt
 from tests.engine.scenario import QUICK, config, make_engine, schedule
-from tests.support.device_ranks import NODE, build_libraries, pretend
+from tests.support.device_ranks import MARKS, NODE, pretend
 from tests.support.private import model_of, run_of
 from tests.support.ranks import Ranks, run_ranks
 from tests.support.toy import ToySet
@@ -21,16 +19,7 @@ from tests.support.toy import ToySet
 TIMEOUT_S = 100
 BATCH = 48
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
-    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
-]
-
-
-@pytest.fixture(scope="module")
-def libraries():
-    return build_libraries()
+pytestmark = MARKS
 
 
 @dataclasses.dataclass(frozen=True)

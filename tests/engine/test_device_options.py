@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import shutil
-import sys
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ import torch
 import pipetransformer as pt
 from tests.engine import losses
 from tests.engine.scenario import config, make_engine, schedule
-from tests.support.device_ranks import NODE, build_libraries, on_host, pretend
+from tests.support.device_ranks import MARKS, NODE, on_host, pretend
 from tests.support.private import model_of
 from tests.support.ranks import Ranks, run_ranks
 from tests.support.store_host import StoreHost
@@ -19,16 +17,7 @@ from tests.support.toy import ToySet, accuracy
 
 TIMEOUT_S = 110
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
-    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
-]
-
-
-@pytest.fixture(scope="module")
-def libraries():
-    return build_libraries()
+pytestmark = MARKS
 
 
 SETTINGS = {

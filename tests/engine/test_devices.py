@@ -5,36 +5,32 @@ Each run is in processes of its own: the device is registered for good.
 
 import contextlib
 import dataclasses
-import shutil
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 import pipetransformer as pt
-from tests.engine.scenario import config, is_active, make_engine, schedule, train
-from tests.support.device_ranks import NODE, build_libraries, on_host, pretend
+from tests.engine.scenario import (
+    config,
+    is_active,
+    make_engine,
+    schedule,
+    train,
+    train_on,
+)
+from tests.support.device_ranks import MARKS, NODE, on_host, pretend
 from tests.support.private import model_of, run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, accuracy
 
 TIMEOUT_S = 110
 
-pytestmark = [
-    pytest.mark.distributed,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
-    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
-]
+pytestmark = MARKS
 
 FREEZES = schedule(0, 2, 4, 6)
 # The budget forces K=4 unfrozen; freezing lets shorter pipelines fit.
 SHRINKING = pt.PlanConfig(slot_memory_bytes=2 * 13_500, reshape="always")
-
-
-@pytest.fixture(scope="module")
-def libraries():
-    return build_libraries()
 
 
 def train_there(rank, libraries, freeze, epochs, options):
@@ -223,21 +219,10 @@ def test_dropout_does_not_depend_on_the_devices(libraries):
 
 def check_checkpoint(_rank, libraries, devices, folder, epochs):
     fake = pretend(libraries)
-    settings = config(
-        devices=devices,
-        plan=pt.PlanConfig(num_stages=2),
-        pipe=pt.PipeConfig(num_slots=2),
-        checkpoint=pt.CheckpointConfig(directory=folder, resume=True),
-    )
-    engine = make_engine(freeze=schedule(0, 2), dtype=torch.float64, config=settings)
-    data = ToySet(48, dtype=torch.float64)
-    with engine:
-        for _ in engine.epochs(epochs):
-            for batch in engine.batches(data, 12):
-                engine.step(batch)
+    weights = train_on(devices, folder, epochs)
     fake.synchronize()
     assert fake.violations() == []
-    return [p.detach() for p in model_of(engine).parameters()]
+    return weights
 
 
 @pytest.mark.parametrize("first", ["host", "device"])

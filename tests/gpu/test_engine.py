@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import pipetransformer as pt
-from tests.engine.scenario import config, make_engine, schedule, train
+from tests.engine.scenario import config, make_engine, schedule, train, train_on
 from tests.support.device_ranks import on_host
-from tests.support.private import model_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
@@ -104,20 +103,8 @@ def test_mixed_precision_learns(devices, amp):
     assert losses[-1] < losses[0]
 
 
-def train_on(_rank, devices, folder, epochs):
-    settings = config(
-        devices=devices,
-        plan=pt.PlanConfig(num_stages=2),
-        pipe=pt.PipeConfig(num_slots=2),
-        checkpoint=pt.CheckpointConfig(directory=folder, resume=True),
-    )
-    engine = make_engine(freeze=schedule(0, 2), dtype=torch.float64, config=settings)
-    data = ToySet(48, dtype=torch.float64)
-    with engine:
-        for _ in engine.epochs(epochs):
-            for batch in engine.batches(data, 12):
-                engine.step(batch)
-    return [p.detach() for p in model_of(engine).parameters()]
+def train_here(_rank, *arguments):
+    return train_on(*arguments)
 
 
 @pytest.mark.parametrize("to_device", [True, False])
@@ -125,8 +112,8 @@ def train_on(_rank, devices, folder, epochs):
 def test_a_checkpoint_goes_on_elsewhere(devices, to_device, tmp_path):
     places = [["cpu"] * 2, devices * 2]
     first, then = places if to_device else places[::-1]
-    run_ranks(train_on, 1, first, str(tmp_path / "moved"), 2)
-    (mine,) = run_ranks(train_on, 1, then, str(tmp_path / "moved"), 4)
-    (plain,) = run_ranks(train_on, 1, ["cpu"], str(tmp_path / "plain"), 4)
+    run_ranks(train_here, 1, first, str(tmp_path / "moved"), 2)
+    (mine,) = run_ranks(train_here, 1, then, str(tmp_path / "moved"), 4)
+    (plain,) = run_ranks(train_here, 1, ["cpu"], str(tmp_path / "plain"), 4)
     for one, other in zip(mine, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)

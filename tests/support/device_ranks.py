@@ -2,7 +2,9 @@
 
 import dataclasses
 import importlib.util
+import sys
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -11,6 +13,7 @@ from torch.utils import _pytree as pytree
 from pipetransformer.autodp import group as group_module
 from pipetransformer.autodp.backends import Backends, make_backends
 from tests.support.fake_device import (
+    COMPILER,
     ROOT,
     build_fake_device,
     build_library,
@@ -18,6 +21,11 @@ from tests.support.fake_device import (
 )
 
 SOURCE = ROOT / "tests/autodp/cpp/device_backend.cpp"
+MARKS = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"),
+]
 NODE = ("fake:0", "fake:1", "fake:2", "fake:3")
 
 

@@ -258,3 +258,22 @@ def check_refusal(_rank, libraries, devices, problem):
     expected = pytest.raises(ValueError, match=problem)
     with contextlib.nullcontext() if problem is None else expected, engine:
         assert run_of(engine).slots.devices[0] == torch.device("fake:0")
+
+
+def check_waits(_rank, libraries, freeze):
+    """Return what the host waits for in the last step."""
+    fake = pretend(libraries)
+    shape = pt.PlanConfig(num_stages=2, num_microbatches=2)
+    settings = config(devices=NODE[:2], plan=shape, clip_grad_norm=1.0)
+    engine = make_engine(freeze=freeze, config=settings)
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(ToySet(48), 12):
+                fake.host_waits()
+                engine.step(batch)
+        return fake.host_waits()
+
+
+def test_a_steady_step_waits_for_its_inputs_and_its_loss_alone(libraries):
+    (waits,) = run_ranks(check_waits, 1, libraries, schedule(0))
+    assert waits == ["copy from the host", "aten::_local_scalar_dense"]

@@ -65,6 +65,7 @@ def load_fake_device(path):
     module.set_rng_state = lambda state, device: fake.set_generator_position(
         torch.device(device).index, *state.tolist()
     )
+    module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     torch._register_device_module("fake", module)
     return fake
 

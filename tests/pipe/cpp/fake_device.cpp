@@ -88,6 +88,7 @@ struct World {
   std::set<const void*> pinned;  // of the host
   std::vector<std::string> violations;
   std::vector<std::string> copies;
+  std::vector<std::string> waits;  // of the host
   std::string disabled;
   std::string skipped;  // a place in the code whose calls are left out
   std::map<std::string, int64_t>
@@ -196,6 +197,12 @@ void use(
     memory.reads[stream] = now;
   }
   memory.uses[stream] = now;
+}
+
+// The host waits for a stream.
+void wait_for(const StreamKey& stream, const std::string& why) {
+  merge(world().host, world().streams[stream]);
+  world().waits.push_back(why);
 }
 
 // --- memory ----------------------------------------------------------------
@@ -374,17 +381,19 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     const std::lock_guard lock(world().mutex);
-    merge(world().host, world().streams[key_of(stream)]);
+    wait_for(key_of(stream), "stream");
   }
   void synchronizeEvent(void* event) const override {
     const std::lock_guard lock(world().mutex);
     merge(world().host, static_cast<Event*>(event)->clock);
+    world().waits.emplace_back("event");
   }
   void synchronizeDevice(const c10::DeviceIndex) const override {
     const std::lock_guard lock(world().mutex);
     for (const auto& [stream, clock] : world().streams) {
       merge(world().host, clock);
     }
+    world().waits.emplace_back("device");
   }
   void recordDataPtrOnStream(
       const c10::DataPtr& pointer,
@@ -576,7 +585,7 @@ copy_from(const at::Tensor& self, const at::Tensor& target, bool non_blocking) {
     merge(streams[other], streams[reads]);
     if (!from || !to) {
       if (!non_blocking) {
-        merge(world().host, streams[reads]);
+        wait_for(reads, from ? "copy to the host" : "copy from the host");
       } else if (from) {
         report("a copy to the host is not waited for");
       } else if (world().pinned.count(memory_of(self)) > 0) {
@@ -765,7 +774,7 @@ class Call {
     for (const auto& result : op_.schema().returns()) {
       if (result.type()->kind() != c10::TypeKind::TensorType &&
           result.type()->kind() != c10::TypeKind::ListType) {
-        merge(world().host, world().streams[stream_]);  // as .item()
+        wait_for(stream_, op_.schema().name());  // as .item()
       }
     }
   }
@@ -856,6 +865,11 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 
+// Autocast changes nothing here.
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFallthrough());
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
@@ -881,6 +895,7 @@ std::vector<std::string> take(std::vector<std::string>& list) {
 TORCH_LIBRARY(fake_device, m) {
   m.def("violations() -> str[]", [] { return take(world().violations); });
   m.def("copies() -> str[]", [] { return take(world().copies); });
+  m.def("host_waits() -> str[]", [] { return take(world().waits); });
   m.def("disable(str what) -> ()", [](std::string what) {
     const std::lock_guard lock(world().mutex);
     world().disabled = std::move(what);

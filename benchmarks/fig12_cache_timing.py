@@ -12,6 +12,7 @@ activations are read. Must: within one layer of where reading is measured to pay
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from harness.common import (
     Repeat,
     Row,
     Series,
+    Target,
     add_common_arguments,
     begin,
     interleave,
@@ -228,7 +230,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             pays[layers] = compared.value < 1
             ratios.append(compared)
-            rows += [computed, read]
+            rows += [
+                dataclasses.replace(
+                    row, system=f"{name}, {layers} frozen, {row.system}"
+                )
+                for row in (computed, read)
+            ]
             chosen = "cached" if decided[layers - 1] else "recomputed"
             told = f"{compared.value:.3f} ({compared.min:.3f} to {compared.max:.3f})"
             lines.append([name, str(layers), told, chosen])
@@ -236,6 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         switch = first({n: decided[n - 1] for n in args.layers})
         apart = abs(first(pays) - switch)
         verdict = "missed" if apart > AIM else "met"
+        rows.append(Row(name, "apart", "layers", (float(apart),), target=Target(AIM)))
         print(
             f"{name}: pays from {first(pays)} frozen layers, is cached from {switch} "
             f"(13: never); {apart} apart, aim {AIM}: {verdict}"

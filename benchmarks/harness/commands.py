@@ -161,6 +161,11 @@ _ALL = (
         (*PRODUCT, "examples", "benchmarks/training/text_worker.py"),
         MODELS,
     ),
+    _script(
+        "cache_search",
+        (*PRODUCT, "examples", "benchmarks/training/search_worker.py"),
+        MODELS,
+    ),
     Command(
         "two_hosts",
         ("-m", "tests.distributed.two_hosts"),

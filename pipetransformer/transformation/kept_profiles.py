@@ -18,7 +18,7 @@ import torch
 
 from pipetransformer._extension import hash_bytes
 from pipetransformer.autocache import TierRates
-from pipetransformer.core import text_files
+from pipetransformer.core import disk, text_files
 from pipetransformer.core.devices import describe
 from pipetransformer.core.wire import printable
 from pipetransformer.data.structures import tensors_of
@@ -197,7 +197,7 @@ def _write(
         },
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(path.parent)
         text_files.write(path, json.dumps(content, indent=1) + "\n")
     except OSError as error:  # the run has all it needs
         _LOG.warning("the profile is not kept: %s", error)

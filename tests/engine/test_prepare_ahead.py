@@ -185,11 +185,11 @@ def refuse_once(rank, settings):
     """Train like `train_ahead`; rank 2 refuses the first change."""
     build, left = Run.build_group, [rank == 2]
 
-    def refuse(run, name, members, given_up=None):
+    def refuse(run, name, members, **options):
         if len(members) > 1 and left[0]:
             left[0] = False
             raise RuntimeError("no sockets left")
-        return build(run, name, members, given_up)
+        return build(run, name, members, **options)
 
     Run.build_group = refuse
     return train_ahead(rank, settings, counts=[0, 6, 6], epochs=3)

@@ -8,8 +8,9 @@ from pipetransformer.autodp import GroupCache, MissingKeptGroup
 class FakeGroup:
     """Stands in for an active group: it knows its name, members and end."""
 
-    def __init__(self, name, members, generation=0):
+    def __init__(self, name, members, generation=0, num_devices=0):
         self.generation = generation
+        self.num_devices = num_devices
         self.name = name
         self.members = tuple(members)
         self.size = len(self.members)
@@ -73,6 +74,13 @@ def test_a_plan_with_earlier_ranks_uses_their_group_again():
 def test_order_of_the_ranks_is_part_of_what_is_found():
     ranks = [Rank(rank, 4) for rank in range(2)]
     assert plans(ranks, [(0, 1), (1, 0), (0, 1)]) == ["g/1", "g/2", "g/1"]
+
+
+def test_a_group_that_connects_other_devices_is_not_used_again():
+    cache = make()
+    cache.keep(FakeGroup("g/1", (0, 1), num_devices=2))
+    assert cache.name_for((0, 1), "g/2", num_devices=2) == "g/1"
+    assert cache.name_for((0, 1), "g/2", num_devices=1) == "g/2"
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2])

@@ -190,13 +190,32 @@ def test_duration_of_another_type_is_named():
         AutoDPConfig(group_timeout=3)
 
 
-def test_plane_under_raise_does_not_survive():
+def fail_under_raise(_rank):
     info, store = connect(FAST)
     plane = ControlPlane(store, info, FAST)
+    plane.gather("here", b"", phase="test")
     with pytest.raises(RuntimeError, match="expected a failed generation, got gen"):
         plane.survive(b"")
+    plane.gather("tried", b"", phase="test")
     plane.fail("test", "nobody's fault", rank=-1)
     with pytest.raises(PeerFailure, match="nobody's fault"):
+        plane.survive(b"")
+    plane.close()
+
+
+@pytest.mark.distributed
+def test_plane_under_raise_does_not_survive():
+    run_ranks(fail_under_raise, 2, timeout_s=60)
+
+
+def test_a_plane_that_is_alone_survives_what_loses_nobody():
+    info, store = connect(FAST)
+    plane = ControlPlane(store, info, FAST)
+    plane.fail("test", "nobody's fault", rank=-1)
+    assert plane.survive(b"mine") == {0: b"mine"}
+    plane.check()
+    plane.fail("test", "my own", rank=0)
+    with pytest.raises(PeerFailure, match="my own"):
         plane.survive(b"")
     plane.close()
 

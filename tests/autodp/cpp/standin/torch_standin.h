@@ -65,6 +65,14 @@ intrusive_ptr<T> make_intrusive(Arguments&&... arguments) {
 
 enum class DeviceType { CPU, CUDA };
 
+class DistError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+  const char* what_without_backtrace() const noexcept {
+    return what();
+  }
+};
+
 }  // namespace c10
 
 namespace at {

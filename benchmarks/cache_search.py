@@ -40,7 +40,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--data", type=Path, default=ROOT.parent / "shared" / "data")
     add("--runs", type=int, default=10)
     add("--epochs", type=int, default=2)
-    add("--samples", type=int, default=512, help="the first sentences of the set")
+    add("--samples", type=int, default=256, help="the first sentences of the set")
     args = parser.parse_args(arguments)
     if args.quick:
         args.runs, args.samples = 2, 64

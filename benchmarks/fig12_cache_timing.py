@@ -243,7 +243,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         switch = first({n: decided[n - 1] for n in args.layers})
         apart = abs(first(pays) - switch)
         verdict = "missed" if apart > AIM else "met"
-        rows.append(Row(name, "apart", "layers", (float(apart),), target=Target(AIM)))
+        rows.append(
+            Row(
+                name,
+                "apart",
+                "layers",
+                (float(apart),),
+                values_of="runs",
+                target=Target(AIM),
+            )
+        )
         print(
             f"{name}: pays from {first(pays)} frozen layers, is cached from {switch} "
             f"(13: never); {apart} apart, aim {AIM}: {verdict}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import types
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,11 @@ def host_cores(root: str = "") -> float:
     from pipetransformer import _C
 
     return _C.core.host_cores(root)
+
+
+def usable_cores() -> float:
+    """Return how many cores this process may use: of its affinity and its cgroups."""
+    return min(float(len(os.sched_getaffinity(0))), host_cores())
 
 
 def host_memory(root: str = "") -> _C.core.HostMemory:

@@ -10,6 +10,10 @@ import torch
 # answers, each look-up would stall it for five seconds. Processes inherit this.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
+# Plans are to be the same on machines with few cores and with many; those of layers
+# that take microseconds are to change shape.
+os.environ.setdefault("PIPETRANSFORMER_SLOTS_AS_DEVICES", "1")
+
 # With RERUN_DISTRIBUTED=1 a failed test of several processes gets a second try, but so
 # many in a run at most: what fails beyond them has failed.
 _RERUN = os.environ.get("RERUN_DISTRIBUTED") == "1"

@@ -35,7 +35,8 @@ void bind_inputs(py::module_& m) {
           &LayerProfile::weight_grad_activation_bytes_per_sample)
       .def_readwrite(
           "boundary_bytes_per_sample", &LayerProfile::boundary_bytes_per_sample)
-      .def_readwrite("trainable", &LayerProfile::trainable);
+      .def_readwrite("trainable", &LayerProfile::trainable)
+      .def_readwrite("optimizer_ns", &LayerProfile::optimizer_ns);
   py::class_<Profile>(m, "Profile")
       .def(py::init<>())
       .def_readwrite("microbatch_samples", &Profile::microbatch_samples)
@@ -64,6 +65,13 @@ void bind_inputs(py::module_& m) {
           "optimizer_bytes_per_parameter_byte",
           &Cluster::optimizer_bytes_per_parameter_byte)
       .def_readwrite("context_bytes", &Cluster::context_bytes)
+      .def_readwrite("cores_permille", &Cluster::cores_permille)
+      .def_readwrite(
+          "replica_link_bytes_per_s", &Cluster::replica_link_bytes_per_s)
+      .def_readwrite(
+          "replica_link_latency_ns", &Cluster::replica_link_latency_ns)
+      .def_readwrite("step_ns", &Cluster::step_ns)
+      .def_readwrite("row_ns", &Cluster::row_ns)
       .def_readwrite("cache", &Cluster::cache);
 }
 
@@ -189,7 +197,10 @@ void bind_costs(py::module_& m) {
       .def_readwrite("prefix_ns", &StepCosts::prefix_ns)
       .def_readwrite("prefix_copy_ns", &StepCosts::prefix_copy_ns)
       .def_readwrite("cache_read_ns", &StepCosts::cache_read_ns)
-      .def_readwrite("cache_wait_ns", &StepCosts::cache_wait_ns);
+      .def_readwrite("cache_wait_ns", &StepCosts::cache_wait_ns)
+      .def_readwrite("process_ns", &StepCosts::process_ns)
+      .def_readwrite("cores_permille", &StepCosts::cores_permille)
+      .def_readwrite("replicas_per_node", &StepCosts::replicas_per_node);
 }
 
 // Here the planner meets the simulator, which decides between its candidates.

@@ -10,6 +10,7 @@
 #include "planner/schedule/schedules.h"
 #include "simulator/memory.h"
 #include "simulator/replay.h"
+#include "simulator/sharing.h"
 #include "simulator/step_tasks.h"
 
 namespace pipetransformer::simulator {
@@ -63,6 +64,16 @@ std::vector<Event> timeline_of(const StepTasks& tasks, const Replay& replay) {
   return events;
 }
 
+// Replicas that are simulated stand for those of a node, each for as many.
+Sharing sharing_of(const StepCosts& costs, std::size_t num_simulated) {
+  Sharing sharing;
+  sharing.cores_permille = costs.cores_permille;
+  sharing.replicas_each = std::max<int64_t>(
+      1, costs.replicas_per_node / static_cast<int64_t>(num_simulated));
+  sharing.reads_compute = costs.cache_read_ns == 0;
+  return sharing;
+}
+
 class Measured {
  public:
   Measured(
@@ -107,7 +118,7 @@ class Measured {
       pipeline.begin_ns = span.begin_ns;
     }
     pipeline.stage_busy_ns[static_cast<std::size_t>(task.stage)] +=
-        task.duration_ns;
+        span.end_ns - span.begin_ns;
   }
 
   // Grains that are left are spread over the devices when the step is over and
@@ -193,7 +204,8 @@ StepResult simulate_lists(
   check(costs, replicas, options);
   check_lists(costs, schedule);
   const StepTasks tasks = tasks_of_step(costs, schedule, replicas, options);
-  const Replay times = replay(tasks.graph, tasks.fill);
+  Replay times = replay(tasks.graph, tasks.fill);
+  share_cores(times, tasks, sharing_of(costs, replicas.size()));
   StepResult result = Measured(costs, schedule, tasks, times).take();
   if (options.keep_timeline) {
     result.timeline = timeline_of(tasks, times);

@@ -19,6 +19,7 @@ constexpr int64_t kLongestNs = int64_t{1} << 53;  // 104 days
 constexpr int64_t kLongestPrefixNs = int64_t{1} << 60;
 constexpr int64_t kMostBytes = int64_t{1} << 61;
 constexpr int64_t kMostMicrobatches = int64_t{1} << 22;  // over all stages
+constexpr int64_t kMostDevices = int64_t{1} << 30;
 constexpr int64_t kSlowest = 100'000;
 
 [[noreturn]] void
@@ -125,6 +126,22 @@ void check_prefix(const StepCosts& costs) {
   check_ns(costs.prefix_copy_ns, "prefix_copy_ns");
   check_ns(costs.cache_read_ns, "cache_read_ns");
   check_ns(costs.cache_wait_ns, "cache_wait_ns");
+  check_ns(costs.process_ns, "process_ns");
+}
+
+void check_sharing(const StepCosts& costs) {
+  const int64_t cores = costs.cores_permille;
+  if (cores != 0 && (cores < 1000 || cores > kMostDevices)) {
+    refuse(
+        "cores_permille",
+        "0 or 1000 to " + std::to_string(kMostDevices),
+        cores);
+  }
+  const int64_t replicas = costs.replicas_per_node;
+  if (replicas < 1 || replicas > kMostDevices) {
+    refuse(
+        "replicas_per_node", "1 to " + std::to_string(kMostDevices), replicas);
+  }
 }
 
 void check_replicas(
@@ -178,6 +195,7 @@ void check(
     const StepOptions& options) {
   check_stages(costs);
   check_prefix(costs);
+  check_sharing(costs);
   check_options(costs, options);
   check_replicas(costs, replicas, options);
 }

@@ -79,6 +79,31 @@ void add_optimizer(
   }
 }
 
+// Of the process that drives the pipeline.
+void add_process(
+    TaskGraph& graph,
+    const StepCosts& costs,
+    const PipelineTasks& pipeline,
+    const std::vector<int32_t>& all_reduces) {
+  if (costs.process_ns == 0) {
+    return;
+  }
+  Task task;
+  task.kind = TaskKind::kOptimizer;
+  task.replica = pipeline.devices.replica;
+  task.resource = pipeline.devices.compute.front();
+  task.duration_ns = pipeline.devices.compute_ns(0, costs.process_ns);
+  const int32_t added = graph.add(task);
+  for (const int32_t earlier : pipeline.last) {
+    if (earlier >= 0) {
+      graph.wait(added, earlier);
+    }
+  }
+  for (const int32_t earlier : all_reduces) {
+    graph.wait(added, earlier);
+  }
+}
+
 // In grains of a quarter of the longest forward; no more than 2^16 of them.
 FillWork fill_work(const StepCosts& costs, const Devices& devices) {
   FillWork fill;
@@ -116,6 +141,7 @@ StepTasks tasks_of_step(
       add_all_reduces(step.graph, costs, pipelines);
   for (const PipelineTasks& pipeline : pipelines) {
     add_optimizer(step.graph, pipeline, all_reduces, options);
+    add_process(step.graph, costs, pipeline, all_reduces);
   }
   if (options.prefix == PrefixMode::kFilled) {
     step.fill = fill_work(costs, step.devices.front());

@@ -11,6 +11,7 @@ class Layer:
     weight_grad_activation_bytes_per_sample: int
     boundary_bytes_per_sample: int
     trainable: bool
+    optimizer_ns: int
     def __init__(self) -> None: ...
 
 class Profile:
@@ -39,6 +40,11 @@ class Cluster:
     network_latency_ns: int
     optimizer_bytes_per_parameter_byte: float
     context_bytes: int
+    cores_permille: int
+    replica_link_bytes_per_s: int | None
+    replica_link_latency_ns: int
+    step_ns: int
+    row_ns: int
     cache: CacheTiers | None
     def __init__(self) -> None: ...
 
@@ -440,4 +446,7 @@ class StepCosts:
     prefix_copy_ns: int
     cache_read_ns: int
     cache_wait_ns: int
+    process_ns: int
+    cores_permille: int
+    replicas_per_node: int
     def __init__(self) -> None: ...

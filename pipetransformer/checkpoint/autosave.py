@@ -108,7 +108,7 @@ class AutoSave:
         run, directory = self._run, self._wanted.directory
         if not directory or not run.state.can_be_saved:
             return
-        if run.state.optimizer is None:
+        if run.in_force.plan is None:
             return  # before the first plan there is nothing to lose
         path = checkpoint.path_of_step(directory, run.state.step)
         try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SCHEDULES = ("gpipe", "1f1b", "zb-h1")
 _REMAINING_STEPS = 1000
 _NOT_THE_ENGINES = (
-    "Pipe(loss=...) runs this schedule; for the engine plan with --schedule gpipe"
+    "Pipe(loss=...) runs this schedule; the engine with PipeConfig(schedule=...)"
 )
 _EXAMPLES = """
 pipetransformer plan --profile p.json --cluster c.json --global-batch 32

@@ -20,6 +20,7 @@ AmpMode = Literal["bf16", "fp16"]
 Verify = Literal["sampled", "all"]
 Codec = Literal["native", "bf16", "fp16", "int8"]
 SchedulerInterval = Literal["step", "epoch"]
+Schedule = Literal["gpipe", "1f1b", "zb-h1", "auto"]
 
 
 def _require(ok: bool, what: str, expected: str, actual: object) -> None:
@@ -122,11 +123,19 @@ class PipeConfig:
             the node's slots, at least 1.
         num_slots: CPU slots of a process that was started alone; under a launcher
             there is one slot per process. Accelerators count by `Config.devices`.
+        schedule: The order of a step's cells: "gpipe" (all forwards first, then the
+            loss of the whole batch), or "1f1b" or "zb-h1", which run the backward of a
+            micro-batch as soon as they can: activations of fewer micro-batches are
+            kept, so that a shorter pipeline may fit, and in "zb-h1" stages wait less.
+            The loss is then called for each micro-batch; it is to be a mean over
+            rows, or over what ``loss_weight`` counts. "auto": the planner's choice.
+            A loop of your own, with ``engine.model``, runs GPipe under any plan.
     """
 
     checkpoint: CheckpointMode = "never"
     threads_per_stage: int | None = None
     num_slots: int = 1
+    schedule: Schedule = "gpipe"
 
     def __post_init__(self) -> None:
         """Validate each field."""
@@ -136,6 +145,12 @@ class PipeConfig:
             "PipeConfig.checkpoint",
             "'always', 'except_last' or 'never'",
             self.checkpoint,
+        )
+        _require(
+            self.schedule in get_args(Schedule),
+            "PipeConfig.schedule",
+            "'gpipe', '1f1b', 'zb-h1' or 'auto'",
+            self.schedule,
         )
         _positive_or_none("PipeConfig.threads_per_stage", self.threads_per_stage)
         _require(

@@ -156,6 +156,8 @@ def check_arguments(
         if not callable(value):
             kind = type(value).__name__
             raise TypeError(f"{name}: expected a callable, got {kind}")
+    if config is not None and config.pipe.schedule != "gpipe":
+        _check_loss_of_microbatches(loss, config.pipe.schedule)
     if lr_scheduler is not None and not callable(lr_scheduler):
         kind = type(lr_scheduler).__name__
         raise TypeError(f"lr_scheduler: expected a factory or None, got {kind}")
@@ -228,3 +230,12 @@ def _default_policy(
         return Guarded()
     _LOG.info("freeze: nothing freezes, since %s", held or "there is one layer alone")
     return Never()
+
+
+def _check_loss_of_microbatches(loss: object, schedule: str) -> None:
+    if isinstance(loss, nn.Module) and any(p.requires_grad for p in loss.parameters()):
+        raise ValueError(
+            f"PipeConfig.schedule: expected 'gpipe' with a loss that has parameters to "
+            f"train, got {schedule!r}; make {type(loss).__name__} the last layer, or "
+            "freeze it"
+        )

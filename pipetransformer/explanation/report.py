@@ -223,7 +223,10 @@ def plan_sections(explanation: Explanation) -> list[Section]:
 
 
 _DECISIONS = 10  # of the freeze policy, shown
-_HELD = "these times hold forward, backward, copies and all-reduce; no optimizer step"
+_HELD = (
+    "these times hold forward, backward, copies and all-reduce, and of optimizer and "
+    "process what profile and cluster tell"
+)
 
 
 def headline(plan: Plan) -> Section:

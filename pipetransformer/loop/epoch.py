@@ -186,9 +186,7 @@ class PassLoop:
 
     def _record(self, record: EpochRecord) -> None:
         run = self._run
-        run.costs.record_pace(
-            record.pipeline_seconds_per_step(), record.predicted_step_ns
-        )
+        self._learn(record)
         codec = run.config.cache.codec
         run.costs.cache.observe(record.segments, run.inputs, codec)
         epochs = run.history.epochs
@@ -198,3 +196,19 @@ class PassLoop:
         run.control_log.tell("pass_end", lead=self._role.is_lead)
         if self._role.is_lead:
             _LOG.info("%s", epoch_line(record))
+
+    def _learn(self, record: EpochRecord) -> None:
+        """Take in what steps took, for the plans to come."""
+        run, inputs = self._run, self._run.inputs
+        plan = run.in_force.plan
+        if plan is None or inputs.profile is None or inputs.cluster is None:
+            return
+        last = record.segments[-1]
+        run.costs.learner.observe(
+            last,
+            self._role.active().plan,
+            inputs.profile,
+            inputs.cluster,
+            run.costs.steps,
+            last.optimizer_steps * run.config.accumulation_steps,
+        )

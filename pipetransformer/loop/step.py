@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from pipetransformer.core.devices import beside
 from pipetransformer.data import Batch
-from pipetransformer.data.structures import rows_of, tensors_of
+from pipetransformer.data.structures import rows_of
 from pipetransformer.loop.accumulation import Accumulated, Window
 from pipetransformer.loop.loss_check import checked_loss
+from pipetransformer.loop.microbatch_loss import MicrobatchLoss, zero_of
 from pipetransformer.progress.counts import Pass
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
@@ -48,18 +49,17 @@ def forward_loss(
         raise RuntimeError("forward of a replica that was retired; please report")
     if counted is not None:
         counted.begin_step()
+    wanted = bundle.targets if bundle is not None else targets
+    empty = bundle is not None and bundle.rows == 0
     with run.clock.phase("forward"), run.precision.autocast():
-        outputs = model(batch)
-        if bundle is not None and bundle.rows == 0:
-            loss: Tensor = outputs
+        if replica.takes_loss and not empty:
+            rows = bundle.rows if bundle is not None else rows_of(batch)
+            each = MicrobatchLoss(run, wanted, rows)
+            loss: Tensor = model(batch, wanted, each)
+            loss = loss / each.scale if each.scale != 1.0 else loss
         else:
-            wanted = bundle.targets if bundle is not None else targets
-            wanted = beside(outputs, wanted)
-            counts = run.arguments.loss_weight is not None
-            if counts and weight_of(run, wanted, 1) == 0:
-                loss = _zero_of(outputs)
-            else:
-                loss = _loss_of(run, outputs, wanted)
+            outputs = model(batch)
+            loss = outputs if empty else _loss_of(run, outputs, wanted)
         run.last_loss = finite(run, loss)
     return loss
 
@@ -70,13 +70,10 @@ def weight_of(run: Run, targets: Any, rows: int) -> float:
     return rows if count is None else float(count(targets))
 
 
-def _zero_of(outputs: Any) -> Tensor:
-    """Return a loss of nothing: zero, with gradients of zero."""
-    parts = [t.sum() for t in tensors_of(outputs) if t.is_floating_point()]
-    return torch.stack(parts).sum() * 0.0
-
-
 def _loss_of(run: Run, outputs: Any, targets: Any) -> Tensor:
+    targets = beside(outputs, targets)
+    if run.arguments.loss_weight is not None and weight_of(run, targets, 1) == 0:
+        return zero_of(outputs)
     if run.loss_checked:
         return run.arguments.loss(outputs, targets)
     given = run.arguments

@@ -251,19 +251,13 @@ class Pipe(StageLayers, FixedPlacement):
             output = inputs[0] if len(inputs) == 1 else inputs
             return self._result(output if loss is None else loss(output, targets))
         mode = self.checkpoint if self._is_training(stages) else "never"
+        if loss is not None:
+            found = self._step(stages, (inputs, kwargs), targets, loss, self.schedule)
+            return self._result(found)
         norms = self._deferred_norms()
         for norm in norms:
             norm.begin()
-        if loss is not None:
-            value: object = runner.step(
-                stages,
-                (inputs, kwargs),
-                mode,
-                targets=targets,
-                loss=loss,
-                schedule=self.schedule,
-            )
-        elif len(stages) == runner.settings.num_microbatches == 1 and mode != "always":
+        if len(stages) == runner.settings.num_microbatches == 1 and mode != "always":
             # In this thread, as the plain module it is: autograd's own graph of the
             # layers, without node or worker, so DDP overlaps its all-reduce bucket by
             # bucket.
@@ -271,12 +265,62 @@ class Pipe(StageLayers, FixedPlacement):
             args, named = runner.plain_arguments((inputs, kwargs))
             with runner.plain_scope(stage):
                 output = stage(*args, **named)
-            value = runner.plain_result(output)
+            value: object = runner.plain_result(output)
         else:
             value = runner.forward(stages, (inputs, kwargs), mode)
         for norm in norms:
             norm.finish()
         return self._result(value)
+
+    def step(
+        self,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        *,
+        targets: object,
+        loss: Callable[..., object],
+        schedule: str,
+    ) -> torch.Tensor:
+        """Run a mini-batch with its loss and backward, also where a call would not.
+
+        Args:
+            args: Positional arguments of the first layer, as for a call.
+            kwargs: Keyword arguments of the first layer.
+            targets: As for a call of a pipeline with such a schedule.
+            loss: As for the constructor.
+            schedule: ``"1f1b"`` or ``"zb-h1"``.
+
+        Returns:
+            The mean loss over all rows, 0-dim; ``backward()`` delivers the gradients,
+            scaled by what arrives.
+
+        Raises:
+            ValueError: for another schedule, and as a call.
+        """
+        if schedule == "gpipe":
+            raise ValueError("schedule: expected '1f1b' or 'zb-h1', got 'gpipe'")
+        check_schedule(schedule, loss)
+        self._check_inputs(args, kwargs)
+        return self._step(self._stages(), (args, kwargs), targets, loss, schedule)
+
+    def _step(
+        self,
+        stages: Sequence[PipeSequential],
+        arguments: Arguments,
+        targets: object,
+        loss: Callable[..., object],
+        schedule: str,
+    ) -> torch.Tensor:
+        mode = self.checkpoint if self._is_training(stages) else "never"
+        norms = self._deferred_norms()
+        for norm in norms:
+            norm.begin()
+        value = self._runner.step(
+            stages, arguments, mode, targets=targets, loss=loss, schedule=schedule
+        )
+        for norm in norms:
+            norm.finish()
+        return value
 
     def _result(self, value: object) -> object:
         return value if self.return_tensors else PipeResult(value)

@@ -8,6 +8,13 @@ from pipetransformer.core import wire
 
 _CACHE_FIELDS = ("host_bytes", "host_bytes_per_s", "disk_bytes", "disk_bytes_per_s")
 _UNUSUAL = {"host_record_ns": 0, "host_in_line": False}  # left out of the text
+_RARE = {  # likewise
+    "cores_permille": 0,
+    "replica_link_bytes_per_s": None,
+    "replica_link_latency_ns": 0,
+    "step_ns": 0,
+    "row_ns": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +74,16 @@ class Cluster:
         optimizer_bytes_per_parameter_byte: optimizer state alone (Adam 2.0); one
             gradient byte per parameter byte is added for active layers.
         context_bytes: taken on every device by its processes.
+        cores_permille: how many of a node's devices work at full speed at the same
+            time, in thousandths, from 1000; when more work, all slow down alike, as
+            slots of a host that share cores. 0: all of them.
+        replica_link_bytes_per_s: between replicas of a node whose processes add up
+            gradients themselves, through the host; None: they take the devices' link.
+        replica_link_latency_ns: of each of the 2 (R - 1) rounds of a ring, with
+            `replica_link_bytes_per_s` only.
+        step_ns: what the process of each replica does for a step besides what layers
+            and optimizer compute.
+        row_ns: the same for each of its rows, as loading them.
         cache: tiers of the activation cache; None: those that a search is allowed
             are without limits.
 
@@ -83,21 +100,35 @@ class Cluster:
     network_latency_ns: int = 0
     optimizer_bytes_per_parameter_byte: float = 2.0
     context_bytes: int = 0
+    cores_permille: int = 0
+    replica_link_bytes_per_s: int | None = None
+    replica_link_latency_ns: int = 0
+    step_ns: int = 0
+    row_ns: int = 0
     cache: CacheTiers | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
         for field in ("num_nodes", "devices_per_node", "device_memory_bytes"):
             wire.check_int(getattr(self, field), f"cluster {field}", low=1)
-        for field in ("device_link_bytes_per_s", "network_bytes_per_s"):
+        for field in (
+            "device_link_bytes_per_s",
+            "network_bytes_per_s",
+            "replica_link_bytes_per_s",
+        ):
             if getattr(self, field) is not None:
                 wire.check_int(getattr(self, field), f"cluster {field}", low=1)
         for field in (
             "device_link_latency_ns",
             "network_latency_ns",
             "context_bytes",
+            "replica_link_latency_ns",
+            "step_ns",
+            "row_ns",
         ):
             wire.check_int(getattr(self, field), f"cluster {field}")
+        if self.cores_permille != 0:
+            wire.check_int(self.cores_permille, "cluster cores_permille", low=1000)
         factor = wire.check_float(
             self.optimizer_bytes_per_parameter_byte,
             "cluster optimizer_bytes_per_parameter_byte",
@@ -120,6 +151,9 @@ class Cluster:
             del fields["cache"]
         else:
             fields["cache"] = self.cache.to_dict()
+        for name, usual in _RARE.items():
+            if fields[name] == usual:
+                del fields[name]
         return fields
 
     def to_json(self) -> str:
@@ -152,7 +186,7 @@ class Cluster:
                 "network_latency_ns",
                 "optimizer_bytes_per_parameter_byte",
             ),
-            optional=("context_bytes", "cache"),
+            optional=("context_bytes", "cache", *_RARE),
             version=1,
         )
         if fields.get("cache") is not None:

@@ -37,6 +37,7 @@ class LayerProfile:
         trainable_bytes: of ``parameter_bytes`` those of parameters that train: the
             others have neither gradients nor optimizer state, and no replica tells
             another of them. Default: all, or none if the layer is not trainable.
+        optimizer_ns: the optimizer's step over them, ns; 0: not measured.
 
     Raises:
         ValueError: a field has a wrong type or is negative.
@@ -53,6 +54,7 @@ class LayerProfile:
     trainable: bool = True
     forward_only_ns: tuple[int, ...] | None = None
     trainable_bytes: int | None = None
+    optimizer_ns: int = 0
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -65,6 +67,7 @@ class LayerProfile:
             object.__setattr__(self, field, checked)
         for field in _BYTES:
             wire.check_int(getattr(self, field), f"{where} {field}")
+        wire.check_int(self.optimizer_ns, f"{where} optimizer_ns")
         wire.check_bool(self.trainable, f"{where} trainable")
         if self.trainable_bytes is not None:
             most = self.parameter_bytes if self.trainable else 0
@@ -90,6 +93,8 @@ class LayerProfile:
             fields["forward_only_ns"] = list(self.forward_only_ns)
         if self.trainable_bytes is not None:
             fields["trainable_bytes"] = self.trainable_bytes
+        if self.optimizer_ns:
+            fields["optimizer_ns"] = self.optimizer_ns
         return fields
 
     @classmethod
@@ -100,7 +105,7 @@ class LayerProfile:
             value,
             what,
             required=required,
-            optional=("forward_only_ns", "trainable_bytes"),
+            optional=("forward_only_ns", "trainable_bytes", "optimizer_ns"),
         )
         return cls(**fields)  # type: ignore[arg-type]  # checked by __post_init__
 

@@ -13,10 +13,13 @@ from typing import Any, TypeAlias, Union
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pipetransformer.core import wire
 from pipetransformer.core.devices import move_modules, to_device
 from pipetransformer.planner import _values
+from pipetransformer.planner._in_a_row import scaled, time_in_a_row
+from pipetransformer.planner._optimizer import time_optimizer
 from pipetransformer.planner._saved import saved_and_boundary_bytes
 from pipetransformer.planner._timing import LayerTimes, left, time_layers
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
@@ -38,6 +41,7 @@ def profile(
     repeats: int = 3,
     name: str = "model",
     device: torch.device | str | None = None,
+    optimizer: Optimizer | None = None,
 ) -> Profile:
     """Measure what each layer costs, and leave the model as it was found.
 
@@ -72,6 +76,9 @@ def profile(
         name: of the model, for people.
         device: where to measure; each layer is there only while it runs, so that the
             model need not fit. None: where the model is.
+        optimizer: of the model's parameters; what its step takes for each layer is
+            measured on copies of it and of them. None: not measured; nor is that of
+            an optimizer which is none of torch's own.
 
     Returns:
         The profile. ``weight_grad_activation_bytes_per_sample`` is not measured: it
@@ -118,10 +125,17 @@ def profile(
                 break
         sizes = sizes[: len(times)]
         largest = sizes[-1]
+        if device is None:
+            rows = _values.first_rows(sample, largest)
+            whole = time_in_a_row(model, rows, repeats)
+            times = scaled(times, whole)
         saved, boundary = saved_and_boundary_bytes(
             model, _values.first_rows(sample, largest), place=place
         )
     parameter_bytes, trainable_bytes, tied = _parameters(model)
+    steps = [0] * len(model)
+    if optimizer is not None and _is_torchs(optimizer):
+        steps = time_optimizer(model, optimizer)
     layers = [
         _said_in_part(
             trainable_bytes[i],
@@ -132,6 +146,7 @@ def profile(
             weight_grad_activation_bytes_per_sample=-(-saved[i] // largest),
             boundary_bytes_per_sample=-(-boundary[i] // largest),
             trainable=any(p.requires_grad for p in layer.parameters()),
+            optimizer_ns=steps[i],
         )
         for i, layer in enumerate(model)
     ]
@@ -144,6 +159,11 @@ def profile(
         tied_layers=tied,
         skips=skip_pairs(list(model)),
     )
+
+
+def _is_torchs(optimizer: Optimizer) -> bool:
+    """Tell whether steps of a copy are sure to have no other effects."""
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
 @contextmanager

@@ -92,6 +92,7 @@ def _layer(layer: LayerProfile) -> _C.planner.Layer:
     )
     native.boundary_bytes_per_sample = layer.boundary_bytes_per_sample
     native.trainable = layer.trainable
+    native.optimizer_ns = layer.optimizer_ns
     return native
 
 
@@ -107,6 +108,11 @@ def cluster(value: Cluster) -> _C.planner.Cluster:
     native.network_latency_ns = value.network_latency_ns
     native.optimizer_bytes_per_parameter_byte = value.optimizer_bytes_per_parameter_byte
     native.context_bytes = value.context_bytes
+    native.cores_permille = value.cores_permille
+    native.replica_link_bytes_per_s = value.replica_link_bytes_per_s
+    native.replica_link_latency_ns = value.replica_link_latency_ns
+    native.step_ns = value.step_ns
+    native.row_ns = value.row_ns
     if value.cache is not None:
         tiers = _C.planner.CacheTiers()
         tiers.host_bytes = value.cache.host_bytes

@@ -175,7 +175,8 @@ class Counts:
         now = replica.workers.cpu_seconds() if replica is not None else self._busy
         # Plans are made for batches, records tell of optimizer steps.
         each = replica.plan.simulated_step_ns if replica is not None else 0
-        predicted = each * run.config.accumulation_steps
+        pace = run.costs.steps.pace
+        predicted = round(each * run.config.accumulation_steps * pace)
         return SegmentRecord(
             shape=self.shape,
             samples=rows if samples is None else samples,
@@ -191,6 +192,7 @@ class Counts:
             phase_seconds=spent,
             worker_seconds=[b - a for a, b in zip(self._busy, now, strict=True)],
             predicted_step_ns=predicted,
+            pace=pace,
         )
 
 
@@ -311,6 +313,7 @@ def combine(
         worker_seconds=workers,
         elapsed_seconds=elapsed_seconds,
         predicted_step_ns=round(predicted / steps) if steps else last.predicted_step_ns,
+        pace=last.pace,
         segments=list(segments),
     )
 

@@ -40,6 +40,7 @@ class ActiveModel(nn.Module):
         write: Tells whether prefix activations will be read again.
         gate: Decides on the codec of records.
         clock: Is told when inputs are loaded.
+        schedule: The order of cells in a step that has the loss.
     """
 
     def __init__(
@@ -52,9 +53,11 @@ class ActiveModel(nn.Module):
         write: Callable[[], bool],
         gate: CodecGate,
         clock: Clock,
+        schedule: str = "gpipe",
     ) -> None:
         super().__init__()
         self.pipe = pipe
+        self._schedule = schedule
         self._prefix = (prefix,)
         self._cache = cache
         self._position = position
@@ -68,17 +71,25 @@ class ActiveModel(nn.Module):
         """Make every later call fail: the plan of this model is no longer in force."""
         self._retired = True
 
-    def forward(self, inputs: Any) -> Any:
+    def forward(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        loss: Callable[..., Tensor] | None = None,
+    ) -> Any:
         """Run a batch.
 
         Args:
             inputs: A `Batch` of ``engine.batches``, or bare inputs, whose prefix is
                 recomputed because they carry no ids.
+            targets: With `loss`: of the rows.
+            loss: ``loss(outputs, targets)`` of a micro-batch, for a schedule that runs
+                each backward as soon as it can.
 
         Returns:
-            What the last layer returns. A batch without rows returns zero times the
-            parameters, ``()``, so that the replica still takes part in the
-            all-reduce; it is its own loss.
+            What the last layer returns; with `loss` the mean over rows. A batch
+            without rows returns zero times the parameters, ``()``, so that the replica
+            still takes part in the all-reduce; it is its own loss.
 
         Raises:
             RuntimeError: the plan has changed since this handle was taken.
@@ -117,9 +128,13 @@ class ActiveModel(nn.Module):
                 compare=compare,
             )
         arguments = arguments_of(value)
-        if isinstance(arguments, Mapping):
-            return self.pipe(**arguments)
-        return self.pipe(*arguments)
+        named = dict(arguments) if isinstance(arguments, Mapping) else {}
+        args = () if isinstance(arguments, Mapping) else arguments
+        if loss is not None:
+            return self.pipe.step(
+                args, named, targets=targets, loss=loss, schedule=self._schedule
+            )
+        return self.pipe(*args, **named)
 
     def _inputs(self, batch: Batch) -> Any:
         with self._clock.phase("data"):
@@ -231,6 +246,13 @@ class Replica:
         if not isinstance(self.trained, DistributedDataParallel):
             self.trained = wrap(self.active_model, self.group)
         return self.trained
+
+    @property
+    def takes_loss(self) -> bool:
+        """Whether the plan's schedule runs forward, loss and backward in turns."""
+        plan = self.plan
+        lone = plan.num_stages == plan.num_microbatches == 1
+        return plan.schedule != "gpipe" and not lone
 
     def without_reduction(self) -> contextlib.AbstractContextManager[object]:
         """Return the region for a forward and backward whose gradients stay here."""

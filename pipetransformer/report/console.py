@@ -23,7 +23,8 @@ _COLUMNS = (
     "M",
     "samples/s",
     "ms/step",
-    "simulated",
+    "predicted",
+    "pace",
     "hits",
     "loss",
     "accuracy",
@@ -159,6 +160,7 @@ def _row(record: EpochRecord) -> list[str]:
         f"{_rate(record):.0f}",
         f"{record.measured_step_ns / 1e6:.1f}",
         f"{record.predicted_step_ns / 1e6:.1f}" if record.predicted_step_ns else "-",
+        f"{record.pace:.2f}",
         str(record.cache_hits),
         f"{record.train_loss:.4f}",
         "-" if accuracy is None else f"{100 * accuracy:.2f} %",
@@ -168,8 +170,8 @@ def _row(record: EpochRecord) -> list[str]:
 def closing_table(history: History) -> str:
     """Return the table of all epochs: plan, speed, cache, loss, accuracy.
 
-    ``ms/step`` is the wall time of an optimizer step, ``simulated`` what the planner's
-    simulator gave its forward and backward.
+    ``ms/step`` is the wall time of an optimizer step, ``predicted`` what was expected
+    of it: the simulated time times ``pace``, which earlier passes took over theirs.
     """
     rows = [_COLUMNS, *(_row(record) for record in history.epochs)]
     return "\n".join(aligned(rows, rule=True))

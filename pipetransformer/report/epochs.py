@@ -7,8 +7,6 @@ from typing import Any
 
 from pipetransformer.core.wire import Fields, check_int
 
-_PIPELINE_PHASES = ("forward", "forward/cache_read", "backward", "backward/all_reduce")
-
 
 @dataclasses.dataclass(frozen=True)
 class PlanShape:
@@ -63,7 +61,8 @@ class SegmentRecord:
         cache: As in `EpochRecord`.
         phase_seconds: As in `EpochRecord`.
         worker_seconds: As in `EpochRecord`.
-        predicted_step_ns: Simulated time of a step under the plan; 0 if unknown.
+        predicted_step_ns: Predicted time of a whole step under the plan; 0 if unknown.
+        pace: Factor in it: what passes before took over their simulated time.
         weight: How many the loss is the mean of.
     """
 
@@ -79,6 +78,7 @@ class SegmentRecord:
     predicted_step_ns: int
     weight: float = 0.0
     cache: dict[str, int] = dataclasses.field(default_factory=dict)
+    pace: float = 1.0
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> SegmentRecord:
@@ -122,7 +122,8 @@ class EpochRecord:
             pass's end itself takes is in the run's.
         worker_seconds: Processor seconds of each of the lead's stages in the pass.
         elapsed_seconds: From the run's opening to the end of the pass, on the lead.
-        predicted_step_ns: Simulated time of a step under the plan; 0 if unknown.
+        predicted_step_ns: As in `SegmentRecord`, over the segments.
+        pace: As in `SegmentRecord`; of the last one.
         segments: One per plan that the pass ran under.
     """
 
@@ -142,6 +143,7 @@ class EpochRecord:
     predicted_step_ns: int = 0
     segments: list[SegmentRecord] = dataclasses.field(default_factory=list)
     cache: dict[str, int] = dataclasses.field(default_factory=dict)
+    pace: float = 1.0
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> EpochRecord:
@@ -156,11 +158,6 @@ class EpochRecord:
         if not self.optimizer_steps:
             return 0
         return round(1e9 * self.seconds / self.optimizer_steps)
-
-    def pipeline_seconds_per_step(self) -> float:
-        """Return what the simulated step stands for: no data, misses or optimizer."""
-        spent = sum(self.phase_seconds.get(name, 0.0) for name in _PIPELINE_PHASES)
-        return spent / self.optimizer_steps if self.optimizer_steps else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the record in the summary's format."""
@@ -182,6 +179,7 @@ class EpochRecord:
             "worker_seconds": self.worker_seconds,
             "elapsed_seconds": self.elapsed_seconds,
             "predicted_step_ns": self.predicted_step_ns,
+            "pace": self.pace,
             "measured_step_ns": self.measured_step_ns,
             "segments": [segment.to_json() for segment in self.segments],
         }

@@ -10,11 +10,12 @@ from typing import Any
 
 from pipetransformer.autocache import Admission
 from pipetransformer.autodp import ActiveGroup
+from pipetransformer.core.wire import check_object
 from pipetransformer.planner import PauseModel, Plan
 from pipetransformer.run.cache_costs import CacheCosts
+from pipetransformer.run.step_costs import StepFactors, StepLearner
 
 _NANOSECONDS = 1_000_000_000
-_WIDEST_PACE = 4.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class PricingInputs:
         elapsed_ns: Since K or R changed last, without the time between a checkpoint and
             the run that resumes from it; None: never.
         remaining_steps: Optimizer steps for which a gain lasts.
-        pace: Wall time of the last pass's steps over their simulated time.
+        steps: What steps take over what was expected.
         cache_slots: Samples that the slab of the lead's node holds at the boundary; 0
             where its frozen layers run for every batch.
         admission: Why they do, or do not; None: it was not compared.
@@ -35,7 +36,7 @@ class PricingInputs:
     pauses: PauseModel
     elapsed_ns: int | None
     remaining_steps: int
-    pace: float
+    steps: StepFactors
     cache_slots: int
     admission: Admission | None = None
 
@@ -45,7 +46,7 @@ class PricingInputs:
             "pauses": self.pauses.to_dict(),
             "elapsed_ns": self.elapsed_ns,
             "remaining_steps": self.remaining_steps,
-            "pace": self.pace,
+            "steps": self.steps.to_dict(),
             "cache_slots": self.cache_slots,
             "admission": self.admission and self.admission.to_dict(),
         }
@@ -60,7 +61,7 @@ class PricingInputs:
             pauses=PauseModel.from_dict(content["pauses"]),
             elapsed_ns=content["elapsed_ns"],
             remaining_steps=content["remaining_steps"],
-            pace=content["pace"],
+            steps=StepFactors.from_dict(content["steps"], "pricing steps"),
             cache_slots=content["cache_slots"],
             admission=admission and Admission.from_dict(admission),
         )
@@ -72,12 +73,15 @@ class MeasuredCosts:
     Attributes:
         pauses: What changes of plan have taken.
         cache: What the cache and the frozen layers have taken.
+        steps: What steps take over what was expected, as all active ranks plan by it.
+        learner: What this rank has found of that.
     """
 
     def __init__(self) -> None:
         self.cache = CacheCosts()
         self.pauses = PauseModel()
-        self._pace = 1.0
+        self.steps = StepFactors()
+        self.learner = StepLearner()
         self._reshaped_at: float | None = None
 
     def agree(
@@ -97,13 +101,13 @@ class MeasuredCosts:
             self.pauses,
             self.elapsed_ns(),
             remaining_steps,
-            self._pace,
+            self.learner.factors,
             cache_slots,
             admission,
         )
         first = mine.to_bytes() if group.rank == 0 else b""
         pricing = PricingInputs.from_bytes(group.all_gather_bytes(first)[0])
-        self.pauses = pricing.pauses
+        self.pauses, self.steps = pricing.pauses, pricing.steps
         return pricing
 
     def elapsed_ns(self) -> int | None:
@@ -150,24 +154,13 @@ class MeasuredCosts:
         if kind == "shape":
             self._reshaped_at = time.perf_counter()
 
-    def record_pace(self, measured_s: float, simulated_ns: int) -> None:
-        """Take in how long forward and backward took per step, and should have.
-
-        Slots that share cores and other programs slow both steps and pauses. A ratio
-        beyond `_WIDEST_PACE` is none of that: then the fixed costs of a step, which no
-        plan changes, hide what plans do change.
-        """
-        if measured_s > 0 and simulated_ns > 0:
-            ratio = measured_s * _NANOSECONDS / simulated_ns
-            self._pace = round(min(max(ratio, 1 / _WIDEST_PACE), _WIDEST_PACE), 3)
-
     def record_first_step(self, seconds: float) -> None:
         """Take in what the first step after a change took more than the others."""
         self.pauses = self.pauses.observed({"first_step": seconds}, kind="none")
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
-        return self.pauses.to_dict()
+        """Return what a checkpoint and a plan's message keep."""
+        return {**self.pauses.to_dict(), "steps": self.steps.to_dict()}
 
     def load(self, state: object) -> None:
         """Take over what another rank or a checkpoint knows.
@@ -175,7 +168,12 @@ class MeasuredCosts:
         Raises:
             ValueError: malformed; the text names the field.
         """
-        self.pauses = PauseModel.from_dict(state)
+        given = dict(check_object(state, "measured pauses"))
+        steps = given.pop("steps", None)
+        self.pauses = PauseModel.from_dict(given)
+        if steps is not None:
+            self.steps = StepFactors.from_dict(steps, "measured steps")
+            self.learner.follow(self.steps)
 
 
 def kind_of(before: Plan | None, after: Plan) -> str:

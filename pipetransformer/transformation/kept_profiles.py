@@ -65,6 +65,7 @@ def conditions(run: Run, inputs: Any, sizes: list[int]) -> dict[str, Any]:
         "threads": run.threads_per_stage if slots.on_host else 0,
         "slots": run.num_slots,
         "amp": run.config.amp or "",
+        "optimizer": type(run.state.optimizer).__qualname__,
         "torch": str(torch.__version__),
     }
 

@@ -79,7 +79,7 @@ def next_plan(
         _options(run, workload, boundary, most),
         ChangeTerms(
             remaining_steps=pricing.remaining_steps,
-            pace=pricing.pace,
+            pace=pricing.steps.pace,
             pauses=pricing.pauses,
             elapsed_since_last_ns=pricing.elapsed_ns,
             hysteresis=settings.hysteresis,
@@ -179,7 +179,9 @@ def _known(
     if profile is None or cluster is None or workload is None:
         raise RuntimeError("plan asked for before the profile; please report")
     rates = None if admission is None else admission.rates
-    now = cluster_at(cluster, profile, boundary, cache_slots, rates)
+    now = cluster_at(
+        run.costs.steps.applied(cluster), profile, boundary, cache_slots, rates
+    )
     return profile, now, workload
 
 
@@ -197,6 +199,7 @@ def _options(
         max_replicas=1 if world == 1 else min(bounds, default=None),
         cuts=settings.cuts,
         checkpoint=run.config.pipe.checkpoint,
+        schedules=_schedules(run),
         # Each worker runs the whole prefix for its share of the rows, see `prefix`.
         prefix_placements=("replicated",),
         cache_tiers=("host",) if run.config.cache.enabled else ("none",),
@@ -205,6 +208,11 @@ def _options(
             least_rows(layer) for layer in list(run.arguments.model)[boundary:]
         ),
     )
+
+
+def _schedules(run: Run) -> tuple[str, ...]:
+    asked = run.config.pipe.schedule
+    return ("gpipe", "1f1b", "zb-h1") if asked == "auto" else (asked,)
 
 
 def _forced_stages(run: Run, boundary: int) -> int | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 from typing import Any
 
 from pipetransformer import planner
-from pipetransformer._extension import hash_bytes, host_memory
+from pipetransformer._extension import hash_bytes, host_memory, usable_cores
 from pipetransformer.autocache import Admission, TierRates
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.autodp.told import read_fields
@@ -25,6 +26,11 @@ from pipetransformer.run.cache_costs import rates_before_run
 from pipetransformer.run.context import Run
 from pipetransformer.run.layout import joiners
 from pipetransformer.run.measured_costs import PricingInputs
+from pipetransformer.run.step_costs import (
+    HOST_LINK_BYTES_PER_S,
+    HOST_ROUND_NS,
+    HOST_STEP_NS,
+)
 from pipetransformer.transformation.cache_capacity import admission, cache_slots
 from pipetransformer.transformation.kept_profiles import (
     conditions,
@@ -41,6 +47,10 @@ from pipetransformer.transformation.rank_layout import placed
 from pipetransformer.transformation.records import record_refusal
 
 _LOG = logging.getLogger(__name__)
+
+AS_DEVICES = "PIPETRANSFORMER_SLOTS_AS_DEVICES"
+"""Variable: with 1 slots of a host are planned as the devices that they stand for: each
+with a core of its own, and nothing to pay besides its layers."""
 
 _ALLOCATED = 0.95  # of an accelerator's memory; the rest are gaps between blocks
 _CONTEXT_BYTES = 1 << 30  # of a process on an accelerator: its kernels and libraries
@@ -168,6 +178,8 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
         sizes = [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
         with run.precision.autocast():
             inputs = workload.sample(max(sizes))
+            run.build_optimizer()
+            optimizer = run.state.optimizer if run.slots.on_host else None
             measured = measured_or_kept(
                 run,
                 conditions(run, inputs, sizes),
@@ -178,6 +190,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
                     device=None
                     if run.slots.on_host
                     else run.slots.devices[run.slots.own],
+                    optimizer=optimizer,
                 ),
                 rates=lambda profile: _rates(run, workload, profile, inputs),
             )
@@ -216,6 +229,7 @@ def _cluster(run: Run, rates: TierRates | None) -> Cluster:
         num_nodes=run.info.num_nodes,
         devices_per_node=slots,
         device_memory_bytes=memory,
+        **_host_costs(run),
         context_bytes=_CONTEXT_BYTES if run.slots.type == "cuda" else 0,
         optimizer_bytes_per_parameter_byte=(
             run.config.plan.optimizer_bytes_per_parameter_byte
@@ -228,6 +242,22 @@ def _cluster(run: Run, rates: TierRates | None) -> Cluster:
             disk_bytes=run.caches.disk_bytes(),
         ),
     )
+
+
+def _host_costs(run: Run) -> dict[str, int]:
+    """Return what slots of the host share, and what their processes do."""
+    if not run.slots.on_host:
+        return {"step_ns": HOST_STEP_NS}
+    if os.environ.get(AS_DEVICES) == "1":
+        return {}
+    at_once = usable_cores() / run.threads_per_stage
+    shares = at_once < run.num_slots
+    return {
+        "step_ns": HOST_STEP_NS,
+        "cores_permille": max(1000, int(1000 * at_once)) if shares else 0,
+        "replica_link_bytes_per_s": HOST_LINK_BYTES_PER_S,
+        "replica_link_latency_ns": HOST_ROUND_NS,
+    }
 
 
 def _slot_memory(run: Run) -> int:
@@ -342,12 +372,12 @@ def _readmit(run: Run, replica: Replica, plan: Plan, pricing: PricingInputs) -> 
     ranks that stand by learn it with the next plan.
     """
     before, now = run.in_force.admission, pricing.admission
+    replica.plan = plan  # the same, with what is known now of its time
     if before is None or now is None or before.caches == now.caches:
         return
     run.in_force = dataclasses.replace(
         run.in_force, plan=plan, cache_slots=pricing.cache_slots, admission=now
     )
-    replica.plan = plan
     workload, prefix = run.inputs.workload, replica.prefix
     if workload is not None and prefix is not None and prefix.uses_cache:
         run.caches.obtain("train", workload.num_samples, run.in_force.layout)

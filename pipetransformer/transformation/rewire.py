@@ -155,6 +155,7 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         write=run.will_read_again,
         gate=_gate(run, layers, plan.boundary),
         clock=run.clock,
+        schedule=plan.schedule,
     )
     run.step_buffers.watch(model)
     run.freezer.assert_consistent()

@@ -110,7 +110,7 @@ def test_devices_are_a_tier_for_a_known_number_of_samples(files):
 
 def test_who_runs_the_schedule_is_told(files):
     command = ("plan", *files.model, "--global-batch", 16, "--num-stages", 4)
-    told = "for the engine plan with --schedule gpipe"
+    told = "the engine with PipeConfig(schedule=...)"
     for name, expected in (("zb-h1", True), ("gpipe", False)):
         code, out, _ = files.run(*command, "--schedule", name)
         assert code == 0 and (told in " ".join(out.split())) is expected

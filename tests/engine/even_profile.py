@@ -21,7 +21,9 @@ def even(profile):
     times = {
         name: tuple(ROW_NS * m for m in profile.microbatch_samples) for name in TIMES
     }
-    layers = tuple(dataclasses.replace(layer, **times) for layer in profile.layers)
+    layers = tuple(
+        dataclasses.replace(layer, **times, optimizer_ns=0) for layer in profile.layers
+    )
     return dataclasses.replace(profile, layers=layers)
 
 

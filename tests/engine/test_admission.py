@@ -114,9 +114,9 @@ def test_fast_reads_are_made_and_plans_count_their_time():
     assert "cached; would turn below" in str(told)
     rows, size = BATCH, told.cache["record_bytes"]
     read_ns = rows * (1000 + size / 10)
-    always = trained(FAST, admission="always")[0]
-    free = always.history.epochs[-1].predicted_step_ns
-    assert told.step_ns - free == pytest.approx(read_ns, abs=2)
+    always = trained(FAST, admission="always")[2]
+    assert told.step_ns - always.step_ns == pytest.approx(read_ns, abs=2)
+    assert last.predicted_step_ns == round(told.step_ns * last.pace)
     assert run.in_force.admission.caches
 
 

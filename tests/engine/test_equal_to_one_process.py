@@ -67,7 +67,7 @@ def weights_of(engine):
     return [p.detach().clone() for p in model_of(engine).parameters()]
 
 
-def train(rank, stages, microbatches):
+def train(rank, stages, microbatches, order="gpipe"):
     """Train every case; return weights, (K, R, M) and losses by case."""
     results = {}
     for name, case in CASES.items():
@@ -84,7 +84,7 @@ def train(rank, stages, microbatches):
                 clip_grad_norm=case.clip,
                 amp=case.amp,
                 plan=pt.PlanConfig(num_stages=stages, num_microbatches=microbatches),
-                pipe=pt.PipeConfig(num_slots=stages),
+                pipe=pt.PipeConfig(num_slots=stages, schedule=order),
             ),
         )
         with engine:
@@ -93,6 +93,7 @@ def train(rank, stages, microbatches):
                     engine.step(batch)
             if is_active(engine):
                 plan = engine.plan
+                assert plan.schedule == order or plan.num_stages == 1
                 shape = plan.num_stages, plan.num_replicas, plan.num_microbatches
                 losses = [e.train_loss for e in engine.history.epochs]
                 results[name] = weights_of(engine), shape, losses
@@ -149,9 +150,14 @@ def plain(case):
 
 
 PLANS = [
-    (stages, replicas, microbatches)
+    ("gpipe", stages, replicas, microbatches)
     for stages, replicas in ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4))
     for microbatches in (1, 2)
+] + [
+    # The loss is called for each micro-batch, and its backward comes at once.
+    (order, stages, replicas, microbatches)
+    for order in ("1f1b", "zb-h1")
+    for stages, replicas, microbatches in ((1, 1, 2), (2, 1, 4), (2, 2, 2))
 ]
 
 
@@ -161,15 +167,15 @@ def reference():
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("stages, replicas, microbatches", PLANS)
+@pytest.mark.parametrize("order, stages, replicas, microbatches", PLANS)
 def test_weights_and_losses_are_those_of_one_process(
-    stages, replicas, microbatches, reference
+    order, stages, replicas, microbatches, reference
 ):
     alone = replicas == 1
     found = (
-        [train(0, stages, microbatches)]
+        [train(0, stages, microbatches, order)]
         if alone
-        else run_ranks(train, stages * replicas, stages, microbatches)
+        else run_ranks(train, stages * replicas, stages, microbatches, order)
     )
     active = [results for results in found if results]
     for name in CASES:

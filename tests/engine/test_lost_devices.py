@@ -8,6 +8,7 @@ from pipetransformer.config import Config, PlanConfig
 from pipetransformer.planner import Cluster, PauseModel
 from pipetransformer.run.arguments import Workload
 from pipetransformer.run.measured_costs import PricingInputs
+from pipetransformer.run.step_costs import StepFactors
 from pipetransformer.transformation.plan_search import first_plan, next_plan
 from tests.engine.even_profile import even_profile
 from tests.engine.runs import make_run, plane_of
@@ -43,7 +44,7 @@ def test_a_lost_rank_is_not_offered_again():
         pauses=PauseModel(),
         elapsed_ns=None,
         remaining_steps=99,
-        pace=1.0,
+        steps=StepFactors(),
         cache_slots=0,
     )
     again = next_plan(run_of((0, 1, 2), num_stages=1), 0, held, pricing)

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipetransformer import planner
 from pipetransformer.pipe.skip import Namespace, pop, skippable, stash
-from pipetransformer.planner import Profile, _timing
+from pipetransformer.planner import Profile, _in_a_row, _timing
 from pipetransformer.skip.tracker import current_skip_tracker
 
 SIZES = (1, 4)
@@ -366,6 +366,7 @@ def test_adding_up_weight_gradients_is_timed_with_them_alone(monkeypatch):
         return 1000 * (1 + additions.count), result
 
     monkeypatch.setattr(_timing, "stopwatch", lambda device: watch)
+    monkeypatch.setattr(_in_a_row, "stopwatch", lambda device: lambda fn: (0, fn()))
     model = nn.Sequential(nn.Linear(3, 5))
     layer = measure(model, torch.randn(4, 3), microbatch_samples=(4,)).layers[0]
     # Forward and backward, to the inputs; the same, to all; forward alone; twice.
@@ -404,8 +405,9 @@ def calls_per_layer(layers, inputs):
     return calls, measured.layers
 
 
-# One run warms up, two are timed, three forwards each; one more counts the bytes.
-TIMED, KNOWN = 3 * 3 + 1, 1 + 1
+# One run warms up, two are timed, three forwards each; one more counts the bytes. Three
+# runs of all layers in a row have two forwards each.
+TIMED, KNOWN = 3 * 3 + 1 + 3 * 2, 1 + 1 + 3 * 2
 
 
 def test_layers_that_do_the_same_work_are_timed_once_and_cost_the_same():

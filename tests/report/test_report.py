@@ -212,6 +212,7 @@ def test_closing_table_has_one_row_per_epoch():
         "50",
         "500.0",
         "-",
+        "1.00",
         "50",
         "0.5000",
         "90.00",

@@ -23,6 +23,24 @@ int64_t ring_ns(
   return transfer_ns(static_cast<int64_t>(moved), bytes_per_s, latency_ns);
 }
 
+// Processes move and add up the bytes themselves, on the cores that they share;
+// each round waits for the slowest of them.
+int64_t
+processes_ns(int64_t bytes, int64_t num_members, const Cluster& cluster) {
+  if (num_members < 2) {
+    return 0;
+  }
+  const int64_t rounds = 2 * (num_members - 1);
+  const auto moved = static_cast<int64_t>(Wide{rounds} * bytes / num_members);
+  const int64_t alone_ns =
+      transfer_ns(moved, cluster.replica_link_bytes_per_s, 0);
+  const int64_t shared_ns =
+      on_cores_ns(alone_ns, cluster.cores_permille, num_members);
+  const Wide waits = Wide{rounds} * cluster.replica_link_latency_ns;
+  return static_cast<int64_t>(std::min<Wide>(
+      std::max(alone_ns, shared_ns) + waits, kLongestTransferNs));
+}
+
 // Replicas are dealt to the nodes in turn, so that each has one as soon as it
 // can: what the runtime does with fewer replicas than would fit.
 int64_t nodes_of(const Cluster& cluster, const Shape& shape) {
@@ -31,19 +49,25 @@ int64_t nodes_of(const Cluster& cluster, const Shape& shape) {
 
 }  // namespace
 
+int64_t replicas_per_node(const Cluster& cluster, const Shape& shape) {
+  const int64_t nodes = nodes_of(cluster, shape);
+  return (shape.num_replicas + nodes - 1) / nodes;
+}
+
 int64_t
 all_reduce_ns(int64_t bytes, const Cluster& cluster, const Shape& shape) {
   if (bytes == 0) {
     return 0;
   }
-  const int64_t nodes = nodes_of(cluster, shape);
-  const int64_t in_node = (shape.num_replicas + nodes - 1) / nodes;
-  return ring_ns(
-             bytes,
-             in_node,
-             cluster.device_link_bytes_per_s,
-             cluster.device_link_latency_ns) +
-         network_all_reduce_ns(bytes, cluster, shape);
+  const int64_t in_node = replicas_per_node(cluster, shape);
+  const int64_t in_node_ns = cluster.replica_link_bytes_per_s
+                                 ? processes_ns(bytes, in_node, cluster)
+                                 : ring_ns(
+                                       bytes,
+                                       in_node,
+                                       cluster.device_link_bytes_per_s,
+                                       cluster.device_link_latency_ns);
+  return in_node_ns + network_all_reduce_ns(bytes, cluster, shape);
 }
 
 int64_t network_all_reduce_ns(

@@ -12,6 +12,9 @@ namespace pipetransformer::planner {
 // DDP reduces the last bucket only after the backward has ended.
 inline constexpr int64_t kBucketBytes = int64_t{25} << 20;
 
+// On the fullest node.
+int64_t replicas_per_node(const Cluster& cluster, const Shape& shape);
+
 // 0 for no bytes or a single replica.
 int64_t
 all_reduce_ns(int64_t bytes, const Cluster& cluster, const Shape& shape);

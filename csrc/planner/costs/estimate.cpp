@@ -4,10 +4,13 @@
 #include <cstddef>
 
 #include "planner/costs/prefix.h"
+#include "planner/costs/rates.h"
 
 namespace pipetransformer::planner {
 
 namespace {
+
+using Wide = __int128;
 
 int64_t backward_of(const StageCosts& stage) {
   return stage.input_grad_ns + stage.weight_grad_ns;
@@ -160,6 +163,16 @@ int64_t pipe_bound_ns(const StepCosts& costs, const Sums& sums) {
          slowest_backward;
 }
 
+// All devices' work on the cores that they share.
+int64_t shared_cores_ns(const StepCosts& costs, const Sums& sums) {
+  Wide work = costs.num_microbatches * Wide{sums.forward + sums.backward} +
+              costs.num_recomputed * Wide{sums.recompute};
+  for (const int64_t time_ns : costs.prefix_ns) {
+    work += Wide{costs.num_microbatches} * time_ns;
+  }
+  return on_cores_ns(work, costs.cores_permille, costs.replicas_per_node);
+}
+
 // The pipe with what comes before, after and alongside it.
 int64_t
 whole_step_ns(const StepCosts& costs, const Sums& sums, int64_t pipe_ns) {
@@ -170,7 +183,13 @@ whole_step_ns(const StepCosts& costs, const Sums& sums, int64_t pipe_ns) {
       costs.num_microbatches);
   const int64_t step =
       costs.cache_wait_ns + prefix + with_all_reduce_ns(costs, sums, pipe_ns);
-  return std::max(step, costs.cache_read_ns);
+  const int64_t process = std::max(
+      costs.process_ns,
+      on_cores_ns(
+          costs.process_ns, costs.cores_permille, costs.replicas_per_node));
+  return std::max(
+      std::max(step, shared_cores_ns(costs, sums)) + process,
+      costs.cache_read_ns);
 }
 
 }  // namespace

@@ -81,6 +81,7 @@ LayerCosts layer_costs(
     costs.weight_grad_ns.push_back(
         layer.trainable ? time_of(layer.weight_grad_ns) : 0);
     costs.gradient_bytes.push_back(layer.trainable_bytes);
+    costs.optimizer_ns += layer.optimizer_ns;
   }
   const int64_t samples = samples_per_microbatch(workload.global_batch, shape);
   // Gradients cross only the boundaries behind the first trainable layer.

@@ -24,6 +24,7 @@ struct LayerCosts {
   Column forward_copy_ns;
   Column backward_copy_ns;  // 0 where no gradient passes
   int64_t num_forward_only = 0;
+  int64_t optimizer_ns = 0;  // of all of them
 
   int64_t num_layers() const {
     return static_cast<int64_t>(forward_ns.size());

@@ -71,4 +71,12 @@ int64_t transfer_ns(
   return static_cast<int64_t>(std::min<Wide>(time, kLongestTransferNs));
 }
 
+int64_t
+on_cores_ns(__int128 work_ns, int64_t cores_permille, int64_t num_members) {
+  return cores_permille == 0
+             ? 0
+             : static_cast<int64_t>(
+                   work_ns * num_members * 1000 / cores_permille);
+}
+
 }  // namespace pipetransformer::planner

@@ -35,4 +35,9 @@ int64_t transfer_ns(
     const std::optional<int64_t>& bytes_per_s,
     int64_t latency_ns);
 
+// What so much work of each member takes on the cores that they share, in
+// thousandths, when there are too few; 0 where they share none.
+int64_t
+on_cores_ns(__int128 work_ns, int64_t cores_permille, int64_t num_members);
+
 }  // namespace pipetransformer::planner

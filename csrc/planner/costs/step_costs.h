@@ -62,6 +62,15 @@ struct StepCosts {
   int64_t cache_read_ns = 0;
   // Reads that come before the prefix of what misses, and the first forward.
   int64_t cache_wait_ns = 0;
+
+  // What each replica's process does on one device when all else has ended:
+  // the optimizer's step, loading rows, bookkeeping.
+  int64_t process_ns = 0;
+
+  // Devices of a node that run at full speed together, in thousandths (0: all);
+  // beyond that they share cores. And the replicas that do so.
+  int64_t cores_permille = 0;
+  int64_t replicas_per_node = 1;
 };
 
 }  // namespace pipetransformer::planner

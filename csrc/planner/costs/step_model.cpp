@@ -103,6 +103,12 @@ StepCosts StepModel::step(const Cuts& cuts) const {
   costs.prefix_copy_ns = prefix_.copy_ns;
   costs.cache_read_ns = prefix_.cache_read_ns;
   costs.cache_wait_ns = prefix_.cache_wait_ns;
+  costs.cores_permille = cluster_.cores_permille;
+  costs.replicas_per_node = replicas_per_node(cluster_, shape_);
+  costs.process_ns =
+      cluster_.step_ns +
+      samples_per_replica(workload_.global_batch, shape_) * cluster_.row_ns +
+      layers_.optimizer_ns;
   for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
     const int64_t begin = cuts[k];
     const int64_t end = cuts[k + 1];
@@ -143,11 +149,14 @@ StepCosts StepModel::step(const Cuts& cuts) const {
 
 // A stage delivers its gradients at its end. A plain module (K=1, M=1) delivers
 // them bucket by bucket: what is left after its backward is what does not hide
-// behind it, and the last bucket at least.
+// behind it, and the last bucket at least. On cores that replicas share nothing
+// hides: what adds up gradients takes the time from the backward.
 int64_t StepModel::delivered_all_reduce_ns(int64_t begin, int64_t end) const {
   const int64_t bytes = gradient_bytes_.layers(begin, end);
   const int64_t whole = all_reduce_ns(bytes, cluster_, shape_);
-  if (shape_.num_stages > 1 || shape_.num_microbatches > 1) {
+  const bool shares =
+      cluster_.replica_link_bytes_per_s && cluster_.cores_permille > 0;
+  if (shape_.num_stages > 1 || shape_.num_microbatches > 1 || shares) {
     return whole;
   }
   const int64_t last_bucket =

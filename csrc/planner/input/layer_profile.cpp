@@ -17,6 +17,7 @@ constexpr int64_t kLargestSum = int64_t{1} << 62;
 // with M below 2^19 (see kMostCells).
 constexpr int64_t kHeadroom = 64;
 constexpr int64_t kLargestBatch = int64_t{1} << 22;
+constexpr int64_t kLongestHost = int64_t{1} << 40;  // ns
 constexpr int64_t kMostDevices = int64_t{1} << 30;  // nodes, and devices of one
 
 void fail(const std::string& text) {
@@ -114,6 +115,22 @@ void check_cluster(const Cluster& cluster) {
       cluster.device_link_latency_ns, "cluster device_link_latency_ns");
   require_not_negative(
       cluster.network_latency_ns, "cluster network_latency_ns");
+  const int64_t cores = cluster.cores_permille;
+  if (cores != 0 && (cores < 1000 || cores > kMostDevices)) {
+    fail(
+        "cluster cores_permille: expected 0 or 1000 to " +
+        std::to_string(kMostDevices) + ", got " + std::to_string(cores));
+  }
+  require_positive(
+      cluster.replica_link_bytes_per_s.value_or(1),
+      "cluster replica_link_bytes_per_s");
+  require_not_negative(cluster.step_ns, "cluster step_ns");
+  require_not_negative(cluster.row_ns, "cluster row_ns");
+  if (cluster.step_ns > kLongestHost || cluster.row_ns > kLongestHost) {
+    fail("cluster step_ns and row_ns: expected at most 2^40 ns");
+  }
+  require_not_negative(
+      cluster.replica_link_latency_ns, "cluster replica_link_latency_ns");
   require_not_negative(cluster.context_bytes, "cluster context_bytes");
   const CacheTiers tiers = cluster.cache.value_or(CacheTiers{});
   require_not_negative(tiers.host_bytes, "cluster cache host_bytes");
@@ -169,6 +186,8 @@ void check(
     add(layer.input_grad_ns, "input_grad_ns");
     add(layer.weight_grad_ns, "weight_grad_ns");
     add(layer.forward_only_ns, "forward_only_ns");
+    require_not_negative(layer.optimizer_ns, layer_field(i, "optimizer_ns"));
+    times += layer.optimizer_ns;
     const auto add_bytes = [&](int64_t value, const char* field) {
       require_not_negative(value, layer_field(i, field));
       bytes += value;

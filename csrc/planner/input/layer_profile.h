@@ -25,7 +25,8 @@ struct LayerProfile {
   int64_t activation_bytes_per_sample = 0;  // held from forward to backward
   int64_t weight_grad_activation_bytes_per_sample = 0;  // and to W, where split
   int64_t boundary_bytes_per_sample = 0;  // needed by later layers
-  bool trainable = true;  // false: the user froze it, or it has no parameter
+  bool trainable = true;     // false: the user froze it, or it has no parameter
+  int64_t optimizer_ns = 0;  // its step over what trains; 0: not measured
 };
 
 struct Profile {
@@ -67,6 +68,18 @@ struct Cluster {
   int64_t network_latency_ns = 0;
   double optimizer_bytes_per_parameter_byte = 2.0;
   int64_t context_bytes = 0;
+  // Devices of a node that run at full speed together, in thousandths, as slots
+  // of a host that share cores; 0: all of them.
+  int64_t cores_permille = 0;
+  // Between processes of a node, each of which has a replica, where gradients
+  // go from one to the next through the host: the rate, at which a process
+  // works, and the time of each of the 2 (R - 1) rounds of a ring.
+  std::optional<int64_t> replica_link_bytes_per_s;
+  int64_t replica_link_latency_ns = 0;
+  // What each replica's process does for a step and for each of its rows
+  // besides computing: loading, the loss, bookkeeping.
+  int64_t step_ns = 0;
+  int64_t row_ns = 0;
   std::optional<CacheTiers> cache;  // nullopt: tiers without limits
 };
 

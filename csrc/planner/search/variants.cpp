@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "planner/costs/all_reduce.h"
+#include "planner/costs/rates.h"
 #include "planner/search/shapes.h"
 
 namespace pipetransformer::planner {
@@ -21,14 +23,19 @@ int64_t slowest_at_least(const Column& costs, int64_t num_stages) {
 }
 
 // As lower_bound_ns, for the best cuts that could be: equal stages.
-int64_t bound_of(const StepModel& model, const Variant& variant) {
+int64_t bound_of(
+    const StepModel& model,
+    const Cluster& cluster,
+    const Variant& variant) {
   const LayerCosts& layers = model.layers();
   Column backward = layers.input_grad_ns;
   Column both = layers.forward_ns;
   int64_t once = 0;
+  int64_t work = 0;  // of one micro-batch
   for (std::size_t i = 0; i < backward.size(); ++i) {
     backward[i] += layers.weight_grad_ns[i];
     both[i] += backward[i];
+    work += both[i];
     once += variant.schedule == ScheduleKind::kZbH1
                 ? layers.forward_ns[i] + layers.input_grad_ns[i]
                 : both[i];
@@ -48,9 +55,14 @@ int64_t bound_of(const StepModel& model, const Variant& variant) {
       model.prefix().per_microbatch_ns,
       num_stages,
       count);
+  const int64_t on_cores = on_cores_ns(
+      static_cast<__int128>(work) * count,
+      cluster.cores_permille,
+      replicas_per_node(cluster, variant.shape));
   return std::max(
-      model.prefix().cache_wait_ns + prefix + pipe,
-      model.prefix().cache_read_ns);
+      {model.prefix().cache_wait_ns + prefix + pipe,
+       model.prefix().cache_read_ns,
+       on_cores});
 }
 
 // A single micro-batch has one order; a single stage runs ZB-H1 as 1F1B.
@@ -114,7 +126,7 @@ std::vector<Variant> variants(
                 schedule,
                 placement,
                 cache);
-            variant.bound_ns = bound_of(model, variant);
+            variant.bound_ns = bound_of(model, cluster, variant);
             all.push_back(variant);
           }
         }

@@ -1,0 +1,147 @@
+"""Times a whole model, layer after layer as in a run, to correct times of lone layers.
+
+A layer that is measured by itself, again and again, finds its weights and its memory
+where the processor has them at hand, or its inputs where it has not. In a run the
+other layers come between.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.planner._flow import Flow, call
+from pipetransformer.planner._stopwatch import stopwatch
+from pipetransformer.planner._timing import LayerTimes
+
+_MOST_SECONDS = 0.5  # for one micro-batch size; one run is there in any case
+
+
+class RowTimes(NamedTuple):
+    """Nanoseconds of all layers for one micro-batch."""
+
+    forward_ns: float
+    backward_ns: float
+    forward_only_ns: float
+
+
+def time_in_a_row(layers: nn.Sequential, value: object, repeats: int) -> RowTimes:
+    """Time forward, backward and forward without gradients over all layers.
+
+    Args:
+        layers: the model.
+        value: inputs of the first layer.
+        repeats: most timed runs, after one that warms up; their medians count.
+    """
+    parameters = [p for p in layers.parameters() if p.requires_grad]
+    sums = [torch.zeros_like(p) for p in parameters]
+    runs: list[RowTimes] = []
+    began = time.perf_counter()
+    while len(runs) <= repeats:
+        runs.append(_run(layers, value, parameters, sums))
+        if time.perf_counter() - began > _MOST_SECONDS:
+            break
+    timed = runs[1:] or runs
+    return RowTimes(*(statistics.median(c) for c in zip(*timed, strict=True)))
+
+
+def scaled(
+    sizes: Sequence[Sequence[LayerTimes]], whole: RowTimes
+) -> list[list[LayerTimes]]:
+    """Return layers' times, of all sizes alike, so that the last adds up to the whole.
+
+    Args:
+        sizes: for each micro-batch size the layers.
+        whole: of the largest.
+    """
+    last = sizes[-1]
+    forward = _share(whole.forward_ns, (t.forward_ns for t in last))
+    backward = _share(
+        whole.backward_ns, (t.input_grad_ns + t.weight_grad_ns for t in last)
+    )
+    only = _share(whole.forward_only_ns, (t.forward_only_ns for t in last))
+    return [
+        [
+            LayerTimes(
+                forward_ns=round(t.forward_ns * forward),
+                input_grad_ns=round(t.input_grad_ns * backward),
+                weight_grad_ns=round(t.weight_grad_ns * backward),
+                forward_only_ns=round(t.forward_only_ns * only),
+            )
+            for t in times
+        ]
+        for times in sizes
+    ]
+
+
+def _share(whole: float, parts: Iterable[int]) -> float:
+    total = sum(parts)
+    return whole / total if whole > 0 and total > 0 else 1.0
+
+
+def _run(
+    layers: nn.Sequential,
+    value: object,
+    parameters: Sequence[Tensor],
+    sums: Sequence[Tensor],
+) -> RowTimes:
+    flow = Flow(value)
+    watch = stopwatch(next(flow.tensors()).device)
+    leaves: list[Tensor] = []
+
+    def as_input(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if tensor.is_floating_point() or tensor.is_complex():
+            leaves.append(tensor.requires_grad_())
+        return tensor.clone()  # a layer may work in place, but not on a leaf
+
+    with torch.enable_grad():
+        taken = flow.map(as_input)
+        forward_ns, last = watch(lambda: _through(layers, taken))
+        assert isinstance(last, Flow)
+        outputs = [t for t in last.tensors() if t.requires_grad]
+        targets = [*leaves, *parameters]
+        backward_ns = 0
+        if outputs and targets:
+            gradients = [torch.ones_like(t) for t in outputs]
+
+            def backward() -> None:
+                found = torch.autograd.grad(
+                    outputs, targets, gradients, allow_unused=True
+                )
+                with torch.no_grad():
+                    for total, gradient in zip(sums, found[len(leaves) :], strict=True):
+                        if gradient is not None:
+                            total.add_(gradient)
+
+            backward_ns, _ = watch(backward)
+    del last  # and what it keeps for a backward
+    outputs.clear()
+    with torch.no_grad(), _evaluating(layers):
+        taken = flow.map(lambda t: t.detach().clone())
+        only_ns, _ = watch(lambda: _through(layers, taken))
+    return RowTimes(forward_ns, backward_ns, only_ns)
+
+
+def _through(layers: nn.Sequential, flow: Flow) -> Flow:
+    for layer in layers:
+        flow = flow.after(layer, call(layer, flow.at(layer)))
+    return flow
+
+
+@contextmanager
+def _evaluating(layers: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in layers.modules()}
+    try:
+        for module in modes:
+            module.training = False
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

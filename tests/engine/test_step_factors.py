@@ -1,0 +1,161 @@
+"""What steps take over what was expected: learned, agreed on, kept."""
+
+import dataclasses
+
+import pytest
+
+import pipetransformer as pt
+from pipetransformer.checkpoint import format as checkpoint
+from pipetransformer.planner import search
+from pipetransformer.report import PlanShape, SegmentRecord
+from pipetransformer.run.step_costs import StepFactors, StepLearner, all_reduce_ns
+from tests.engine.scenario import config, make_engine, schedule
+from tests.planner.instances import cluster, layer, profile
+from tests.support.toy import ToySet
+
+FOUND = profile(
+    [
+        layer(i, times=(10**6, 10**6, 10**6), parameters=10**6, optimizer_ns=10**5)
+        for i in range(4)
+    ]
+)
+HOST = cluster(
+    2,
+    replica_link_bytes_per_s=10**9,
+    replica_link_latency_ns=10**6,
+    step_ns=5 * 10**5,
+    cores_permille=2000,
+)
+STEPS = 10
+
+
+def plan_with(factors=StepFactors(), **options):  # noqa: B008  # frozen
+    return search(FOUND, factors.applied(HOST), global_batch=8, **options)
+
+
+def a_pass(plan, *, pace=1.0, link=1.0, host=1.0, **fields):
+    """A segment in which all takes so many times as long as was expected."""
+    expected_link = all_reduce_ns(plan, FOUND, HOST) * link
+    optimizer = 4 * 10**5
+    own = HOST.step_ns * host
+    known = plan.simulated_step_ns - all_reduce_ns(plan, FOUND, HOST) - HOST.step_ns
+    backward = known - optimizer
+    whole = (known + expected_link + own) * pace
+    backward += whole - (known + expected_link + own)  # what the model does not know
+    phases = {
+        "backward": backward,
+        "backward/all_reduce": expected_link,
+        "optimizer": optimizer,
+        "other": own,
+    }
+    seconds = {name: STEPS * ns / 1e9 for name, ns in phases.items()}
+    shape = PlanShape(0, 0, *plan.shape)
+    record = SegmentRecord(
+        shape, 80, STEPS, sum(seconds.values()), 0.5, 0, 0, seconds, [], 0
+    )
+    return dataclasses.replace(record, **fields)
+
+
+def observed(passes, plan, learner=None):
+    learner = learner or StepLearner()
+    for each in passes:
+        learner.observe(each, plan, FOUND, HOST, StepFactors(), STEPS)
+    return learner
+
+
+def test_a_run_as_expected_leaves_the_factors_at_one():
+    plan = plan_with(num_stages=1)
+    found = observed([a_pass(plan)] * 3, plan).factors
+    assert dataclasses.astuple(found) == pytest.approx((1, 1, 1), abs=0.002)
+
+
+@pytest.mark.parametrize("truth", [0.5, 1.0, 3.0])
+def test_each_cost_is_learned_apart(truth):
+    plan = plan_with(num_stages=1)
+    found = observed([a_pass(plan, link=truth)] * 6, plan).factors
+    assert found.link == pytest.approx(truth, rel=0.03)
+    assert (found.host, found.pace) == pytest.approx((1, 1), abs=0.05)
+    found = observed([a_pass(plan, host=truth)] * 6, plan).factors
+    assert found.host == pytest.approx(truth, rel=0.03)
+    assert (found.link, found.pace) == pytest.approx((1, 1), abs=0.05)
+    found = observed([a_pass(plan, pace=truth)] * 6, plan).factors
+    assert found.pace == pytest.approx(truth, rel=0.03)
+
+
+def test_a_change_of_plan_makes_the_next_pass_count_more():
+    first = plan_with(num_stages=1)
+    second = plan_with(num_stages=2)
+    settled = observed([a_pass(first)] * 8, first)
+    steady = observed([a_pass(first, pace=2.0)], first, settled).factors.pace
+    settled = observed([a_pass(first)] * 8, first)
+    changed = observed([a_pass(second, pace=2.0)], second, settled).factors.pace
+    assert 1.0 < steady < changed < 2.0
+
+
+def test_filling_the_cache_is_no_part_of_a_step():
+    plan = plan_with(num_stages=1)
+    filling = a_pass(plan)
+    phases = {
+        **filling.phase_seconds,
+        "forward/prefix": 1.0,
+        "forward/cache_write": 1.0,
+    }
+    filling = dataclasses.replace(
+        filling, phase_seconds=phases, seconds=filling.seconds + 2.0, cache_misses=80
+    )
+    found = observed([filling] * 3, plan).factors
+    assert dataclasses.astuple(found) == pytest.approx((1, 1, 1), abs=0.002)
+
+
+def test_a_pass_without_steps_says_nothing():
+    plan = plan_with(num_stages=1)
+    learner = StepLearner()
+    learner.observe(a_pass(plan), plan, FOUND, HOST, StepFactors(), 0)
+    assert learner.factors == StepFactors()
+
+
+def test_plans_are_made_with_what_was_learned():
+    slow = StepFactors(pace=1.0, link=20.0, host=2.0)
+    host = slow.applied(HOST)
+    assert host.replica_link_bytes_per_s == 5 * 10**7
+    assert host.replica_link_latency_ns == 2 * 10**7
+    assert host.step_ns == 10**6
+    assert plan_with(num_stages=1).shape == (1, 2, 1)
+    assert plan_with(slow).shape[:2] == (2, 1), "one replica reduces nothing"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ({"pace": 1.0, "link": 1.0}, "steps host: expected a value, got none"),
+        ({"pace": 0.0, "link": 1.0, "host": 1.0}, "steps pace: expected 1/64 to 64"),
+        ({"pace": 1.0, "link": 1.0, "host": 1e9}, "steps host: expected 1/64 to 64"),
+        ({"pace": 1.0, "link": "x", "host": 1.0}, "steps link"),
+        (None, "steps"),
+    ],
+)
+def test_malformed_factors_are_refused(content, text):
+    with pytest.raises(ValueError, match=text):
+        StepFactors.from_dict(content, "steps")
+    given = StepFactors(pace=1.25, link=0.5, host=3.0)
+    assert StepFactors.from_dict(given.to_dict(), "steps") == given
+
+
+def test_a_checkpoint_keeps_the_factors_and_a_resumed_run_goes_on_from_them(tmp_path):
+    def train(epochs, resume):
+        settings = config(
+            checkpoint=pt.CheckpointConfig(directory=str(tmp_path), resume=resume)
+        )
+        with make_engine(freeze=schedule(0), config=settings) as engine:
+            for _ in engine.epochs(epochs):
+                for batch in engine.batches(ToySet(50), 12):
+                    engine.step(batch)
+        return engine.history.epochs
+
+    first = train(3, False)
+    assert first[0].pace == 1.0 and first[2].pace != 1.0
+    _, content = checkpoint.newest_valid(tmp_path)
+    kept = StepFactors.from_dict(content["extra"]["pauses"]["steps"], "kept")
+    assert kept.pace != 1.0
+    later = train(4, True)
+    assert later[-1].pace == kept.pace

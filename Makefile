@@ -26,6 +26,8 @@ demo: build
 	$(TORCHRUN) examples/finetune_vit.py --epochs $(EPOCHS) --seed $(SEED) \
 	  --no-freeze --static 4 --name baseline
 	$(PY) examples/compare_runs.py
+	$(PY) -m pipetransformer report runs/demo/summary.json runs/demo/baseline.json \
+	  --output runs/demo/report.html
 
 # Whole data sets. Without MODEL=DIR and DATA=DIR (with sst2/ and xquad/) names of the hub.
 examples: build

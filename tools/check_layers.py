@@ -66,9 +66,9 @@ ARROWS: dict[str, frozenset[str]] = {
     # At the edge.
     "testing": frozenset({"pipe", "planner", "simulator", "core"}),
     "cli": frozenset(
-        {"explanation", "simulator", "planner", "network", "autocache", "core"}
+        {"explanation", "report", "simulator", "planner", "network", "autocache"}
     )
-    | {PACKAGE},  # its version
+    | {"core", PACKAGE},  # its version
     "adapters": frozenset({"autocache"}),
     "compat": frozenset({"pipe", "skip"}),
 }

@@ -157,6 +157,11 @@ _ALL = (
         )
     ),
     _script(
+        "step_prediction",
+        (*PRODUCT, "benchmarks/training/prediction_worker.py"),
+        MODELS,
+    ),
+    _script(
         "text_cache",
         (*PRODUCT, "examples", "benchmarks/training/text_worker.py"),
         MODELS,

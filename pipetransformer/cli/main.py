@@ -16,12 +16,21 @@ from pipetransformer.cli import (
     output,
     plan,
     profile,
+    report,
     simulate,
 )
 
 # A command is a module with add_parser(subparsers); its parser's default `run` does
 # the work. Modules import torch and the planner when they run: --help is instant.
-_COMMANDS: tuple[ModuleType, ...] = (plan, simulate, explain, profile, cache, doctor)
+_COMMANDS: tuple[ModuleType, ...] = (
+    plan,
+    simulate,
+    explain,
+    profile,
+    report,
+    cache,
+    doctor,
+)
 
 _EXIT_CODES = """
 0 done

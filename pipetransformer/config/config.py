@@ -333,6 +333,9 @@ class Config:
             None: the CUDA devices that the process sees, or else the host. The layers
             are moved; the model that the engine is given is on the host before and
             after.
+        report: A folder for ``report.html``, a page that shows the run and needs no
+            network, and ``summary.json``: written by the lead at the end of each pass
+            and of the run. None: neither.
         plan: See `PlanConfig`.
         pipe: See `PipeConfig`.
         cache: See `CacheConfig`.
@@ -350,6 +353,7 @@ class Config:
     clip_grad_norm: float | None = None
     check_loss: bool = True
     devices: Sequence[str] | None = None
+    report: str | os.PathLike[str] | None = None
     plan: PlanConfig = dataclasses.field(default_factory=PlanConfig)
     pipe: PipeConfig = dataclasses.field(default_factory=PipeConfig)
     cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
@@ -383,6 +387,8 @@ class Config:
         names = self.devices
         listed = names is None or (not isinstance(names, str) and len(names) > 0)
         _require(listed, "Config.devices", "a sequence of names or None", names)
+        usable = self.report is None or os.fspath(self.report) != ""
+        _require(usable, "Config.report", "a folder's name or None", self.report)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON, YAML and TOML can hold, nested per room.

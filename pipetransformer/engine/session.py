@@ -12,6 +12,7 @@ from pipetransformer.autodp import ControlPlane, PeerFailure, build_group, conne
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.loop.coordinator import Coordinator
+from pipetransformer.loop.run_files import write_run_files
 from pipetransformer.replica.replica import warm_up
 from pipetransformer.report.clock import Clock
 from pipetransformer.run.arguments import EngineArguments
@@ -146,6 +147,7 @@ class Session:
             records.count(self.run)
             self.run.history.phase_seconds = spent
             self.run.history.total_seconds = sum(spent.values())
+            write_run_files(self.run)
         failure = self._failure_behind(error)
         if failure is not None and failure is not error:
             raise failure from error

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.data import Batch
+from pipetransformer.loop.run_files import write_run_files
 from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
@@ -196,6 +197,7 @@ class PassLoop:
         run.control_log.tell("pass_end", lead=self._role.is_lead)
         if self._role.is_lead:
             _LOG.info("%s", epoch_line(record))
+        write_run_files(run)
 
     def _learn(self, record: EpochRecord) -> None:
         """Take in what steps took, for the plans to come."""

@@ -46,6 +46,7 @@ class Counts:
         self._batches: list[int] = []
         self._pending: list[tuple[float, float, int, Batch | None]] = []
         self._ended = False  # the optimizer step of what is pending is due
+        self._began_at = run.clock.elapsed()
         self._began: float | None = None
         self._durations: list[float] = []
         self._before = _cache_counts(run)
@@ -174,8 +175,9 @@ class Counts:
         weight = sum(part["weight"] for part in parts)
         now = replica.workers.cpu_seconds() if replica is not None else self._busy
         # Plans are made for batches, records tell of optimizer steps.
-        each = replica.plan.simulated_step_ns if replica is not None else 0
-        pace = run.costs.steps.pace
+        plan = replica.plan if replica is not None else None
+        each = plan.simulated_step_ns if plan is not None else 0
+        pace, cluster = run.costs.steps.pace, run.inputs.cluster
         predicted = round(each * run.config.accumulation_steps * pace)
         return SegmentRecord(
             shape=self.shape,
@@ -193,6 +195,12 @@ class Counts:
             worker_seconds=[b - a for a, b in zip(self._busy, now, strict=True)],
             predicted_step_ns=predicted,
             pace=pace,
+            began_seconds=self._began_at,
+            cuts=list(plan.cuts) if plan is not None else [],
+            schedule=plan.schedule if plan is not None else "gpipe",
+            bytes_per_stage=list(plan.bytes_per_stage) if plan is not None else [],
+            slot_bytes=cluster.device_memory_bytes if cluster is not None else 0,
+            learning_rate=_learning_rate(run),
         )
 
 
@@ -316,6 +324,11 @@ def combine(
         pace=last.pace,
         segments=list(segments),
     )
+
+
+def _learning_rate(run: Run) -> float | None:
+    optimizer = run.state.optimizer
+    return None if optimizer is None else float(optimizer.param_groups[0]["lr"])
 
 
 def _cache_counts(run: Run) -> dict[str, int]:

@@ -14,6 +14,7 @@ from pipetransformer.report.console import (
 from pipetransformer.report.counters import Counters
 from pipetransformer.report.epochs import EpochRecord, PlanShape, SegmentRecord
 from pipetransformer.report.history import History, write_summary
+from pipetransformer.report.page import page, write_page
 from pipetransformer.report.phases import Phases, parts_of
 from pipetransformer.report.ranges import profiled
 from pipetransformer.report.transformations import (
@@ -40,10 +41,12 @@ __all__ = [
     "closing_table",
     "epoch_line",
     "first_step_line",
+    "page",
     "parts_of",
     "profiled",
     "recovery_line",
     "refusal_line",
     "transformation_line",
+    "write_page",
     "write_summary",
 ]

@@ -64,6 +64,12 @@ class SegmentRecord:
         predicted_step_ns: Predicted time of a whole step under the plan; 0 if unknown.
         pace: Factor in it: what passes before took over their simulated time.
         weight: How many the loss is the mean of.
+        began_seconds: From the run's opening to its begin, on the lead.
+        cuts: Of the plan: layer indices from the boundary to the number of layers.
+        schedule: Of the plan.
+        bytes_per_stage: What the plan takes of each stage's slot.
+        slot_bytes: What a slot may hold; 0 if unknown.
+        learning_rate: Of the first group, at its end; None without an optimizer.
     """
 
     shape: PlanShape
@@ -79,6 +85,12 @@ class SegmentRecord:
     weight: float = 0.0
     cache: dict[str, int] = dataclasses.field(default_factory=dict)
     pace: float = 1.0
+    began_seconds: float = 0.0
+    cuts: list[int] = dataclasses.field(default_factory=list)
+    schedule: str = "gpipe"
+    bytes_per_stage: list[int] = dataclasses.field(default_factory=list)
+    slot_bytes: int = 0
+    learning_rate: float | None = None
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> SegmentRecord:
@@ -91,8 +103,14 @@ class SegmentRecord:
             **dataclasses.asdict(self.shape),
             "samples": self.samples,
             "optimizer_steps": self.optimizer_steps,
+            "began_seconds": self.began_seconds,
             "seconds": self.seconds,
             "train_loss": self.train_loss,
+            "cuts": self.cuts,
+            "schedule": self.schedule,
+            "bytes_per_stage": self.bytes_per_stage,
+            "slot_bytes": self.slot_bytes,
+            "learning_rate": self.learning_rate,
         }
 
 

@@ -41,6 +41,7 @@ class History:
         recoveries: Losses of ranks that the run survived.
         codecs: Decisions on the codec of cached activations, of this rank.
         freezes: The boundary's history: units, boundary, epoch and step of each change.
+        decisions: Of the freeze policy: point, step, statistics, units and why.
         counters: See `Counters`.
         total_seconds: Wall time from opening to closing the engine.
         phase_seconds: The lead's wall time by phase, see `Clock`; it adds up to the
@@ -59,6 +60,7 @@ class History:
     recoveries: list[RecoveryRecord] = dataclasses.field(default_factory=list)
     codecs: list[CodecRecord] = dataclasses.field(default_factory=list)
     freezes: list[dict[str, int]] = dataclasses.field(default_factory=list)
+    decisions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     counters: Counters = dataclasses.field(default_factory=Counters)
     total_seconds: float = 0.0
     phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -99,6 +101,7 @@ class History:
             "recoveries": [record.to_json() for record in self.recoveries],
             "codecs": [record.to_json() for record in self.codecs],
             "freezes": [dict(entry) for entry in self.freezes],
+            "decisions": self.decisions,
             "counters": self.counters.to_json(),
             "final_accuracy": self.final_accuracy,
             "total_seconds": self.total_seconds,

@@ -60,7 +60,18 @@ def learn(run: Run, outcome: Outcome, before: Plan | None) -> None:
 
 
 def count(run: Run) -> None:
-    """Bring the history's counters up to date with what counts by itself."""
+    """Bring the history up to date with what counts, and decides, by itself."""
+    run.history.decisions = [
+        {
+            "epoch": entry["progress"]["epoch"],
+            "step": entry["progress"]["step"],
+            "units": entry["decision"],
+            "wanted": entry["wanted"],
+            "statistics": dict(entry["statistics"]),
+            "why": entry["why"],
+        }
+        for entry in run.policy.log
+    ]
     counters = run.history.counters
     counters.groups_built = run.groups.built
     counters.groups_reused = run.groups.reused

@@ -44,6 +44,7 @@ SPECIAL = {
     "heartbeat_timeout": st.timedeltas(timedelta(seconds=1), timedelta(days=365)),
     "secret": st.none(),
     "profile": st.none() | st.sampled_from(["folder", "a/file.json"]),
+    "report": st.none() | st.sampled_from(["runs/a", pathlib.Path("runs")]),
     "devices": st.none() | st.lists(st.sampled_from(["cpu", "cuda:0"]), min_size=1),
 }
 KINDS = {int: COUNTS, bool: st.booleans(), timedelta: DURATIONS}
@@ -128,7 +129,7 @@ def test_the_secret_is_neither_written_nor_read():
             {"pipe": {"slots": 3}},
             ValueError,
             "Config.pipe.slots: expected one of checkpoint, num_slots, "
-            "threads_per_stage, got an unknown name",
+            "schedule, threads_per_stage, got an unknown name",
         ),
         (
             {"plan": {"num_stages": "2"}},

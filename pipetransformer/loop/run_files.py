@@ -1,0 +1,34 @@
+"""What a run writes about itself while it goes on: its summary and its page."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+
+from pipetransformer.report import write_page, write_summary
+from pipetransformer.run.context import Run
+from pipetransformer.transformation import records
+
+_LOG = logging.getLogger(__name__)
+
+SUMMARY = "summary.json"
+PAGE = "report.html"
+
+
+def write_run_files(run: Run) -> None:
+    """Write both into `Config.report`, if it is given and this rank leads.
+
+    A problem is logged and not raised: training does not depend on them.
+    """
+    folder = run.config.report
+    if folder is None or not run.is_lead:
+        return
+    history, place = run.history, pathlib.Path(folder)
+    records.count(run)
+    history.phase_seconds = run.clock.seconds()
+    history.total_seconds = sum(history.phase_seconds.values())
+    try:
+        write_summary(history, place / SUMMARY)
+        write_page({place.resolve().name or "run": history.to_json()}, place / PAGE)
+    except OSError as problem:
+        _LOG.warning("the run's report is not written: %s", problem)

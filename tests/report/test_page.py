@@ -1,0 +1,243 @@
+"""The page of a run: complete, safe to open, and drawn without an error."""
+
+import json
+import re
+import shutil
+import stat
+import subprocess
+
+import pytest
+
+import pipetransformer as pt
+from pipetransformer.cli.main import main
+from pipetransformer.report import page, write_page
+from tests.engine.scenario import config, make_engine, schedule
+from tests.support.toy import ToySet, accuracy
+
+CHARTS = ["throughput", "step", "loss", "metric-accuracy", "rate", "frozen", "hits"]
+CHARTS += ["cache", "memory", "phases"]
+SECTIONS = ("timeline", "changes", "decisions", "events")
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run that froze layers, changed its plan, cached and evaluated."""
+    place = tmp_path_factory.mktemp("runs") / "one"
+    settings = config(
+        report=str(place),
+        plan=pt.PlanConfig(slot_memory_bytes=34_000),
+        pipe=pt.PipeConfig(num_slots=4),
+    )
+    with make_engine(freeze=schedule(0, 2, 4), config=settings) as engine:
+        for _ in engine.epochs(4):
+            for batch in engine.batches(ToySet(50, vouch=True), 12):
+                engine.step(batch)
+            engine.evaluate(ToySet(21, seed=2), {"accuracy": accuracy})
+    return place
+
+
+@pytest.fixture(scope="module")
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def data_of(text):
+    found = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found[1])["runs"]
+
+
+def test_a_run_writes_its_page_for_its_owner_alone(folder):
+    for name in ("report.html", "summary.json"):
+        mode = stat.S_IMODE((folder / name).stat().st_mode)
+        assert mode == 0o600
+    (run,) = data_of((folder / "report.html").read_text())
+    assert run["name"] == "one" and len(run["epochs"]) == 4
+
+
+def test_the_page_needs_nothing_from_elsewhere(folder):
+    text = (folder / "report.html").read_text()
+    addresses = set(re.findall(r"https?://[^\s\"'`]+", text))
+    assert addresses == {"http://www.w3.org/2000/svg"}, "the name of a format"
+    assert "src=" not in text and "@import" not in text and "url(" not in text
+
+
+def test_its_data_are_those_of_the_run(folder, summary):
+    (run,) = data_of((folder / "report.html").read_text())
+    epochs = summary["epochs"]
+    assert [e["loss"] for e in run["epochs"]] == pytest.approx(
+        [e["train_loss"] for e in epochs], rel=1e-5
+    )
+    assert [e["units"] for e in run["epochs"]] == [0, 2, 4, 4]
+    assert run["epochs"][-1]["hit_share"] == 100
+    assert run["epochs"][0]["metrics"].keys() == {"loss", "accuracy"}
+    assert run["epochs"][0]["learning_rate"] > run["epochs"][3]["learning_rate"]
+    for epoch in run["epochs"]:
+        assert 0 < epoch["memory_mb"] <= epoch["limit_mb"]
+    assert run["layers"] == 8 and run["slots"] == 2, "the most that a plan used"
+    times = [t for part in run["segments"] for t in (part["t0"], part["t1"])]
+    assert times == sorted(times) and times[-1] <= run["total_s"]
+    assert [p["step"] for p in run["segments"]] == [0, 5, 10, 15]
+    for part in run["segments"]:
+        assert part["cuts"][0] == part["boundary"] and part["cuts"][-1] == 8
+        assert len(part["cuts"]) == part["K"] + 1
+    assert len(run["changes"]) == len(summary["transformations"]) >= 2
+    for change in run["changes"]:
+        assert change["t"] in [p["t0"] for p in run["segments"]]
+        assert change["reason"] and change["pause_ms"] > 0
+    told = [(d["point"], d["units"]) for d in run["decisions"]]
+    assert told == [(0, 0), (1, 2), (2, 4), (3, 4), (4, 4)], "one for after the last"
+    assert sum(s for _, s in run["phases"]) == pytest.approx(
+        summary["total_seconds"], rel=1e-3
+    )
+
+
+def test_texts_of_a_run_cannot_leave_their_place(summary):
+    evil = "</script><script>alert(1)</script><!--"
+    summary = json.loads(json.dumps(summary))
+    summary["transformations"][0]["reason"] = evil
+    text = page({evil: summary})
+    assert evil not in text and "<script>alert" not in text
+    (run,) = data_of(text)
+    assert run["name"] == run["changes"][0]["reason"] == evil
+
+
+def test_numbers_that_are_none_are_left_out(summary):
+    summary = json.loads(json.dumps(summary))
+    summary["epochs"][0]["train_loss"] = float("nan")
+    summary["epochs"][1]["metrics"]["accuracy"] = float("inf")
+    (run,) = data_of(page({"a": summary}))
+    assert run["epochs"][0]["loss"] is None
+    assert run["epochs"][1]["metrics"]["accuracy"] is None
+
+
+def test_summaries_of_before_are_shown_too(summary):
+    old = json.loads(json.dumps(summary))
+    del old["decisions"]
+    for epoch in old["epochs"]:
+        del epoch["pace"]
+        for part in epoch["segments"]:
+            for name in ("cuts", "began_seconds", "learning_rate", "bytes_per_stage"):
+                del part[name]
+    (run,) = data_of(page({"old": old}))
+    assert run["layers"] == 6, "as far as the boundary tells"
+    times = [t for part in run["segments"] for t in (part["t0"], part["t1"])]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("value", [{}, {"epochs": [{}]}, {"epochs": 3}])
+def test_what_is_no_summary_is_refused(value):
+    with pytest.raises(ValueError, match="summary of x: expected what report.write"):
+        page({"x": value})
+    with pytest.raises(ValueError, match="runs: expected at least one, got none"):
+        page({})
+
+
+def test_a_report_that_cannot_be_written_stops_no_run(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    settings = config(report=str(tmp_path / "file"))
+    with make_engine(freeze=schedule(0), config=settings) as engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(24), 12):
+                engine.step(batch)
+    assert "the run's report is not written" in caplog.text
+    with pytest.raises(ValueError, match="Config.report: expected a folder's name"):
+        pt.Config(report="")
+
+
+def test_the_command_writes_one_run_or_compares_several(
+    folder, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(folder)]) == 0
+    assert len(data_of((tmp_path / "report.html").read_text())) == 1
+    shutil.copytree(folder, tmp_path / "x" / "one")
+    both = [str(folder / "summary.json"), str(tmp_path / "x" / "one")]
+    assert main(["report", *both, "--output", "both.html"]) == 0
+    names = [run["name"] for run in data_of((tmp_path / "both.html").read_text())]
+    assert len(set(names)) == 2 and all(name.endswith("one") for name in names)
+    assert main(["report", str(folder), str(folder)]) == 2
+    (tmp_path / "bad.json").write_text("[]")
+    assert main(["report", "bad.json"]) == 2
+    assert main(["report", "missing"]) == 2
+    assert "error: " in capsys.readouterr().err
+
+
+def large(summary, changes=1000):
+    """A run of 10,000 steps whose plan changes every ten."""
+    one = json.loads(json.dumps(summary))
+    epoch, change = one["epochs"][0], one["transformations"][0]
+    part = epoch["segments"][0]
+    one["epochs"], one["transformations"] = [], []
+    for number in range(100):
+        made = json.loads(json.dumps(epoch))
+        made["epoch"], made["elapsed_seconds"] = number, 10.0 * (number + 1)
+        made["segments"] = []
+        for nth in range(changes // 100):
+            began = 10.0 * number + nth
+            shape = {"num_stages": 1 + nth % 4, "num_replicas": 4 // (1 + nth % 4)}
+            made["segments"].append(
+                {**part, "began_seconds": began, "seconds": 0.9, "optimizer_steps": 10}
+                | shape
+                | {"cuts": [0, *range(1, 1 + nth % 4), 8]}
+            )
+            step = 1000 // 10 * number + 10 * nth
+            one["transformations"].append({**change, "epoch": number, "step": step})
+        one["epochs"].append(made)
+    one["total_seconds"] = 1000.0
+    return one
+
+
+def test_a_large_run_is_a_small_page(summary):
+    assert len(page({"large": large(summary)})) < 5_000_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine")
+
+    def open_page(path, width=1200):
+        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu"]
+        command += [f"--window-size={width},2400", "--enable-logging=stderr"]
+        command += ["--virtual-time-budget=5000", "--dump-dom", path.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        told = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        assert told == [], "the page reports an error"
+        return done.stdout
+
+    return open_page
+
+
+def figure(dom, name):
+    found = re.search(rf'<(figure|div) class="card" id="{name}">(.*?)</\1>', dom, re.S)
+    return found[2] if found else None
+
+
+def test_every_chart_has_its_data(folder, browser):
+    dom = browser(folder / "report.html")
+    assert re.search(r'<body data-ready="\d+">', dom)
+    for name in CHARTS:
+        drawn = figure(dom, name)
+        assert drawn is not None, name
+        assert "<svg" in drawn and "nothing to show" not in drawn, name
+        assert re.search(r'aria-label="[^"]{10,}"', drawn), "said in words, too"
+    for name in SECTIONS:
+        assert figure(dom, name) is not None or f'id="{name}"' in dom, name
+    assert dom.count('class="pipe"') >= 1, "the plan at the time of the slider"
+    assert 'type="range"' in dom and "Play" in dom
+
+
+@pytest.mark.parametrize("width", [360, 800, 1600])
+def test_no_width_breaks_it(width, folder, browser):
+    assert "data-ready" in browser(folder / "report.html", width)
+
+
+def test_a_large_run_and_a_comparison_are_drawn(folder, summary, tmp_path, browser):
+    write_page({"large": large(summary)}, tmp_path / "large.html")
+    dom = browser(tmp_path / "large.html")
+    assert "data-ready" in dom and dom.count("<td") > 8000
+    write_page({"a": summary, "b": summary}, tmp_path / "both.html")
+    dom = browser(tmp_path / "both.html")
+    assert dom.count('class="card" id="timeline"') == 2 and 'id="compared"' in dom

@@ -156,8 +156,6 @@ def check_arguments(
         if not callable(value):
             kind = type(value).__name__
             raise TypeError(f"{name}: expected a callable, got {kind}")
-    if config is not None and config.pipe.schedule != "gpipe":
-        _check_loss_of_microbatches(loss, config.pipe.schedule)
     if lr_scheduler is not None and not callable(lr_scheduler):
         kind = type(lr_scheduler).__name__
         raise TypeError(f"lr_scheduler: expected a factory or None, got {kind}")
@@ -173,6 +171,8 @@ def check_arguments(
         kind = type(config).__name__
         raise TypeError(f"config: expected a Config or None, got {kind}")
     settings = config or Config()
+    if settings.pipe.schedule != "gpipe":
+        _check_loss_of_microbatches(loss, settings.pipe.schedule)
     unit_ends = resolve_units(len(checked), units)
     if freeze is None:
         freeze = _default_policy(checked, unit_ends, settings)

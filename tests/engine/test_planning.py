@@ -69,9 +69,8 @@ def test_every_field_of_a_plan_either_runs_or_predicts():
     names = {entry.name for entry in dataclasses.fields(Plan)}
     assert names == {*RUN, *PREDICTED, *RECORD}
     assert {entry.name for entry in dataclasses.fields(RunPlan)} == set(RUN)
-    # `schedule` is "gpipe" in every plan of an engine.
     read = {name for name in names if f"plan.{name}" in inspect.getsource(rewire)}
-    assert read == set(RUN) - {"schedule", "num_replicas"}
+    assert read == set(RUN) - {"num_replicas"}
 
 
 @pytest.mark.parametrize("name", RUN)

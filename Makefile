@@ -37,8 +37,9 @@ examples: build
 	$(TORCHRUN) examples/lora.py --check --first 3 $(MODEL:%=--model %) $(DATA:%=--data %/sst2)
 	$(TORCHRUN) examples/causal_lm.py --check $(DATA:%=--data %/sst2)
 
+# TESTS=... are arguments of pytest; default: all tests.
 test: build
-	$(PY) -m pytest
+	$(PY) -m pytest $(TESTS)
 
 # What has many threads, under thread, address and undefined sanitizers.
 sanitize:

@@ -19,6 +19,7 @@ from pipetransformer.autofreeze import (
     starting_units,
 )
 from pipetransformer.config import Config
+from pipetransformer.report import Callback, Listeners
 from pipetransformer.run.arguments import (
     AdaptedModel,
     EngineArguments,
@@ -125,6 +126,7 @@ def check_arguments(
     units: Sequence[int] | None,
     ragged: Ragged | None,
     config: Config | None,
+    callbacks: Sequence[Callback] = (),
 ) -> EngineArguments:
     """Validate everything the engine's constructor was given.
 
@@ -216,6 +218,7 @@ def check_arguments(
         config=settings,
         adapted=adapted,
         ragged=ragged,
+        listeners=Listeners(callbacks),
     )
 
 

@@ -29,7 +29,7 @@ from pipetransformer.loop import evaluation
 from pipetransformer.loop.coordinator import Coordinator
 from pipetransformer.loop.prediction import Prediction, Receivers
 from pipetransformer.planner import Plan
-from pipetransformer.report.history import History
+from pipetransformer.report import Callback, History
 from pipetransformer.run.arguments import AdaptedModel, Loss, LossWeight
 from pipetransformer.run.context import Run
 from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
@@ -67,6 +67,8 @@ class PipeTransformer:
         units: Layer index after each freeze unit; by default every layer but the last
             is a unit, or what ``from_transformers`` says.
         config: See `Config`.
+        callbacks: Are told of steps, passes, evaluations, changes of plan and losses,
+            on the lead; see `pt.report.Callback`.
 
     Raises:
         TypeError: an argument of the wrong kind; a model that is no Sequential, or
@@ -86,6 +88,7 @@ class PipeTransformer:
         units: Sequence[int] | None = None,
         ragged: Ragged | None = None,
         config: Config | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self._arguments = check_arguments(
             model,
@@ -97,6 +100,7 @@ class PipeTransformer:
             units=units,
             ragged=ragged,
             config=config,
+            callbacks=callbacks,
         )
         self._coordinator: Coordinator | None = None
         self._session: Session | None = None

@@ -148,6 +148,8 @@ class Session:
             self.run.history.phase_seconds = spent
             self.run.history.total_seconds = sum(spent.values())
             write_run_files(self.run)
+            if self.run.is_lead:
+                self.run.arguments.listeners.end(self.run.history)
         failure = self._failure_behind(error)
         if failure is not None and failure is not error:
             raise failure from error

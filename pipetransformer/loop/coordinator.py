@@ -382,6 +382,14 @@ class Coordinator:
         oldest = epoch if self._role.stands_by else epoch - 1
         if records and records[-1].epoch >= oldest:
             records[-1].metrics.update(result)
+        if self.is_lead:
+            done = self._run_epoch_before()
+            self.run.arguments.listeners.evaluation(done, result)
+
+    def _run_epoch_before(self) -> int:
+        """Return the last epoch whose pass has ended; -1 before the first."""
+        records = self.run.history.epochs
+        return records[-1].epoch if records else -1
 
     def _evaluate(self, body: Callable[[], dict[str, float]]) -> dict[str, float]:
         while True:

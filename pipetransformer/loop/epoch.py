@@ -197,6 +197,7 @@ class PassLoop:
         run.control_log.tell("pass_end", lead=self._role.is_lead)
         if self._role.is_lead:
             _LOG.info("%s", epoch_line(record))
+            run.arguments.listeners.epoch(record)
         write_run_files(run)
 
     def _learn(self, record: EpochRecord) -> None:

@@ -16,6 +16,7 @@ from pipetransformer.loop.loss_check import checked_loss
 from pipetransformer.loop.microbatch_loss import MicrobatchLoss, zero_of
 from pipetransformer.progress.counts import Pass
 from pipetransformer.replica.replica import Replica
+from pipetransformer.report import StepRecord
 from pipetransformer.run.context import Run
 
 
@@ -284,3 +285,22 @@ def update(run: Run, replica: Replica) -> None:
             with state.being_stepped():
                 state.scheduler.step()
         state.optimizer.zero_grad(set_to_none=True)
+    if run.arguments.listeners and run.is_lead:
+        run.arguments.listeners.step(_record_of(run))
+
+
+def _record_of(run: Run) -> StepRecord:
+    state, workload = run.state, run.inputs.workload
+    if state.optimizer is None:
+        raise RuntimeError("step without an optimizer; please report")
+    each = run.config.accumulation_steps
+    total = None
+    if workload is not None and run.total_epochs:
+        total = run.total_epochs * -(-workload.num_batches // each)
+    return StepRecord(
+        step=state.step,
+        total_steps=total,
+        epoch=state.epoch,
+        loss=run.last_loss,
+        learning_rate=float(state.optimizer.param_groups[0]["lr"]),
+    )

@@ -1,5 +1,14 @@
 """Room ``report``: what a run did, for people and for programs."""
 
+from pipetransformer.report.callbacks import (
+    Callback,
+    CsvWriter,
+    Listeners,
+    ProgressBar,
+    StepRecord,
+    TensorBoardWriter,
+    WandbWriter,
+)
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.codecs import CodecRecord
 from pipetransformer.report.console import (
@@ -26,17 +35,24 @@ from pipetransformer.report.transformations import (
 
 __all__ = [
     "AbortRecord",
+    "Callback",
     "Clock",
     "CodecRecord",
     "Counters",
+    "CsvWriter",
     "EpochRecord",
     "History",
+    "Listeners",
     "Phases",
     "PlanShape",
+    "ProgressBar",
     "RecoveryRecord",
     "RefusalRecord",
     "SegmentRecord",
+    "StepRecord",
+    "TensorBoardWriter",
     "TransformationRecord",
+    "WandbWriter",
     "abort_line",
     "closing_table",
     "epoch_line",

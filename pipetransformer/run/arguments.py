@@ -13,6 +13,7 @@ from pipetransformer.autocache import Ragged
 from pipetransformer.autofreeze import Policy
 from pipetransformer.config import Config
 from pipetransformer.data.division import Division, NamedParts
+from pipetransformer.report import Listeners
 from pipetransformer.state.registered import Registered
 from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
 
@@ -70,6 +71,7 @@ class EngineArguments:
         config: The configuration.
         adapted: The model that the layers are made from; None: a plain Sequential.
         ragged: How rows of different lengths are padded; None: all have one shape.
+        listeners: What the user wants to be told.
         registered: What else of the user's goes with the training state.
     """
 
@@ -84,6 +86,7 @@ class EngineArguments:
     config: Config
     adapted: AdaptedModel | None = None
     ragged: Ragged | None = None
+    listeners: Listeners = dataclasses.field(default_factory=Listeners)
     registered: Registered = dataclasses.field(default_factory=Registered)
 
     @property

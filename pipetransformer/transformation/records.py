@@ -104,6 +104,8 @@ def record_change(
         attempt=attempt,
     )
     run.history.add(record)
+    if run.is_lead:
+        run.arguments.listeners.transformation(record)
     if told:
         _LOG.info("%s", transformation_line(record))
 
@@ -152,6 +154,7 @@ def record_loss(
     run.history.counters.failures_survived += len(lost)
     if run.is_lead:
         _LOG.warning("%s", recovery_line(record))
+        run.arguments.listeners.failure(record)
 
 
 def record_refusal(run: Run, transition: Transition | None) -> None:

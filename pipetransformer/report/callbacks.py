@@ -1,0 +1,364 @@
+"""What a run tells while it goes on: to objects of the user's, on the lead.
+
+``pt.PipeTransformer(..., callbacks=[pt.report.CsvWriter("runs/mine")])``.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipetransformer.core import disk, text_files
+from pipetransformer.report.epochs import EpochRecord
+from pipetransformer.report.history import History
+from pipetransformer.report.transformations import RecoveryRecord, TransformationRecord
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step.
+
+    Attributes:
+        step: Optimizer steps done, with this one.
+        total_steps: Of the run; None if that is not known yet.
+        epoch: 0-based.
+        loss: Mean over the lead's rows of the last batch.
+        learning_rate: Of the first group, for the next step.
+    """
+
+    step: int
+    total_steps: int | None
+    epoch: int
+    loss: float
+    learning_rate: float
+
+
+class Callback:
+    """Is told what a run does; a subclass overrides what it needs.
+
+    Called on the lead alone, which may be another rank after a loss: what is to go on
+    then must be on every rank. An exception ends the run as one of the script would.
+    Do not touch the engine here.
+    """
+
+    def on_step(self, step: StepRecord) -> None:
+        """An optimizer step was taken."""
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """A pass has ended; its evaluations are still to come."""
+
+    def on_evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """An evaluation between two passes gave `metrics`, after pass `epoch`."""
+
+    def on_transformation(self, record: TransformationRecord) -> None:
+        """A plan came into force; the first one has no plan before it."""
+
+    def on_failure(self, record: RecoveryRecord) -> None:
+        """Ranks were lost, and the run goes on without them."""
+
+    def on_end(self, history: History) -> None:
+        """The run has ended, well or with an error."""
+
+
+class Listeners:
+    """The callbacks of a run, called in order.
+
+    Args:
+        callbacks: Of the user.
+
+    Raises:
+        TypeError: one is no `Callback`.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
+        for each in callbacks:
+            if not isinstance(each, Callback):
+                raise TypeError(
+                    f"callbacks: expected pt.report.Callback, got {type(each).__name__}"
+                )
+        self._callbacks = tuple(callbacks)
+
+    def __bool__(self) -> bool:
+        """Tell whether there is any."""
+        return bool(self._callbacks)
+
+    def step(self, step: StepRecord) -> None:
+        """Tell of an optimizer step."""
+        for each in self._callbacks:
+            each.on_step(step)
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Tell of a pass."""
+        for each in self._callbacks:
+            each.on_epoch(record)
+
+    def evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Tell of an evaluation."""
+        for each in self._callbacks:
+            each.on_evaluation(epoch, dict(metrics))
+
+    def transformation(self, record: TransformationRecord) -> None:
+        """Tell of a plan that came into force."""
+        for each in self._callbacks:
+            each.on_transformation(record)
+
+    def failure(self, record: RecoveryRecord) -> None:
+        """Tell of lost ranks."""
+        for each in self._callbacks:
+            each.on_failure(record)
+
+    def end(self, history: History) -> None:
+        """Tell of the run's end."""
+        for each in self._callbacks:
+            each.on_end(history)
+
+
+class CsvWriter(Callback):
+    """Writes ``epochs.csv`` and ``changes.csv``, whole after each pass and change.
+
+    Args:
+        folder: Where; made when missing. Files are for their owner alone.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = pathlib.Path(folder)
+        self._epochs: dict[int, dict[str, Any]] = {}
+        self._changes: list[dict[str, Any]] = []
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """Add a row."""
+        shape = dataclasses.asdict(record.shape)
+        self._epochs[record.epoch] = {
+            "epoch": record.epoch,
+            **shape,
+            "samples": record.samples,
+            "optimizer_steps": record.optimizer_steps,
+            "seconds": record.seconds,
+            "train_loss": record.train_loss,
+            "measured_step_ns": record.measured_step_ns,
+            "predicted_step_ns": record.predicted_step_ns,
+            "cache_hits": record.cache_hits,
+            "cache_misses": record.cache_misses,
+        }
+        self._write("epochs.csv", list(self._epochs.values()))
+
+    def on_evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Add columns to the pass's row, named ``eval_...``."""
+        row = self._epochs.setdefault(epoch, {"epoch": epoch})
+        row.update({f"eval_{name}": value for name, value in metrics.items()})
+        self._write("epochs.csv", list(self._epochs.values()))
+
+    def on_transformation(self, record: TransformationRecord) -> None:
+        """Add a row."""
+        after = dataclasses.asdict(record.after)
+        self._changes.append(
+            {
+                "epoch": record.epoch,
+                "step": record.step,
+                **after,
+                "pause_seconds": record.pause_seconds,
+                "moved_bytes": record.moved_bytes,
+                "reason": record.reason,
+            }
+        )
+        self._write("changes.csv", self._changes)
+
+    def _write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        disk.make_folder(self._folder)
+        text_files.write(self._folder / name, text.getvalue())
+
+
+class TensorBoardWriter(Callback):
+    """Writes scalars for TensorBoard, by optimizer step.
+
+    Args:
+        folder: Where event files go.
+        every_steps: Losses and learning rates of every that many steps.
+
+    Raises:
+        ImportError: the package tensorboard is not installed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], every_steps: int = 10) -> None:
+        if every_steps < 1:
+            raise ValueError(f"every_steps: expected at least 1, got {every_steps}")
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(
+                "TensorBoardWriter: expected the package tensorboard, got none; "
+                "pip install tensorboard"
+            ) from error
+        self._writer = SummaryWriter(os.fspath(folder))  # type: ignore[no-untyped-call]
+        self._every = every_steps
+        self._step = 0
+
+    def on_step(self, step: StepRecord) -> None:
+        """Write loss and learning rate."""
+        self._step = step.step
+        if step.step % self._every == 0:
+            self._add({"loss": step.loss, "learning_rate": step.learning_rate})
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """Write what a pass did, and flush."""
+        asked = record.cache_hits + record.cache_misses
+        self._add(
+            {
+                "epoch/train_loss": record.train_loss,
+                "epoch/samples_per_s": record.samples / max(record.seconds, 1e-9),
+                "epoch/step_ms": record.measured_step_ns / 1e6,
+                "epoch/predicted_step_ms": record.predicted_step_ns / 1e6,
+                "epoch/cache_hit_share": record.cache_hits / asked if asked else 0.0,
+            }
+        )
+        self._writer.flush()  # type: ignore[no-untyped-call]
+
+    def on_evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics, and flush."""
+        self._add({f"evaluation/{name}": value for name, value in metrics.items()})
+        self._writer.flush()  # type: ignore[no-untyped-call]
+
+    def on_transformation(self, record: TransformationRecord) -> None:
+        """Write the plan's shape and what the change took."""
+        self._step = record.step
+        self._add(
+            {
+                "plan/frozen_units": record.after.num_frozen_layers,
+                "plan/num_stages": record.after.num_stages,
+                "plan/num_replicas": record.after.num_replicas,
+                "plan/pause_s": record.pause_seconds,
+            }
+        )
+
+    def on_end(self, history: History) -> None:
+        """Close the file."""
+        self._writer.close()  # type: ignore[no-untyped-call]
+
+    def _add(self, scalars: Mapping[str, float]) -> None:
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, self._step)  # type: ignore[no-untyped-call]
+
+
+class WandbWriter(Callback):
+    """Logs to Weights & Biases, by optimizer step.
+
+    The run begins with the first record, so on the lead alone.
+
+    Args:
+        every_steps: Losses and learning rates of every that many steps.
+        **options: For ``wandb.init``, such as ``project``.
+
+    Raises:
+        ImportError: the package wandb is not installed.
+    """
+
+    def __init__(self, every_steps: int = 10, **options: Any) -> None:
+        if every_steps < 1:
+            raise ValueError(f"every_steps: expected at least 1, got {every_steps}")
+        try:
+            import wandb
+        except ImportError as error:
+            raise ImportError(
+                "WandbWriter: expected the package wandb, got none; pip install wandb"
+            ) from error
+        self._wandb, self._options = wandb, options
+        self._every, self._step = every_steps, 0
+        self._run: Any = None
+
+    def on_step(self, step: StepRecord) -> None:
+        """Log loss and learning rate."""
+        self._step = step.step
+        if step.step % self._every == 0:
+            self._log({"loss": step.loss, "learning_rate": step.learning_rate})
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """Log what a pass did."""
+        self._log(
+            {
+                "epoch/train_loss": record.train_loss,
+                "epoch/samples_per_s": record.samples / max(record.seconds, 1e-9),
+                "epoch/step_ms": record.measured_step_ns / 1e6,
+            }
+        )
+
+    def on_evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics."""
+        self._log({f"evaluation/{name}": value for name, value in metrics.items()})
+
+    def on_transformation(self, record: TransformationRecord) -> None:
+        """Log the plan's shape."""
+        self._log(
+            {
+                "plan/frozen_units": record.after.num_frozen_layers,
+                "plan/num_stages": record.after.num_stages,
+                "plan/num_replicas": record.after.num_replicas,
+            }
+        )
+
+    def on_end(self, history: History) -> None:
+        """Finish the run."""
+        if self._run is not None:
+            self._run.finish()
+
+    def _log(self, values: Mapping[str, float]) -> None:
+        if self._run is None:
+            self._run = self._wandb.init(**self._options)
+        self._run.log(dict(values), step=self._step)
+
+
+class ProgressBar(Callback):
+    """Shows steps done, loss and the time that is left, where output is a terminal.
+
+    Raises:
+        ImportError: the package rich is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
+        except ImportError as error:
+            raise ImportError(
+                "ProgressBar: expected the package rich, got none; "
+                "pip install 'pipetransformer[cli]'"
+            ) from error
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            transient=True,
+        )
+        self._task: Any = None
+
+    def on_step(self, step: StepRecord) -> None:
+        """Move the bar."""
+        if self._task is None:
+            self._bar.start()
+            self._task = self._bar.add_task("")
+        self._bar.update(
+            self._task,
+            completed=step.step,
+            total=step.total_steps,
+            description=f"epoch {step.epoch}, loss {step.loss:.4f}",
+        )
+
+    def on_end(self, history: History) -> None:
+        """Take the bar away."""
+        if self._task is not None:
+            self._bar.stop()

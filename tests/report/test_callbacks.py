@@ -1,0 +1,261 @@
+"""What a run tells the user's callbacks, and what the writers make of it."""
+
+import csv
+import os
+import signal
+import stat
+import sys
+import types
+
+import pytest
+import torch
+
+import pipetransformer as pt
+from pipetransformer.report import Callback, CsvWriter, Listeners, StepRecord
+from tests.engine.losses import SURVIVING
+from tests.engine.scenario import config, make_engine, schedule
+from tests.support.ranks import Ranks, run_ranks
+from tests.support.toy import ToySet, accuracy
+
+
+class Notes(Callback):
+    """Notes all that it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def on_step(self, step):
+        self.told.append(("step", step))
+
+    def on_epoch(self, record):
+        self.told.append(("epoch", record.epoch, record.optimizer_steps))
+
+    def on_evaluation(self, epoch, metrics):
+        self.told.append(("evaluation", epoch, sorted(metrics)))
+
+    def on_transformation(self, record):
+        before = record.before and record.before.num_stages
+        self.told.append(("transformation", before, record.after.num_stages))
+
+    def on_failure(self, record):
+        self.told.append(("failure", record.lost))
+
+    def on_end(self, history):
+        self.told.append(("end", len(history.epochs)))
+
+    def named(self, name):
+        return [entry for entry in self.told if entry[0] == name]
+
+
+def engine_with(callbacks, freeze=None, **changes):
+    engine = make_engine(freeze=freeze or schedule(0, 6), config=config(**changes))
+    arguments = engine._arguments
+    object.__setattr__(arguments, "listeners", Listeners(callbacks))
+    return engine
+
+
+def train(engine, epochs=2, evaluates=True):
+    with engine:
+        for _ in engine.epochs(epochs):
+            for batch in engine.batches(ToySet(50), 12):
+                engine.step(batch)
+            if evaluates:
+                engine.evaluate(ToySet(21, seed=2), {"accuracy": accuracy})
+    return engine
+
+
+def test_all_that_happens_is_told_in_order():
+    notes = Notes()
+    engine = train(
+        engine_with(
+            [notes],
+            plan=pt.PlanConfig(slot_memory_bytes=34_000),
+            pipe=pt.PipeConfig(num_slots=4),
+        )
+    )
+    names = [entry[0] for entry in notes.told]
+    steps = ["step"] * 5
+    one_pass = [*steps, "epoch", "evaluation"]
+    assert names == ["transformation", *one_pass, "transformation", *one_pass, "end"]
+    records = [entry[1] for entry in notes.named("step")]
+    assert [r.step for r in records] == list(range(1, 11))
+    assert {r.total_steps for r in records} == {10}
+    assert [r.epoch for r in records] == [0] * 5 + [1] * 5
+    assert all(r.loss > 0 and r.learning_rate > 0 for r in records)
+    assert notes.named("epoch") == [("epoch", 0, 5), ("epoch", 1, 5)]
+    assert [entry[1] for entry in notes.named("evaluation")] == [0, 1]
+    first, second = notes.named("transformation")
+    assert first[1] is None and second[1] == first[2] > second[2]
+    assert notes.told[-1] == ("end", 2) and len(engine.history.epochs) == 2
+
+
+def test_accumulated_batches_are_one_step():
+    notes = Notes()
+    train(engine_with([notes], freeze=schedule(0), accumulation_steps=2), 1)
+    records = [entry[1] for entry in notes.named("step")]
+    assert [(r.step, r.total_steps) for r in records] == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_loop_of_the_users_own_tells_its_steps():
+    notes = Notes()
+    with engine_with([notes], freeze=schedule(0)) as engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(24), 12):
+                engine.backward(engine.loss(batch))
+                engine.update()
+    assert [entry[1].step for entry in notes.named("step")] == [1, 2]
+
+
+def test_an_exception_is_one_of_the_script():
+    class Bad(Callback):
+        def on_step(self, step):
+            raise KeyError("mine")
+
+    notes = Notes()
+    with pytest.raises(KeyError, match="mine"):
+        train(engine_with([notes, Bad()], freeze=schedule(0)))
+    assert notes.told[-1][0] == "end"
+
+
+def test_what_is_no_callback_is_refused():
+    with pytest.raises(TypeError, match="callbacks: expected pt.report.Callback"):
+        pt.PipeTransformer(
+            torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)),
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+            loss=torch.nn.functional.cross_entropy,
+            callbacks=[print],
+        )
+
+
+def told_by(rank, dies):
+    notes = Notes()
+    engine = engine_with([notes], freeze=schedule(0), autodp=SURVIVING)
+    data = ToySet(48)
+    with engine:
+        for epoch in engine.epochs(2):
+            for number, batch in enumerate(engine.batches(data, 12)):
+                if dies and rank == 1 and (epoch, number) == (1, 1):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                engine.step(batch)
+    return notes.told
+
+
+@pytest.mark.distributed
+def test_the_lead_alone_is_told():
+    lead, other = run_ranks(told_by, 2, False)
+    assert len([entry for entry in lead if entry[0] == "step"]) == 8
+    assert other == []
+
+
+@pytest.mark.distributed
+def test_a_loss_is_told_to_the_lead_that_goes_on():
+    with Ranks(told_by, 2, True) as ranks:
+        told = ranks.outcomes([0])[0][1]
+    assert ("failure", [1]) in told and told[-1][0] == "end"
+    steps = [entry[1].step for entry in told if entry[0] == "step"]
+    assert steps == list(range(1, 9)), "each step once"
+
+
+def test_rows_of_the_csv_files_are_those_of_the_run(tmp_path):
+    engine = train(engine_with([CsvWriter(tmp_path / "out")]))
+    with open(tmp_path / "out" / "epochs.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["epoch"]) for row in rows] == [0, 1]
+    for row, record in zip(rows, engine.history.epochs, strict=True):
+        assert float(row["train_loss"]) == record.train_loss
+        assert int(row["num_frozen_layers"]) == record.shape.num_frozen_layers
+        assert float(row["eval_accuracy"]) == record.metrics["accuracy"]
+    with open(tmp_path / "out" / "changes.csv", newline="") as file:
+        changes = list(csv.DictReader(file))
+    assert len(changes) == 1 + len(engine.history.transformations)
+    assert changes[1]["reason"] == engine.history.transformations[0].reason
+    mode = stat.S_IMODE((tmp_path / "out" / "epochs.csv").stat().st_mode)
+    assert mode == 0o600
+
+
+class Recorded:
+    """Stands for the run of a service."""
+
+    def __init__(self):
+        self.logged, self.closed = [], False
+
+    def log(self, values, step):
+        self.logged.append((step, values))
+
+    def add_scalar(self, name, value, step):
+        self.logged.append((step, {name: value}))
+
+    def flush(self):
+        pass
+
+    def finish(self):
+        self.closed = True
+
+    close = finish
+
+    def names(self):
+        return {name for _, values in self.logged for name in values}
+
+
+def test_weights_and_biases_begins_with_the_first_record(monkeypatch):
+    runs = []
+
+    def init(**options):
+        runs.append((options, Recorded()))
+        return runs[-1][1]
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    writer = pt.report.WandbWriter(every_steps=5, project="mine")
+    assert runs == [], "other ranks make none"
+    train(engine_with([writer]))
+    ((options, run),) = runs
+    assert options == {"project": "mine"} and run.closed
+    assert {"loss", "evaluation/accuracy", "plan/num_stages"} <= run.names()
+    assert [step for step, values in run.logged if "loss" in values] == [5, 10]
+
+
+def test_tensorboard_gets_scalars_by_step(monkeypatch, tmp_path):
+    made = Recorded()
+    stand_in = types.ModuleType("torch.utils.tensorboard")
+    stand_in.SummaryWriter = lambda folder: made
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
+    train(engine_with([pt.report.TensorBoardWriter(tmp_path, every_steps=2)]))
+    assert made.closed
+    losses = [step for step, values in made.logged if "loss" in values]
+    assert losses == [2, 4, 6, 8, 10]
+    told = {"epoch/train_loss", "evaluation/accuracy", "plan/frozen_units"}
+    assert told <= made.names()
+
+
+@pytest.mark.parametrize(
+    ("module", "make"),
+    [
+        ("torch.utils.tensorboard", lambda: pt.report.TensorBoardWriter("x")),
+        ("wandb", pt.report.WandbWriter),
+        ("rich.progress", pt.report.ProgressBar),
+    ],
+)
+def test_a_missing_package_is_named(module, make, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match="expected the package .*, got none"):
+        make()
+
+
+def test_a_bar_moves_to_the_end(monkeypatch):
+    pytest.importorskip("rich")
+    bar = pt.report.ProgressBar()
+    for step in (1, 2, 3):
+        bar.on_step(StepRecord(step, 3, 0, 0.5, 0.1))
+    (task,) = bar._bar.tasks
+    assert task.completed == task.total == 3 and "loss 0.5" in task.description
+    bar.on_end(None)
+    assert bar._bar.finished
+
+
+def test_intervals_below_one_are_refused(tmp_path):
+    for make in (
+        lambda: pt.report.TensorBoardWriter(tmp_path, every_steps=0),
+        lambda: pt.report.WandbWriter(every_steps=0),
+    ):
+        with pytest.raises(ValueError, match="every_steps: expected at least 1"):
+            make()

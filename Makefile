@@ -90,6 +90,7 @@ $(VENV)/.installed: $(wildcard requirements/*.txt)
 	@python3 -c 'import sys; v = sys.version_info; \
 	  sys.exit(0 if v >= (3, 10) else f"python3: expected >= 3.10, got {v.major}.{v.minor}")'
 	python3 -m venv $(VENV)
+	@$(PY) tools/torch_build.py '$(TORCH)'
 	# At once: a torch may bound the versions of the tools (2.12: setuptools < 82).
 	$(PY) -m pip install --quiet --disable-pip-version-check '$(TORCH)' \
 	  -r requirements/examples.txt -r requirements/dev.txt

@@ -103,6 +103,7 @@ TORCH_FREE = (
     "autocache/slab",
     "autocache/slot",
     "autocache/superblock",
+    "pipe/cell_trace",
     "pipe/dispatch",
     "pipe/execution",
     "pipe/lanes",

@@ -34,7 +34,7 @@ esac
 
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-execution="tests/cpp/stress_execution.cpp csrc/pipe/execution.cpp
+execution="tests/cpp/stress_execution.cpp csrc/pipe/execution.cpp csrc/pipe/cell_trace.cpp
   csrc/pipe/worker_pool.cpp csrc/planner/schedule/schedule.cpp
   csrc/planner/schedule/schedules.cpp"
 # Not those of csrc/autodp that compute with tensors, which have no threads.

@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "pipe/cell_trace.h"
+
 namespace pipetransformer::pipe {
 
 // Note [Who waits for whom]
@@ -131,6 +133,7 @@ std::shared_ptr<void> Execution::enter() const {
 // False when it failed.
 bool Execution::run_op(int32_t stage, const Op& op) noexcept {
   try {
+    const CellTimer timer(op.kind, stage, op.microbatch);
     body_.run(stage, op);
     return true;
   } catch (...) {
@@ -152,6 +155,11 @@ void Execution::run_group(
     return;
   }
   try {
+    // One call of autograd is one cell, of the stage where it begins.
+    const CellTimer timer(
+        group.front().op->kind,
+        group.front().stage,
+        group.front().op->microbatch);
     body_.run_together(group);
   } catch (...) {
     fail(clock, positions.front().stage, std::current_exception());

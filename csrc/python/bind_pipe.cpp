@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "pipe/cell_trace.h"
 #include "pipe/phase.h"
 #include "pipe/random.h"
 #include "pipe/rows.h"
@@ -88,6 +89,20 @@ void bind_workers(py::module_& m) {
 
 void bind_draws(py::module_& m) {
   m.def("keyed_draws_work", &pipe::keyed_draws_work);
+  m.def("trace_cells", &pipe::trace_cells, py::arg("most"));
+  m.def("take_cells", [] {
+    auto [spans, left_out] = pipe::take_cells();
+    py::list cells;
+    for (const pipe::CellSpan& span : spans) {
+      cells.append(py::make_tuple(
+          std::string(1, static_cast<char>(span.kind)),
+          span.stage,
+          span.microbatch,
+          span.begin_ns,
+          span.end_ns));
+    }
+    return py::make_tuple(cells, left_out);
+  });
   pipe::set_checkpoint_test(&is_of_checkpoint);
   m.def("set_draw_layer", &pipe::set_draw_layer, py::arg("layer"));
   py::class_<DrawScopeHandle>(m, "DrawScope")

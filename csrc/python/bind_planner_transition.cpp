@@ -62,6 +62,7 @@ void bind_pause(py::module_& m) {
       .def_readwrite("group", &PauseModel::group)
       .def_readwrite("move", &PauseModel::move)
       .def_readwrite("rewire", &PauseModel::rewire)
+      .def_readwrite("compare", &PauseModel::compare)
       .def_readwrite("first_step", &PauseModel::first_step);
   py::class_<Pause>(m, "Pause")
       .def_readonly("prepare_ns", &Pause::prepare_ns)

@@ -297,6 +297,7 @@ class PauseModel:
     group: RunningMean
     move: RunningMean
     rewire: RunningMean
+    compare: RunningMean
     first_step: RunningMean
     def __init__(self) -> None: ...
 

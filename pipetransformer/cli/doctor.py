@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pipetransformer.cli import checks, output
+from pipetransformer.cli import checks, output, self_test
 from pipetransformer.cli.arguments import Subparsers, add_command
 from pipetransformer.cli.machine import read_facts
 
@@ -20,7 +20,7 @@ _STYLES = {checks.OK: "green", checks.NOTE: "yellow", checks.MISSING: "bold red"
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the command."""
-    add_command(
+    parser = add_command(
         subparsers,
         "doctor",
         run,
@@ -31,8 +31,16 @@ def add_parser(subparsers: Subparsers) -> None:
         examples="""
             pipetransformer doctor
             pipetransformer doctor --json
+            pipetransformer doctor --run
             MASTER_ADDR=node0 pipetransformer doctor
         """,
+    )
+    parser.add_argument(
+        "--run",
+        dest="trains",
+        action="store_true",
+        help="train for a moment on two processes, too: a change of plan, the cache, "
+        "the loss of a process, a report",
     )
 
 
@@ -40,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Look at this machine and report."""
     console = None if arguments.json else output.console()
     found = checks.findings(read_facts(os.environ))
+    if arguments.trains and not any(f.status == checks.MISSING for f in found):
+        found += self_test.findings()
     missing = [finding.name for finding in found if finding.status == checks.MISSING]
     if console is None:
         rows = [asdict(finding) for finding in found]

@@ -336,6 +336,9 @@ class Config:
         report: A folder for ``report.html``, a page that shows the run and needs no
             network, and ``summary.json``: written by the lead at the end of each pass
             and of the run. None: neither.
+        trace: A folder for ``trace-<rank>.json``, timelines for Perfetto of what each
+            rank did, written at the run's end: the cells of its pipelines by stage,
+            and the phases of its process. None: none.
         plan: See `PlanConfig`.
         pipe: See `PipeConfig`.
         cache: See `CacheConfig`.
@@ -354,6 +357,7 @@ class Config:
     check_loss: bool = True
     devices: Sequence[str] | None = None
     report: str | os.PathLike[str] | None = None
+    trace: str | os.PathLike[str] | None = None
     plan: PlanConfig = dataclasses.field(default_factory=PlanConfig)
     pipe: PipeConfig = dataclasses.field(default_factory=PipeConfig)
     cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
@@ -387,8 +391,10 @@ class Config:
         names = self.devices
         listed = names is None or (not isinstance(names, str) and len(names) > 0)
         _require(listed, "Config.devices", "a sequence of names or None", names)
-        usable = self.report is None or os.fspath(self.report) != ""
-        _require(usable, "Config.report", "a folder's name or None", self.report)
+        for name in ("report", "trace"):
+            folder = getattr(self, name)
+            usable = folder is None or os.fspath(folder) != ""
+            _require(usable, f"Config.{name}", "a folder's name or None", folder)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON, YAML and TOML can hold, nested per room.

@@ -14,6 +14,7 @@ from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.loop.coordinator import Coordinator
 from pipetransformer.loop.run_files import write_run_files
 from pipetransformer.replica.replica import warm_up
+from pipetransformer.replica.run_trace import RunTrace
 from pipetransformer.report.clock import Clock
 from pipetransformer.run.arguments import EngineArguments
 from pipetransformer.run.context import Run
@@ -38,6 +39,7 @@ class Session:
             info, store = connect(arguments.config.autodp)
             self._plane = ControlPlane(store, info, arguments.config.autodp)
         self._coordinator: Coordinator | None = None
+        self._trace: RunTrace | None = None
         self._exits = contextlib.ExitStack()
         try:
             self.run = Run(arguments, self._plane, clock)
@@ -75,6 +77,7 @@ class Session:
                 warm_up(solo)
                 solo.retire()
             self._coordinator = Coordinator(run)
+            self._trace = RunTrace(run)
             lead = self._coordinator.is_lead
             self._coordinator.autosave.begin(lead=lead)
             run.caches.begin()
@@ -143,6 +146,8 @@ class Session:
             with self.run.clock.phase("close"):
                 self._end(coordinator, error)
         finally:
+            if self._trace is not None:
+                self._trace.close()
             spent = self.run.clock.seconds()
             records.count(self.run)
             self.run.history.phase_seconds = spent

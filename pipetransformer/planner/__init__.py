@@ -6,7 +6,7 @@ from pipetransformer.planner.change_terms import ChangeTerms
 from pipetransformer.planner.cluster import CacheTiers, Cluster
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
 from pipetransformer.planner.least_rows import least_rows
-from pipetransformer.planner.measure import profile
+from pipetransformer.planner.measure import profile, seconds_in_a_row
 from pipetransformer.planner.native import step_costs
 from pipetransformer.planner.options import SearchOptions
 from pipetransformer.planner.pauses import PauseModel, RunningMean
@@ -35,5 +35,6 @@ __all__ = [
     "profile",
     "replan",
     "search",
+    "seconds_in_a_row",
     "step_costs",
 ]

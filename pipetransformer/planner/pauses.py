@@ -35,6 +35,11 @@ class RunningMean:
         wire.check_int(self.sum_ns, "pause sum_ns")
         wire.check_int(self.count, "pause count")
 
+    @property
+    def ns(self) -> int:
+        """The mean, rounded down; 0 where nothing was measured."""
+        return self.sum_ns // self.count if self.count else 0
+
     def observed(self, ns: int, per: int = 1) -> RunningMean:
         """Return the mean with one more measurement of `ns`, for `per` units."""
         native = _C.planner.observed(self._native(), ns, per)
@@ -55,6 +60,7 @@ class PauseModel:
         prepare: agreement of all ranks on a plan that keeps the group.
         group: the same with a new group alongside the live one.
         move: hand-over of weights and moments to new replicas; counted in bytes.
+        compare: what the phase ``move`` takes besides: replicas compare their states.
         rewire: rebuilding stages, workers, pipeline and DDP.
         first_step: what the first step takes more than those that follow.
 
@@ -65,6 +71,7 @@ class PauseModel:
     prepare: RunningMean = RunningMean()
     group: RunningMean = RunningMean()
     move: RunningMean = RunningMean()
+    compare: RunningMean = RunningMean()
     rewire: RunningMean = RunningMean()
     first_step: RunningMean = RunningMean()
 
@@ -77,8 +84,8 @@ class PauseModel:
             phases: seconds by phase: ``prepare``, ``move``, ``rewire``,
                 ``first_step``; others are left out.
             kind: of the change, as in `Transition`; a new K or R builds a group.
-            moved_bytes: bytes that were handed to new replicas; 0: ``move`` says
-                nothing about them.
+            moved_bytes: bytes that were handed to new replicas; 0: ``move`` only
+                compared states.
 
         Raises:
             ValueError: a negative or not finite duration.
@@ -94,7 +101,10 @@ class PauseModel:
             if name != "move":
                 means[name] = means[name].observed(nanoseconds)
             elif moved_bytes > 0:
-                means[name] = means[name].observed(nanoseconds, moved_bytes)
+                moving = max(0, nanoseconds - self.compare.ns)
+                means[name] = means[name].observed(moving, moved_bytes)
+            else:
+                means["compare"] = means["compare"].observed(nanoseconds)
         return PauseModel(**means)
 
     def to_dict(self) -> dict[str, object]:
@@ -109,9 +119,15 @@ class PauseModel:
             ValueError: a missing, unknown or wrong field (named).
         """
         names = [entry.name for entry in fields(cls)]
-        found = wire.read_object(value, "pauses", required=names, version=_VERSION)
+        found = wire.read_object(
+            value,
+            "pauses",
+            required=[name for name in names if name != "compare"],
+            optional=["compare"],  # in no checkpoint of before
+            version=_VERSION,
+        )
         means = {}
-        for name in names:
+        for name in found:
             mean = wire.read_object(
                 found[name], f"pauses {name}", required=("sum_ns", "count")
             )

@@ -26,6 +26,7 @@ from pipetransformer.report.history import History, write_summary
 from pipetransformer.report.page import page, write_page
 from pipetransformer.report.phases import Phases, parts_of
 from pipetransformer.report.ranges import profiled
+from pipetransformer.report.trace import MOST, Timeline
 from pipetransformer.report.transformations import (
     AbortRecord,
     RecoveryRecord,
@@ -42,6 +43,7 @@ __all__ = [
     "CsvWriter",
     "EpochRecord",
     "History",
+    "MOST",
     "Listeners",
     "Phases",
     "PlanShape",
@@ -51,6 +53,7 @@ __all__ = [
     "SegmentRecord",
     "StepRecord",
     "TensorBoardWriter",
+    "Timeline",
     "TransformationRecord",
     "WandbWriter",
     "abort_line",

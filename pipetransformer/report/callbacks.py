@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib
 import io
 import os
 import pathlib
@@ -193,13 +194,13 @@ class TensorBoardWriter(Callback):
         if every_steps < 1:
             raise ValueError(f"every_steps: expected at least 1, got {every_steps}")
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            module = importlib.import_module("torch.utils.tensorboard")
         except ImportError as error:
             raise ImportError(
                 "TensorBoardWriter: expected the package tensorboard, got none; "
                 "pip install tensorboard"
             ) from error
-        self._writer = SummaryWriter(os.fspath(folder))  # type: ignore[no-untyped-call]
+        self._writer: Any = module.SummaryWriter(os.fspath(folder))
         self._every = every_steps
         self._step = 0
 
@@ -221,12 +222,12 @@ class TensorBoardWriter(Callback):
                 "epoch/cache_hit_share": record.cache_hits / asked if asked else 0.0,
             }
         )
-        self._writer.flush()  # type: ignore[no-untyped-call]
+        self._writer.flush()
 
     def on_evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics, and flush."""
         self._add({f"evaluation/{name}": value for name, value in metrics.items()})
-        self._writer.flush()  # type: ignore[no-untyped-call]
+        self._writer.flush()
 
     def on_transformation(self, record: TransformationRecord) -> None:
         """Write the plan's shape and what the change took."""
@@ -242,11 +243,11 @@ class TensorBoardWriter(Callback):
 
     def on_end(self, history: History) -> None:
         """Close the file."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
     def _add(self, scalars: Mapping[str, float]) -> None:
         for name, value in scalars.items():
-            self._writer.add_scalar(name, value, self._step)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, self._step)
 
 
 class WandbWriter(Callback):
@@ -266,7 +267,7 @@ class WandbWriter(Callback):
         if every_steps < 1:
             raise ValueError(f"every_steps: expected at least 1, got {every_steps}")
         try:
-            import wandb
+            wandb: Any = importlib.import_module("wandb")
         except ImportError as error:
             raise ImportError(
                 "WandbWriter: expected the package wandb, got none; pip install wandb"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from types import TracebackType
 from typing import TypeVar
@@ -19,7 +19,7 @@ OTHER = "other"
 class _Phase:
     """A phase of a clock, entered once; several in each step, so of few calls."""
 
-    __slots__ = ("_clock", "_name", "_range")
+    __slots__ = ("_began", "_clock", "_name", "_range")
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
@@ -27,7 +27,8 @@ class _Phase:
 
     def __enter__(self) -> None:
         clock, name = self._clock, self._name
-        clock._charge(time.perf_counter())
+        self._began = time.perf_counter()
+        clock._charge(self._began)
         clock._open.append(clock._inner(name))
         self._range = profiled(name)
         if self._range is not NO_RANGE:
@@ -41,8 +42,11 @@ class _Phase:
     ) -> None:
         if self._range is not NO_RANGE:
             self._range.__exit__(kind, error, trace)
-        self._clock._charge(time.perf_counter())
-        self._clock._open.pop()
+        clock, now = self._clock, time.perf_counter()
+        clock._charge(now)
+        whole = clock._open.pop()
+        if clock.sink is not None:
+            clock.sink(whole, self._began, now)
 
 
 class Clock:
@@ -54,9 +58,14 @@ class Clock:
 
     Only the thread that made the clock is followed; a phase on another thread runs
     beside this one's and charges nothing.
+
+    Attributes:
+        sink: Is called with the name, begin and end (``time.perf_counter()``) of each
+            phase that has ended; None: nobody is.
     """
 
     def __init__(self) -> None:
+        self.sink: Callable[[str, float, float], None] | None = None
         self._thread = threading.get_ident()
         self._seconds: dict[str, float] = {}
         self._open: list[str] = []
@@ -93,10 +102,13 @@ class Clock:
         if threading.get_ident() != self._thread:
             return
         now = time.perf_counter()
-        self._charge(min(max(at, self._since), now))
+        began = min(max(at, self._since), now)
+        self._charge(began)
         self._open.append(self._inner(name))
         self._charge(now)
-        self._open.pop()
+        whole = self._open.pop()
+        if self.sink is not None:
+            self.sink(whole, began, now)
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each phase so far."""

@@ -20,7 +20,7 @@ from pipetransformer._extension import hash_bytes
 from pipetransformer.autocache import TierRates
 from pipetransformer.core import disk, text_files
 from pipetransformer.core.devices import describe
-from pipetransformer.core.wire import printable
+from pipetransformer.core.wire import check_int, printable
 from pipetransformer.data.structures import tensors_of
 from pipetransformer.planner import Profile
 from pipetransformer.run.context import Run
@@ -28,7 +28,7 @@ from pipetransformer.state.signature import model_signature, trainable_lines
 
 _LOG = logging.getLogger(__name__)
 
-_VERSION = 1
+_VERSION = 2
 _LONGEST = 200  # letters of what a file holds, in errors
 
 
@@ -39,10 +39,13 @@ class Measured:
     Attributes:
         profile: Of the layers.
         rates: Of the cache; None: not measured, or nothing to measure.
+        cores_permille: Slots of a host that work at full speed together, in
+            thousandths; 0: all of them.
     """
 
     profile: Profile
     rates: TierRates | None
+    cores_permille: int = 0
 
 
 def conditions(run: Run, inputs: Any, sizes: list[int]) -> dict[str, Any]:
@@ -89,6 +92,7 @@ def measured_or_kept(
     *,
     measure: Callable[[], Profile],
     rates: Callable[[Profile], TierRates | None],
+    cores: Callable[[], int],
 ) -> Measured:
     """Return a kept profile, or measure one and keep it where that is wanted.
 
@@ -97,6 +101,7 @@ def measured_or_kept(
         depends_on: From `conditions`.
         measure: Measures the layers.
         rates: Measures the cache.
+        cores: Measures slots together.
 
     Raises:
         ValueError: the file that was named holds no profile of this run; says how it
@@ -106,19 +111,21 @@ def measured_or_kept(
     wanted = run.config.plan.profile
     if wanted is None:
         profile = measure()
-        return Measured(profile, rates(profile))
+        return Measured(profile, rates(profile), cores())
     path, is_folder = _place(wanted, depends_on)
     kept = _read(path, depends_on, strict=not is_folder)
     if kept is None:
         profile, kept = measure(), {}
+        together = cores()
     else:
-        profile = kept["profile"]
+        profile, together = kept["profile"], kept["cores_permille"]
         _LOG.info("layers are not measured: %s has their profile", path)
     told = kept.get("rates") or {}
     if told.get("conditions") == rate_conditions(run):
         values = told.get("values")
-        return Measured(profile, TierRates(**values) if values else None)
-    result = Measured(profile, rates(profile))
+        found = TierRates(**values) if values else None
+        return Measured(profile, found, together)
+    result = Measured(profile, rates(profile), together)
     _write(run, path, depends_on, result)
     return result
 
@@ -181,7 +188,8 @@ def _checked(text: str, depends_on: Mapping[str, Any]) -> dict[str, Any]:
     if rates is not None:
         values = rates["values"]
         _ = rates["conditions"], TierRates(**values) if values else None
-    return {"profile": profile, "rates": rates}
+    together = check_int(content["cores_permille"], "cores_permille")
+    return {"profile": profile, "rates": rates, "cores_permille": together}
 
 
 def _write(
@@ -192,6 +200,7 @@ def _write(
         "version": _VERSION,
         "conditions": dict(depends_on),
         "profile": json.loads(result.profile.to_json()),
+        "cores_permille": result.cores_permille,
         "rates": {
             "conditions": rate_conditions(run),
             "values": rates and dataclasses.asdict(rates),

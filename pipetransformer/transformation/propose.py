@@ -32,6 +32,7 @@ from pipetransformer.run.step_costs import (
     HOST_STEP_NS,
 )
 from pipetransformer.transformation.cache_capacity import admission, cache_slots
+from pipetransformer.transformation.crowding import Work, keep_busy, measure_cores
 from pipetransformer.transformation.kept_profiles import (
     conditions,
     measured_or_kept,
@@ -173,9 +174,9 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
     workload = run.inputs.workload
     if run.inputs.profile is not None or workload is None:
         return
+    most = workload.global_batch
+    sizes = [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
     if lead:
-        most = workload.global_batch
-        sizes = [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
         with run.precision.autocast():
             inputs = workload.sample(max(sizes))
             run.build_optimizer()
@@ -193,22 +194,39 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
                     optimizer=optimizer,
                 ),
                 rates=lambda profile: _rates(run, workload, profile, inputs),
+                cores=lambda: _cores_together(run, inputs, max(sizes)),
             )
         rates = measured.rates
         message = {
             "profile": measured.profile.to_json(),
-            "cluster": _cluster(run, rates).to_json(),
+            "cluster": _cluster(run, rates, measured.cores_permille).to_json(),
             "rates": rates and dataclasses.asdict(rates),
         }
         told = json.dumps(message).encode()
         run.plane.publish("profile", told)
     else:
+        if _shares_host(run):
+            keep_busy(run, lambda: _work(run, workload.sample(max(sizes)), max(sizes)))
         told = run.plane.wait("profile", phase="profile", timeout=None)
     content = read_fields(told, "profile")
     run.inputs.profile = Profile.from_json(content["profile"])
     run.inputs.cluster = Cluster.from_json(content["cluster"])
     told_rates = content["rates"]
     run.inputs.rates = TierRates(**told_rates) if told_rates else None
+
+
+def _work(run: Run, inputs: Any, rows: int) -> Work:
+    def work() -> float:
+        with run.precision.autocast():
+            return planner.seconds_in_a_row(run.arguments.model, inputs, rows)
+
+    return work
+
+
+def _cores_together(run: Run, inputs: Any, rows: int) -> int:
+    if not _shares_host(run):
+        return 0
+    return measure_cores(run, _work(run, inputs, rows), _cores_permille(run))
 
 
 def _rates(
@@ -221,7 +239,7 @@ def _rates(
     return rates_before_run(workload, profile, inputs)
 
 
-def _cluster(run: Run, rates: TierRates | None) -> Cluster:
+def _cluster(run: Run, rates: TierRates | None, cores_permille: int) -> Cluster:
     slots = run.num_slots
     caches = run.config.cache.enabled
     memory = run.config.plan.slot_memory_bytes or _slot_memory(run)
@@ -229,7 +247,7 @@ def _cluster(run: Run, rates: TierRates | None) -> Cluster:
         num_nodes=run.info.num_nodes,
         devices_per_node=slots,
         device_memory_bytes=memory,
-        **_host_costs(run),
+        **_host_costs(run, cores_permille),
         context_bytes=_CONTEXT_BYTES if run.slots.type == "cuda" else 0,
         optimizer_bytes_per_parameter_byte=(
             run.config.plan.optimizer_bytes_per_parameter_byte
@@ -244,17 +262,26 @@ def _cluster(run: Run, rates: TierRates | None) -> Cluster:
     )
 
 
-def _host_costs(run: Run) -> dict[str, int]:
+def _shares_host(run: Run) -> bool:
+    """Tell whether slots are those of a host, and planned as such."""
+    return run.slots.on_host and os.environ.get(AS_DEVICES) != "1"
+
+
+def _cores_permille(run: Run) -> int:
+    """Return how many slots of the host have cores at once; 0: all of them."""
+    at_once = usable_cores() / run.threads_per_stage
+    return 0 if at_once >= run.num_slots else max(1000, int(1000 * at_once))
+
+
+def _host_costs(run: Run, cores_permille: int) -> dict[str, int]:
     """Return what slots of the host share, and what their processes do."""
     if not run.slots.on_host:
         return {"step_ns": HOST_STEP_NS}
-    if os.environ.get(AS_DEVICES) == "1":
+    if not _shares_host(run):
         return {}
-    at_once = usable_cores() / run.threads_per_stage
-    shares = at_once < run.num_slots
     return {
         "step_ns": HOST_STEP_NS,
-        "cores_permille": max(1000, int(1000 * at_once)) if shares else 0,
+        "cores_permille": cores_permille,
         "replica_link_bytes_per_s": HOST_LINK_BYTES_PER_S,
         "replica_link_latency_ns": HOST_ROUND_NS,
     }

@@ -44,6 +44,7 @@ SPECIAL = {
     "heartbeat_timeout": st.timedeltas(timedelta(seconds=1), timedelta(days=365)),
     "secret": st.none(),
     "profile": st.none() | st.sampled_from(["folder", "a/file.json"]),
+    "trace": st.none() | st.just("runs/a"),
     "report": st.none() | st.sampled_from(["runs/a", pathlib.Path("runs")]),
     "devices": st.none() | st.lists(st.sampled_from(["cpu", "cuda:0"]), min_size=1),
 }

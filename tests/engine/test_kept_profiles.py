@@ -126,7 +126,7 @@ def damaged(text, how):
     if how == "torn":
         return text[: len(text) // 2]
     if how == "another version":
-        content["version"] = 2
+        content["version"] = 1
     elif how == "a list":
         content = [content]
     elif how == "no profile":

@@ -173,10 +173,16 @@ def test_terms_follow_the_mean_of_what_was_measured():
         kind="shape",
         moved_bytes=2400,
     )
-    model = model.observed({"prepare": 0.004, "move": 5.0}, kind="boundary")
+    model = model.observed({"prepare": 0.004, "move": 0.007}, kind="boundary")
     terms = pause(model)
     assert terms["prepare"] == 20 * MS
-    assert terms["move"] == 32 * MS, "48 ms for 3600 bytes; 2400 bytes travel"
+    compared = 7 * MS  # where nothing was handed over
+    assert terms["move"] == 32 * MS + compared, "48 ms for 3600 bytes; 2400 travel"
+    stays = pause(model, kind=KINDS.BOUNDARY, moved=moves(FOUR, FOUR))
+    assert stays["move"] == compared
+    # What comes later is a hand-over and a comparison.
+    later = model.observed({"move": 0.007 + 0.036}, kind="shape", moved_bytes=2400)
+    assert later.move == model.move.observed(36 * MS, 2400)
     assert terms["rewire"] == 9 * MS
     assert terms["first_step"] == MS
     assert pause(model, kind=KINDS.BOUNDARY)["prepare"] == 4 * MS
@@ -234,4 +240,6 @@ def test_malformed_measurements_are_refused(build, text):
 def test_model_survives_its_own_format():
     model = PauseModel().observed({"rewire": 0.25, "move": 1}, kind="cuts")
     assert PauseModel.from_dict(model.to_dict()) == model
+    before = {k: v for k, v in PauseModel().to_dict().items() if k != "compare"}
+    assert PauseModel.from_dict(before) == PauseModel(), "of an older checkpoint"
     assert model.move == RunningMean(), "no bytes, no rate"

@@ -99,7 +99,8 @@ Pause predicted_pause(
                          ? mean_or(model.group, kGroupNs)
                          : mean_or(model.prepare, kPrepareNs);
   pause.move_ns = saturated(
-      Wide{hand_over_ns(model.move, cluster, moves)} +
+      Wide{mean_or(model.compare, 0)} +
+      hand_over_ns(model.move, cluster, moves) +
       over_link(
           moves.device_bytes,
           cluster.device_link_bytes_per_s,

@@ -31,6 +31,7 @@ struct PauseModel {
   RunningMean prepare;     // agreement of all ranks, the group is kept
   RunningMean group;       // the same with a new group alongside the live one
   RunningMean move;        // hand-over to new replicas, counted in bytes
+  RunningMean compare;     // comparison of all replicas' states, part of move
   RunningMean rewire;      // modules, workers, pipeline and DDP
   RunningMean first_step;  // what the first step takes more than the others
 };

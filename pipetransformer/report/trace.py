@@ -1,0 +1,94 @@
+"""A rank's run as a timeline for Perfetto: Chrome's JSON trace format."""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Iterable, Iterator
+
+MOST = 200_000
+"""Cells, and phases, that a trace holds: the last so many."""
+
+_KINDS = {
+    "F": "forward",
+    "R": "forward again",
+    "B": "backward",
+    "I": "input gradients",
+    "W": "weight gradients",
+}
+_STAGES = 10  # number of the first stage's lane, behind the process's
+
+Cell = tuple[str, int, int, int, int]
+"""Kind, stage, micro-batch, begin and end in ns of the monotonic clock."""
+
+
+class Timeline:
+    """What ran when on one rank.
+
+    Args:
+        rank: The rank.
+        origin_s: A ``time.perf_counter()`` from which times are counted.
+    """
+
+    def __init__(self, rank: int, origin_s: float) -> None:
+        self._rank = rank
+        self._origin_ns = round(origin_s * 1e9)
+        self._phases: collections.deque[tuple[str, float, float]]
+        self._phases = collections.deque(maxlen=MOST)
+        self._cells: collections.deque[Cell] = collections.deque(maxlen=MOST)
+        self._left_out = 0
+
+    def add_phase(self, name: str, begin_s: float, end_s: float) -> None:
+        """Note a phase of the process; what `Clock.sink` calls."""
+        self._phases.append((name, begin_s, end_s))
+
+    def add_cells(self, cells: Iterable[Cell], left_out: int) -> None:
+        """Note cells of the pipeline, and how many there were before them."""
+        self._cells.extend(cells)
+        self._left_out += left_out
+
+    def to_json(self) -> str:
+        """Return the timeline as text."""
+        document = {
+            "displayTimeUnit": "ms",
+            "otherData": {
+                "simulated": False,
+                "rank": self._rank,
+                "cells_left_out": self._left_out,
+            },
+            "traceEvents": [*self._lanes(), *self._events()],
+        }
+        return json.dumps(document, separators=(",", ":"))
+
+    def _lanes(self) -> Iterator[dict[str, object]]:
+        yield self._named("process_name", 0, {"name": f"rank {self._rank}"})
+        stages = sorted({stage for _, stage, *_ in self._cells})
+        lanes = [(0, "process"), *((_STAGES + k, f"stage {k}") for k in stages)]
+        for number, name in lanes:
+            yield self._named("thread_name", number, {"name": name})
+            yield self._named("thread_sort_index", number, {"sort_index": number})
+
+    def _named(self, what: str, lane: int, told: object) -> dict[str, object]:
+        return {"ph": "M", "pid": self._rank, "tid": lane, "name": what, "args": told}
+
+    def _events(self) -> Iterator[dict[str, object]]:
+        for name, begin_s, end_s in self._phases:
+            yield self._slice(
+                0, name, "phase", round(begin_s * 1e9), round(end_s * 1e9)
+            )
+        for kind, stage, microbatch, begin_ns, end_ns in self._cells:
+            lane, name = _STAGES + stage, f"{kind}{microbatch}"
+            yield self._slice(lane, name, _KINDS[kind], begin_ns, end_ns)
+
+    def _slice(
+        self, lane: int, name: str, category: str, begin_ns: int, end_ns: int
+    ) -> dict[str, object]:
+        return {
+            "ph": "X",
+            "pid": self._rank,
+            "tid": lane,
+            "name": name,
+            "cat": category,
+            "ts": (begin_ns - self._origin_ns) / 1000,
+            "dur": (end_ns - begin_ns) / 1000,
+        }

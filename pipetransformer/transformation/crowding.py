@@ -1,0 +1,79 @@
+"""How much the slots of a host slow each other, measured with all of them busy.
+
+Slots share cores, memory and caches. The lead times its layers alone, then again while
+every other rank of its node runs them, too. Ranks of other nodes are left alone: theirs
+are taken to be like the lead's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+
+from pipetransformer.run.context import Run
+
+_LOG = logging.getLogger(__name__)
+
+_ASK = "busy/ask"
+_ALL = 0.98  # of the slots' speed, from which on they share nothing
+_MOST_WAIT = timedelta(seconds=10)  # for the others' first run
+
+Work = Callable[[], float]
+"""Runs the layers once, or some times; returns seconds of one run."""
+
+
+def _others(run: Run) -> list[int]:
+    """Return the living ranks of this rank's node, itself left out."""
+    info = run.info
+    first = info.node * info.local_world_size
+    local = range(first, first + info.local_world_size)
+    return [r for r in run.plane.members if r in local and r != info.rank]
+
+
+def measure_cores(run: Run, work: Work, usable_permille: int) -> int:
+    """Return how many slots work at full speed together, in thousandths; on the lead.
+
+    Args:
+        run: The run, of slots of the host.
+        work: Of the lead.
+        usable_permille: What the job's cores say, 0 for all slots; an upper bound.
+
+    Raises:
+        PeerFailure: a rank was lost meanwhile.
+    """
+    others = _others(run)
+    if not others:
+        return usable_permille
+    alone = work()
+    run.plane.publish(_ASK, b"")
+    keys = [f"busy/{rank}" for rank in others]
+    if run.plane.wait_any([keys], timeout=_MOST_WAIT) is None:
+        _LOG.warning("slots are not measured together: ranks %s did not come", others)
+        return usable_permille
+    together = work()
+    slots = 1000 * (len(others) + 1)
+    found = max(1000, round(slots * min(1.0, alone / together)))
+    if usable_permille:
+        return min(found, usable_permille)
+    return found if found < _ALL * slots else 0
+
+
+def keep_busy(run: Run, make_work: Callable[[], Work]) -> None:
+    """Work while the lead measures; until the profile is there, on any other rank.
+
+    Args:
+        run: The run.
+        make_work: Makes this rank's work, once it is asked for.
+
+    Raises:
+        PeerFailure: a rank was lost meanwhile.
+    """
+    lead_node = min(run.plane.members) // run.info.local_world_size
+    if run.plane.wait_any([["profile"], [_ASK]]) == 0 or run.info.node != lead_node:
+        return
+    work = make_work()
+    work()
+    run.plane.publish(f"busy/{run.info.rank}", b"")
+    while run.plane.read("profile") is None:
+        work()

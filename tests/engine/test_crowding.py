@@ -1,0 +1,137 @@
+"""How much slots of a host slow each other: measured with all of them at work."""
+
+import os
+import types
+
+import pytest
+
+import pipetransformer as pt
+from pipetransformer.transformation.crowding import keep_busy, measure_cores
+from pipetransformer.transformation.propose import AS_DEVICES
+from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import run_of
+from tests.support.ranks import run_ranks
+from tests.support.toy import ToySet
+
+
+class Plane:
+    """Stands for the store of a run."""
+
+    def __init__(self, members, *, come=True):
+        self.members = tuple(members)
+        self.keys, self.asked, self._come = {}, [], come
+
+    def publish(self, key, value):
+        self.keys[key] = value
+
+    def read(self, key):
+        return self.keys.get(key)
+
+    def wait_any(self, groups, timeout=None):
+        self.asked.append((groups, timeout))
+        if not self._come:
+            return None
+        return next((n for n, g in enumerate(groups) if set(g) <= set(self.keys)), 0)
+
+
+def run_on(members, *, local=4, rank=0, **options):
+    info = types.SimpleNamespace(
+        rank=rank, node=rank // local, local_world_size=local, num_nodes=2
+    )
+    return types.SimpleNamespace(plane=Plane(members, **options), info=info)
+
+
+def work_of(*seconds):
+    times = iter(seconds)
+    return lambda: next(times)
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "usable", "cores"),
+    [
+        (1.0, 2.0, 2000, 2000),  # four slots on two cores
+        (1.0, 1.25, 0, 3200),  # cores for all, but not memory
+        (1.0, 1.01, 0, 0),  # nothing is shared
+        (1.0, 0.9, 0, 0),
+        (1.0, 1.5, 2000, 2000),  # the job has no more
+        (1.0, 3.0, 2000, 1333),
+        (1.0, 9.0, 2000, 1000),  # one slot always runs
+    ],
+)
+def test_cores_follow_from_how_much_slower_it_is(alone, together, usable, cores):
+    run = run_on(range(4))
+    assert measure_cores(run, work_of(alone, together), usable) == cores
+    assert "busy/ask" in run.plane.keys
+    (((waited,), _),) = run.plane.asked
+    assert waited == ["busy/1", "busy/2", "busy/3"]
+
+
+def test_a_lone_slot_measures_nothing():
+    def never():
+        raise AssertionError("there is nobody else")
+
+    assert measure_cores(run_on([0], local=1), never, 0) == 0
+    assert measure_cores(run_on([0, 4, 5]), never, 2000) == 2000, "of another node"
+
+
+def test_ranks_that_do_not_come_are_not_waited_for(caplog):
+    run = run_on(range(4), come=False)
+    assert measure_cores(run, work_of(1.0), 2000) == 2000
+    assert "ranks [1, 2, 3] did not come" in caplog.text
+    assert run.plane.asked[0][1] is not None, "a deadline"
+
+
+def test_others_work_until_the_profile_is_there():
+    run, worked = run_on(range(4), rank=1), []
+    run.plane.publish("busy/ask", b"")
+
+    def work():
+        worked.append("busy/1" in run.plane.keys)
+        if len(worked) == 5:
+            run.plane.publish("profile", b"")
+        return 0.0
+
+    keep_busy(run, lambda: work)
+    assert worked == [False, True, True, True, True], "told once it is warm"
+
+
+@pytest.mark.parametrize("rank", [4, 1])
+def test_another_node_and_a_profile_that_is_there_ask_for_nothing(rank):
+    def never():
+        raise AssertionError("nothing is to be measured")
+
+    run = run_on([0, 1, 4, 5], rank=rank)
+    run.plane.publish("busy/ask" if rank == 4 else "profile", b"")
+    keep_busy(run, never)
+
+
+def planned(rank):
+    os.environ.pop(AS_DEVICES)
+    with make_engine(freeze=schedule(0), config=config()) as engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(48), 12):
+                engine.step(batch)
+        cluster = run_of(engine).inputs.cluster
+        steps = run_of(engine).costs.steps
+    return cluster, steps, [e.unique_samples for e in engine.history.epochs]
+
+
+@pytest.mark.distributed
+def test_a_run_of_a_host_knows_what_its_slots_share():
+    clusters, _, seen = zip(*run_ranks(planned, 2), strict=True)
+    assert len({cluster.to_json() for cluster in clusters}) == 1, "all plan alike"
+    cluster = clusters[0]
+    assert cluster.cores_permille == 0 or 1000 <= cluster.cores_permille <= 2000
+    assert cluster.replica_link_bytes_per_s and cluster.step_ns
+    assert [48, 48] in seen
+
+
+def test_a_lone_process_with_slots_counts_the_jobs_cores(monkeypatch):
+    monkeypatch.delenv(AS_DEVICES)
+    monkeypatch.setattr(
+        "pipetransformer.transformation.propose.usable_cores", lambda: 2.0
+    )
+    settings = config(pipe=pt.PipeConfig(num_slots=4, threads_per_stage=1))
+    with make_engine(freeze=schedule(0), config=settings) as engine:
+        engine.prepare(ToySet(24), 12)
+        assert run_of(engine).inputs.cluster.cores_permille == 2000

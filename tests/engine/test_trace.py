@@ -1,0 +1,167 @@
+"""What a rank did, as a timeline: complete, in order, and bounded."""
+
+import json
+import stat
+
+import pytest
+import torch
+from torch import nn
+
+import pipetransformer as pt
+from pipetransformer.pipe import Pipe, Workers
+from pipetransformer.pipe.trace import take_cells, trace_cells
+from tests.engine.scenario import config, make_engine, schedule
+from tests.support.toy import ToySet, toy_model
+
+
+@pytest.fixture(autouse=True)
+def _off():
+    yield
+    trace_cells(0)
+    take_cells()
+
+
+def a_pipe(workers, *, order="gpipe", dispatch="threads"):
+    loss = nn.functional.cross_entropy if order != "gpipe" else None
+    return Pipe.from_plan(
+        toy_model(),
+        cuts=[0, 4, 8],
+        num_microbatches=3,
+        workers=workers,
+        schedule=order,
+        loss=loss,
+        dispatch=dispatch,
+    )
+
+
+def run_step(pipe):
+    data = ToySet(12)
+    if pipe.schedule == "gpipe":
+        nn.functional.cross_entropy(pipe(data.x), data.y).backward()
+    else:
+        pipe(data.x, targets=data.y).backward()
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b", "zb-h1"])
+def test_every_cell_is_noted_once_and_none_overlaps_on_its_stage(order):
+    with Workers(2) as workers:
+        pipe = a_pipe(workers, order=order)
+        trace_cells(1000)
+        run_step(pipe)
+        cells, left_out = take_cells()
+    assert left_out == 0
+    names = sorted((kind, stage, micro) for kind, stage, micro, _, _ in cells)
+    backward = {"gpipe": "B", "1f1b": "B", "zb-h1": "IW"}[order]
+    wanted = [(k, s, m) for k in "F" + backward for s in (0, 1) for m in range(3)]
+    if order == "zb-h1":  # the first stage has no gradient to hand down first
+        kinds = {k for k, s, _ in names if s == 0}
+        assert kinds <= {"F", "B", "I", "W"} and len({n[1:] for n in names}) == 6
+    else:
+        assert names == sorted(wanted)
+    for stage in (0, 1):
+        own = sorted(cell[3:] for cell in cells if cell[1] == stage)
+        assert all(begin <= end for begin, end in own)
+        for (_, end), (begin, _) in zip(own, own[1:], strict=False):
+            assert end <= begin, "a stage runs one cell at a time"
+    forward = {(s, m): (b, e) for k, s, m, b, e in cells if k == "F"}
+    for micro in range(3):
+        assert forward[0, micro][1] <= forward[1, micro][0], (
+            "a cell waits for its input"
+        )
+
+
+def test_one_dispatcher_notes_columns_as_one_cell():
+    with Workers(2) as workers:
+        pipe = a_pipe(workers, dispatch="serial")
+        trace_cells(1000)
+        run_step(pipe)
+        cells, _ = take_cells()
+    kinds = [cell[0] for cell in cells]
+    assert kinds.count("F") == 6 and 1 <= kinds.count("B") <= 6
+
+
+def test_nothing_is_noted_unless_asked_for():
+    with Workers(2) as workers:
+        pipe = a_pipe(workers)
+        run_step(pipe)
+        assert take_cells() == ([], 0)
+        trace_cells(100)
+        run_step(pipe)
+        trace_cells(0)
+        run_step(pipe)
+        assert take_cells() == ([], 0), "what was not taken is dropped"
+
+
+def test_the_last_cells_are_kept():
+    with Workers(2) as workers:
+        pipe = a_pipe(workers)
+        trace_cells(5)
+        run_step(pipe)
+        cells, left_out = take_cells()
+        assert (len(cells), left_out) == (5, 12 - 5)
+        assert [c[4] for c in cells] == sorted(c[4] for c in cells)
+        run_step(pipe)
+        assert take_cells()[1] == 7, "and the count begins anew"
+
+
+def test_a_cell_that_fails_is_noted_too():
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise KeyError("mine")
+
+    pipe = Pipe(nn.Sequential(nn.Linear(4, 4), Fails()), chunks=2)
+    trace_cells(100)
+    with pytest.raises(KeyError):
+        pipe(torch.randn(4, 4))
+    cells, _ = take_cells()
+    assert ("F", 1, 0) in [cell[:3] for cell in cells]
+    pipe.close()
+
+
+def test_a_run_writes_a_timeline_that_holds_its_steps(tmp_path):
+    settings = config(
+        trace=str(tmp_path / "out"),
+        plan=pt.PlanConfig(num_stages=2, num_microbatches=3),
+        pipe=pt.PipeConfig(num_slots=2),
+    )
+    with make_engine(freeze=schedule(0, 2), config=settings) as engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(24), 12):
+                engine.step(batch)
+    (path,) = (tmp_path / "out").iterdir()
+    assert path.name == "trace-0.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    document = json.loads(path.read_text())
+    assert document["otherData"]["simulated"] is False
+    events = [e for e in document["traceEvents"] if e["ph"] == "X"]
+    cells = [e for e in events if e["cat"] != "phase"]
+    forwards = [e for e in cells if e["cat"] == "forward"]
+    assert len(forwards) >= 4 * 2 * 3, "steps, stages, micro-batches"
+    phases = [e["name"] for e in events if e["cat"] == "phase"]
+    for name in ("forward", "backward", "optimizer", "transformation", "pass"):
+        assert name in phases, name
+    # Cells and phases have one clock: each cell is in a phase of a step.
+    spans = [
+        (e["ts"], e["ts"] + e["dur"])
+        for e in events
+        if e["name"] in ("forward", "backward", "evaluate", "transformation")
+    ]
+    for cell in cells:
+        begin, end = cell["ts"], cell["ts"] + cell["dur"]
+        assert any(a - 1 <= begin and end <= b + 1 for a, b in spans), cell
+    named = {
+        e["args"]["name"] for e in document["traceEvents"] if e["name"] == "thread_name"
+    }
+    assert named == {"process", "stage 0", "stage 1"}
+    assert take_cells() == ([], 0), "off again"
+
+
+def test_a_trace_that_cannot_be_written_stops_no_run(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    with make_engine(
+        freeze=schedule(0), config=config(trace=str(tmp_path / "file"))
+    ) as engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(24), 12):
+                engine.step(batch)
+    assert "the run's trace is not written" in caplog.text

@@ -13,6 +13,9 @@ namespace pipetransformer::planner {
 namespace {
 
 constexpr std::size_t kMostCandidates = 8;
+// Estimates of plans that share cores are nearly alike, see Note [Shared
+// cores].
+constexpr std::size_t kMostSharing = 32;
 constexpr std::size_t kMostPerVariant = 3;
 constexpr int64_t kNoCutoff = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMostCuts = 4096;           // of a variant that is enumerated
@@ -39,7 +42,9 @@ class Search {
       simulate(candidate);
     }
     std::sort(best_.begin(), best_.end(), simulated_better);
-    result.exhaustive = !best_.empty() && improve_by_enumeration();
+    best_.resize(std::min(best_.size(), kMostCandidates));
+    result.exhaustive =
+        !best_.empty() && !shares_cores() && improve_by_enumeration();
     result.candidates = std::move(best_);
     return result;
   }
@@ -49,7 +54,7 @@ class Search {
   // last of the best, none that follows can enter.
   void rank_by_estimate() {
     for (const Variant& variant : variants_) {
-      if (best_.size() == kMostCandidates &&
+      if (best_.size() == most_ranked() &&
           variant.bound_ns > best_.back().estimate_ns) {
         break;
       }
@@ -64,8 +69,22 @@ class Search {
         }
       }
       std::sort(best_.begin(), best_.end(), estimated_better);
-      best_.resize(std::min(best_.size(), kMostCandidates));
+      best_.resize(std::min(best_.size(), most_ranked()));
     }
+  }
+
+  // Note [Shared cores]
+  // Where devices share too few cores, a step takes all their work over the
+  // cores, however it is cut, and what is left to tell plans apart is when
+  // fewer work than there are cores. Of such plans more are simulated; their
+  // cuts are those that are best for devices of their own: others are no
+  // faster by more than the ends of a step, and lose where more cores are free.
+  bool shares_cores() const {
+    return cluster_.cores_permille > 0;
+  }
+
+  std::size_t most_ranked() const {
+    return shares_cores() ? kMostSharing : kMostCandidates;
   }
 
   // Whether the same is there with the prefix placed otherwise, and no slower:

@@ -32,19 +32,19 @@ def findings() -> list[Finding]:
     """Train, and judge what came of it."""
     with tempfile.TemporaryDirectory(prefix="pipetransformer-") as name:
         folder = Path(name)
-        codes = _train(folder)
+        ends = _train(folder)
+        codes = [code for code, _ in ends]
         try:
             summary = json.loads((folder / "summary.json").read_text())
         except (OSError, ValueError):
             summary = None
-        lead = codes[0]
-        if lead != 0 or summary is None:
-            return [_failed("training", lead, folder)]
+        if codes[0] != 0 or summary is None:
+            return [_failed("training", *ends[0])]
         return list(_judge(summary, codes, folder))
 
 
-def _train(folder: Path) -> list[int | None]:
-    """Start the processes; return their exit codes, None for one that did not end."""
+def _train(folder: Path) -> list[tuple[int | None, str]]:
+    """Run the processes; return how each ended, see `_end_of`."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     shared = {
@@ -64,37 +64,33 @@ def _train(folder: Path) -> list[int | None]:
     started = []
     for rank in range(_RANKS):
         own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        log = (folder / f"rank-{rank}.log").open("wb")
-        with log:
-            started.append(
-                subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "pipetransformer.cli.self_test",
-                        str(folder),
-                    ],
-                    env=own,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "pipetransformer.cli.self_test", str(folder)],
+                env=own,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
             )
-    codes: list[int | None] = []
-    for process in started:
-        try:
-            codes.append(process.wait(_DEADLINE_S))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            codes.append(None)
-    return codes
+        )
+    return [_end_of(process) for process in started]
 
 
-def _failed(name: str, code: int | None, folder: Path) -> Finding:
+def _end_of(process: subprocess.Popen[bytes]) -> tuple[int | None, str]:
+    """Return a process's exit code, None if it did not end, and its last words."""
+    try:
+        said, _ = process.communicate(timeout=_DEADLINE_S)
+        code: int | None = process.returncode
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()
+        code = None
+    return code, said.decode(errors="replace").strip()[-_LAST_WORDS:]
+
+
+def _failed(name: str, code: int | None, said: str) -> Finding:
     got = f"no end within {_DEADLINE_S:g} s" if code is None else f"exit code {code}"
-    text = (folder / "rank-0.log").read_text(errors="replace").strip()
-    return Finding(name, MISSING, f"{got}: ...{text[-_LAST_WORDS:]}", "see above")
+    return Finding(name, MISSING, f"{got}: ...{said}", "see above")
 
 
 def _judge(

@@ -174,9 +174,8 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
     workload = run.inputs.workload
     if run.inputs.profile is not None or workload is None:
         return
-    most = workload.global_batch
-    sizes = [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
     if lead:
+        sizes = _sizes(run, workload)
         with run.precision.autocast():
             inputs = workload.sample(max(sizes))
             run.build_optimizer()
@@ -194,7 +193,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
                     optimizer=optimizer,
                 ),
                 rates=lambda profile: _rates(run, workload, profile, inputs),
-                cores=lambda: _cores_together(run, inputs, max(sizes)),
+                cores=lambda: _cores_together(run, workload),
             )
         rates = measured.rates
         message = {
@@ -206,7 +205,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
         run.plane.publish("profile", told)
     else:
         if _shares_host(run):
-            keep_busy(run, lambda: _work(run, workload.sample(max(sizes)), max(sizes)))
+            keep_busy(run, lambda: _work(run, workload))
         told = run.plane.wait("profile", phase="profile", timeout=None)
     content = read_fields(told, "profile")
     run.inputs.profile = Profile.from_json(content["profile"])
@@ -215,7 +214,16 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
     run.inputs.rates = TierRates(**told_rates) if told_rates else None
 
 
-def _work(run: Run, inputs: Any, rows: int) -> Work:
+def _sizes(run: Run, workload: Workload) -> list[int]:
+    """Return the micro-batch sizes that are profiled."""
+    most = workload.global_batch
+    return [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
+
+
+def _work(run: Run, workload: Workload) -> Work:
+    rows = max(_sizes(run, workload))
+    inputs = workload.sample(rows)
+
     def work() -> float:
         with run.precision.autocast():
             return planner.seconds_in_a_row(run.arguments.model, inputs, rows)
@@ -223,10 +231,10 @@ def _work(run: Run, inputs: Any, rows: int) -> Work:
     return work
 
 
-def _cores_together(run: Run, inputs: Any, rows: int) -> int:
+def _cores_together(run: Run, workload: Workload) -> int:
     if not _shares_host(run):
         return 0
-    return measure_cores(run, _work(run, inputs, rows), _cores_permille(run))
+    return measure_cores(run, _work(run, workload), _cores_permille(run))
 
 
 def _rates(

@@ -76,4 +76,5 @@ def keep_busy(run: Run, make_work: Callable[[], Work]) -> None:
     work()
     run.plane.publish(f"busy/{run.info.rank}", b"")
     while run.plane.read("profile") is None:
+        run.plane.check()  # the lead may be gone while the store lives
         work()

@@ -1,16 +1,19 @@
 """How much slots of a host slow each other: measured with all of them at work."""
 
 import os
+import signal
 import types
 
 import pytest
 
 import pipetransformer as pt
+from pipetransformer.transformation import propose
 from pipetransformer.transformation.crowding import keep_busy, measure_cores
 from pipetransformer.transformation.propose import AS_DEVICES
+from tests.engine.losses import SURVIVING
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import run_of
-from tests.support.ranks import run_ranks
+from tests.support.ranks import Ranks, run_ranks
 from tests.support.toy import ToySet
 
 
@@ -20,12 +23,16 @@ class Plane:
     def __init__(self, members, *, come=True):
         self.members = tuple(members)
         self.keys, self.asked, self._come = {}, [], come
+        self.checks = 0
 
     def publish(self, key, value):
         self.keys[key] = value
 
     def read(self, key):
         return self.keys.get(key)
+
+    def check(self):
+        self.checks += 1
 
     def wait_any(self, groups, timeout=None):
         self.asked.append((groups, timeout))
@@ -93,6 +100,7 @@ def test_others_work_until_the_profile_is_there():
 
     keep_busy(run, lambda: work)
     assert worked == [False, True, True, True, True], "told once it is warm"
+    assert run.plane.checks == 4, "whether the run has failed"
 
 
 @pytest.mark.parametrize("rank", [4, 1])
@@ -135,3 +143,24 @@ def test_a_lone_process_with_slots_counts_the_jobs_cores(monkeypatch):
     with make_engine(freeze=schedule(0), config=settings) as engine:
         engine.prepare(ToySet(24), 12)
         assert run_of(engine).inputs.cluster.cores_permille == 2000
+
+
+def lose_one(rank):
+    """Rank 2 dies when it is to keep its slot busy for the lead."""
+    os.environ.pop(AS_DEVICES)
+    if rank == 2:
+        propose.keep_busy = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    settings = config(autodp=SURVIVING, plan=pt.PlanConfig(num_stages=1))
+    with make_engine(freeze=schedule(0), config=settings) as engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(48), 12):
+                engine.step(batch)
+        return [e.unique_samples for e in engine.history.epochs]
+
+
+@pytest.mark.distributed
+def test_a_rank_that_dies_at_work_for_the_lead_is_survived():
+    with Ranks(lose_one, 4) as ranks:
+        outcomes = ranks.outcomes([0, 1, 3])
+    for _, seen in outcomes.values():
+        assert seen == [48, 48]

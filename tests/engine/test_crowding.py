@@ -49,7 +49,8 @@ def run_on(members, *, local=4, rank=0, **options):
 
 
 def work_of(*seconds):
-    times = iter(seconds)
+    """Work that takes longer at first, each time that it is measured."""
+    times = iter([t for best in seconds for t in (1.5 * best, best)])
     return lambda: next(times)
 
 

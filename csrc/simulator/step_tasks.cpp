@@ -54,6 +54,21 @@ std::vector<int32_t> add_all_reduces(
   return made;
 }
 
+void wait_for_gradients(
+    TaskGraph& graph,
+    int32_t task,
+    const PipelineTasks& pipeline,
+    const std::vector<int32_t>& all_reduces) {
+  for (const int32_t earlier : pipeline.last) {
+    if (earlier >= 0) {
+      graph.wait(task, earlier);
+    }
+  }
+  for (const int32_t earlier : all_reduces) {
+    graph.wait(task, earlier);
+  }
+}
+
 // After the call that runs backward has returned.
 void add_optimizer(
     TaskGraph& graph,
@@ -67,15 +82,7 @@ void add_optimizer(
     task.stage = static_cast<int32_t>(j);
     task.resource = pipeline.devices.compute[j];
     task.duration_ns = pipeline.devices.compute_ns(j, options.optimizer_ns[j]);
-    const int32_t added = graph.add(task);
-    for (const int32_t earlier : pipeline.last) {
-      if (earlier >= 0) {
-        graph.wait(added, earlier);
-      }
-    }
-    for (const int32_t earlier : all_reduces) {
-      graph.wait(added, earlier);
-    }
+    wait_for_gradients(graph, graph.add(task), pipeline, all_reduces);
   }
 }
 
@@ -93,15 +100,7 @@ void add_process(
   task.replica = pipeline.devices.replica;
   task.resource = pipeline.devices.compute.front();
   task.duration_ns = pipeline.devices.compute_ns(0, costs.process_ns);
-  const int32_t added = graph.add(task);
-  for (const int32_t earlier : pipeline.last) {
-    if (earlier >= 0) {
-      graph.wait(added, earlier);
-    }
-  }
-  for (const int32_t earlier : all_reduces) {
-    graph.wait(added, earlier);
-  }
+  wait_for_gradients(graph, graph.add(task), pipeline, all_reduces);
 }
 
 // In grains of a quarter of the longest forward; no more than 2^16 of them.

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from pipetransformer.planner._flow import Flow, call
 from pipetransformer.planner._stopwatch import stopwatch
-from pipetransformer.planner._timing import LayerTimes
+from pipetransformer.planner._timing import LayerTimes, evaluating, timed_backward
 
 _MOST_SECONDS = 0.5  # for one micro-batch size; one run is there in any case
 
@@ -105,25 +104,9 @@ def _run(
         taken = flow.map(as_input)
         forward_ns, last = watch(lambda: _through(layers, taken))
         assert isinstance(last, Flow)
-        outputs = [t for t in last.tensors() if t.requires_grad]
-        targets = [*leaves, *parameters]
-        backward_ns = 0
-        if outputs and targets:
-            gradients = [torch.ones_like(t) for t in outputs]
-
-            def backward() -> None:
-                found = torch.autograd.grad(
-                    outputs, targets, gradients, allow_unused=True
-                )
-                with torch.no_grad():
-                    for total, gradient in zip(sums, found[len(leaves) :], strict=True):
-                        if gradient is not None:
-                            total.add_(gradient)
-
-            backward_ns, _ = watch(backward)
+        backward_ns = timed_backward(watch, last, leaves, parameters, sums)
     del last  # and what it keeps for a backward
-    outputs.clear()
-    with torch.no_grad(), _evaluating(layers):
+    with torch.no_grad(), evaluating(layers):
         taken = flow.map(lambda t: t.detach().clone())
         only_ns, _ = watch(lambda: _through(layers, taken))
     return RowTimes(forward_ns, backward_ns, only_ns)
@@ -133,15 +116,3 @@ def _through(layers: nn.Sequential, flow: Flow) -> Flow:
     for layer in layers:
         flow = flow.after(layer, call(layer, flow.at(layer)))
     return flow
-
-
-@contextmanager
-def _evaluating(layers: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in layers.modules()}
-    try:
-        for module in modes:
-            module.training = False
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -112,34 +112,57 @@ def _forward_backward(
 
     with torch.enable_grad():
         forward_ns, given = timed_call(watch, layer, taken.map(as_input))
-        outputs = [t for t in given.tensors() if t.requires_grad]
-        targets = [*leaves, *parameters]
-        backward_ns = 0
-        if outputs and targets:
-            gradients = [torch.ones_like(t) for t in outputs]
-
-            def backward() -> None:
-                found = torch.autograd.grad(
-                    outputs, targets, gradients, allow_unused=True
-                )
-                with torch.no_grad():
-                    for total, gradient in zip(sums, found[len(leaves) :], strict=True):
-                        if gradient is not None:
-                            total.add_(gradient)
-
-            backward_ns, _ = watch(backward)
+        backward_ns = timed_backward(watch, given, leaves, parameters, sums)
     return forward_ns, backward_ns, given.map(lambda t: t.detach())
+
+
+def timed_backward(
+    watch: Stopwatch,
+    given: Flow,
+    leaves: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    sums: Sequence[Tensor],
+) -> int:
+    """Time the backward of what was given, to inputs and parameters.
+
+    Args:
+        watch: the stopwatch.
+        given: outputs.
+        leaves: inputs that want a gradient.
+        parameters: those that do.
+        sums: what the parameters' gradients are added to.
+    """
+    outputs = [t for t in given.tensors() if t.requires_grad]
+    targets = [*leaves, *parameters]
+    if not outputs or not targets:
+        return 0
+    gradients = [torch.ones_like(t) for t in outputs]
+
+    def backward() -> None:
+        found = torch.autograd.grad(outputs, targets, gradients, allow_unused=True)
+        with torch.no_grad():
+            for total, gradient in zip(sums, found[len(leaves) :], strict=True):
+                if gradient is not None:
+                    total.add_(gradient)
+
+    return watch(backward)[0]
 
 
 def _forward_only_ns(watch: Stopwatch, layer: nn.Module, taken: Flow) -> int:
     """Time the layer as it runs when frozen: no gradients, eval mode."""
     copied = taken.map(lambda t: t.detach().clone())
-    modes = {module: module.training for module in layer.modules()}
+    with evaluating(layer), torch.no_grad():
+        return timed_call(watch, layer, copied)[0]
+
+
+@contextmanager
+def evaluating(layers: nn.Module) -> Iterator[None]:
+    """Hold modules in eval mode, and put each one's mode back."""
+    modes = {module: module.training for module in layers.modules()}
     try:
         for module in modes:
             module.training = False
-        with torch.no_grad():
-            return timed_call(watch, layer, copied)[0]
+        yield
     finally:
         for module, mode in modes.items():
             module.training = mode

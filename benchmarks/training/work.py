@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from pipetransformer.data.structures import tensors_of
 
 # Cost of a row's pass through a layer; a trained one's backward costs 2.
 COSTS = {"trained": 3, "forward": 1, "evaluated": 1}
@@ -30,12 +33,11 @@ class LayerCounter:
         for layer in layers:
             layer.register_forward_hook(self._count)
 
-    def _count(self, layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-        trained = torch.is_grad_enabled() and out.requires_grad
-        kind = "trained" if trained else "forward"
-        self._seen.append(
-            (kind if self._last.training else "evaluated", len(inputs[0]))
-        )
+    def _count(self, layer: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
+        tracked = any(tensor.requires_grad for tensor in tensors_of(out))
+        kind = "trained" if torch.is_grad_enabled() and tracked else "forward"
+        rows = len(tensors_of(inputs)[0])
+        self._seen.append((kind if self._last.training else "evaluated", rows))
 
     def reset(self) -> None:
         """Count from here."""

@@ -134,6 +134,21 @@ def test_counter_tells_trained_rows_from_forward_only_ones():
     assert set(counter.rows().values()) == {0}
 
 
+class Masked(nn.Linear):
+    """A layer of a text model: takes and returns a hidden state with its mask."""
+
+    def forward(self, taken):
+        return super().forward(taken[0]), taken[1]
+
+
+def test_counter_counts_layers_that_pass_on_tuples():
+    layers = nn.Sequential(Masked(4, 4), Masked(4, 4))
+    layers[0].requires_grad_(False)
+    counter = LayerCounter(layers, layers[-1])
+    layers((torch.randn(5, 4), torch.ones(5, 1)))
+    assert counter.rows() == {"trained": 5, "forward": 5, "evaluated": 0}
+
+
 def summary(total, phases, stages=1, busy=(), microbatches=1):
     epoch = {
         "epoch": 0,

@@ -97,6 +97,7 @@ TORCH_FREE = (
     "autocache/disk_index",
     "autocache/disk_io",
     "autocache/disk_io_uring",
+    "autocache/disk_meter",
     "autocache/disk_tier",
     "autocache/own_file",
     "autocache/shared_memory",

@@ -60,7 +60,7 @@ for name in own_file process record shared_memory slab slot superblock; do
 done
 disk="tests/autocache/cpp/disk_test.cpp csrc/core/cgroups.cpp csrc/core/hash.cpp
   csrc/core/host_memory.cpp"
-for name in aligned_buffers disk_index disk_io disk_io_uring disk_tier own_file process \
+for name in aligned_buffers disk_index disk_io disk_io_uring disk_meter disk_tier own_file process \
   record shared_memory slot superblock; do
   disk="$disk csrc/autocache/$name.cpp"
 done

@@ -274,8 +274,9 @@ std::vector<RecordGroup> ActivationStore::fetch(
     const std::vector<uint64_t>& chain,
     const std::optional<at::Tensor>& input_hashes,
     const Padding& padding,
-    Codec codec) {
-  Batch batch{slab(), disk(), {}, {}};
+    Codec codec,
+    bool use_disk) {
+  Batch batch{slab(), use_disk ? disk() : nullptr, {}, {}};
   const at::Tensor samples = sample_ids(ids, *batch.slab);
   const int64_t num_rows = samples.numel();
   at::Tensor hashes;
@@ -495,9 +496,10 @@ int64_t ActivationStore::store(
     const std::optional<at::Tensor>& input_hashes,
     const RaggedTensors& ragged,
     const std::optional<at::Tensor>& lengths,
-    Codec codec) {
+    Codec codec,
+    bool use_disk) {
   const std::shared_ptr<Slab> slab = this->slab();
-  const std::shared_ptr<DiskTier> disk = this->disk();
+  const std::shared_ptr<DiskTier> disk = use_disk ? this->disk() : nullptr;
   const at::Tensor samples = sample_ids(ids, *slab);
   const int64_t num_rows = num_rows_of(tensors);
   TORCH_CHECK_VALUE(

@@ -76,17 +76,20 @@ class ActivationStore {
   // and a record is valid when chain[its boundary] is its fingerprint.
   // `input_hashes` (rows) int64: compared with the records' when given. Ragged
   // records longer than the padding's length are of another input. Records
-  // encoded by another codec than the given one are misses.
+  // encoded by another codec than the given one are misses, and without
+  // `use_disk` those on disk.
   std::vector<RecordGroup> fetch(
       const at::Tensor& ids,
       const std::vector<uint64_t>& chain,
       const std::optional<at::Tensor>& input_hashes,
       const Padding& padding = {},
-      Codec codec = Codec::kNative);
+      Codec codec = Codec::kNative,
+      bool use_disk = true);
 
   // Stores row k of every tensor (rows, ...) as the record of ids[k], of ragged
   // tensors its first lengths[k] elements of dim 1, encoded as far as the codec
-  // takes them. Returns the number of rows written.
+  // takes them; without `use_disk` in the slab alone. Returns the number of
+  // rows written.
   int64_t store(
       const at::Tensor& ids,
       const std::vector<at::Tensor>& tensors,
@@ -95,7 +98,8 @@ class ActivationStore {
       const std::optional<at::Tensor>& input_hashes,
       const RaggedTensors& ragged = {},
       const std::optional<at::Tensor>& lengths = std::nullopt,
-      Codec codec = Codec::kNative);
+      Codec codec = Codec::kNative,
+      bool use_disk = true);
 
   // Appends all records to a file behind its first `begin` bytes. Throws
   // std::system_error.

@@ -20,7 +20,15 @@ bool DiskJob::wait(Time deadline) {
   return ended_signal_.wait_until(lock, deadline, [this] { return ended_; });
 }
 
+void DiskJob::count(std::shared_ptr<DiskMeter> meter) noexcept {
+  meter_ = std::move(meter);
+  meter_->begin();
+}
+
 void DiskJob::end(int error) noexcept {
+  if (meter_ != nullptr) {
+    meter_->end(error == 0 ? bytes : 0);
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   error_ = error;
   ended_ = true;

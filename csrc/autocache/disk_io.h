@@ -16,6 +16,8 @@
 #include <span>
 #include <utility>
 
+#include "autocache/disk_meter.h"
+
 namespace pipetransformer::autocache {
 
 // One read or write, which holds its buffer until the system is done with it.
@@ -54,6 +56,8 @@ class DiskJob {
   }
   uint64_t moved = 0;
   void end(int error) noexcept;
+  // Counts it from now until it ends.
+  void count(std::shared_ptr<DiskMeter> meter) noexcept;
   // Notes what one piece gave: bytes, 0 at the end of the file, or -errno.
   // True: the job has ended.
   bool advance(int64_t result) noexcept;
@@ -61,7 +65,8 @@ class DiskJob {
  private:
   std::mutex mutex_;
   std::condition_variable ended_signal_;
-  bool ended_ = false;  // guarded by mutex_
+  bool ended_ = false;                // guarded by mutex_
+  std::shared_ptr<DiskMeter> meter_;  // set before it is submitted; or null
   int error_ = 0;
   std::atomic<bool> wanted_{true};
 };

@@ -18,6 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
 
 constexpr int kThreads = 8;
 constexpr int kMostFailedReads = 8;
@@ -51,6 +52,8 @@ struct DiskTier::Traffic {
 
   std::shared_ptr<AlignedBuffers> buffers =
       std::make_shared<AlignedBuffers>(kIdleBytes);
+  std::shared_ptr<DiskMeter> reads = std::make_shared<DiskMeter>();
+  std::shared_ptr<DiskMeter> writes = std::make_shared<DiskMeter>();
   std::mutex mutex;  // guards what follows
   std::unique_ptr<DiskIo> io;
   std::unordered_map<uint64_t, Ahead> ahead;  // by sample
@@ -137,6 +140,10 @@ bool DiskTier::submit(std::span<const std::shared_ptr<DiskJob>> jobs) {
       return false;
     }
   }
+  for (const std::shared_ptr<DiskJob>& job : jobs) {
+    const bool reads = job->kind == DiskJob::Kind::kRead;
+    job->count(reads ? traffic_->reads : traffic_->writes);
+  }
   traffic_->io->submit(jobs);
   return true;
 }
@@ -200,6 +207,7 @@ void DiskTier::fetch(
   if (!usable(read_error_)) {
     return;
   }
+  const auto began = Clock::now();
   std::vector<std::shared_ptr<DiskJob>> wanted(requests.size());
   std::vector<std::shared_ptr<DiskJob>> jobs;
   uint64_t bytes = 0;
@@ -233,6 +241,7 @@ void DiskTier::fetch(
       wanted[k]->give_up();
     }
   }
+  read_wait_ns_ += nanoseconds(Clock::now() - began).count();
 }
 
 // Says what became of a read that has ended.
@@ -295,6 +304,16 @@ void DiskTier::clear() noexcept {
   for (uint64_t sample = 0; sample < index_.num_samples(); ++sample) {
     drop(sample);
   }
+}
+
+DiskTraffic DiskTier::traffic() const noexcept {
+  if (current_process() != owner_) {
+    return {};  // a lock may be held for ever
+  }
+  return {
+      traffic_->reads->total(),
+      traffic_->writes->total(),
+      nanoseconds(read_wait_ns_)};
 }
 
 void DiskTier::note_read(int error) noexcept {

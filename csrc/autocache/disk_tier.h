@@ -24,6 +24,7 @@
 
 #include "autocache/disk_index.h"
 #include "autocache/disk_io.h"
+#include "autocache/disk_meter.h"
 #include "autocache/record.h"
 #include "autocache/slab.h"
 
@@ -39,6 +40,13 @@ struct DiskOptions {
   // Of records that were read ahead and not asked for yet.
   uint64_t ahead_bytes = uint64_t{256} << 20;
   DiskIoKind io = DiskIoKind::kAny;  // kAny: io_uring, else threads
+};
+
+// What a process has moved.
+struct DiskTraffic {
+  DiskMeter::Total reads;
+  DiskMeter::Total writes;
+  std::chrono::nanoseconds read_wait{0};  // of fetch()
 };
 
 class DiskTier {
@@ -147,6 +155,8 @@ class DiskTier {
   int write_error() const noexcept {
     return write_error_;
   }
+  // Nothing in a child of a fork.
+  DiskTraffic traffic() const noexcept;
   // What moves the bytes: "io_uring", "threads", or "" before the first.
   const char* io_name() const noexcept {
     return io_name_;
@@ -170,6 +180,7 @@ class DiskTier {
   std::atomic<int> read_error_{0};
   std::atomic<int> write_error_{0};
   std::atomic<int> failed_reads_{0};  // in a row
+  std::atomic<int64_t> read_wait_ns_{0};
   std::atomic<const char*> io_name_{""};
 };
 

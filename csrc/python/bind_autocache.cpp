@@ -44,6 +44,11 @@ struct DiskFacts {
   int read_error;
   int write_error;
   std::string io;
+  int64_t read_bytes;
+  int64_t read_ns;
+  int64_t wait_ns;
+  int64_t written_bytes;
+  int64_t write_ns;
 };
 
 using Group = std::tuple<
@@ -157,6 +162,7 @@ std::optional<DiskFacts> disk_facts(const ActivationStore& store) {
     return std::nullopt;
   }
   const DiskIndex& index = disk->index();
+  const autocache::DiskTraffic traffic = disk->traffic();
   return DiskFacts{
       index.descriptor(),
       index.file_descriptor(),
@@ -165,7 +171,12 @@ std::optional<DiskFacts> disk_facts(const ActivationStore& store) {
       static_cast<int64_t>(index.used_bytes()),
       disk->read_error(),
       disk->write_error(),
-      disk->io_name()};
+      disk->io_name(),
+      static_cast<int64_t>(traffic.reads.bytes),
+      traffic.reads.busy.count(),
+      traffic.read_wait.count(),
+      static_cast<int64_t>(traffic.writes.bytes),
+      traffic.writes.busy.count()};
 }
 
 std::unique_ptr<ActivationStore>
@@ -205,10 +216,16 @@ std::vector<Group> fetch(
     const std::optional<at::Tensor>& input_hashes,
     const std::vector<double>& fills,
     int64_t length,
-    const std::string& codec) {
+    const std::string& codec,
+    bool use_disk) {
   std::vector<Group> groups;
   for (auto& group : store.fetch(
-           ids, chain, input_hashes, {fills, length}, codec_of(codec))) {
+           ids,
+           chain,
+           input_hashes,
+           {fills, length},
+           codec_of(codec),
+           use_disk)) {
     std::optional<at::Tensor> lengths;
     if (group.lengths.defined()) {
       lengths = group.lengths;
@@ -232,7 +249,8 @@ int64_t store(
     const std::optional<at::Tensor>& input_hashes,
     const std::vector<bool>& ragged,
     const std::optional<at::Tensor>& lengths,
-    const std::string& codec) {
+    const std::string& codec,
+    bool use_disk) {
   return store.store(
       ids,
       tensors,
@@ -241,7 +259,8 @@ int64_t store(
       input_hashes,
       ragged,
       lengths,
-      codec_of(codec));
+      codec_of(codec),
+      use_disk);
 }
 
 std::vector<at::Tensor> round_trip(
@@ -275,7 +294,12 @@ void bind_autocache(py::module_& m) {
       .def_readonly("used_bytes", &DiskFacts::used_bytes)
       .def_readonly("read_error", &DiskFacts::read_error)
       .def_readonly("write_error", &DiskFacts::write_error)
-      .def_readonly("io", &DiskFacts::io);
+      .def_readonly("io", &DiskFacts::io)
+      .def_readonly("read_bytes", &DiskFacts::read_bytes)
+      .def_readonly("read_ns", &DiskFacts::read_ns)
+      .def_readonly("wait_ns", &DiskFacts::wait_ns)
+      .def_readonly("written_bytes", &DiskFacts::written_bytes)
+      .def_readonly("write_ns", &DiskFacts::write_ns);
   py::class_<FileCounts>(m, "FileCounts")
       .def_readonly("records", &FileCounts::records)
       .def_readonly("damaged", &FileCounts::damaged)
@@ -306,6 +330,7 @@ void bind_autocache(py::module_& m) {
           py::arg("fills"),
           py::arg("length"),
           py::arg("codec"),
+          py::arg("use_disk"),
           NoGil())
       .def(
           "store",
@@ -318,6 +343,7 @@ void bind_autocache(py::module_& m) {
           py::arg("ragged"),
           py::arg("lengths"),
           py::arg("codec"),
+          py::arg("use_disk"),
           NoGil())
       .def("save", &save, py::arg("descriptor"), py::arg("begin"))
       .def(

@@ -2,13 +2,16 @@
 
 from pipetransformer.autocache.admission import (
     Admission,
+    CacheRates,
     Prospect,
     TierRates,
     decide,
+    on_disk,
 )
 from pipetransformer.autocache.cache import (
     ActivationCache,
     CacheCounters,
+    DiskTraffic,
     Records,
     hash_ragged_rows,
     hash_rows,
@@ -31,7 +34,7 @@ from pipetransformer.autocache.prefix import (
     values_context,
 )
 from pipetransformer.autocache.ragged import Ragged, RaggedRows, valid_part
-from pipetransformer.autocache.rates import measure_rates
+from pipetransformer.autocache.rates import measure_disk_rates, measure_rates
 from pipetransformer.autocache.sizes import (
     bytes_on_disk,
     record_bytes,
@@ -45,7 +48,9 @@ __all__ = [
     "CacheCounters",
     "CacheFile",
     "CacheFolder",
+    "CacheRates",
     "Codec",
+    "DiskTraffic",
     "Prospect",
     "Ragged",
     "RaggedRows",
@@ -59,7 +64,9 @@ __all__ = [
     "fingerprint_chain",
     "hash_ragged_rows",
     "hash_rows",
+    "measure_disk_rates",
     "measure_rates",
+    "on_disk",
     "record_bytes",
     "round_trip",
     "slots_within",

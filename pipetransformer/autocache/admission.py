@@ -72,6 +72,33 @@ class TierRates:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class CacheRates:
+    """What was measured of the cache before a run.
+
+    Attributes:
+        host: Of records in host memory; None: not measured, or it failed.
+        disk: Of those on disk, likewise; None also where there is no disk.
+    """
+
+    host: TierRates | None = None
+    disk: TierRates | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> CacheRates:
+        """Read what `to_dict` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        tiers = (value[name] for name in ("host", "disk"))
+        return cls(*(None if each is None else TierRates(**each) for each in tiers))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prospect:
     """What the cache can save at a boundary.
@@ -87,6 +114,9 @@ class Prospect:
         stored_ns: To run the layers behind those whose records are there already, 0 if
             these are of this boundary; None: there are none.
         active_ns: Of the rest of a step, alongside which reads can run.
+        sharers: Replicas that read and write at these rates together, at least 1.
+        copy_ns: Of each read what the step waits for in any case, as for the copy of
+            what came from a disk.
     """
 
     boundary: int
@@ -98,6 +128,8 @@ class Prospect:
     keeps: bool = False
     stored_ns: float | None = None
     active_ns: float = 0.0
+    sharers: int = 1
+    copy_ns: float = 0.0
 
     @property
     def share(self) -> float:
@@ -121,7 +153,7 @@ class Prospect:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Admission:
-    """A decision with its numbers.
+    """A decision on a tier, with its numbers.
 
     Attributes:
         boundary: Number of frozen layers that it is about.
@@ -137,6 +169,8 @@ class Admission:
         turns_at_bytes_per_s: Rate of reads at which it would be another one; None: at
             no rate.
         pays_from: Number of frozen layers from which caching pays; None: for none.
+        tier: ``"host"``, or ``"disk"``: what host memory has no room for.
+        disk: Of the host's: the decision on the disk; None: there is none.
     """
 
     boundary: int
@@ -150,10 +184,30 @@ class Admission:
     rates: TierRates
     turns_at_bytes_per_s: int | None
     pays_from: int | None = None
+    tier: str = "host"
+    disk: Admission | None = None
+
+    @property
+    def uses_disk(self) -> bool:
+        """Whether records on disk are read and written."""
+        return self.caches and self.disk is not None and self.disk.caches
+
+    @property
+    def used_samples(self) -> int:
+        """Samples whose records are kept, wherever."""
+        on_disk = self.disk.held if self.disk is not None and self.uses_disk else 0
+        return self.held + on_disk if self.caches else 0
 
     @property
     def text(self) -> str:
         """The decision as one line for people."""
+        text = f"cache: {self._told}, {self._pays}"
+        if self.caches and self.disk is not None:
+            text += f"; on disk: {self.disk._told}"
+        return text
+
+    @property
+    def _told(self) -> str:
         part = ""
         if self.held < self.samples:
             part = f" for {self.held} of {self.samples} samples"
@@ -162,15 +216,18 @@ class Admission:
         if self.turns_at_bytes_per_s is not None:
             side = "below" if self.caches else "above"
             turns = f"would turn {side} {_rate(self.turns_at_bytes_per_s)}"
-        pays = "pays for no number of frozen layers"
-        if self.pays_from is not None:
-            layers = "layer" if self.pays_from == 1 else "layers"
-            pays = f"pays from {self.pays_from} frozen {layers} on"
         return (
-            f"cache: read {_time(self.read_ns)} a sample against "
-            f"{_time(self.prefix_ns)} recomputed (host {_rate(self.rates.bytes_per_s)}"
-            f" measured): {verdict}; {turns}, {pays}"
+            f"read {_time(self.read_ns)} a sample against {_time(self.prefix_ns)} "
+            f"recomputed ({self.tier} {_rate(self.rates.bytes_per_s)} measured): "
+            f"{verdict}; {turns}"
         )
+
+    @property
+    def _pays(self) -> str:
+        if self.pays_from is None:
+            return "pays for no number of frozen layers"
+        layers = "layer" if self.pays_from == 1 else "layers"
+        return f"pays from {self.pays_from} frozen {layers} on"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -179,17 +236,20 @@ class Admission:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Admission:
         """Read what `to_dict` gave."""
-        return cls(**{**value, "rates": TierRates(**value["rates"])})
+        rates, disk = TierRates(**value["rates"]), value.get("disk")
+        below = None if disk is None else cls.from_dict(disk)
+        return cls(**{**value, "rates": rates, "disk": below})
 
 
-def exposed_ns(rates: TierRates, size: int, active_ns: float) -> float:
+def _read_ns(rates: TierRates, prospect: Prospect) -> float:
     """Return by how much reading a record lengthens the step.
 
     A step with reads takes the longer of the reads alone, and of everything else with
     the part of the reads that it waits for.
     """
-    read = rates.read_ns(size)
-    return max(read - active_ns, (1 - rates.overlap) * read)
+    read = prospect.sharers * rates.read_ns(prospect.record_bytes)
+    exposed = max(read - prospect.active_ns, (1 - rates.overlap) * read)
+    return exposed + prospect.copy_ns
 
 
 def cached_ns(rates: TierRates, prospect: Prospect) -> float:
@@ -199,16 +259,19 @@ def cached_ns(rates: TierRates, prospect: Prospect) -> float:
     for in vain.
     """
     size, missed = prospect.record_bytes, prospect.prefix_ns + rates.record_ns
-    read = exposed_ns(rates, size, prospect.active_ns)
-    held = prospect.num_reads * read
+    held = prospect.num_reads * _read_ns(rates, prospect)
     held += missed if prospect.stored_ns is None else prospect.stored_ns
-    held += rates.write_ns(size) if prospect.writes() else 0.0
+    held += prospect.sharers * rates.write_ns(size) if prospect.writes() else 0.0
     others = prospect.passes * missed
     return prospect.share * held + (1 - prospect.share) * others
 
 
 def decide(
-    rates: TierRates, prospect: Prospect, *, caches_now: bool | None = None
+    rates: TierRates,
+    prospect: Prospect,
+    *,
+    caches_now: bool | None = None,
+    tier: str = "host",
 ) -> Admission:
     """Compare keeping the frozen layers' outputs with running them for every batch.
 
@@ -217,6 +280,7 @@ def decide(
         prospect: What there is to save.
         caches_now: What is done now at this boundary; None: nothing yet. A decision
             changes only where the other way is `MARGIN` times as good.
+        tier: Its name.
 
     Returns:
         The decision; `Admission.pays_from` is left to the caller, who knows the other
@@ -227,7 +291,7 @@ def decide(
     return Admission(
         boundary=prospect.boundary,
         caches=caches,
-        read_ns=exposed_ns(rates, prospect.record_bytes, prospect.active_ns),
+        read_ns=_read_ns(rates, prospect),
         prefix_ns=prospect.prefix_ns,
         record_bytes=prospect.record_bytes,
         held=min(prospect.held, prospect.samples),
@@ -235,6 +299,34 @@ def decide(
         gain_ns=recomputed - cached,
         rates=rates,
         turns_at_bytes_per_s=_turning_rate(rates, prospect, caches),
+        tier=tier,
+    )
+
+
+def on_disk(
+    prospect: Prospect, host: TierRates, *, held: int, disk_bytes: int, sharers: int
+) -> Prospect:
+    """Return what a disk can save where host memory has no room.
+
+    Reads of a disk are made ahead, while other samples are computed and read, too; what
+    came from it is copied in line, as from host memory.
+
+    Args:
+        prospect: Of the host.
+        host: Its rates.
+        held: Samples that the disk has room for.
+        disk_bytes: Of a record there.
+        sharers: Replicas of a node.
+    """
+    held = max(0, min(held, prospect.samples - prospect.held))
+    share = max(held, 1) / prospect.samples
+    return dataclasses.replace(
+        prospect,
+        held=held,
+        record_bytes=disk_bytes,
+        active_ns=prospect.active_ns / share,
+        sharers=sharers,
+        copy_ns=host.read_ns(prospect.record_bytes),
     )
 
 
@@ -264,6 +356,7 @@ def _turning_rate(rates: TierRates, prospect: Prospect, caches: bool) -> int | N
     read = exposed + prospect.active_ns
     if rates.overlap < 1:
         read = min(read, exposed / (1 - rates.overlap))
+    read /= prospect.sharers
     if read <= rates.record_ns:
         return None
     rate = prospect.record_bytes * _NANOSECONDS / (read - rates.record_ns)

@@ -88,6 +88,25 @@ class CacheCounters:
     late: int = 0
 
 
+@dataclass(frozen=True)
+class DiskTraffic:
+    """What one process has moved from and to the disk since it opened the cache.
+
+    Attributes:
+        read_bytes: that have arrived; whole blocks.
+        read_ns: in which at least one read was under way.
+        wait_ns: of `ActivationCache.fetch` for reads.
+        written_bytes: as `read_bytes`.
+        write_ns: as `read_ns`; `ActivationCache.store` waits for its writes.
+    """
+
+    read_bytes: int = 0
+    read_ns: int = 0
+    wait_ns: int = 0
+    written_bytes: int = 0
+    write_ns: int = 0
+
+
 class ActivationCache:
     """Records of one id space, shared by the processes of a node.
 
@@ -117,6 +136,7 @@ class ActivationCache:
         self._run_id = run_id
         self._least_disk_bytes = least_disk_bytes  # of a record's place on disk
         self._has_disk = False
+        self._folder = ""
         self._warned: set[str] = set()
         self._audit_every = audit_every
         self._audited = 0
@@ -279,14 +299,7 @@ class ActivationCache:
             io=io,
         )
         self._has_disk = True
-        facts = self._store.disk()
-        if facts is not None:
-            _logger.info(
-                "cache: %d MB on disk in %s, %s the page cache",
-                facts.file_bytes // 10**6,
-                folder,
-                "past" if facts.direct else "through",
-            )
+        self._folder = folder
 
     @property
     def address(self) -> bytes:
@@ -332,6 +345,16 @@ class ActivationCache:
         return min(self._store.num_samples, most)
 
     @property
+    def disk_text(self) -> str:
+        """What there is on disk, for people."""
+        facts = self._store.disk()
+        if facts is None:
+            return "nothing on disk"
+        way = "past" if facts.direct else "through"
+        size = facts.file_bytes / 1e6
+        return f"{size:.0f} MB on disk in {self._folder}, {way} the page cache"
+
+    @property
     def has_disk(self) -> bool:
         """Whether this process keeps records on disk, too."""
         return self._has_disk
@@ -352,6 +375,20 @@ class ActivationCache:
             audited=self._audited,
             disk_hits=counts.disk_hits,
             late=counts.late,
+        )
+
+    @property
+    def disk_traffic(self) -> DiskTraffic:
+        """What this process has moved so far; nothing once the cache is closed."""
+        facts = self._store.disk()
+        if facts is None:
+            return DiskTraffic()
+        return DiskTraffic(
+            read_bytes=facts.read_bytes,
+            read_ns=facts.read_ns,
+            wait_ns=facts.wait_ns,
+            written_bytes=facts.written_bytes,
+            write_ns=facts.write_ns,
         )
 
     def record_ids(self, samples: Tensor, view: int) -> Tensor:
@@ -387,6 +424,7 @@ class ActivationCache:
         ragged: Ragged | None = None,
         length: int | None = None,
         codec: Codec = "native",
+        disk: bool = True,
     ) -> list[Records]:
         """Read the records of a batch.
 
@@ -401,6 +439,7 @@ class ActivationCache:
                 longest of an entry.
             codec: records of this codec, and native ones, are found; the others are
                 misses.
+            disk: look for records on disk, too.
 
         Returns:
             One entry per boundary and layout found, boundaries ascending. Rows in no
@@ -418,6 +457,7 @@ class ActivationCache:
             fills,
             -1 if length is None else length,
             codec,
+            disk,
         )
         self._warn_once("corrupt", "records failed their checksum and are recomputed")
         self._warn_once("late", "records were not read from disk in time")
@@ -444,6 +484,7 @@ class ActivationCache:
         ragged: Ragged | None = None,
         lengths: Tensor | None = None,
         codec: Codec = "native",
+        disk: bool = True,
     ) -> int:
         """Write records, in place of those that the samples had.
 
@@ -461,6 +502,7 @@ class ActivationCache:
                 ``(rows,)`` int64. Only these are stored.
             codec: how tensors of float32 (``"int8"``: of 16 bits, too) are encoded. A
                 row with a value that it cannot hold stays native.
+            disk: write on disk what the memory has no room for.
 
         Returns:
             Number of rows written.
@@ -485,6 +527,7 @@ class ActivationCache:
             padded,
             lengths,
             codec,
+            disk,
         )
         self._warn_once("full", "records have no slot and will be recomputed")
         self._warn_of_disk()

@@ -1,8 +1,9 @@
-"""How fast records are read and written here: measured on a small cache of its own."""
+"""How fast records are read and written here: measured on small caches of their own."""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from pipetransformer.autocache.admission import TierRates
 from pipetransformer.autocache.cache import ActivationCache, hash_rows
-from pipetransformer.autocache.sizes import record_bytes
+from pipetransformer.autocache.sizes import bytes_on_disk, record_bytes
 
 _LOG = logging.getLogger(__name__)
 
@@ -20,6 +21,10 @@ _MOST_ROWS = 4096
 _NARROW_BYTES = 64
 _SECONDS = 0.05  # of reads, for each width; writes are made once
 _LEAST_BYTES_SHARE = 0.05  # of a record's time: what its bytes take is never nothing
+_MOST_DISK_BYTES = 32 << 20
+_LEAST_DISK_BYTES = 1024  # of a record: it takes a block even so
+_DISK_BATCH_BYTES = 1 << 20
+_BATCHES_AHEAD = 4
 _NANOSECONDS = 1e9
 
 
@@ -61,6 +66,92 @@ def measure_rates(
         write_bytes_per_s=_bytes_per_s(wide, narrow_write, wide_write),
         write_record_ns=round(narrow_write * _NANOSECONDS),
     )
+
+
+def measure_disk_rates(
+    record_size: int,
+    directory: str | os.PathLike[str],
+    *,
+    num_samples: int,
+) -> TierRates | None:
+    """Measure reads and writes of a disk; takes 0.2 s at most as a rule.
+
+    Records are written and then read ahead in random order, past the page cache where
+    the file system lets it, for 0.1 s in all or until there are 32 MB. A disk that
+    slows down later is found out by the run itself.
+
+    Args:
+        record_size: Bytes of the run's records.
+        directory: Where a file without a name is made.
+        num_samples: Of the set.
+
+    Returns:
+        The rates, of whole blocks, with reads that run alongside the step; None where
+        there is no such file or nothing came back, which is logged.
+    """
+    wide = max(_LEAST_DISK_BYTES, min(record_size, _MOST_DISK_BYTES // 2))
+    try:
+        return _disk_rates(wide, directory, num_samples)
+    except (MemoryError, OSError, RuntimeError, ValueError) as error:
+        _LOG.warning("cache: the rates of its disk are not known: %s", error)
+        return None
+
+
+def _disk_rates(
+    width: int, directory: str | os.PathLike[str], num_samples: int
+) -> TierRates | None:
+    place = bytes_on_disk(record_bytes([torch.empty(1, width, dtype=torch.uint8)]))
+    count = min(num_samples, _MOST_ROWS, max(2, _MOST_DISK_BYTES // place))
+    rows = min(count, max(1, _DISK_BATCH_BYTES // place))
+    source = torch.zeros(rows, width, dtype=torch.uint8)
+    # Records are larger than a slot, so that all go to the disk.
+    cache = ActivationCache.create(
+        run_id="rates",
+        num_samples=count,
+        slot_bytes=record_bytes([source[:, :1]]),
+        budget_bytes=1 << 20,
+    )
+    try:
+        cache.add_disk(directory, disk_bytes=count * place)
+        keys = torch.zeros(count, dtype=torch.int64)
+        until, stored = time.perf_counter() + _SECONDS, 0
+        while stored < count and (not stored or time.perf_counter() < until):
+            ids = torch.arange(stored, min(stored + rows, count))
+            cache.store(
+                ids,
+                (source[: len(ids)],),
+                boundary=1,
+                fingerprint=1,
+                input_hashes=keys[: len(ids)],
+            )
+            stored += len(ids)
+        generator = torch.Generator().manual_seed(0)  # not the user's
+        shuffled = torch.randperm(stored, generator=generator)
+        order = [shuffled[at : at + rows] for at in range(0, stored, rows)]
+        until = time.perf_counter() + _SECONDS
+        for number, ids in enumerate(order):
+            for ahead in order[number : number + _BATCHES_AHEAD]:
+                cache.prefetch(ahead.tolist())
+            cache.fetch(ids, chain=[0, 1], input_hashes=keys[: len(ids)])
+            if time.perf_counter() > until:
+                break
+        moved = cache.disk_traffic
+    finally:
+        cache.close()
+    if not moved.read_bytes or not moved.written_bytes:
+        _LOG.warning("cache: its disk gave nothing back: not used")
+        return None
+    return TierRates(
+        bytes_per_s=_rate(moved.read_bytes, moved.read_ns),
+        record_ns=0,
+        write_bytes_per_s=_rate(moved.written_bytes, moved.write_ns),
+        write_record_ns=0,
+        overlap=1.0,
+    )
+
+
+def _rate(size: int, ns: int) -> int:
+    return max(1, round(size * _NANOSECONDS / max(ns, 1)))
 
 
 def _bytes_per_s(size: int, narrow: float, wide: float) -> int:

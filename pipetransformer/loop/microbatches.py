@@ -109,7 +109,7 @@ def forward_share(
     window = 2 * replica.plan.num_stages
 
     def ask(at: int) -> None:
-        if prefix is not None and prefix.uses_cache:
+        if prefix is not None and prefix.uses_disk:
             ids = [i for rows in share[at : at + window] for i in rows]
             run.caches.prefetch(name, ids)
 

@@ -331,9 +331,23 @@ def _learning_rate(run: Run) -> float | None:
     return None if optimizer is None else float(optimizer.param_groups[0]["lr"])
 
 
+# Of `DiskTraffic`, in its order.
+_MOVED = (
+    "disk_read_bytes",
+    "disk_read_ns",
+    "disk_wait_ns",
+    "disk_written_bytes",
+    "disk_write_ns",
+)
+
+
 def _cache_counts(run: Run) -> dict[str, int]:
     cache = run.caches.training()
-    return {} if cache is None else dataclasses.asdict(cache.counters)
+    if cache is None:
+        return {}
+    moved = dataclasses.asdict(cache.disk_traffic).values()
+    disk = dict(zip(_MOVED, moved, strict=True))
+    return {**dataclasses.asdict(cache.counters), **disk}
 
 
 def _cache_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -348,7 +362,8 @@ def _cache_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     kinds = ("stale", "changed", "corrupt", "late", "stored", "full", "audited")
     absent = counts["misses"] - sum(counts[kind] for kind in kinds[:4])
     found = {kind: counts[kind] for kind in (*kinds, "disk_hits")}
-    return {"absent": absent, **found, **_node_bytes(parts), **told}
+    moved = {kind: counts[kind] for kind in _MOVED if counts[kind] > 0}
+    return {"absent": absent, **found, **_node_bytes(parts), **told, **moved}
 
 
 def _node_bytes(parts: Sequence[Mapping[str, Any]]) -> dict[str, int]:

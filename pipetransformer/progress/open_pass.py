@@ -103,7 +103,7 @@ class OpenPass:
         view = state.epoch % (shares.loading.views or 1)
 
         def ask(ids: Sequence[int]) -> None:
-            if run.in_force.caches:  # which may change within the segment
+            if run.in_force.uses_disk:  # which may change within the segment
                 run.caches.prefetch("train", ids, view)
 
         return asking_ahead(loaded, list(sampler), ask)

@@ -72,6 +72,7 @@ class FrozenPrefix:
             checked in the shape it was computed in must be equal to the last bit.
         admitted: Tells whether the cache is worth its use at present; where it is not,
             nothing is read or written.
+        disk_admitted: The same of what it has on disk.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class FrozenPrefix:
         debug: bool = False,
         own_bits: bool = False,
         admitted: Callable[[], bool] = lambda: True,
+        disk_admitted: Callable[[], bool] = lambda: True,
     ) -> None:
         self.boundary = boundary
         self._layers = list(layers)[:boundary]
@@ -100,6 +102,7 @@ class FrozenPrefix:
         self._debug = debug
         self._own_bits = own_bits
         self._admitted = admitted
+        self._disk_admitted = disk_admitted
         self._length: int | None = None  # padded, of the last inputs
         self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
         self._chains: dict[object, list[int]] = {}  # by what was in force, see `_chain`
@@ -112,6 +115,11 @@ class FrozenPrefix:
     def uses_cache(self) -> bool:
         """Whether activations may be cached, and are worth it."""
         return self.refusal is None and self._admitted()
+
+    @property
+    def uses_disk(self) -> bool:
+        """Whether they are on disk, too, where there is one."""
+        return self.uses_cache and self._disk_admitted()
 
     def refresh(self) -> None:
         """Fingerprint the frozen weights again; call it before each pass.
@@ -218,6 +226,7 @@ class FrozenPrefix:
                 ragged=self._ragged,
                 length=self._length,
                 codec=codec,
+                disk=self.uses_disk,
             )
         if self._debug:
             for records in found:
@@ -454,6 +463,7 @@ class FrozenPrefix:
             ragged=self._ragged,
             lengths=lengths,
             codec=codec,
+            disk=self.uses_disk,
         )
 
     def _advance(self, records: Records, position: DrawPosition, whole: bool) -> Any:

@@ -139,6 +139,9 @@ def epoch_line(record: EpochRecord) -> str:
     if used := record.cache.get("disk_bytes"):
         hits += f", {record.cache.get('disk_hits', 0)} of them on disk in "
         hits += f"{used / 1e6:.0f} MB"
+        if busy := record.cache.get("disk_read_ns"):
+            rate = record.cache.get("disk_read_bytes", 0) / busy
+            hits += f" at {rate:.{1 if rate >= 1 else 3}f} GB/s"
     if rows := record.cache.get("recomputed"):
         hits += f", frozen layers run for {rows}, which is cheaper than reading"
     return (

@@ -134,7 +134,10 @@ class EpochRecord:
             computed again and compared (``audited``), hits from disk
             (``disk_hits``); ``bytes`` and ``disk_bytes`` of all records on all nodes;
             rows whose frozen layers ran because that is cheaper (``recomputed``, if
-            any). Empty: no cache yet.
+            any). Of a disk, where it was used: ``disk_read_bytes`` and
+            ``disk_written_bytes`` in whole blocks, ``disk_read_ns`` and
+            ``disk_write_ns`` in which some were under way, summed over replicas, and
+            ``disk_wait_ns`` that steps waited for reads. Empty: no cache yet.
         metrics: What the last evaluation after the pass returned.
         phase_seconds: The lead's wall time of the pass by phase, see `Clock`; what the
             pass's end itself takes is in the run's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
 from collections.abc import Sequence
@@ -27,6 +28,24 @@ from pipetransformer.run.plan_inputs import PlanInputs
 
 _LOG = logging.getLogger(__name__)
 _LAYOUT_SLACK_BYTES = 256  # alignment of the tensors of a record that has several
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """Of how many samples a node's cache holds all records.
+
+    Attributes:
+        in_memory: In its slab.
+        on_disk: Of those that the slab has no room for.
+    """
+
+    in_memory: int = 0
+    on_disk: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Of both."""
+        return self.in_memory + self.on_disk
 
 
 class Caches:
@@ -147,21 +166,26 @@ class Caches:
         cache = self._caches.get(space)
         return cache is not None and cache.has_disk
 
-    def training_slots(self) -> int:
+    def training_room(self) -> Room:
         """Return of how many samples this node's cache holds all training records.
 
-        Before there is one, how many it will hold; 0 when it could not be made.
+        Before there is one, how many it will hold; none when it could not be made.
         """
         views = self._views("train")
+
+        def room(num_samples: int, slots: int, on_disk: int) -> Room:
+            in_memory = min(num_samples, slots // views)
+            both = min(num_samples, (slots + on_disk) // views)
+            return Room(in_memory, both - in_memory)
+
         if "train" in self._caches:
             made = self._caches["train"]
             if made is None or made.given_up:
-                return 0
-            records = made.num_slots + made.disk_records
-            return min(made.num_samples, records // views)
+                return Room()
+            return room(made.num_samples, made.num_slots, made.disk_records)
         cluster, workload = self._inputs.cluster, self._inputs.workload
         if cluster is None or cluster.cache is None or workload is None:
-            return 0
+            return Room()
         slot_bytes = self._slot_bytes("train")
         slots = slots_within(
             cluster.cache.host_bytes,
@@ -169,9 +193,9 @@ class Caches:
             slot_bytes=slot_bytes,
         )
         if slots == 0:
-            return 0
+            return Room()
         on_disk = cluster.cache.disk_bytes // bytes_on_disk(slot_bytes)
-        return min(workload.num_samples, (slots + on_disk) // views)
+        return room(workload.num_samples, slots, on_disk)
 
     def obtain(self, space: str, num_samples: int, layout: Layout | None) -> None:
         """Make or attach the node's slab of an id space, once.
@@ -254,6 +278,7 @@ class Caches:
         if folder is not None:
             try:
                 cache.add_disk(folder, disk_bytes=self._config.disk_bytes)
+                _LOG.info("cache: %s", cache.disk_text)
             except (OSError, ValueError) as error:
                 _LOG.warning("cache: nothing is kept on disk: %s", error)
         return cache

@@ -33,3 +33,8 @@ class PlanInForce:
     def caches(self) -> bool:
         """False where frozen layers run for every batch because that is cheaper."""
         return self.admission is None or self.admission.caches
+
+    @property
+    def uses_disk(self) -> bool:
+        """False where nothing is read from disk because that would take longer."""
+        return self.admission is None or self.admission.uses_disk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipetransformer.autocache import TierRates
+from pipetransformer.autocache import CacheRates
 from pipetransformer.planner import Cluster, Profile
 from pipetransformer.run.arguments import Workload
 
@@ -17,10 +17,11 @@ class PlanInputs:
         workload: The training set and the batch; None before `batches`.
         profile: What the layers cost; None until it is measured, or received.
         cluster: The devices; comes with the profile.
-        rates: Of the cache, measured then; None: not measured, and reads count as free.
+        rates: Of the cache, measured then; without those of host memory reads count as
+            free.
     """
 
     workload: Workload | None = None
     profile: Profile | None = None
     cluster: Cluster | None = None
-    rates: TierRates | None = None
+    rates: CacheRates = CacheRates()

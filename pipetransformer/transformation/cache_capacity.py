@@ -7,19 +7,26 @@ import dataclasses
 from pipetransformer.autocache import (
     Admission,
     Prospect,
-    TierRates,
+    bytes_on_disk,
     cacheable,
     decide,
+    on_disk,
     usual_bytes,
 )
 from pipetransformer.planner import CacheTiers, Cluster, Profile
 from pipetransformer.replica.frozen_prefix import FrozenPrefix
-from pipetransformer.run.cache_costs import prefix_ns, prefix_rows
+from pipetransformer.run.cache_costs import (
+    active_ns,
+    disk_sharers,
+    prefix_ns,
+    prefix_rows,
+)
+from pipetransformer.run.caches import Room
 from pipetransformer.run.context import Run
 
 
-def cache_slots(run: Run, boundary: int, prefix: FrozenPrefix | None) -> int:
-    """Return how many samples this node's slab holds at a boundary.
+def cache_room(run: Run, boundary: int, prefix: FrozenPrefix | None) -> Room:
+    """Return how many samples this node's cache holds at a boundary.
 
     Args:
         run: The run, with profile, cluster and workload known.
@@ -27,33 +34,33 @@ def cache_slots(run: Run, boundary: int, prefix: FrozenPrefix | None) -> int:
         prefix: The frozen layers in force, which know more than their modules tell.
 
     Returns:
-        Records, 0 where frozen layers run for every batch: the cache is off, could
-        not be made, or must not be used for these layers.
+        The room, none where frozen layers run for every batch: the cache is off,
+        could not be made, or must not be used for these layers.
     """
     if not run.config.cache.enabled or boundary == 0:
-        return 0
+        return Room()
     if cacheable(list(run.arguments.model)[:boundary], frozen=False) is not None:
-        return 0
+        return Room()
     if prefix is not None and prefix.boundary == boundary and prefix.refusal:
-        return 0
-    return run.caches.training_slots()
+        return Room()
+    return run.caches.training_room()
 
 
-def admission(run: Run, boundary: int, slots: int) -> Admission | None:
+def admission(run: Run, boundary: int, room: Room) -> Admission | None:
     """Decide by cost whether a boundary's activations are kept, as this rank sees it.
 
     Args:
         run: The run, with profile, cluster and workload known.
         boundary: Index of the first active layer.
-        slots: From `cache_slots`.
+        room: From `cache_room`.
 
     Returns:
         The decision; None where there is nothing to decide: no cache, or no rates,
         since it is to be used whatever it costs or they could not be measured.
     """
     inputs, costs, held = run.inputs, run.costs.cache, run.in_force
-    profile, workload, rates = inputs.profile, inputs.workload, inputs.rates
-    if slots == 0 or rates is None:
+    profile, workload, rates = inputs.profile, inputs.workload, inputs.rates.host
+    if room.samples == 0 or rates is None:
         return None
     if profile is None or workload is None:
         raise RuntimeError("admission asked for before the profile; please report")
@@ -80,13 +87,13 @@ def admission(run: Run, boundary: int, slots: int) -> Admission | None:
             record_bytes=usual_bytes(
                 profile.layers[at - 1].boundary_bytes_per_sample, cache.codec
             ),
-            held=min(slots, of_node),
+            held=min(room.in_memory, of_node),
             samples=of_node,
             passes=passes,
             keeps=kept,
         )
 
-    found, caches_now = prospect(boundary), None
+    found, caches_now, disk_now = prospect(boundary), None, None
     if held.plan is not None and 0 < held.plan.boundary <= boundary:
         before = held.plan.boundary
         if held.caches and views == 1 and _holds_records(run):
@@ -94,6 +101,7 @@ def admission(run: Run, boundary: int, slots: int) -> Admission | None:
             found = dataclasses.replace(found, stored_ns=stored)
         if before == boundary and held.admission is not None:
             caches_now = held.admission.caches
+            disk_now = held.admission.uses_disk
     learned = costs.slowed(rates)
     boundaries = [
         n for n in range(1, len(profile.layers)) if profile.may_be_boundary(n)
@@ -102,7 +110,23 @@ def admission(run: Run, boundary: int, slots: int) -> Admission | None:
         (n for n in boundaries if decide(learned, prospect(n)).caches), None
     )
     decision = decide(learned, found, caches_now=caches_now)
-    return dataclasses.replace(decision, pays_from=pays_from)
+    below = None
+    disk_rates = inputs.rates.disk
+    if room.on_disk and disk_rates is not None:
+        rest = active_ns(profile, boundary, max(1, rows // max(stages, 1)))
+        below = decide(
+            costs.slowed_disk(disk_rates),
+            on_disk(
+                dataclasses.replace(found, active_ns=costs.prefix * rest / stages),
+                learned,
+                held=room.on_disk,
+                disk_bytes=bytes_on_disk(found.record_bytes),
+                sharers=disk_sharers(inputs, shape[1]),
+            ),
+            caches_now=disk_now,
+            tier="disk",
+        )
+    return dataclasses.replace(decision, pays_from=pays_from, disk=below)
 
 
 def _holds_records(run: Run) -> bool:
@@ -115,29 +139,40 @@ def cluster_at(
     profile: Profile,
     boundary: int,
     slots: int,
-    rates: TierRates | None = None,
+    admitted: Admission | None = None,
 ) -> Cluster:
-    """Return the cluster with a host tier that holds just as many samples.
+    """Return the cluster with cache tiers that hold just as many samples.
 
     The slots of a slab fit the widest record with its header, whatever the boundary;
-    plans count the bytes at the boundary alone. The engine reads them before a step.
+    plans count the bytes at the boundary alone. The engine reads what is in host memory
+    before a step, and what is on disk alongside the steps before.
 
     Args:
         cluster: Of the run.
         profile: Of the layers.
         boundary: Index of the first active layer.
-        slots: Samples that the slab holds; 0: none are read.
-        rates: Of reads; None: they count as free.
+        slots: Samples that the cache holds; 0: none are read.
+        admitted: The decision, with rates of reads; None: they count as free.
     """
     if boundary == 0 or slots == 0:
         return dataclasses.replace(cluster, cache=CacheTiers())
     wide = profile.layers[boundary - 1].boundary_bytes_per_sample
-    tiers = CacheTiers(host_bytes=slots * wide)
-    if rates is not None:
+    if admitted is None:
+        tiers = CacheTiers(host_bytes=slots * wide)
+        return dataclasses.replace(cluster, cache=tiers)
+    host, disk = admitted.rates, admitted.disk
+    tiers = CacheTiers(
+        host_bytes=admitted.held * wide,
+        host_bytes_per_s=host.bytes_per_s,
+        host_record_ns=host.record_ns,
+        host_in_line=True,
+    )
+    if disk is not None and admitted.uses_disk:
+        # Of a record there, in whole blocks; plans count it without.
+        rate = disk.rates.bytes_per_s * wide // max(disk.record_bytes, 1)
         tiers = dataclasses.replace(
             tiers,
-            host_bytes_per_s=rates.bytes_per_s,
-            host_record_ns=rates.record_ns,
-            host_in_line=True,
+            disk_bytes=disk.held * wide,
+            disk_bytes_per_s=max(1, rate),
         )
     return dataclasses.replace(cluster, cache=tiers)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pipetransformer._extension import hash_bytes
-from pipetransformer.autocache import TierRates
+from pipetransformer.autocache import CacheRates
 from pipetransformer.core import disk, text_files
 from pipetransformer.core.devices import describe
 from pipetransformer.core.wire import check_int, printable
@@ -38,13 +38,13 @@ class Measured:
 
     Attributes:
         profile: Of the layers.
-        rates: Of the cache; None: not measured, or nothing to measure.
+        rates: Of the cache.
         cores_permille: Slots of a host that work at full speed together, in
             thousandths; 0: all of them.
     """
 
     profile: Profile
-    rates: TierRates | None
+    rates: CacheRates
     cores_permille: int = 0
 
 
@@ -78,8 +78,10 @@ def rate_conditions(run: Run) -> dict[str, Any]:
     workload, cache = run.inputs.workload, run.config.cache
     if workload is None:
         return {}
+    folder = cache.disk_directory
     return {
         "cache": [cache.enabled, cache.admission, cache.debug],
+        "disk": None if folder is None else os.fspath(folder),
         "samples": workload.num_samples,
         "global_batch": workload.global_batch,
         "hashes": workload.hashes,
@@ -91,7 +93,7 @@ def measured_or_kept(
     depends_on: Mapping[str, Any],
     *,
     measure: Callable[[], Profile],
-    rates: Callable[[Profile], TierRates | None],
+    rates: Callable[[Profile], CacheRates],
     cores: Callable[[], int],
 ) -> Measured:
     """Return a kept profile, or measure one and keep it where that is wanted.
@@ -122,9 +124,7 @@ def measured_or_kept(
         _LOG.info("layers are not measured: %s has their profile", path)
     told = kept.get("rates") or {}
     if told.get("conditions") == rate_conditions(run):
-        values = told.get("values")
-        found = TierRates(**values) if values else None
-        return Measured(profile, found, together)
+        return Measured(profile, CacheRates.from_dict(told["values"]), together)
     result = Measured(profile, rates(profile), together)
     _write(run, path, depends_on, result)
     return result
@@ -186,8 +186,7 @@ def _checked(text: str, depends_on: Mapping[str, Any]) -> dict[str, Any]:
     profile = Profile.from_json(json.dumps(content["profile"]))
     rates = content.get("rates")
     if rates is not None:
-        values = rates["values"]
-        _ = rates["conditions"], TierRates(**values) if values else None
+        _ = rates["conditions"], CacheRates.from_dict(rates["values"])
     together = check_int(content["cores_permille"], "cores_permille")
     return {"profile": profile, "rates": rates, "cores_permille": together}
 
@@ -195,7 +194,6 @@ def _checked(text: str, depends_on: Mapping[str, Any]) -> dict[str, Any]:
 def _write(
     run: Run, path: pathlib.Path, depends_on: Mapping[str, Any], result: Measured
 ) -> None:
-    rates = result.rates
     content = {
         "version": _VERSION,
         "conditions": dict(depends_on),
@@ -203,7 +201,7 @@ def _write(
         "cores_permille": result.cores_permille,
         "rates": {
             "conditions": rate_conditions(run),
-            "values": rates and dataclasses.asdict(rates),
+            "values": result.rates.to_dict(),
         },
     }
     try:

@@ -44,9 +44,8 @@ def first_plan(
         InfeasiblePlan: nothing fits; a ValueError that names what is missing.
     """
     profile, cluster, workload = _known(run, boundary, cache_slots, admission)
-    return search(
-        profile, cluster, _options(run, workload, boundary, most), boundary=boundary
-    )
+    options = _options(run, workload, boundary, most, admission)
+    return search(profile, cluster, options, boundary=boundary)
 
 
 def next_plan(
@@ -76,7 +75,7 @@ def next_plan(
     return replan(
         profile,
         cluster,
-        _options(run, workload, boundary, most),
+        _options(run, workload, boundary, most, pricing.admission),
         ChangeTerms(
             remaining_steps=pricing.remaining_steps,
             pace=pricing.steps.pace,
@@ -114,7 +113,7 @@ def still_fitting(run: Run, current: Plan, most: int | None) -> Plan:
     profile, cluster, workload = _known_now(run, boundary)
     if most is None and fits(run, current):
         return current
-    options = _options(run, workload, boundary, most)
+    options = _options(run, workload, boundary, most, run.in_force.admission)
     kept = current.num_stages
     try:
         return search(profile, cluster, options, boundary=boundary, num_stages=kept)
@@ -136,7 +135,7 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
         measured=explain_run(run.history.to_json()).measured,
         codecs=[str(each) for each in run.history.codecs],
         freezing=[told(decision) for decision in run.policy.log],
-        options=_options(run, workload, boundary),
+        options=_options(run, workload, boundary, None, admission),
         cache=None
         if admission is None
         else {**admission.to_dict(), "text": admission.text},
@@ -178,15 +177,18 @@ def _known(
     profile, cluster, workload = inputs.profile, inputs.cluster, inputs.workload
     if profile is None or cluster is None or workload is None:
         raise RuntimeError("plan asked for before the profile; please report")
-    rates = None if admission is None else admission.rates
     now = cluster_at(
-        run.costs.steps.applied(cluster), profile, boundary, cache_slots, rates
+        run.costs.steps.applied(cluster), profile, boundary, cache_slots, admission
     )
     return profile, now, workload
 
 
 def _options(
-    run: Run, workload: Workload, boundary: int, most: int | None = None
+    run: Run,
+    workload: Workload,
+    boundary: int,
+    most: int | None,
+    admission: Admission | None,
 ) -> SearchOptions:
     settings = run.config.plan
     there, world = len(run.plane.members), run.info.world_size
@@ -202,12 +204,19 @@ def _options(
         schedules=_schedules(run),
         # Each worker runs the whole prefix for its share of the rows, see `prefix`.
         prefix_placements=("replicated",),
-        cache_tiers=("host",) if run.config.cache.enabled else ("none",),
+        cache_tiers=(_tier(run, admission),),
         num_samples=workload.num_samples,
         min_microbatch_samples=max(
             least_rows(layer) for layer in list(run.arguments.model)[boundary:]
         ),
     )
+
+
+def _tier(run: Run, admission: Admission | None) -> str:
+    """Return the lowest tier that records are kept in."""
+    if not run.config.cache.enabled:
+        return "none"
+    return "disk" if admission is not None and admission.uses_disk else "host"
 
 
 def _schedules(run: Run) -> tuple[str, ...]:

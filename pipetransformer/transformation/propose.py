@@ -10,7 +10,7 @@ from typing import Any
 
 from pipetransformer import planner
 from pipetransformer._extension import hash_bytes, host_memory, usable_cores
-from pipetransformer.autocache import Admission, TierRates
+from pipetransformer.autocache import Admission, CacheRates
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.autodp.told import read_fields
 from pipetransformer.autofreeze import (
@@ -31,7 +31,7 @@ from pipetransformer.run.step_costs import (
     HOST_ROUND_NS,
     HOST_STEP_NS,
 )
-from pipetransformer.transformation.cache_capacity import admission, cache_slots
+from pipetransformer.transformation.cache_capacity import admission, cache_room
 from pipetransformer.transformation.crowding import Work, keep_busy, measure_cores
 from pipetransformer.transformation.kept_profiles import (
     conditions,
@@ -199,7 +199,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
         message = {
             "profile": measured.profile.to_json(),
             "cluster": _cluster(run, rates, measured.cores_permille).to_json(),
-            "rates": rates and dataclasses.asdict(rates),
+            "rates": rates.to_dict(),
         }
         told = json.dumps(message).encode()
         run.plane.publish("profile", told)
@@ -210,8 +210,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
     content = read_fields(told, "profile")
     run.inputs.profile = Profile.from_json(content["profile"])
     run.inputs.cluster = Cluster.from_json(content["cluster"])
-    told_rates = content["rates"]
-    run.inputs.rates = TierRates(**told_rates) if told_rates else None
+    run.inputs.rates = CacheRates.from_dict(content["rates"])
 
 
 def _sizes(run: Run, workload: Workload) -> list[int]:
@@ -237,19 +236,17 @@ def _cores_together(run: Run, workload: Workload) -> int:
     return measure_cores(run, _work(run, workload), _cores_permille(run))
 
 
-def _rates(
-    run: Run, workload: Workload, profile: Profile, inputs: Any
-) -> TierRates | None:
+def _rates(run: Run, workload: Workload, profile: Profile, inputs: Any) -> CacheRates:
     cache = run.config.cache
     # Faults are to be found whatever it costs.
     if not cache.enabled or cache.admission != "measured" or cache.debug:
-        return None
-    return rates_before_run(workload, profile, inputs)
+        return CacheRates()
+    return rates_before_run(workload, profile, inputs, cache)
 
 
-def _cluster(run: Run, rates: TierRates | None, cores_permille: int) -> Cluster:
+def _cluster(run: Run, rates: CacheRates, cores_permille: int) -> Cluster:
     slots = run.num_slots
-    caches = run.config.cache.enabled
+    caches, host, disk = run.config.cache.enabled, rates.host, rates.disk
     memory = run.config.plan.slot_memory_bytes or _slot_memory(run)
     return Cluster(
         num_nodes=run.info.num_nodes,
@@ -262,10 +259,11 @@ def _cluster(run: Run, rates: TierRates | None, cores_permille: int) -> Cluster:
         ),
         cache=CacheTiers(
             host_bytes=run.caches.budget_bytes() if caches else 0,
-            host_bytes_per_s=rates.bytes_per_s if rates is not None else 0,
-            host_record_ns=rates.record_ns if rates is not None else 0,
-            host_in_line=rates is not None,
+            host_bytes_per_s=host.bytes_per_s if host is not None else 0,
+            host_record_ns=host.record_ns if host is not None else 0,
+            host_in_line=host is not None,
             disk_bytes=run.caches.disk_bytes(),
+            disk_bytes_per_s=disk.bytes_per_s if disk is not None else 0,
         ),
     )
 
@@ -332,10 +330,9 @@ def propose(
     """
     decision = decide(run)
     prefix = replica.prefix if replica is not None else None
-    slots = cache_slots(run, decision.boundary, prefix)
-    admitted = admission(run, decision.boundary, slots)
-    if admitted is not None and not admitted.caches:
-        slots = 0
+    room = cache_room(run, decision.boundary, prefix)
+    admitted = admission(run, decision.boundary, room)
+    slots = room.samples if admitted is None else admitted.used_samples
     if replica is None:
         plan, layout = placed(
             run,
@@ -408,7 +405,9 @@ def _readmit(run: Run, replica: Replica, plan: Plan, pricing: PricingInputs) -> 
     """
     before, now = run.in_force.admission, pricing.admission
     replica.plan = plan  # the same, with what is known now of its time
-    if before is None or now is None or before.caches == now.caches:
+    if before is None or now is None:
+        return
+    if (before.caches, before.uses_disk) == (now.caches, now.uses_disk):
         return
     run.in_force = dataclasses.replace(
         run.in_force, plan=plan, cache_slots=pricing.cache_slots, admission=now

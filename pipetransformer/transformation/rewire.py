@@ -125,6 +125,7 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
             debug=run.config.cache.debug,
             own_bits=run.config.cache.directory is None,
             admitted=lambda: run.in_force.caches,
+            disk_admitted=lambda: run.in_force.uses_disk,
         )
         if run.inputs.workload is not None and prefix.uses_cache:
             run.caches.obtain(

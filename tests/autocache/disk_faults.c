@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -10,6 +11,8 @@
 #include <unistd.h>
 
 static atomic_int read_error, write_error, read_ms;
+static atomic_long read_rate;
+static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 
 /* What reads and writes report, 0: nothing; how long each read
  * takes at least, also those that have begun. */
@@ -17,6 +20,20 @@ void disk_faults_set(int of_reads, int of_writes, int milliseconds) {
   read_error = of_reads;
   write_error = of_writes;
   read_ms = milliseconds;
+}
+
+/* Reads of all threads together move that many bytes a second; 0: any number. */
+void disk_faults_limit(long bytes_per_s) {
+  read_rate = bytes_per_s;
+}
+
+static void keep_to_rate(size_t size) {
+  const long rate = read_rate;
+  if (rate > 0) {
+    pthread_mutex_lock(&one_at_a_time);
+    usleep((useconds_t)(1e6 * (double)size / (double)rate));
+    pthread_mutex_unlock(&one_at_a_time);
+  }
 }
 
 static int counts(int descriptor) {
@@ -46,6 +63,7 @@ static int fails(atomic_int* error) {
       for (int ms = 0; ms < read_ms; ms += 10) {                    \
         usleep(10000);                                              \
       }                                                             \
+      keep_to_rate(size);                                           \
       if (fails(&read_error)) {                                     \
         return -1;                                                  \
       }                                                             \

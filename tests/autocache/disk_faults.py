@@ -15,9 +15,14 @@ import time
 
 import torch
 
-from pipetransformer.autocache import ActivationCache
+import pipetransformer as pt
+from pipetransformer import autocache, planner
+from pipetransformer.autocache import ActivationCache, TierRates, measure_disk_rates
 from tests.autocache.test_cache import SAMPLES, make_cache, merged, values
-from tests.engine.test_disk_cache import train
+from tests.engine.even_profile import even_profile
+from tests.engine.scenario import config, make_engine, schedule
+from tests.engine.test_disk_cache import LITTLE, SIZE, train
+from tests.support.toy import ToySet
 
 IDS = torch.arange(SAMPLES)
 SLOTS = 10
@@ -27,6 +32,10 @@ _FOR_EVER = 10**6
 
 def faults(*, read=0, write=0, read_ms=0):
     ctypes.CDLL(None).disk_faults_set(read, write, read_ms)
+
+
+def limit(bytes_per_s):
+    ctypes.CDLL(None).disk_faults_limit(ctypes.c_long(bytes_per_s))
 
 
 def opened(folder, **options):
@@ -155,10 +164,86 @@ def training(folder):
     ActivationCache.add_disk = add
     expected = train(folder)[0]
     read_ms = _FOR_EVER
-    losses, _, history, *_ = train(folder)
+    # Measured, such a disk would not be used.
+    losses, _, history, *_ = train(folder, admission="always")
     apart = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
     late = sum(counts["late"] for counts in history.cache)
     return {"same": apart < 1e-5, "late": late > 0}
+
+
+def rates(folder):
+    """What is measured of a disk as it is, and of one whose reads are limited."""
+    add_disk = ActivationCache.add_disk
+    ActivationCache.add_disk = lambda *args, **options: add_disk(
+        *args, **options, io="threads"
+    )
+    found = {}
+    for name, rate in (("as it is", 0), ("limited", 2 * 10**6)):
+        limit(rate)
+        measured = measure_disk_rates(20_000, folder, num_samples=200)
+        found[name] = measured.bytes_per_s
+    return found
+
+
+EPOCHS = 6
+
+
+def priced(folder, bytes_per_s, *, from_epoch=0):
+    """A run with frozen layers, most of whose records are on a disk.
+
+    Args:
+        folder: Where.
+        bytes_per_s: To which reads are limited; 0: to nothing.
+        from_epoch: From then on; the disk is measured before.
+    """
+    add_disk = ActivationCache.add_disk
+    ActivationCache.add_disk = lambda *args, **options: add_disk(
+        *args, **options, io="threads"
+    )
+    planner.profile = even_profile
+    autocache.measure_rates = lambda *_, **__: TierRates(
+        bytes_per_s=10**10,
+        record_ns=1000,
+        write_bytes_per_s=10**10,
+        write_record_ns=1000,
+    )
+    engine = make_engine(
+        freeze=schedule(*[2] * EPOCHS),
+        config=config(
+            cache=pt.CacheConfig(disk_directory=folder, budget_bytes=LITTLE),
+            plan=pt.PlanConfig(num_stages=1, num_microbatches=2),
+        ),
+    )
+    if from_epoch == 0:
+        limit(bytes_per_s)
+    with engine:
+        for epoch in engine.epochs(EPOCHS):
+            if epoch == from_epoch:
+                limit(bytes_per_s)
+            for batch in engine.batches(ToySet(SIZE), 12):
+                engine.step(batch)
+        explained = engine.explain()
+        history = engine.history
+    return {
+        "losses": [record.train_loss for record in history.epochs],
+        "on_disk": [counts["disk_hits"] + counts["late"] for counts in history.cache],
+        "hits": [record.cache_hits for record in history.epochs],
+        "tier": explained.plan.cache,
+        "text": explained.cache["text"],
+        "report": str(explained),
+    }
+
+
+def never_slow(folder):
+    return priced(folder, 0)
+
+
+def always_slow(folder):
+    return priced(folder, 5 * 10**4)
+
+
+def slow_later(folder):
+    return priced(folder, 5 * 10**4, from_epoch=2)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipetransformer.autocache import Admission, Prospect, TierRates, decide
+from pipetransformer.autocache import Admission, Prospect, TierRates, decide, on_disk
 from pipetransformer.autocache.admission import MARGIN
 
 RATES = st.builds(
@@ -33,6 +33,8 @@ def prospects(draw):
         keeps=draw(st.booleans()),
         stored_ns=draw(st.one_of(st.none(), st.just(0), st.integers(0, prefix))),
         active_ns=draw(st.integers(0, 10**6)),
+        sharers=draw(st.sampled_from([1, 1, 3])),
+        copy_ns=draw(st.sampled_from([0, 0, 10, 10**4])),
     )
 
 
@@ -40,8 +42,10 @@ def played(rates, prospect):
     """The cost of all passes, sample by sample, beyond the steps without a prefix."""
     size, active = prospect.record_bytes, prospect.active_ns
     read = rates.record_ns + 1e9 * size / rates.bytes_per_s
+    read *= prospect.sharers
     write = rates.write_record_ns + 1e9 * size / rates.write_bytes_per_s
-    step = max(read, active + (1 - rates.overlap) * read)
+    write *= prospect.sharers
+    step = max(read, active + (1 - rates.overlap) * read) + prospect.copy_ns
     total = 0.0
     for sample in range(prospect.samples):
         room = sample < prospect.held
@@ -95,6 +99,59 @@ def test_never_goes_to_and_fro_on_the_same_numbers(rates, prospect):
     again = decide(rates, prospect, caches_now=found.caches)
     assert again.caches == found.caches
     assert Admission.from_dict(again.to_dict()) == again
+
+
+HOST = TierRates(
+    bytes_per_s=10**10, record_ns=0, write_bytes_per_s=10**10, write_record_ns=0
+)
+DISK = TierRates(
+    bytes_per_s=10**9,
+    record_ns=0,
+    write_bytes_per_s=10**9,
+    write_record_ns=0,
+    overlap=1.0,
+)
+
+
+def of_both(active_ns, sharers=1, disk=DISK):
+    """A decision on 20 samples in memory and 50 of the other 80 on disk."""
+    found = Prospect(
+        boundary=1,
+        prefix_ns=10_000,
+        record_bytes=4000,  # 0.4 us from memory
+        held=20,
+        samples=100,
+        passes=9,
+        active_ns=active_ns,
+    )
+    lower = on_disk(found, HOST, held=50, disk_bytes=8192, sharers=sharers)
+    assert (lower.held, lower.record_bytes, lower.copy_ns) == (50, 8192, 400)
+    below = decide(disk, lower, tier="disk")
+    return dataclasses.replace(decide(HOST, found), disk=below)
+
+
+def test_a_disk_is_used_where_the_steps_hide_its_reads():
+    # 8.2 us a read, for every second sample: hidden behind steps of 4.1 us and more.
+    hidden = of_both(4096)
+    assert hidden.disk.read_ns == 400 and hidden.uses_disk
+    assert hidden.used_samples == 70
+    half = of_both(2048)
+    assert half.disk.read_ns == 400 + 8192 / 2 and half.uses_disk
+    shared = of_both(2048, sharers=4)
+    assert shared.disk.read_ns == 400 + 4 * 8192 - 4096 and not shared.uses_disk
+    assert shared.caches and shared.used_samples == 20
+    text = shared.text
+    assert "cached for 20 of 100 samples; would turn" in text
+    assert "; on disk: read 29.1 us a sample against 10.0 us recomputed (disk " in text
+    assert text.endswith("recomputed; would turn above 3.8 GB/s")
+    assert Admission.from_dict(shared.to_dict()) == shared
+
+
+def test_a_disk_takes_only_what_memory_has_no_room_for():
+    found = Prospect(
+        boundary=1, prefix_ns=1, record_bytes=1, held=90, samples=100, passes=2
+    )
+    assert on_disk(found, HOST, held=50, disk_bytes=1, sharers=1).held == 10
 
 
 def test_reads_made_ahead_cost_nothing_while_the_step_lasts_longer():

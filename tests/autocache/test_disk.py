@@ -2,7 +2,6 @@
 
 import gc
 import json
-import logging
 import mmap
 import multiprocessing
 import os
@@ -17,7 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from pipetransformer.autocache import ActivationCache, Ragged
+from pipetransformer.autocache import ActivationCache, DiskTraffic, Ragged
 from tests.support.ranks import Ranks, run_ranks
 
 from .test_cache import SAMPLES, make_cache, merged, values
@@ -488,10 +487,37 @@ def test_descriptors_threads_and_memory_do_not_grow(tmp_path, io):
     assert after[2] < before[2] + 32 * 2**20
 
 
-def test_where_records_are_is_logged(tmp_path, caplog):
-    with caplog.at_level(logging.INFO):
-        make(tmp_path)
-    assert f"MB on disk in {tmp_path}" in caplog.text
+def test_what_is_on_disk_can_be_told(tmp_path):
+    cache = make(tmp_path)
+    assert f"MB on disk in {tmp_path}, " in cache.disk_text
+    assert make_cache(num_slots=SLOTS).disk_text == "nothing on disk"
+
+
+def test_traffic_counts_whole_blocks_and_the_time_that_they_took(tmp_path):
+    cache = make(tmp_path)
+    assert cache.disk_traffic == DiskTraffic()
+    store(cache)
+    written = cache.disk_traffic
+    assert written.written_bytes == cache.disk_used_bytes > 0
+    assert written.write_ns > 0 and written.read_ns == written.read_bytes == 0
+    found_in(cache)
+    read = cache.disk_traffic
+    assert read.read_bytes == written.written_bytes
+    assert 0 < read.read_ns <= read.wait_ns
+    cache.prefetch(IDS.tolist())
+    found_in(cache)
+    assert cache.disk_traffic.read_bytes == 2 * read.read_bytes
+
+
+def test_without_the_disk_only_memory_is_read_and_written(tmp_path):
+    cache = make(tmp_path)
+    stored = cache.store(IDS, (values(IDS, 1),), boundary=1, fingerprint=1, disk=False)
+    assert stored == SLOTS and cache.disk_traffic == DiskTraffic()
+    store(cache)
+    found = cache.fetch(IDS, chain=CHAIN, disk=False)
+    assert sum(len(records.rows) for records in found) == SLOTS
+    assert cache.disk_traffic.read_bytes == 0
+    assert len(found_in(cache)) == SAMPLES
 
 
 class DiskMachine(CacheMachine):

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.engine.test_disk_cache import SIZE
+
 from .test_cache import SAMPLES
 
 HERE = pathlib.Path(__file__).parent
@@ -100,3 +102,27 @@ def test_records_that_a_slow_disk_reads_late_are_kept_all_the_same(run):
 def test_training_goes_on_where_reads_hang(run):
     found, _ = run("training")
     assert found == {"same": True, "late": True}
+
+
+def test_the_rate_of_a_limited_disk_is_measured(run):
+    found, _ = run("rates")
+    assert 10**5 < found["limited"] <= 2 * 10**6 < found["as it is"]
+
+
+def test_a_slow_disk_is_not_used_and_losses_are_the_same(run):
+    fast, _ = run("never_slow")
+    assert fast["tier"] == "disk" and fast["on_disk"][-1] > 0
+    assert fast["hits"][-1] == SIZE
+    assert "; on disk: read " in fast["text"] and fast["text"] in fast["report"]
+    slow, _ = run("always_slow")
+    assert slow["tier"] == "host" and sum(slow["on_disk"]) == 0
+    assert 0 < slow["hits"][-1] < SIZE, "memory is used as before"
+    assert "): recomputed; would turn above " in slow["text"]
+    assert slow["losses"] == pytest.approx(fast["losses"], rel=1e-5)
+
+
+def test_a_disk_that_becomes_slow_in_the_run_is_left(run):
+    found, _ = run("slow_later")
+    assert found["on_disk"][2] > 0 and found["on_disk"][-1] == 0
+    assert found["tier"] == "host" and 0 < found["hits"][-1] < SIZE
+    assert "): recomputed; would turn above " in found["text"]

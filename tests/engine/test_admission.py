@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 import pipetransformer as pt
-from pipetransformer import autocache
-from pipetransformer.autocache import ActivationCache, TierRates
+from pipetransformer import autocache, planner
+from pipetransformer.autocache import ActivationCache, CacheRates, TierRates
 from pipetransformer.report import PlanShape
 from pipetransformer.run.cache_costs import CacheCosts
-from tests.engine.even_profile import ROW_NS
+from tests.engine.even_profile import ROW_NS, even_profile
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import run_of
 from tests.support.ranks import run_ranks
@@ -88,22 +88,72 @@ def test_an_encoded_record_is_priced_with_its_bytes():
     assert trained(FAST, codec="bf16")[2].cache["record_bytes"] == native // 2
 
 
-def test_reads_that_are_late_are_learned_as_slow_ones():
-    run = trained(FAST)[1]
-    profile, rates = run.inputs.profile, run.inputs.rates
-    read_ns = 10 * rates.read_ns(profile.layers[3].boundary_bytes_per_sample)
-    for late, factor in ((0, 1.0), (9, 8.5)):
-        costs = CacheCosts()
-        segment = SimpleNamespace(
-            shape=PlanShape(4, 4, 1, 1, 1),
-            cache_hits=1,
-            cache_misses=9,
-            cache={"late": late, "stored": 0},
-            samples=10,
-            phase_seconds={"forward/cache_read": 16 * read_ns / 1e9},
+def observed(inputs, *, hits=9, misses=1, replicas=1, read_ns=0.0, **cache):
+    """What a pass of ten samples at boundary 4 tells of the costs."""
+    costs = CacheCosts()
+    segment = SimpleNamespace(
+        shape=PlanShape(4, 4, 1, replicas, 1),
+        cache_hits=hits,
+        cache_misses=misses,
+        cache=cache,
+        samples=10,
+        phase_seconds={"forward/cache_read": read_ns / 1e9},
+    )
+    costs.observe([segment], inputs)
+    return costs
+
+
+def test_waits_for_the_disk_make_the_disk_slow_and_not_the_memory():
+    inputs = trained(FAST)[1].inputs
+    disk = dataclasses.replace(FAST, bytes_per_s=10**6, write_bytes_per_s=10**6)
+    inputs.rates = CacheRates(FAST, disk)
+    size = inputs.profile.layers[3].boundary_bytes_per_sample
+    spent = 9 * FAST.read_ns(size) + FAST.record_ns  # of reads from memory
+    for waited, told in ((0, 4), (0, 1), (10**9, 4)):
+        costs = observed(
+            inputs,
+            read_ns=told * spent + waited,
+            disk_wait_ns=waited,
+            disk_read_bytes=10**6,
+            disk_read_ns=3 * 10**9,
+            disk_written_bytes=10**6,
+            disk_write_ns=7 * 10**9,
         )
-        costs.observe([segment], run.inputs)
-        assert costs.reads == pytest.approx(factor)
+        assert costs.reads == pytest.approx((1 + told) / 2)
+        assert costs.disk_reads == pytest.approx(2.0, rel=1e-3)
+        assert costs.disk_writes == pytest.approx(4.0, rel=1e-3)
+
+
+def test_replicas_that_share_a_disk_do_not_make_it_slow():
+    inputs = trained(FAST)[1].inputs
+    inputs.rates = CacheRates(FAST, dataclasses.replace(FAST, bytes_per_s=10**6))
+    moved = {"disk_read_bytes": 2 * 10**6, "disk_read_ns": 2 * 2 * 10**9}
+    shared = observed(inputs, replicas=2, **moved)
+    assert shared.disk_reads == pytest.approx(1.0, rel=1e-3)
+    assert observed(inputs, **moved).disk_reads == pytest.approx(1.5, rel=1e-3)
+
+
+def test_a_disk_that_gives_nothing_back_is_learned_as_slow():
+    inputs = trained(FAST)[1].inputs
+    inputs.rates = CacheRates(FAST, dataclasses.replace(FAST, bytes_per_s=10**9))
+    costs = observed(inputs, hits=0, misses=10, late=10, disk_read_ns=10**9)
+    assert costs.disk_reads > 1000 and costs.reads == 1.0
+
+
+def test_an_almost_free_prefix_is_recomputed(monkeypatch):
+    def free(*args, **options):
+        found = even_profile(*args, **options)
+        layers = [
+            dataclasses.replace(layer, forward_only_ns=(1,) * len(layer.forward_ns))
+            for layer in found.layers
+        ]
+        return dataclasses.replace(found, layers=tuple(layers))
+
+    monkeypatch.setattr(planner, "profile", free)
+    monkeypatch.setattr(CacheCosts, "observe", lambda *_: None)  # they do take time
+    engine, run, told = trained(FAST)
+    assert not run.in_force.caches and engine.history.epochs[-1].cache_hits == 0
+    assert "pays for no number of frozen layers" in str(told)
 
 
 def test_fast_reads_are_made_and_plans_count_their_time():
@@ -147,5 +197,5 @@ def on_ranks(rank, rates):
 def test_ranks_decide_by_what_the_lead_has_measured():
     results = run_ranks(on_ranks, 2, [SLOW, FAST])
     assert [caches for _, caches, _ in results] == [False, False]
-    assert [rates for *_, rates in results] == [SLOW, SLOW]
+    assert [rates for *_, rates in results] == [CacheRates(SLOW)] * 2
     assert results[0][0] == results[1][0] is not None

@@ -43,7 +43,7 @@ def train(folder, *, stages=1, workers=0, ranks=1, **cache):
             )
         caches = run_of(engine).caches
         slots = min(caches.training().num_slots, SIZE) if caches.training() else 0
-        planned = caches.training_slots()
+        planned = caches.training_room().samples
     return losses, found, engine.history, slots, planned
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import pipetransformer as pt
 from pipetransformer import autocache, planner
-from pipetransformer.autocache import TierRates
+from pipetransformer.autocache import CacheRates, TierRates
 from tests.engine.even_profile import even_profile
 from tests.engine.scenario import config, schedule
 from tests.support.private import run_of
@@ -69,7 +69,7 @@ def test_a_second_run_measures_nothing_and_plans_the_same(tmp_path, measured, ca
     assert measured == {"layers": 1, "rates": 1}
     assert f"layers are not measured: {file} has their profile" in caplog.text
     assert (again.plan_hash, found.profile) == (plan.plan_hash, inputs.profile)
-    assert found.rates == inputs.rates == RATES
+    assert found.rates == inputs.rates == CacheRates(RATES)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_another_set_measures_the_cache_alone(tmp_path, measured):
     assert measured == {"layers": 1, "rates": 2}
     run(tmp_path, cache=pt.CacheConfig(enabled=False))
     _, inputs = run(tmp_path)
-    assert measured["layers"] == 1 and inputs.rates == RATES
+    assert measured["layers"] == 1 and inputs.rates == CacheRates(RATES)
 
 
 def test_a_file_that_is_named_must_be_of_this_run(tmp_path, measured):

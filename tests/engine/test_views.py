@@ -208,7 +208,7 @@ def train(data, views, *, epochs=5, freeze=None, loader=None, **cache):
                 rows = zip(batch.ids.tolist(), batch.inputs.tolist(), strict=True)
                 seen.update({(epoch, i): row for i, row in rows})
                 losses.append(float(engine.step(batch)))
-        slots = run_of(engine).caches.training_slots()
+        slots = run_of(engine).caches.training_room().samples
     return losses, engine.history, seen, slots
 
 

@@ -176,6 +176,40 @@ def test_reads_in_line_lengthen_the_step_of_each_replica_by_its_own_rows():
     assert find(model, cluster(4, cache=slow), **either).cache == "none"
 
 
+def test_a_disk_holds_what_the_host_has_no_room_for():
+    model = equal_profile(4, times=(1000,) * 3, boundary_bytes_per_sample=1000)
+    host = dict(host_bytes_per_s=10**9, host_record_ns=500, host_in_line=True)
+    options = dict(
+        boundary=2,
+        num_stages=1,
+        num_microbatches=1,
+        max_replicas=1,
+        num_samples=32,
+        cache_tiers=("disk",),
+    )
+
+    def step(slots, on_disk, rate):
+        tiers = CacheTiers(
+            host_bytes=1000 * slots,
+            disk_bytes=1000 * on_disk,
+            disk_bytes_per_s=rate,
+            **host,
+        )
+        plan = find(model, cluster(4, cache=tiers), **options)
+        assert plan.cache == "disk"
+        return plan.predicted_step_ns
+
+    free = find(model, cluster(4), **options).predicted_step_ns
+    # All rows are copied in line; the disk's are read alongside the step.
+    copied = free + 32 * 1500
+    assert step(8, 24, 10**12) == copied
+    assert step(8, 99, 10**12) == copied
+    assert step(8, 24, 10**7) == max(copied, 24 * 100_000)
+    assert step(8, 12, 10**12) == free + 20 * 1500 + 12 * 2 * 1000
+    # A disk alone has no copies in line.
+    assert step(0, 32, 10**12) == free
+
+
 def test_only_rows_that_a_tier_serves_are_read_from_it():
     model = equal_profile(4, times=(1000,) * 3, boundary_bytes_per_sample=10**6)
     few = CacheTiers(host_bytes=10**6, host_bytes_per_s=10**9)

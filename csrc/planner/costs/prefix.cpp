@@ -49,6 +49,11 @@ missed_rows(int64_t rows, int64_t held, std::optional<int64_t> num_samples) {
   return rows - static_cast<int64_t>(Wide{rows} * held / *num_samples);
 }
 
+// `part` of `whole` rows; all of them where the whole is not known.
+int64_t rows_of(int64_t rows, int64_t part, std::optional<int64_t> whole) {
+  return rows - missed_rows(rows, part, whole);
+}
+
 // Without a rate 0, as of any transfer.
 int64_t read_time_ns(int64_t rows, int64_t sample_bytes, const Tier& tier) {
   const Wide each = Wide{rows} * tier.record_ns;
@@ -70,6 +75,55 @@ int64_t held_samples(
   }
   const Wide held = Wide{*tier.bytes / sample_bytes} * cluster.num_nodes;
   return static_cast<int64_t>(std::min<Wide>(held, all));
+}
+
+// What a step reads, and the rows of a micro-batch that it computes.
+struct Reads {
+  int64_t missed = 0;
+  int64_t wait_ns = 0;   // before the first forward
+  int64_t ahead_ns = 0;  // alongside the step
+};
+
+// From host memory, and with `disk` what it has no room for from there: that is
+// read ahead, and copied as records of host memory are.
+Reads reads_of(
+    const Cluster& cluster,
+    const Workload& workload,
+    const Shape& shape,
+    int64_t sample_bytes,
+    bool disk) {
+  const bool below = disk && cluster.cache && cluster.cache->host_bytes > 0;
+  const bool in_host = !disk || below;
+  const Tier host = tier_of(cluster, CacheTier::kHost);
+  const Tier lower = tier_of(cluster, CacheTier::kDisk);
+  const int64_t in_memory =
+      in_host ? held_samples(cluster, workload, host, sample_bytes) : 0;
+  const int64_t on_disk =
+      disk ? std::min(
+                 held_samples(cluster, workload, lower, sample_bytes),
+                 workload.num_samples.value_or(kNeverFits) - in_memory)
+           : 0;
+  const int64_t samples = samples_per_microbatch(workload.global_batch, shape);
+  // In line every replica reads its own; else a node reads for all of its.
+  const int64_t own = samples_per_replica(workload.global_batch, shape);
+  const int64_t of_node = divide_up(workload.global_batch, cluster.num_nodes);
+  const auto all = workload.num_samples;
+  Reads reads;
+  reads.missed = missed_rows(samples, in_memory + on_disk, all);
+  if (in_host && host.in_line) {
+    reads.wait_ns = read_time_ns(
+        rows_of(own, in_memory + on_disk, all), sample_bytes, host);
+  } else if (in_host) {
+    reads.ahead_ns =
+        read_time_ns(rows_of(of_node, in_memory, all), sample_bytes, host);
+  }
+  if (on_disk > 0) {
+    const int64_t rows = rows_of(of_node, in_memory + on_disk, all) -
+                         (in_memory > 0 ? rows_of(of_node, in_memory, all) : 0);
+    reads.ahead_ns =
+        std::max(reads.ahead_ns, read_time_ns(rows, sample_bytes, lower));
+  }
+  return reads;
 }
 
 std::vector<int64_t>
@@ -153,17 +207,11 @@ PrefixCosts prefix_costs(
         std::min<Wide>(Wide{kept} * sample_bytes, kNeverFits));
     missed = 0;
   } else if (tier != CacheTier::kNone) {
-    const Tier found = tier_of(cluster, tier);
-    const int64_t held = held_samples(cluster, workload, found, sample_bytes);
-    missed = missed_rows(samples, held, workload.num_samples);
-    // In line every replica reads its own; else a node reads for all of its.
-    const int64_t rows =
-        found.in_line ? samples_per_replica(workload.global_batch, shape)
-                      : divide_up(workload.global_batch, cluster.num_nodes);
-    const int64_t read = rows - missed_rows(rows, held, workload.num_samples);
-    int64_t& read_ns =
-        found.in_line ? costs.cache_wait_ns : costs.cache_read_ns;
-    read_ns = read_time_ns(read, sample_bytes, found);
+    const Reads reads = reads_of(
+        cluster, workload, shape, sample_bytes, tier == CacheTier::kDisk);
+    missed = reads.missed;
+    costs.cache_wait_ns = reads.wait_ns;
+    costs.cache_read_ns = reads.ahead_ns;
   }
   const std::vector<int64_t> times =
       frozen_times(profile, workload.boundary, missed);

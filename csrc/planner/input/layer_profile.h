@@ -43,7 +43,8 @@ struct Profile {
 };
 
 // The activation cache of one node. A tier without bytes does not exist; a rate
-// of 0 is not known, and reads from it cost nothing.
+// of 0 is not known, and reads from it cost nothing. The disk holds what host
+// memory has no room for.
 struct CacheTiers {
   int64_t host_bytes = 0;
   int64_t host_bytes_per_s = 0;

@@ -169,7 +169,7 @@ class PassLoop:
         run, replica = self._run, self._role.active()
         with run.clock.phase("pass"):
             if replica.prefix is not None:
-                replica.prefix.refresh()
+                replica.prefix.begin_pass()
                 run.caches.begin_pass("train")
             run.freezer.train(True)
             if run.config.scheduler_interval == "epoch":

@@ -5,6 +5,9 @@ spread over all devices of the pipeline; those but the first have copies of them
 what the layers return is on the first. Records are on the host. A record found at an
 earlier boundary is advanced: only the layers behind that boundary run. Layers that draw
 random numbers even so draw keyed ones, as those of the pipeline do.
+
+Once a pass has found all of its records, the layers leave the devices for the host:
+they come back when something is missing.
 """
 
 from __future__ import annotations
@@ -73,6 +76,7 @@ class FrozenPrefix:
         admitted: Tells whether the cache is worth its use at present; where it is not,
             nothing is read or written.
         disk_admitted: The same of what it has on disk.
+        place: Moves the layers to a device, and nothing else.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class FrozenPrefix:
         own_bits: bool = False,
         admitted: Callable[[], bool] = lambda: True,
         disk_admitted: Callable[[], bool] = lambda: True,
+        place: Callable[[torch.device], None] = lambda _: None,
     ) -> None:
         self.boundary = boundary
         self._layers = list(layers)[:boundary]
@@ -103,6 +108,10 @@ class FrozenPrefix:
         self._own_bits = own_bits
         self._admitted = admitted
         self._disk_admitted = disk_admitted
+        self._place = place
+        self._rests = False  # on the host, as nothing needs the layers
+        self._has_rested = False
+        self._needed = True  # in training, since the pass began
         self._length: int | None = None  # padded, of the last inputs
         self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
         self._chains: dict[object, list[int]] = {}  # by what was in force, see `_chain`
@@ -121,18 +130,46 @@ class FrozenPrefix:
         """Whether they are on disk, too, where there is one."""
         return self.uses_cache and self._disk_admitted()
 
+    def begin_pass(self) -> None:
+        """Note that a pass over the training set begins.
+
+        The layers leave the devices if the pass before has needed none.
+        """
+        if not self._needed:
+            self._rest()
+        self._needed = False
+        self.refresh()
+
     def refresh(self) -> None:
         """Fingerprint the frozen weights again; call it before each pass.
 
         Records of weights that something has changed since then become misses.
         """
         self._chains = {}
-        chain = self._chain()
-        if self._copied != chain:
-            first, *others = dict.fromkeys(self._devices)
-            copies = {device: _copied(self._layers, device) for device in others}
-            self._on = {first: self._layers, **copies}
-            self._copied = chain
+        if self._copied != self._chain() and not self._rests:
+            self._copy()
+
+    def _copy(self) -> None:
+        first, *others = dict.fromkeys(self._devices)
+        copies = {device: _copied(self._layers, device) for device in others}
+        self._on = {first: self._layers, **copies}
+        self._copied = self._chain()
+
+    def _rest(self) -> None:
+        if self._rests or self._devices[0] == HOST:
+            return
+        self._on, self._copied = {}, None
+        self._place(HOST)
+        self._rests = True
+        if not self._has_rested:
+            self._has_rested = True
+            _LOG.info("frozen layers rest on the host: all that they give is cached")
+
+    def _wake(self) -> None:
+        if self._rests:
+            self._place(self._devices[0])
+            self._rests = False
+            self._copy()
 
     def spread(self, function: Callable[[Any], _T], items: Sequence[Any]) -> list[_T]:
         """Call a function with each item, on the workers where these compute."""
@@ -314,9 +351,12 @@ class FrozenPrefix:
         codec: Codec,
     ) -> bool:
         """Compute a found row again; empty and leave the cache if it differs."""
+        rested = self._rests
         with self._clock.phase("audit"):
             again = self._alone(inputs, found, position)
             reason = self._apart(again, found, 0, codec)
+            if rested and reason is None:
+                self._rest()
         if reason is not None:
             cache.fail_audit(
                 f"a sample computed again at boundary {found.boundary} differs from "
@@ -366,6 +406,7 @@ class FrozenPrefix:
         self, inputs: Any, found: Records, position: DrawPosition
     ) -> list[Tensor]:
         """Compute the first found row again, up to the boundary of its record."""
+        self._wake()
         layers = self._layers[: found.boundary]
         row = self._here(slice_rows(inputs, found.rows[:1]))
         with self._scope(position):
@@ -401,6 +442,7 @@ class FrozenPrefix:
 
     def _cause(self, inputs: Any, row: int, position: DrawPosition) -> str:
         """Say why a row computed again differs from its record, as far as it shows."""
+        self._wake()
         now = fingerprint_chain(self._layers, self.boundary, context=self._context())
         for layer, (old, new) in enumerate(zip(self._chain(), now, strict=True), -1):
             if old != new:
@@ -499,6 +541,8 @@ class FrozenPrefix:
     ) -> Any:
         if not self._layers[start:end]:
             return self._here(inputs)
+        self._needed = self._needed or not whole  # else it is an evaluation
+        self._wake()
         rows = rows_of(inputs)
         most = 1 if whole else self._workers.num_workers
         pieces = max(1, min(most, rows))

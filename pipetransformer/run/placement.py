@@ -27,8 +27,8 @@ class Placement:
     """Where the layers of this process are, and what belongs to them.
 
     Each stage's layers are on its device, with what the optimizer holds for them. The
-    frozen ones are on the first stage's, and what the optimizer holds for them on the
-    host, where all layers are while this process drives no replica. The first stage's
+    frozen ones are on the first stage's, or on the host as long as all that they give
+    is cached, and what the optimizer holds for them on the host, where all layers are while this process drives no replica. The first stage's
     device is the thread's current one. Nothing is done where slots are the host's.
 
     Args:
@@ -118,6 +118,18 @@ class Placement:
             places += [device] * (end - begin)
         self._bring(places, boundary=plan.boundary)
         move_modules(self._losses, devices[-1])
+
+    def place_frozen(self, boundary: int, device: torch.device) -> None:
+        """Move the frozen layers alone, as while nothing needs them; the rest stays.
+
+        Args:
+            boundary: Their number; they share nothing with the others.
+            device: Where to.
+        """
+        layers = list(self._state.model)[:boundary]
+        left = {d for d in self._present()[:boundary] if d != device}
+        move_modules(layers, device)
+        empty_caches(left)
 
     def settle_moments(self) -> None:
         """Bring what the optimizer holds to its place, after it was loaded."""

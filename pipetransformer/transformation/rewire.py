@@ -126,6 +126,7 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
             own_bits=run.config.cache.directory is None,
             admitted=lambda: run.in_force.caches,
             disk_admitted=lambda: run.in_force.uses_disk,
+            place=lambda device: run.placement.place_frozen(plan.boundary, device),
         )
         if run.inputs.workload is not None and prefix.uses_cache:
             run.caches.obtain(

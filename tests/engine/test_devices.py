@@ -146,6 +146,58 @@ def test_devices_are_handed_over_and_back(libraries):
         assert rank == 0 or first[1] == set()
 
 
+def check_rest(_rank, libraries, devices, audit_every):
+    """Train on frozen layers; return where they are when a pass begins and ends."""
+    fake = pretend(libraries)
+    settings = config(
+        devices=devices,
+        plan=pt.PlanConfig(num_stages=2, num_microbatches=2),
+        pipe=pt.PipeConfig(num_slots=2),
+        cache=pt.CacheConfig(audit_every=audit_every),
+    )
+    engine = make_engine(
+        freeze=schedule(2, 2, 2, 3, 3, 3), dtype=torch.float64, config=settings
+    )
+    data, held = (ToySet(n, dtype=torch.float64) for n in (48, 20))
+    model, seen, losses = model_of(engine), [], []
+
+    def places():
+        return [str(next(layer.parameters()).device) for layer in list(model)[:4]]
+
+    with engine:
+        for epoch in engine.epochs(6):
+            told = []
+            for batch in engine.batches(data, 12):
+                losses.append(float(engine.step(batch)))
+                told.append(places())
+            if epoch in (1, 4):
+                losses.append(engine.evaluate(held, {}, name="val")["loss"])
+            seen.append([told[0], told[-1], places()])
+    fake.synchronize()
+    return seen, losses, engine.history.cache, fake.violations()
+
+
+@pytest.mark.parametrize("audit_every", [1000, 5])
+def test_frozen_layers_rest_on_the_host_while_all_is_cached(libraries, audit_every):
+    ((seen, losses, cache, found),) = run_ranks(
+        check_rest, 1, libraries, NODE[:2], audit_every
+    )
+    ((_, plain, _, _),) = run_ranks(check_rest, 1, libraries, ("cpu",) * 2, audit_every)
+    assert found == [] and losses == pytest.approx(plain, rel=1e-9)
+    assert (cache[2]["audited"] > 0) == (audit_every == 5)
+    boundaries = [3, 3, 3, 4, 4, 4]  # with the layer before the units
+    for epoch, (boundary, (first, last, after)) in enumerate(
+        zip(boundaries, seen, strict=True)
+    ):
+        frozen = {place for placed in (first, last) for place in placed[:boundary]}
+        # Computed, then found; from then on they rest. So it is after each advance.
+        assert frozen == {"cpu"} if epoch in (2, 5) else frozen == {"fake:0"}, epoch
+        # An evaluation whose set is not cached needs them, and for no longer.
+        if epoch in (1, 4):
+            assert set(after[:boundary]) == {"fake:0"}
+        assert all(p.startswith("fake") for p in first[boundary:])
+
+
 class Weighted(nn.CrossEntropyLoss):
     """A loss with weights of its own, as many have."""
 

@@ -46,7 +46,15 @@ DIGITS = (
     "digits, labels change",
 )
 TEXT = ("sst2 1024", "sst2 1024, random weights", "sst2", "xquad")
-POLICIES = ("cap 1/5", "cap 1/3", "cap 1/2", "gradient", "autofreeze", "guarded")
+POLICIES = (
+    "cap 1/5",
+    "cap 1/3",
+    "cap 1/2",
+    "gradient",
+    "autofreeze",
+    "plasticity",
+    "guarded",
+)
 MARGINS = {"digits": 0.3, "sst2": 0.5, "xquad": 0.5}
 UNFROZEN = "unfrozen"
 POWER = 0.8

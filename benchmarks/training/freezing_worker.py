@@ -32,6 +32,7 @@ POLICIES: dict[str, Callable[[], pt.freeze.Policy]] = {
     "cap 1/2": lambda: pt.freeze.AlphaCap(1 / 2, gradient_term=False),
     "gradient": lambda: pt.freeze.AlphaCap(1 / 3, gradient_term=True),
     "autofreeze": lambda: pt.freeze.AutoFreeze(),
+    "plasticity": lambda: pt.freeze.Plasticity(),
     "guarded": lambda: pt.freeze.Guarded(),
 }
 HEAD_LR, BLOCK_LR, WEIGHT_DECAY = 5e-3, 2e-4, 0.05

@@ -6,6 +6,7 @@ from pipetransformer.autofreeze.auto_freeze import AutoFreeze
 from pipetransformer.autofreeze.freezer import LayerFreezer
 from pipetransformer.autofreeze.guarded import Guarded
 from pipetransformer.autofreeze.loss_sum import LossSum
+from pipetransformer.autofreeze.plasticity import Plasticity
 from pipetransformer.autofreeze.policies import Manual, Never, Schedule
 from pipetransformer.autofreeze.policy import (
     Decision,
@@ -16,6 +17,7 @@ from pipetransformer.autofreeze.policy import (
     replay,
     told,
 )
+from pipetransformer.autofreeze.similarity import ActivationChange
 from pipetransformer.autofreeze.units import (
     boundary_of,
     movable_boundary,
@@ -24,6 +26,7 @@ from pipetransformer.autofreeze.units import (
 )
 
 __all__ = [
+    "ActivationChange",
     "AlphaCap",
     "AutoFreeze",
     "Decision",
@@ -34,6 +37,7 @@ __all__ = [
     "LossSum",
     "Manual",
     "Never",
+    "Plasticity",
     "Policy",
     "Progress",
     "ProgressEntry",

@@ -53,11 +53,15 @@ class FreezeStatistics:
             gradient summed over the interval.
         loss: the mean training loss, weighted as the loss itself is, over the rows of
             all replicas; after the loss of a rank over those that are known.
+        plasticity: per unit, how far a fixed batch's similarities by its outputs have
+            come since the point before, see `Plasticity`; the mean over the
+            replicas that know it.
     """
 
     gradient_norms: tuple[float, ...] | None = None
     gradient_l1: tuple[float, ...] | None = None
     loss: float | None = None
+    plasticity: tuple[float, ...] | None = None
 
     @property
     def measured(self) -> dict[str, float | list[float]]:
@@ -201,7 +205,7 @@ class Policy(abc.ABC):
         Raises:
             ValueError: if they do not hold one value per unit.
         """
-        for name in ("gradient_norms", "gradient_l1"):
+        for name in ("gradient_norms", "gradient_l1", "plasticity"):
             values = getattr(stats, name)
             if values is not None and len(values) != self.num_units:
                 raise ValueError(

@@ -7,6 +7,7 @@ sampler, in a new segment of the pass.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +23,11 @@ from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, epoch_line
 from pipetransformer.run.context import Run
-from pipetransformer.transformation.propose import share_losses
+from pipetransformer.transformation.propose import (
+    Signals,
+    know_signals,
+    share_signals,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -125,9 +130,8 @@ class PassLoop:
             result = self._close_with_others()
             if result is not None:
                 self._record(EpochRecord.from_fields(result["record"]))
-                if run.state.losses is not None:
-                    # Of a rank that had closed the pass when another one was lost.
-                    run.state.losses.know(result["loss"])
+                # Of a rank that had closed the pass when another one was lost.
+                know_signals(run, Signals(**result["signals"]))
             self._open.drop()
 
     def _close_with_others(self) -> dict[str, Any] | None:
@@ -181,9 +185,10 @@ class PassLoop:
 
     def _close(self) -> dict[str, Any]:
         self._open.close_segment()
-        loss = share_losses(self._run, self._role.active().group)
+        signals = share_signals(self._run, self._role.active().group)
         self._open.settle_buffers()
-        return {"record": self._open.record(), "loss": loss}
+        told = dataclasses.asdict(signals)
+        return {"record": self._open.record(), "signals": told}
 
     def _record(self, record: EpochRecord) -> None:
         run = self._run

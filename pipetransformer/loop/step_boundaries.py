@@ -19,7 +19,7 @@ from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.phases import Outcome
 from pipetransformer.transformation.proposal import Proposal
-from pipetransformer.transformation.propose import is_due, share_losses, take_decision
+from pipetransformer.transformation.propose import is_due, share_signals, take_decision
 
 
 class StepBoundaries:
@@ -124,7 +124,7 @@ class StepBoundaries:
         if is_due(self._run):
             if self._open.counted is not None:
                 self._open.counted.settle()
-            share_losses(self._run, self._role.active().group)
+            share_signals(self._run, self._role.active().group)
         take_decision(self._run)
 
     def _pause_pass(self) -> None:

@@ -17,7 +17,12 @@ from pipetransformer.autodp import (
     LaunchInfo,
     build_group,
 )
-from pipetransformer.autofreeze import GradientAccumulator, LayerFreezer, LossSum
+from pipetransformer.autofreeze import (
+    ActivationChange,
+    GradientAccumulator,
+    LayerFreezer,
+    LossSum,
+)
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.run.arguments import EngineArguments
@@ -69,6 +74,10 @@ class Run:
         )
         self.state.gradients = self.gradients
         self.state.losses = LossSum() if "loss" in arguments.policy.needs else None
+        self.changes = (
+            ActivationChange() if "plasticity" in arguments.policy.needs else None
+        )
+        self.probe_batch: Any = None  # inputs, by which activations are compared
         self.slots = slots_of(self.config, self.info)
         self.placement = Placement(
             self.slots,

@@ -28,8 +28,9 @@ class Placement:
 
     Each stage's layers are on its device, with what the optimizer holds for them. The
     frozen ones are on the first stage's, or on the host as long as all that they give
-    is cached, and what the optimizer holds for them on the host, where all layers are while this process drives no replica. The first stage's
-    device is the thread's current one. Nothing is done where slots are the host's.
+    is cached, and what the optimizer holds for them on the host, where all layers are
+    while this process drives no replica. The first stage's device is the thread's
+    current one. Nothing is done where slots are the host's.
 
     Args:
         slots: Of the node.

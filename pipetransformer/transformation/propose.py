@@ -8,6 +8,8 @@ import logging
 import os
 from typing import Any
 
+import torch
+
 from pipetransformer import planner
 from pipetransformer._extension import hash_bytes, host_memory, usable_cores
 from pipetransformer.autocache import Admission, CacheRates
@@ -21,6 +23,7 @@ from pipetransformer.autofreeze import (
 from pipetransformer.core.devices import memory_bytes
 from pipetransformer.planner import CacheTiers, Cluster, Plan, Profile
 from pipetransformer.replica.replica import Replica
+from pipetransformer.replica.unit_activations import unit_activations
 from pipetransformer.run.arguments import Workload
 from pipetransformer.run.cache_costs import rates_before_run
 from pipetransformer.run.context import Run
@@ -53,6 +56,7 @@ AS_DEVICES = "PIPETRANSFORMER_SLOTS_AS_DEVICES"
 """Variable: with 1 slots of a host are planned as the devices that they stand for: each
 with a core of its own, and nothing to pay besides its layers."""
 
+_PROBE_ROWS = 32
 _ALLOCATED = 0.95  # of an accelerator's memory; the rest are gaps between blocks
 _CONTEXT_BYTES = 1 << 30  # of a process on an accelerator: its kernels and libraries
 
@@ -89,18 +93,70 @@ def is_due(run: Run) -> bool:
     )
 
 
-def share_losses(run: Run, group: ActiveGroup) -> float | None:
-    """Exchange the replicas' losses since the last decision; collective.
+@dataclasses.dataclass(frozen=True)
+class Signals:
+    """Means over the replicas since the last decision, as far as the policy needs them.
+
+    Attributes:
+        loss: Of the training rows.
+        plasticity: Of the units.
+    """
+
+    loss: float | None = None
+    plasticity: list[float] | None = None
+
+
+def share_signals(run: Run, group: ActiveGroup) -> Signals:
+    """Exchange what replicas found since the last decision; collective.
 
     Returns:
-        Their mean, by which every active rank decides; None: the policy needs none.
+        The means by which every active rank decides.
     """
-    losses = run.state.losses
-    if losses is None:
-        return None
-    told = json.dumps(losses.own).encode()
-    parts = group.all_gather_bytes(told)
-    return losses.settle(tuple(json.loads(part)) for part in parts)
+    losses, changes = run.state.losses, run.changes
+    if losses is None and changes is None:
+        return Signals()
+    every = run.config.freeze_every
+    if changes is not None and (every is None or is_due(run)):
+        measure_changes(run)
+    own = {
+        "loss": None if losses is None else losses.own,
+        "plasticity": None if changes is None else changes.own,
+    }
+    parts = [json.loads(p) for p in group.all_gather_bytes(json.dumps(own).encode())]
+    return Signals(
+        None if losses is None else losses.settle(tuple(p["loss"]) for p in parts),
+        None if changes is None else changes.settle(p["plasticity"] for p in parts),
+    )
+
+
+def know_signals(run: Run, signals: Signals) -> None:
+    """Take over what other ranks have settled."""
+    if run.state.losses is not None:
+        run.state.losses.know(signals.loss)
+    if run.changes is not None:
+        run.changes.know(signals.plasticity)
+
+
+def measure_changes(run: Run) -> None:
+    """Run the probe batch; compare with what its units gave at the point before."""
+    changes, workload, arguments = run.changes, run.inputs.workload, run.arguments
+    if changes is None or workload is None:
+        return
+    if run.probe_batch is None:
+        run.probe_batch = workload.sample(min(_PROBE_ROWS, workload.num_samples))
+    run.freezer.train(False)
+    try:
+        with run.clock.phase("probe"), torch.no_grad(), run.precision.autocast():
+            changes.measure(
+                unit_activations(
+                    arguments.model,
+                    arguments.unit_ends,
+                    run.probe_batch,
+                    seed=run.config.seed,
+                )
+            )
+    finally:
+        run.freezer.train(True)
 
 
 def take_decision(run: Run) -> None:
@@ -116,6 +172,8 @@ def take_decision(run: Run) -> None:
         return
     if point > 0:
         run.policy.observe(_measured(run))
+    else:
+        measure_changes(run)  # what the first pass is compared with
     state.wanted_units = run.policy.decide(progress_of(run, point))
     state.decided_epoch = point
 
@@ -130,7 +188,12 @@ def _measured(run: Run) -> FreezeStatistics:
         gradients.reset()
     if losses is not None:
         loss = losses.take()
-    return FreezeStatistics(gradient_norms=norms, gradient_l1=l1, loss=loss)
+    return FreezeStatistics(
+        gradient_norms=norms,
+        gradient_l1=l1,
+        plasticity=None if run.changes is None else run.changes.take(),
+        loss=loss,
+    )
 
 
 def decide(run: Run) -> FreezeDecision:

@@ -14,6 +14,7 @@ from pipetransformer.autofreeze import (
     Guarded,
     Manual,
     Never,
+    Plasticity,
     Progress,
     Schedule,
     replay,
@@ -29,6 +30,7 @@ FACTORIES = {
     "gradient": lambda: AlphaCap(1 / 3, gradient_term=True, min_active=1),
     "dry": lambda: AlphaCap(1 / 3, dry_run=True, gradient_term=False),
     "autofreeze": lambda: AutoFreeze(25),
+    "plasticity": lambda: Plasticity(window=2, tolerance=0.5, patience=1),
     "guarded": lambda: Guarded(stake=0.3, monitor=("a", "max"), patience=1),
 }
 LOSSES = [1.0, 1.0, 0.2, 0.25, 5.0]
@@ -40,7 +42,7 @@ def run(policy, num_points=5):
         if isinstance(policy, Manual):
             policy.freeze(point % 3)
         norms = NORMS[point % 2]
-        policy.observe(FreezeStatistics(norms, norms, LOSSES[point]))
+        policy.observe(FreezeStatistics(norms, norms, LOSSES[point], norms))
         decisions.append(
             policy.decide(Progress(point, 7 * point, 35, 1e-3, {"a": 0.5}))
         )
@@ -273,7 +275,7 @@ def test_progress_refuses_a_negative_count():
 
 def test_policy_repr_makes_the_same_policy(factory):
     policy = factory()
-    known = (AlphaCap, AutoFreeze, Guarded, Manual, Never, Schedule)
+    known = (AlphaCap, AutoFreeze, Guarded, Manual, Never, Plasticity, Schedule)
     names = {cls.__name__: cls for cls in known}
     again = eval(repr(policy), names)
     assert repr(again) == repr(policy)

@@ -146,10 +146,19 @@ _ALL = (
             file="freezing",
             options=options,
         )
-        # An hour each; the first shows all policies, the second has the seeds that a
-        # margin of 0.3 points needs.
+        # An hour or two each; the first shows all policies on digits, the third on
+        # text, the last has the seeds that a margin of 0.3 points needs.
         for name, options in (
             ("freezing", ("--seeds", "4")),
+            ("freezing_plasticity", ("--policies", "plasticity", "--seeds", "4")),
+            (
+                "freezing_text",
+                (
+                    *("--tasks", "sst2 1024", "--seeds", "6", "--policies"),
+                    *("cap 1/5", "cap 1/3", "cap 1/2"),
+                    *("gradient", "autofreeze", "guarded"),
+                ),
+            ),
             (
                 "freezing_seeds",
                 ("--policies", "cap 1/3", "guarded", "--seeds", "16"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipetransformer.autocache.admission import TierRates
 from pipetransformer.autocache.cache import ActivationCache, hash_rows
-from pipetransformer.autocache.sizes import bytes_on_disk, record_bytes
+from pipetransformer.autocache.sizes import bytes_on_disk, record_bytes, slots_within
 
 _LOG = logging.getLogger(__name__)
 
@@ -100,16 +100,16 @@ def measure_disk_rates(
 def _disk_rates(
     width: int, directory: str | os.PathLike[str], num_samples: int
 ) -> TierRates | None:
-    place = bytes_on_disk(record_bytes([torch.empty(1, width, dtype=torch.uint8)]))
+    slot = record_bytes([torch.empty(1, width, dtype=torch.uint8)])
+    place = bytes_on_disk(slot)
     count = min(num_samples, _MOST_ROWS, max(2, _MOST_DISK_BYTES // place))
     rows = min(count, max(1, _DISK_BATCH_BYTES // place))
     source = torch.zeros(rows, width, dtype=torch.uint8)
-    # Records are larger than a slot, so that all go to the disk.
     cache = ActivationCache.create(
         run_id="rates",
         num_samples=count,
-        slot_bytes=record_bytes([source[:, :1]]),
-        budget_bytes=1 << 20,
+        slot_bytes=slot,
+        budget_bytes=_least_budget(count, slot),  # almost all go to the disk
     )
     try:
         cache.add_disk(directory, disk_bytes=count * place)
@@ -148,6 +148,14 @@ def _disk_rates(
         write_record_ns=0,
         overlap=1.0,
     )
+
+
+def _least_budget(num_samples: int, slot_bytes: int) -> int:
+    """Return a budget for a slot or a few more."""
+    budget = slot_bytes
+    while slots_within(budget, num_samples=num_samples, slot_bytes=slot_bytes) == 0:
+        budget += budget // 8
+    return budget
 
 
 def _rate(size: int, ns: int) -> int:

@@ -11,6 +11,7 @@ import pipetransformer
 from pipetransformer.cli import (
     arguments,
     cache,
+    cluster,
     doctor,
     explain,
     output,
@@ -27,6 +28,7 @@ _COMMANDS: tuple[ModuleType, ...] = (
     simulate,
     explain,
     profile,
+    cluster,
     report,
     cache,
     doctor,

@@ -3,7 +3,13 @@
 from pipetransformer.planner import paper
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.change_terms import ChangeTerms
-from pipetransformer.planner.cluster import CacheTiers, Cluster
+from pipetransformer.planner.cluster import (
+    HOST_LINK_BYTES_PER_S,
+    HOST_ROUND_NS,
+    HOST_STEP_NS,
+    CacheTiers,
+    Cluster,
+)
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
 from pipetransformer.planner.least_rows import least_rows
 from pipetransformer.planner.measure import profile, seconds_in_a_row
@@ -17,6 +23,9 @@ from pipetransformer.planner.search import InfeasiblePlan, search
 from pipetransformer.planner.transition import Transition
 
 __all__ = [
+    "HOST_LINK_BYTES_PER_S",
+    "HOST_ROUND_NS",
+    "HOST_STEP_NS",
     "CacheTiers",
     "Candidate",
     "ChangeTerms",

@@ -6,6 +6,12 @@ from dataclasses import asdict, dataclass
 
 from pipetransformer.core import wire
 
+# Before they are measured: medians of four processes on two cores. A round of a ring
+# waits for a process that has to be woken.
+HOST_LINK_BYTES_PER_S = 1_000_000_000
+HOST_ROUND_NS = 1_000_000
+HOST_STEP_NS = 500_000
+
 _CACHE_FIELDS = ("host_bytes", "host_bytes_per_s", "disk_bytes", "disk_bytes_per_s")
 _UNUSUAL = {"host_record_ns": 0, "host_in_line": False}  # left out of the text
 _RARE = {  # likewise

@@ -12,12 +12,6 @@ from pipetransformer.report import SegmentRecord
 _NANOSECONDS = 1e9
 _WIDEST = 64.0  # a factor is from its inverse to it
 
-# Before a run has measured them: medians of four processes on two cores. A round of a
-# ring waits for a process that has to be woken.
-HOST_LINK_BYTES_PER_S = 1_000_000_000
-HOST_ROUND_NS = 1_000_000
-HOST_STEP_NS = 500_000
-
 # Of the filter, as variances of relative errors.
 _UNKNOWN = 1.0  # before the first pass
 _NOISE = 0.01  # of a pass

@@ -21,7 +21,15 @@ from pipetransformer.autofreeze import (
     movable_boundary,
 )
 from pipetransformer.core.devices import memory_bytes
-from pipetransformer.planner import CacheTiers, Cluster, Plan, Profile
+from pipetransformer.planner import (
+    HOST_LINK_BYTES_PER_S,
+    HOST_ROUND_NS,
+    HOST_STEP_NS,
+    CacheTiers,
+    Cluster,
+    Plan,
+    Profile,
+)
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.unit_activations import unit_activations
 from pipetransformer.run.arguments import Workload
@@ -29,11 +37,6 @@ from pipetransformer.run.cache_costs import rates_before_run
 from pipetransformer.run.context import Run
 from pipetransformer.run.layout import joiners
 from pipetransformer.run.measured_costs import PricingInputs
-from pipetransformer.run.step_costs import (
-    HOST_LINK_BYTES_PER_S,
-    HOST_ROUND_NS,
-    HOST_STEP_NS,
-)
 from pipetransformer.transformation.cache_capacity import admission, cache_room
 from pipetransformer.transformation.crowding import Work, keep_busy, measure_cores
 from pipetransformer.transformation.kept_profiles import (

@@ -7,7 +7,9 @@
 #include <torch/library.h>
 
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 namespace pipetransformer::autofreeze {
@@ -41,8 +43,20 @@ at::TensorOptions output_options(at::TensorList tensors) {
   return at::TensorOptions().dtype(at::kDouble).device(device);
 }
 
-template <typename T>
-double sum_of_squares(const T* data, int64_t size) {
+struct Square {
+  double operator()(double value) const {
+    return value * value;
+  }
+};
+
+struct Absolute {
+  double operator()(double value) const {
+    return std::abs(value);
+  }
+};
+
+template <typename Term, typename T>
+double sum_of(Term term, const T* data, int64_t size) {
   // Independent lanes let the compiler use vector registers; their number is
   // part of the result's bits.
   constexpr int64_t kLanes = 8;
@@ -50,14 +64,12 @@ double sum_of_squares(const T* data, int64_t size) {
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
     for (int64_t k = 0; k < kLanes; ++k) {
-      const auto value = static_cast<double>(data[i + k]);
-      lanes[k] += value * value;
+      lanes[k] += term(static_cast<double>(data[i + k]));
     }
   }
   double total = 0.0;
   for (; i < size; ++i) {
-    const auto value = static_cast<double>(data[i]);
-    total += value * value;
+    total += term(static_cast<double>(data[i]));
   }
   for (const double lane : lanes) {
     total += lane;
@@ -65,7 +77,8 @@ double sum_of_squares(const T* data, int64_t size) {
   return total;
 }
 
-at::Tensor squared_norms_cpu(at::TensorList tensors) {
+template <typename Term>
+at::Tensor sums_cpu(at::TensorList tensors) {
   check_squared_norms_args(tensors);
   const auto count = static_cast<int64_t>(tensors.size());
   at::Tensor result = at::empty({count}, output_options(tensors));
@@ -73,15 +86,15 @@ at::Tensor squared_norms_cpu(at::TensorList tensors) {
   for (int64_t i = 0; i < count; ++i) {
     const at::Tensor dense = tensors[i].contiguous();
     AT_DISPATCH_FLOATING_TYPES_AND2(
-        at::kHalf, at::kBFloat16, dense.scalar_type(), "squared_norms", [&] {
+        at::kHalf, at::kBFloat16, dense.scalar_type(), "norms", [&] {
           out[i] =
-              sum_of_squares(dense.const_data_ptr<scalar_t>(), dense.numel());
+              sum_of(Term{}, dense.const_data_ptr<scalar_t>(), dense.numel());
         });
   }
   return result;
 }
 
-at::Tensor squared_norms_meta(at::TensorList tensors) {
+at::Tensor sums_meta(at::TensorList tensors) {
   check_squared_norms_args(tensors);
   return at::empty(
       {static_cast<int64_t>(tensors.size())}, output_options(tensors));
@@ -89,7 +102,8 @@ at::Tensor squared_norms_meta(at::TensorList tensors) {
 
 // Any backend without an implementation of its own, and the empty list, which
 // names no backend.
-at::Tensor squared_norms_composite(at::TensorList tensors) {
+template <typename Term>
+at::Tensor sums_composite(at::TensorList tensors) {
   check_squared_norms_args(tensors);
   if (tensors.empty()) {
     return at::zeros({0}, output_options(tensors));
@@ -97,7 +111,12 @@ at::Tensor squared_norms_composite(at::TensorList tensors) {
   std::vector<at::Tensor> sums;
   sums.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {
-    sums.push_back(tensor.to(at::kDouble).square().sum());
+    const at::Tensor wide = tensor.to(at::kDouble);
+    if constexpr (std::is_same_v<Term, Square>) {
+      sums.push_back(wide.square().sum());
+    } else {
+      sums.push_back(wide.abs().sum());
+    }
   }
   return at::stack(sums);
 }
@@ -108,18 +127,22 @@ TORCH_LIBRARY_FRAGMENT(pipetransformer, m) {
   m.def(
       "squared_norms(Tensor[] tensors) -> Tensor",
       {at::Tag::pt2_compliant_tag});
+  m.def("l1_norms(Tensor[] tensors) -> Tensor", {at::Tag::pt2_compliant_tag});
 }
 
 TORCH_LIBRARY_IMPL(pipetransformer, CompositeExplicitAutograd, m) {
-  m.impl("squared_norms", &squared_norms_composite);
+  m.impl("squared_norms", &sums_composite<Square>);
+  m.impl("l1_norms", &sums_composite<Absolute>);
 }
 
 TORCH_LIBRARY_IMPL(pipetransformer, CPU, m) {
-  m.impl("squared_norms", &squared_norms_cpu);
+  m.impl("squared_norms", &sums_cpu<Square>);
+  m.impl("l1_norms", &sums_cpu<Absolute>);
 }
 
 TORCH_LIBRARY_IMPL(pipetransformer, Meta, m) {
-  m.impl("squared_norms", &squared_norms_meta);
+  m.impl("squared_norms", &sums_meta);
+  m.impl("l1_norms", &sums_meta);
 }
 
 }  // namespace pipetransformer::autofreeze

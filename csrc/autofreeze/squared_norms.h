@@ -1,6 +1,6 @@
-// The op pipetransformer::squared_norms(Tensor[] tensors) -> Tensor: the sum of
-// squares of each tensor, added up in fp64. Used on accumulated gradients at
-// evaluation points.
+// The ops pipetransformer::squared_norms(Tensor[] tensors) -> Tensor and
+// l1_norms: the sum of squares, and of absolute values, of each tensor, added
+// up in fp64. Used on accumulated gradients at evaluation points.
 //
 // Inputs: floating-point tensors (fp64, fp32, fp16, bf16) of any shapes and
 // strides on one device. Output: (n,) fp64 on that device; CPU for an empty

@@ -22,3 +22,9 @@ def squared_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
     """
     norms: torch.Tensor = torch.ops.pipetransformer.squared_norms(tensors)
     return norms
+
+
+def l1_norms(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Sum of absolute values of each tensor; otherwise as `squared_norms`."""
+    norms: torch.Tensor = torch.ops.pipetransformer.l1_norms(tensors)
+    return norms

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
-from pipetransformer.autofreeze._ops import squared_norms
+from pipetransformer.autofreeze._ops import l1_norms, squared_norms
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -73,9 +73,7 @@ class GradientAccumulator:
 
         0.0 where there is none. Waits for the devices that hold the sums.
         """
-        norms = self._by_parameter(
-            lambda sums: torch.stack(torch._foreach_norm(sums, 1, dtype=torch.float64))
-        )
+        norms = self._by_parameter(l1_norms)
         return tuple(math.fsum(norms.get(p, 0.0) for p in unit) for unit in self._units)
 
     def follow(self) -> None:

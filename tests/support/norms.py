@@ -1,11 +1,13 @@
-"""Reference and cases of the squared-norms op, shared by CPU and CUDA tests."""
+"""References and cases of the ops on norms, shared by CPU and CUDA tests."""
 
 import torch
 
+OPS = {"squared_norms": lambda t: t.square(), "l1_norms": lambda t: t.abs()}
 
-def reference(tensors):
+
+def reference(name, tensors):
     return torch.tensor(
-        [t.detach().cpu().double().square().sum().item() for t in tensors],
+        [OPS[name](t.detach().cpu().double()).sum().item() for t in tensors],
         dtype=torch.float64,
     )
 

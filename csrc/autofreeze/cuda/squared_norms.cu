@@ -1,5 +1,5 @@
-// Kernel of pipetransformer::squared_norms: each block sums one slice of one
-// tensor, in fp64 and in a fixed order.
+// Kernel of pipetransformer::squared_norms and l1_norms: each block sums one
+// slice of one tensor, in fp64 and in a fixed order.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -28,7 +28,7 @@ __device__ double widen(__nv_bfloat16 value) {
 }
 
 template <typename T>
-__device__ double sum_slice(const void* data, int64_t numel) {
+__device__ double sum_slice(const void* data, int64_t numel, Term term) {
   const T* values = static_cast<const T*>(data);
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   double sum = 0.0;
@@ -36,7 +36,7 @@ __device__ double sum_slice(const void* data, int64_t numel) {
        i < numel;
        i += stride) {
     const double value = widen(values[i]);
-    sum += value * value;
+    sum += term == Term::kSquare ? value * value : fabs(value);
   }
   return sum;
 }
@@ -66,16 +66,16 @@ __global__ void squared_norms(const SquaredNormsParams params) {
   double sum = 0.0;
   switch (item.type) {
     case ElementType::kDouble:
-      sum = sum_slice<double>(item.data, item.numel);
+      sum = sum_slice<double>(item.data, item.numel, params.term);
       break;
     case ElementType::kFloat:
-      sum = sum_slice<float>(item.data, item.numel);
+      sum = sum_slice<float>(item.data, item.numel, params.term);
       break;
     case ElementType::kHalf:
-      sum = sum_slice<__half>(item.data, item.numel);
+      sum = sum_slice<__half>(item.data, item.numel, params.term);
       break;
     case ElementType::kBFloat16:
-      sum = sum_slice<__nv_bfloat16>(item.data, item.numel);
+      sum = sum_slice<__nv_bfloat16>(item.data, item.numel, params.term);
       break;
   }
   sum = sum_over_block(sum);

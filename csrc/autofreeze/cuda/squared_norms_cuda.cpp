@@ -33,7 +33,8 @@ ElementType element_type(at::ScalarType dtype) {
   }
 }
 
-at::Tensor squared_norms_cuda(at::TensorList tensors) {
+template <Term term>
+at::Tensor sums_cuda(at::TensorList tensors) {
   check_squared_norms_args(tensors);
   const c10::Device device = tensors[0].device();
   const c10::DeviceGuard guard(device);
@@ -52,6 +53,7 @@ at::Tensor squared_norms_cuda(at::TensorList tensors) {
     SquaredNormsParams params{};
     params.num_tensors = static_cast<int>(
         std::min<int64_t>(SquaredNormsParams::kMaxTensors, count - first));
+    params.term = term;
     params.partial_sums = out + first * kBlocks;
     for (int i = 0; i < params.num_tensors; ++i) {
       dense.push_back(tensors[first + i].contiguous());
@@ -75,7 +77,8 @@ at::Tensor squared_norms_cuda(at::TensorList tensors) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(pipetransformer, CUDA, m) {
-  m.impl("squared_norms", &squared_norms_cuda);
+  m.impl("squared_norms", &sums_cuda<Term::kSquare>);
+  m.impl("l1_norms", &sums_cuda<Term::kAbsolute>);
 }
 
 }  // namespace pipetransformer::autofreeze

@@ -8,6 +8,9 @@ namespace pipetransformer::autofreeze {
 
 enum class ElementType : int32_t { kDouble, kFloat, kHalf, kBFloat16 };
 
+// What is summed: squares, or absolute values.
+enum class Term : int32_t { kSquare, kAbsolute };
+
 struct SquaredNormsParams {
   // Kernel parameters are limited to 4 KiB; longer lists take several launches.
   static constexpr int kMaxTensors = 128;
@@ -23,8 +26,9 @@ struct SquaredNormsParams {
 
   Item items[kMaxTensors];
   int num_tensors;
+  Term term;
   // (num_tensors, kBlocksPerTensor) row-major on the device; every entry is
-  // written. Summing a row gives the tensor's squared norm.
+  // written. Summing a row gives the tensor's norm.
   double* partial_sums;
 };
 

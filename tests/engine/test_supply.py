@@ -10,7 +10,7 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.planner import search
 from pipetransformer.run import caches as slabs
-from pipetransformer.transformation.cache_capacity import cache_slots
+from pipetransformer.transformation.cache_capacity import cache_room
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import run_of
 from tests.support.ranks import run_ranks
@@ -94,7 +94,8 @@ def test_plan_counts_on_no_cache_for_a_prefix_that_must_not_be_cached():
     plans, run = run_frozen(engine, 2)
     caches = [(plan.boundary, plan.cache) for plan, _ in plans]
     assert caches == [(1, "host"), (3, "none")]
-    assert cache_slots(run, 1, None) == SAMPLES and cache_slots(run, 2, None) == 0
+    assert cache_room(run, 1, None).samples == SAMPLES
+    assert cache_room(run, 2, None).samples == 0
 
 
 def test_plan_counts_on_no_cache_that_could_not_be_made(monkeypatch):

@@ -8,6 +8,8 @@ import json
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from pipetransformer.autodp import ActiveGroup, broadcast_tensors
 from pipetransformer.core.devices import to_device
 from pipetransformer.data import Batch
@@ -155,12 +157,14 @@ class OpenPass:
 
         DDP sends them before each forward only, so after the last step of a pass
         running statistics differ; frozen or evaluated so, replicas would be different
-        models.
+        models. Those of frozen layers were settled before they froze, and may be on the
+        host in one replica and on a device in another.
         """
-        group = self._role.active().group
-        buffers = list(self._run.arguments.model.buffers())
-        if group.size > 1 and buffers:
-            broadcast_tensors(group, buffers, source=0)
+        replica = self._role.active()
+        active = list(self._run.arguments.model)[replica.plan.boundary :]
+        buffers = list(nn.Sequential(*active).buffers())
+        if replica.group.size > 1 and buffers:
+            broadcast_tensors(replica.group, buffers, source=0)
 
     # -- another plan ----------------------------------------------------------
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
+from pipetransformer.autocache import ActivationCache
 from tests.engine.scenario import (
     config,
     is_active,
@@ -196,6 +197,45 @@ def test_frozen_layers_rest_on_the_host_while_all_is_cached(libraries, audit_eve
         if epoch in (1, 4):
             assert set(after[:boundary]) == {"fake:0"}
         assert all(p.startswith("fake") for p in first[boundary:])
+
+
+def check_uneven(rank, libraries, devices):
+    """Two replicas; one finds all of its records, the other misses one."""
+    fake = None if devices[0] == "cpu" else pretend(libraries)
+    settings = config(
+        devices=devices, plan=pt.PlanConfig(num_stages=1, num_microbatches=2)
+    )
+    engine = make_engine(freeze=schedule(2), dtype=torch.float64, config=settings)
+    model, losses, rests = model_of(engine), [], []
+    for layer in model:  # as running statistics, or positions
+        layer.register_buffer("extra", torch.ones(3, dtype=torch.float64))
+    fetch, missing = ActivationCache.fetch, []
+
+    def incomplete(self, *args, **options):
+        found = fetch(self, *args, **options)
+        return [] if missing and missing.pop() else found
+
+    ActivationCache.fetch = incomplete
+    with engine:
+        for epoch in engine.epochs(4):
+            missing[:] = [True] if (epoch, rank) == (2, 1) else []
+            for batch in engine.batches(ToySet(48, dtype=torch.float64), 12):
+                losses.append(float(engine.step(batch)))
+            rests.append(next(model[0].parameters()).is_cpu)
+        shape = engine.plan.num_replicas
+    if fake is not None:
+        fake.synchronize()
+    return shape, losses, rests, fake.violations() if fake is not None else []
+
+
+def test_replicas_rest_apart_from_each_other(libraries):
+    there = run_ranks(check_uneven, 2, libraries, NODE[:2])
+    here = run_ranks(check_uneven, 2, libraries, ("cpu",) * 2)
+    for (shape, losses, _, found), (_, plain, _, _) in zip(there, here, strict=True):
+        assert shape == 2 and found == []
+        assert losses == pytest.approx(plain, rel=1e-9)
+    assert there[0][2] == [False, False, True, True]
+    assert there[1][2] == [False, False, False, False]
 
 
 class Weighted(nn.CrossEntropyLoss):

@@ -23,7 +23,8 @@ def similarities(activations: Tensor) -> Tensor:
     flat = activations.detach().flatten(1)
     if flat.dtype in (torch.float16, torch.bfloat16):
         flat = flat.float()
-    products = (flat @ flat.T).to("cpu", torch.float64)
+    with torch.autocast(flat.device.type, enabled=False):
+        products = (flat @ flat.T).to("cpu", torch.float64)
     norms = products.norm(dim=1, keepdim=True)
     return torch.where(norms > 0, products / norms, torch.zeros_like(products))
 
@@ -47,15 +48,26 @@ class ActivationChange:
     """
 
     def __init__(self) -> None:
+        self._point = -1  # that was measured last
         self._before: list[Tensor] = []
         self._own: list[float] | None = None
         self._mean: list[float] | None = None
 
-    def measure(self, activations: Iterable[Tensor]) -> None:
-        """Take in what each unit gives for the batch, which is always the same."""
+    def measure(self, point: int, activations: Iterable[Tensor]) -> None:
+        """Take in what each unit gives for the batch, which is always the same.
+
+        Args:
+            point: Number of the evaluation point; one that was measured already, as
+                before a failure, is left as it is. Only with the one right before are
+                they compared.
+            activations: Of each unit, ``(rows, ...)``; asked for if they are needed.
+        """
+        last, self._point = self._point, point
+        if last == point:
+            return
         before, self._before = self._before, [similarities(a) for a in activations]
         self._own = None
-        if before:
+        if before and last == point - 1:
             pairs = zip(self._before, before, strict=True)
             self._own = [plasticity_of(now, then) for now, then in pairs]
 

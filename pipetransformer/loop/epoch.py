@@ -185,7 +185,7 @@ class PassLoop:
 
     def _close(self) -> dict[str, Any]:
         self._open.close_segment()
-        signals = share_signals(self._run, self._role.active().group)
+        signals = share_signals(self._run, self._role.active(), ends=True)
         self._open.settle_buffers()
         told = dataclasses.asdict(signals)
         return {"record": self._open.record(), "signals": told}

@@ -124,7 +124,7 @@ class StepBoundaries:
         if is_due(self._run):
             if self._open.counted is not None:
                 self._open.counted.settle()
-            share_signals(self._run, self._role.active().group)
+            share_signals(self._run, self._role.active())
         take_decision(self._run)
 
     def _pause_pass(self) -> None:

@@ -165,6 +165,17 @@ class FrozenPrefix:
             self._has_rested = True
             _LOG.info("frozen layers rest on the host: all that they give is cached")
 
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Hold the layers where they compute."""
+        rested = self._rests
+        self._wake()
+        try:
+            yield
+        finally:
+            if rested:
+                self._rest()
+
     def _wake(self) -> None:
         if self._rests:
             self._place(self._devices[0])
@@ -351,12 +362,9 @@ class FrozenPrefix:
         codec: Codec,
     ) -> bool:
         """Compute a found row again; empty and leave the cache if it differs."""
-        rested = self._rests
-        with self._clock.phase("audit"):
+        with self._clock.phase("audit"), self.awake():
             again = self._alone(inputs, found, position)
             reason = self._apart(again, found, 0, codec)
-            if rested and reason is None:
-                self._rest()
         if reason is not None:
             cache.fail_audit(
                 f"a sample computed again at boundary {found.boundary} differs from "
@@ -406,7 +414,6 @@ class FrozenPrefix:
         self, inputs: Any, found: Records, position: DrawPosition
     ) -> list[Tensor]:
         """Compute the first found row again, up to the boundary of its record."""
-        self._wake()
         layers = self._layers[: found.boundary]
         row = self._here(slice_rows(inputs, found.rows[:1]))
         with self._scope(position):

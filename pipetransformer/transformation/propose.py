@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pipetransformer import planner
 from pipetransformer._extension import hash_bytes, host_memory, usable_cores
@@ -21,6 +24,7 @@ from pipetransformer.autofreeze import (
     movable_boundary,
 )
 from pipetransformer.core.devices import memory_bytes
+from pipetransformer.data.seeding import generators_kept
 from pipetransformer.planner import (
     HOST_LINK_BYTES_PER_S,
     HOST_ROUND_NS,
@@ -30,6 +34,7 @@ from pipetransformer.planner import (
     Plan,
     Profile,
 )
+from pipetransformer.replica.frozen_prefix import FrozenPrefix
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.unit_activations import unit_activations
 from pipetransformer.run.arguments import Workload
@@ -109,8 +114,13 @@ class Signals:
     plasticity: list[float] | None = None
 
 
-def share_signals(run: Run, group: ActiveGroup) -> Signals:
+def share_signals(run: Run, replica: Replica, *, ends: bool = False) -> Signals:
     """Exchange what replicas found since the last decision; collective.
+
+    Args:
+        run: The run.
+        replica: What this rank drives.
+        ends: The pass is over.
 
     Returns:
         The means by which every active rank decides.
@@ -118,14 +128,15 @@ def share_signals(run: Run, group: ActiveGroup) -> Signals:
     losses, changes = run.state.losses, run.changes
     if losses is None and changes is None:
         return Signals()
-    every = run.config.freeze_every
-    if changes is not None and (every is None or is_due(run)):
-        measure_changes(run)
+    point = point_of(run) + (ends and run.config.freeze_every is None)
+    if changes is not None and point > run.state.decided_epoch:
+        measure_changes(run, point, replica.prefix)
     own = {
         "loss": None if losses is None else losses.own,
         "plasticity": None if changes is None else changes.own,
     }
-    parts = [json.loads(p) for p in group.all_gather_bytes(json.dumps(own).encode())]
+    told = json.dumps(own).encode()
+    parts = [json.loads(part) for part in replica.group.all_gather_bytes(told)]
     return Signals(
         None if losses is None else losses.settle(tuple(p["loss"]) for p in parts),
         None if changes is None else changes.settle(p["plasticity"] for p in parts),
@@ -140,24 +151,36 @@ def know_signals(run: Run, signals: Signals) -> None:
         run.changes.know(signals.plasticity)
 
 
-def measure_changes(run: Run) -> None:
-    """Run the probe batch; compare with what its units gave at the point before."""
+def measure_changes(run: Run, point: int, prefix: FrozenPrefix | None) -> None:
+    """Run the probe batch; compare with what its units gave at the point before.
+
+    Args:
+        run: The run.
+        point: Number of the evaluation point.
+        prefix: The frozen layers, which may rest; None: there are none.
+    """
     changes, workload, arguments = run.changes, run.inputs.workload, run.arguments
     if changes is None or workload is None:
         return
     if run.probe_batch is None:
-        run.probe_batch = workload.sample(min(_PROBE_ROWS, workload.num_samples))
+        with generators_kept():
+            run.probe_batch = workload.sample(min(_PROBE_ROWS, workload.num_samples))
+
+    def activations() -> Iterator[Tensor]:
+        yield from unit_activations(
+            arguments.model,
+            arguments.unit_ends,
+            run.probe_batch,
+            most_rows=run.config.eval_microbatch_rows,
+            seed=run.config.seed,
+        )
+
+    awake = contextlib.nullcontext() if prefix is None else prefix.awake()
     run.freezer.train(False)
     try:
-        with run.clock.phase("probe"), torch.no_grad(), run.precision.autocast():
-            changes.measure(
-                unit_activations(
-                    arguments.model,
-                    arguments.unit_ends,
-                    run.probe_batch,
-                    seed=run.config.seed,
-                )
-            )
+        numerics = run.precision.autocast()
+        with run.clock.phase("probe"), awake, torch.no_grad(), numerics:
+            changes.measure(point, activations())
     finally:
         run.freezer.train(True)
 
@@ -175,8 +198,8 @@ def take_decision(run: Run) -> None:
         return
     if point > 0:
         run.policy.observe(_measured(run))
-    else:
-        measure_changes(run)  # what the first pass is compared with
+    elif run.slots.on_host:  # else the layers are not where they will compute
+        measure_changes(run, point, None)  # what the first pass is compared with
     state.wanted_units = run.policy.decide(progress_of(run, point))
     state.decided_epoch = point
 

@@ -52,15 +52,40 @@ def test_equal_or_scaled_activations_have_no_plasticity():
 
 def test_changes_are_the_mean_over_the_replicas_that_know_them():
     first, joined = ActivationChange(), ActivationChange()
-    first.measure([torch.eye(2)])
+    first.measure(0, [torch.eye(2)])
     assert first.own is None and first.settle([None, None]) is None
-    first.measure([torch.tensor([[1.0, 0.0], [1.0, 0.0]])])
-    joined.measure([torch.eye(2)])
+    first.measure(1, [torch.tensor([[1.0, 0.0], [1.0, 0.0]])])
+    joined.measure(1, [torch.eye(2)])
     expected = directly(np.array([[1.0, 0], [1, 0]]), np.eye(2))
     assert first.own == pytest.approx([expected]) and joined.own is None
     assert first.settle([first.own, joined.own]) == first.own
     assert first.settle([[1.0], [4.0]]) == [2.5]
     assert first.take() == (2.5,) and first.take() is None
+
+
+def test_a_point_that_is_measured_again_is_left_as_it_is():
+    changes = ActivationChange()
+    changes.measure(3, [torch.eye(2)])
+    changes.measure(4, [torch.ones(2, 2)])
+    found = changes.own
+    changes.measure(4, [torch.ones(2, 2)])
+    assert changes.own == found and found[0] > 0
+
+
+def test_only_the_point_right_before_is_compared_with():
+    changes = ActivationChange()
+    changes.measure(3, [torch.eye(2)])
+    changes.measure(6, [torch.ones(2, 2)])
+    assert changes.own is None
+    changes.measure(7, [torch.ones(2, 2)])
+    assert changes.own == [0.0]
+
+
+def test_autocast_does_not_round_similarities():
+    values = torch.randn(8, 4000)
+    expected = similarities(values)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(similarities(values), expected)
 
 
 def test_slopes_and_averages():

@@ -53,7 +53,8 @@ def passes():
     made.role = make_role(made.run)
     made.boundaries = stand_in(StepBoundaries)
     made.survivors = stand_in(RetriedCalls)
-    closed = {"record": dataclasses.asdict(RECORD), "loss": 0.25}
+    signals = {"loss": 0.25, "plasticity": None}
+    closed = {"record": dataclasses.asdict(RECORD), "signals": signals}
     made.survivors.call.return_value = closed
     made.open = stand_in(OpenPass, counted=Pass())
     made.open.batches.return_value = (batch for batch in ())

@@ -116,7 +116,8 @@ def test_a_pass_that_a_recovery_has_brought_is_recorded_once():
     for record in both:
         run.state.epoch, open_pass.counted = record.epoch, object()
         open_pass.batches.return_value = (batch for batch in ())
-        closed = {"record": dataclasses.asdict(record), "loss": None}
+        signals = {"loss": None, "plasticity": None}
+        closed = {"record": dataclasses.asdict(record), "signals": signals}
         survivors.call.return_value = closed
         list(passes.iterate(Loading(range(2), 1, None, 0, False, False)))
         passes.finish()

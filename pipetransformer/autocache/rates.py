@@ -93,7 +93,9 @@ def measure_disk_rates(
     try:
         return _disk_rates(wide, directory, num_samples)
     except (MemoryError, OSError, RuntimeError, ValueError) as error:
-        _LOG.warning("cache: the rates of its disk are not known: %s", error)
+        _LOG.warning(
+            "cache: the rates of its disk are not known, it is not used: %s", error
+        )
         return None
 
 

@@ -104,6 +104,8 @@ class _Place:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; on the first process alone."""
+    if arguments.disk is not None and not arguments.tiers:
+        raise ValueError("--disk: expected --tiers, too, got it alone")
     place = _Place.read(os.environ)
     as_json = arguments.json or arguments.output == files.STANDARD_STREAM
     console = None if as_json or place.rank else output.console()
@@ -199,6 +201,10 @@ def _links(place: _Place, devices: int) -> dict[str, Any]:
         latency, rate = _device_copies()
         found["device_link_bytes_per_s"] = rate
         found["device_link_latency_ns"] = latency
+    if not found and place.rank == 0:
+        raise ValueError(
+            f"--links: expected two devices or nodes, got {devices} device on one node"
+        )
     return found
 
 

@@ -94,11 +94,13 @@ def admission(run: Run, boundary: int, room: Room) -> Admission | None:
         )
 
     found, caches_now, disk_now = prospect(boundary), None, None
+    stored_on_disk: float | None = None
     if held.plan is not None and 0 < held.plan.boundary <= boundary:
         before = held.plan.boundary
         if held.caches and views == 1 and _holds_records(run):
             stored = layers_ns(before, boundary)
             found = dataclasses.replace(found, stored_ns=stored)
+            stored_on_disk = stored if _holds_records(run, disk=True) else None
         if before == boundary and held.admission is not None:
             caches_now = held.admission.caches
             disk_now = held.admission.uses_disk
@@ -113,11 +115,15 @@ def admission(run: Run, boundary: int, room: Room) -> Admission | None:
     below = None
     disk_rates = inputs.rates.disk
     if room.on_disk and disk_rates is not None:
-        rest = active_ns(profile, boundary, max(1, rows // max(stages, 1)))
+        rest = active_ns(profile, boundary, rows)
         below = decide(
             costs.slowed_disk(disk_rates),
             on_disk(
-                dataclasses.replace(found, active_ns=costs.prefix * rest / stages),
+                dataclasses.replace(
+                    found,
+                    stored_ns=stored_on_disk,
+                    active_ns=costs.prefix * rest / stages,
+                ),
                 learned,
                 held=room.on_disk,
                 disk_bytes=bytes_on_disk(found.record_bytes),
@@ -129,9 +135,11 @@ def admission(run: Run, boundary: int, room: Room) -> Admission | None:
     return dataclasses.replace(decision, pays_from=pays_from, disk=below)
 
 
-def _holds_records(run: Run) -> bool:
+def _holds_records(run: Run, *, disk: bool = False) -> bool:
     cache = run.caches.training()
-    return cache is not None and cache.used_bytes > 0
+    if cache is None:
+        return False
+    return (cache.disk_used_bytes if disk else cache.used_bytes) > 0
 
 
 def cluster_at(

@@ -28,7 +28,7 @@ from pipetransformer.state.signature import model_signature, trainable_lines
 
 _LOG = logging.getLogger(__name__)
 
-_VERSION = 2
+_VERSION = 3
 _LONGEST = 200  # letters of what a file holds, in errors
 
 
@@ -124,7 +124,10 @@ def measured_or_kept(
         _LOG.info("layers are not measured: %s has their profile", path)
     told = kept.get("rates") or {}
     if told.get("conditions") == rate_conditions(run):
-        return Measured(profile, CacheRates.from_dict(told["values"]), together)
+        found = CacheRates.from_dict(told["values"])
+        # A disk that could not be measured may be well again.
+        if found.disk is not None or run.config.cache.disk_directory is None:
+            return Measured(profile, found, together)
     result = Measured(profile, rates(profile), together)
     _write(run, path, depends_on, result)
     return result

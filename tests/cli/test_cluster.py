@@ -73,8 +73,11 @@ def test_tiers_are_measured_and_the_file_can_be_planned_with(tmp_path, capsys):
     assert min(tiers.host_bytes, tiers.disk_bytes) > 10**6
     assert min(tiers.host_bytes_per_s, tiers.disk_bytes_per_s) > 10**6
     assert tiers.host_in_line and tiers.host_record_ns > 0
-    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
-    assert "measured" in lines["cache"] or "cache host_bytes_per_s" in out
+    rows = [line.removeprefix("cache ") for line in out.splitlines()]
+    lines = {row.split()[0]: row for row in rows}
+    for name in ("host_bytes_per_s", "host_record_ns", "disk_bytes_per_s"):
+        assert lines[name].split()[-1] == "measured"
+    assert "measured" not in lines["host_bytes"] + lines["disk_bytes"]
     assert "assumed" in lines["step_ns"] and "free" in lines["network_bytes_per_s"]
     options = SearchOptions(
         global_batch=8, num_samples=100, cache_tiers=("disk", "host")
@@ -126,6 +129,7 @@ def test_latency_and_rate_are_those_of_a_line():
             {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"},
             "expected nodes of equally many",
         ),
+        (["--disk", "/tmp"], {}, "--disk: expected --tiers, too, got it alone"),
         (["--tiers", "--disk", "/nowhere"], {}, "--disk: expected a folder on a work"),
     ],
 )

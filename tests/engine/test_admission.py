@@ -11,6 +11,8 @@ from pipetransformer import autocache, planner
 from pipetransformer.autocache import ActivationCache, CacheRates, TierRates
 from pipetransformer.report import PlanShape
 from pipetransformer.run.cache_costs import CacheCosts
+from pipetransformer.run.caches import Room
+from pipetransformer.transformation.cache_capacity import admission
 from tests.engine.even_profile import ROW_NS, even_profile
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import run_of
@@ -199,3 +201,20 @@ def test_ranks_decide_by_what_the_lead_has_measured():
     assert [caches for _, caches, _ in results] == [False, False]
     assert [rates for *_, rates in results] == [CacheRates(SLOW)] * 2
     assert results[0][0] == results[1][0] is not None
+
+
+def test_a_disk_that_was_left_is_priced_as_empty():
+    """Records in memory say nothing of a disk that nothing was written to."""
+    run = trained(FAST, epochs=4, freeze=(4,) * 4)[1]
+    room = Room(10, SAMPLES - 10)
+    slow = dataclasses.replace(FAST, write_bytes_per_s=1000, overlap=1.0)
+    run.inputs.rates = CacheRates(FAST, slow)
+    run.total_epochs, run.state.epoch = 4, 2
+    told = []
+    for used in (0, 10**6):
+        cache = SimpleNamespace(used_bytes=10**6, disk_used_bytes=used)
+        run.caches = SimpleNamespace(training=lambda cache=cache: cache)
+        told.append(admission(run, run.in_force.plan.boundary, room))
+    empty, written = told
+    assert empty.caches and not empty.uses_disk
+    assert written.caches and written.uses_disk

@@ -28,7 +28,8 @@ class Plasticity(Policy):
     one unit stays active. When the learning rate has fallen to a tenth of what it was
     at the last freeze, all units thaw, and windows are half as long from then on.
 
-    A run that resumes compares from its second point on.
+    A run that resumes compares from its second point on, one on accelerators from
+    point 2 on: before the first plan the layers are not where they will compute.
 
     Args:
         window: points that count, at least 2.

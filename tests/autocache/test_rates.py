@@ -59,7 +59,7 @@ def test_rates_of_the_disk_are_those_of_what_was_moved(tmp_path, monkeypatch, si
 
 def test_a_disk_that_is_not_there_has_no_rates(tmp_path, caplog):
     assert measure_disk_rates(1000, tmp_path / "none", num_samples=10) is None
-    assert "the rates of its disk are not known: " in caplog.text
+    assert "the rates of its disk are not known, it is not used: " in caplog.text
 
 
 def test_rates_are_unknown_where_there_is_no_memory(monkeypatch, caplog):

@@ -43,11 +43,11 @@ from pipetransformer.autocache import (
     Prospect,
     bytes_on_disk,
     decide,
+    least_budget,
     measure_disk_rates,
     measure_rates,
     on_disk,
     record_bytes,
-    slots_within,
 )
 from pipetransformer.config import PlanConfig
 from pipetransformer.pipe import Workers
@@ -192,7 +192,7 @@ class Bench:
             run_id="bench",
             num_samples=samples,
             slot_bytes=slot,
-            budget_bytes=_least_budget(samples, slot),
+            budget_bytes=least_budget(samples, slot),
         )
         lower.add_disk(folder, patience_s=PATIENCE_S)
         stores = {"recompute": None, "cached": cache, "disk": lower}
@@ -239,14 +239,6 @@ class Bench:
         if late:
             raise RuntimeError(f"disk: expected no late reads, got {late}")
         return found
-
-
-def _least_budget(samples: int, slot: int) -> int:
-    """Return a budget for a slot or a few more."""
-    budget = slot
-    while slots_within(budget, num_samples=samples, slot_bytes=slot) == 0:
-        budget += budget // 8
-    return budget
 
 
 def first(pays: dict[int, bool]) -> int:

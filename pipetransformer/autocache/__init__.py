@@ -37,6 +37,7 @@ from pipetransformer.autocache.ragged import Ragged, RaggedRows, valid_part
 from pipetransformer.autocache.rates import measure_disk_rates, measure_rates
 from pipetransformer.autocache.sizes import (
     bytes_on_disk,
+    least_budget,
     record_bytes,
     slots_within,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "fingerprint_chain",
     "hash_ragged_rows",
     "hash_rows",
+    "least_budget",
     "measure_disk_rates",
     "measure_rates",
     "on_disk",

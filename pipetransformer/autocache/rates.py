@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipetransformer.autocache.admission import TierRates
 from pipetransformer.autocache.cache import ActivationCache, hash_rows
-from pipetransformer.autocache.sizes import bytes_on_disk, record_bytes, slots_within
+from pipetransformer.autocache.sizes import bytes_on_disk, least_budget, record_bytes
 
 _LOG = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _disk_rates(
         run_id="rates",
         num_samples=count,
         slot_bytes=slot,
-        budget_bytes=_least_budget(count, slot),  # almost all go to the disk
+        budget_bytes=least_budget(count, slot),  # almost all go to the disk
     )
     try:
         cache.add_disk(directory, disk_bytes=count * place)
@@ -150,14 +150,6 @@ def _disk_rates(
         write_record_ns=0,
         overlap=1.0,
     )
-
-
-def _least_budget(num_samples: int, slot_bytes: int) -> int:
-    """Return a budget for a slot or a few more."""
-    budget = slot_bytes
-    while slots_within(budget, num_samples=num_samples, slot_bytes=slot_bytes) == 0:
-        budget += budget // 8
-    return budget
 
 
 def _rate(size: int, ns: int) -> int:

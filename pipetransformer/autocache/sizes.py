@@ -24,6 +24,14 @@ def slots_within(budget_bytes: int, *, num_samples: int, slot_bytes: int) -> int
     )
 
 
+def least_budget(num_samples: int, slot_bytes: int) -> int:
+    """Return a budget for a slot or a few more; otherwise as `slots_within`."""
+    budget = slot_bytes
+    while slots_within(budget, num_samples=num_samples, slot_bytes=slot_bytes) == 0:
+        budget += max(1, budget // 8)
+    return budget
+
+
 def bytes_on_disk(record_bytes: int) -> int:
     """Return what a record of that many bytes takes on disk: whole blocks."""
     return -(-record_bytes // _DISK_BLOCK_BYTES) * _DISK_BLOCK_BYTES

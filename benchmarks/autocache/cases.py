@@ -50,12 +50,14 @@ class Storage:
     Attributes:
         codec: What they are kept in.
         on_disk: Memory holds a part of them, and the disk the others.
+        on_device: There are copies of some of them, as on a device; of the host here.
         error: By dtype, how far what is read may be from what was stored, over the
             largest value, with what later layers make of it; none: the same bits.
     """
 
     codec: Codec = "native"
     on_disk: bool = False
+    on_device: bool = False
     error: Mapping[torch.dtype, float] = dataclasses.field(default_factory=dict)
 
 
@@ -65,6 +67,12 @@ STORAGES = {
     "host, fp16": Storage("fp16", error={torch.float32: 2**-10}),
     "host, int8": Storage(
         "int8",
+        error={torch.float32: 2**-6, torch.float16: 2**-6, torch.bfloat16: 2**-5},
+    ),
+    "device": Storage(on_device=True),
+    "device, int8": Storage(
+        "int8",
+        on_device=True,
         error={torch.float32: 2**-6, torch.float16: 2**-6, torch.bfloat16: 2**-5},
     ),
     "disk": Storage(on_disk=True),
@@ -192,6 +200,9 @@ class Subject:
         )
         if storage.on_disk:
             cache.add_disk(tempfile.gettempdir(), patience_s=60.0)
+        if storage.on_device:
+            whole = self._hidden.nbytes + self._mask.nbytes
+            cache.use_device(torch.device("cpu"), whole // 2)
         return cache
 
     def values(
@@ -219,6 +230,11 @@ class Subject:
             found.append(self._valid(value, ids))
         return found
 
+    def store(self, boundary: int, batches: Batches, cache: ActivationCache) -> None:
+        """Fill a cache; copies on a device are made when records are read."""
+        for _ in range(2 if STORAGES[self.case.storage].on_device else 1):
+            self.values(boundary, batches, cache)
+
     def _inputs_of(self, ids: Tensor) -> Callable[[], Any]:
         longest = int(self._lengths[ids].max())
         hidden, mask = self._hidden[ids, :longest], self._mask[ids, :longest]
@@ -241,6 +257,7 @@ class Measured:
         hits: Rows that were found.
         stale: Rows that were found, and not valid.
         disk_hits: Of the hits, those that were on disk.
+        device_hits: Of the hits, those that were on the device.
     """
 
     difference: float
@@ -248,20 +265,21 @@ class Measured:
     hits: int
     stale: int
     disk_hits: int
+    device_hits: int
 
 
 def hits_of_the_same_batches(subject: Subject) -> Measured:
     """Each batch is found whole, as it was stored."""
     batches = subject.batches(BATCH)
     cache = subject.cache()
-    subject.values(subject.case.boundary, batches, cache)
+    subject.store(subject.case.boundary, batches, cache)
     return _against_recomputation(subject, batches, cache)
 
 
 def hits_of_other_batches(subject: Subject) -> Measured:
     """Each batch is put together from what others have stored."""
     cache = subject.cache()
-    subject.values(subject.case.boundary, subject.batches(BATCH), cache)
+    subject.store(subject.case.boundary, subject.batches(BATCH), cache)
     return _against_recomputation(subject, subject.batches(OTHER_BATCH), cache)
 
 
@@ -269,7 +287,7 @@ def advanced(subject: Subject, below: int) -> Measured:
     """What is found at a boundary `below` goes through the layers that lie between."""
     batches = subject.batches(BATCH)
     cache = subject.cache()
-    subject.values(below, batches, cache)
+    subject.store(below, batches, cache)
     return _against_recomputation(subject, batches, cache)
 
 
@@ -277,8 +295,8 @@ def partly_advanced(subject: Subject, below: int) -> Measured:
     """A batch mixes records of both boundaries and samples that have none."""
     cache = subject.cache()
     batches = subject.batches(BATCH)
-    subject.values(below, batches[:2], cache)
-    subject.values(subject.case.boundary, batches[1:2], cache)
+    subject.store(below, batches[:2], cache)
+    subject.store(subject.case.boundary, batches[1:2], cache)
     return _against_recomputation(subject, subject.batches(OTHER_BATCH), cache)
 
 
@@ -286,8 +304,8 @@ def unfrozen(subject: Subject, above: int) -> Measured:
     """Half of the records come from a boundary `above`, which is no longer frozen."""
     cache = subject.cache()
     batches = subject.batches(BATCH)
-    subject.values(subject.case.boundary, batches, cache)
-    subject.values(above, batches[:1], cache)
+    subject.store(subject.case.boundary, batches, cache)
+    subject.store(above, batches[:1], cache)
     return _against_recomputation(subject, batches, cache)
 
 
@@ -308,6 +326,7 @@ def _against_recomputation(
         now.hits - before.hits,
         now.stale - before.stale,
         now.disk_hits - before.disk_hits,
+        now.device_hits - before.device_hits,
     )
 
 

@@ -12,7 +12,6 @@ from pipetransformer.autocache.cache import (
     ActivationCache,
     CacheCounters,
     DiskTraffic,
-    Records,
     hash_ragged_rows,
     hash_rows,
 )
@@ -35,6 +34,7 @@ from pipetransformer.autocache.prefix import (
 )
 from pipetransformer.autocache.ragged import Ragged, RaggedRows, valid_part
 from pipetransformer.autocache.rates import measure_disk_rates, measure_rates
+from pipetransformer.autocache.records import Records
 from pipetransformer.autocache.sizes import (
     bytes_on_disk,
     least_budget,

@@ -7,14 +7,17 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from pipetransformer import _C
 from pipetransformer.autocache.codec import Codec
+from pipetransformer.autocache.device_tier import DeviceTier, Version
 from pipetransformer.autocache.ragged import Ragged, RaggedRows, dims_of, flags, moved
+from pipetransformer.autocache.records import Records, joined
 from pipetransformer.autocache.sizes import bytes_on_disk
 
 _logger = logging.getLogger(__name__)
@@ -29,25 +32,6 @@ _ADDRESS = re.compile(
     rb'\{"pid": (?P<pid>[0-9]{1,10}), "fd": (?P<fd>[0-9]{1,10})'
     rb'(?:, "disk": \[(?P<index>[0-9]{1,10}), (?P<file>[0-9]{1,10})\])?\}'
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Records:
-    """Cached activations of some rows of a batch, all at one boundary.
-
-    Attributes:
-        boundary: number of layers that the activations have passed.
-        rows: positions in the batch, ``(n,)`` int64, ascending.
-        tensors: what crosses the boundary, each ``(n, ...)``, on the CPU.
-        lengths: valid positions of each row, ``(n,)`` int64; None: not ragged.
-        lossy: some of them went through a codec that rounds.
-    """
-
-    boundary: int
-    rows: Tensor
-    tensors: tuple[Tensor, ...]
-    lengths: Tensor | None = None
-    lossy: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +55,7 @@ class CacheCounters:
         audited: hits that were computed again, see `ActivationCache.audit_due` and
             `ActivationCache.note_audited`.
         disk_hits: of the hits, those that were on disk.
+        device_hits: of the hits, those that were on the device.
         late: misses whose record is on disk and was not read in time, or with an
             error.
     """
@@ -86,6 +71,7 @@ class CacheCounters:
     audited: int = 0
     disk_hits: int = 0
     late: int = 0
+    device_hits: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,6 +123,8 @@ class ActivationCache:
         self._least_disk_bytes = least_disk_bytes  # of a record's place on disk
         self._has_disk = False
         self._folder = ""
+        self._device: DeviceTier | None = None
+        self._device_hits = 0
         self._warned: set[str] = set()
         self._audit_every = audit_every
         self._audited = 0
@@ -301,6 +289,32 @@ class ActivationCache:
         self._has_disk = True
         self._folder = folder
 
+    def use_device(
+        self, device: torch.device, budget_bytes: int, *, sharers: int = 1
+    ) -> None:
+        """Keep copies of records on a device, for this process alone, from here on.
+
+        Copies that there were are dropped: they are made again as records are read,
+        from the records, which stay. Call `fetch` from one thread then.
+
+        Args:
+            device: where records are used.
+            budget_bytes: memory of all copies; 0: there are none.
+            sharers: processes that share the samples, and ask for much the same ones
+                in each pass.
+        """
+        self._device = None
+        if budget_bytes > 0:
+            records = self._store.num_samples
+            # Some samples come to another process now and then.
+            expected = records if sharers == 1 else -(-records * 5 // (4 * sharers))
+            self._device = DeviceTier(device, budget_bytes, records, expected)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the device that this process has taken for copies of records."""
+        return 0 if self._device is None else self._device.bytes
+
     @property
     def address(self) -> bytes:
         """Where other processes of the node can attach while this one lives."""
@@ -364,7 +378,7 @@ class ActivationCache:
         """Counts of this process so far; also after `close`."""
         counts = self._store.counts()
         return CacheCounters(
-            hits=counts.hits,
+            hits=counts.hits + self._device_hits,
             misses=counts.misses,
             stale=counts.stale,
             changed=counts.changed,
@@ -375,6 +389,7 @@ class ActivationCache:
             audited=self._audited,
             disk_hits=counts.disk_hits,
             late=counts.late,
+            device_hits=self._device_hits,
         )
 
     @property
@@ -412,8 +427,17 @@ class ActivationCache:
         does not fit a bounded memory is read when it is fetched. A closed cache
         reads nothing.
         """
-        if self._has_disk:
-            self._store.prefetch([each * self.views + view for each in samples])
+        if not self._has_disk:
+            return
+        records = [each * self.views + view for each in samples]
+        if self._device is not None:
+            held = self._device.holds(torch.tensor(records, dtype=torch.int64))
+            records = [
+                each
+                for each, here in zip(records, held.tolist(), strict=True)
+                if not here
+            ]
+        self._store.prefetch(records)
 
     def fetch(
         self,
@@ -449,6 +473,46 @@ class ActivationCache:
             ValueError: if an id is out of range, a shape or dtype is wrong, or the
                 cache is closed.
         """
+        tier = self._device
+
+        def read(rows: Tensor | None = None) -> list[Records]:
+            taken, hashes = ids, input_hashes
+            if rows is not None:
+                taken = ids[rows]
+                hashes = None if input_hashes is None else input_hashes[rows]
+            return self._read(taken, chain, hashes, ragged, length, codec, disk=disk)
+
+        if tier is None or input_hashes is None:
+            return read()
+        top, version = len(chain) - 1, Version(chain[-1], codec)
+        copies = tier.find(version, top, ids, input_hashes, ragged, length)
+        if copies is None:
+            found = read()
+        else:
+            self._device_hits += len(copies.rows)
+            absent = torch.ones(len(ids), dtype=torch.bool)
+            absent[copies.rows] = False
+            rest = absent.nonzero().squeeze(1)
+            below = read(rest) if len(rest) else []
+            found = [replace(each, rows=rest[each.rows]) for each in below]
+        kept = [
+            tier.keep(ids, input_hashes, each, ragged) if each.boundary == top else each
+            for each in found
+        ]
+        return kept if copies is None else joined(kept, copies)
+
+    def _read(
+        self,
+        ids: Tensor,
+        chain: Sequence[int],
+        input_hashes: Tensor | None,
+        ragged: Ragged | None,
+        length: int | None,
+        codec: Codec,
+        *,
+        disk: bool,
+    ) -> list[Records]:
+        """Read records that other processes may have written."""
         fills = list(ragged.fills) if ragged is not None else []
         groups = self._store.fetch(
             ids,
@@ -539,7 +603,7 @@ class ActivationCache:
         The first hits on records of an earlier run always are. Whoever gets True
         computes one of them again and compares.
         """
-        hits, before = self._store.counts().hits, self._hits
+        hits, before = self.counters.hits, self._hits
         self._hits = hits
         every = self._audit_every
         first = self._passes_of_others > 0 and before == 0 and hits > 0
@@ -566,7 +630,12 @@ class ActivationCache:
             self.give_up(reason)
 
     def begin_pass(self) -> None:
-        """Give the cache up if the pass that ends found inputs changed, and no hit."""
+        """Give the cache up if the pass that ends found inputs changed, and no hit.
+
+        What another process has dropped is dropped on the device, too.
+        """
+        if self._device is not None and self.used_bytes + self.disk_used_bytes == 0:
+            self._device.clear()
         now, before = self.counters, self._pass_began
         self._pass_began = now
         asked = now.hits + now.misses - before.hits - before.misses
@@ -620,10 +689,13 @@ class ActivationCache:
 
     def clear(self) -> None:
         """Drop all records, for all processes."""
+        if self._device is not None:
+            self._device.clear()
         self._store.clear()
 
     def close(self) -> None:
         """Let go of memory and file; other processes keep them."""
+        self._device = None
         self._store.close()
 
     def warn_once(self, key: str, text: str) -> None:

@@ -192,6 +192,12 @@ class CacheConfig:
             without a name that goes with the run. A fast disk of the node itself.
             None: what has no room is recomputed.
         disk_bytes: Bytes of that file per id space. None: half of what is free there.
+        device_bytes: Memory on the first device of each pipeline for copies of records
+            of the training set, made as they are read, so that most reads need neither
+            the host's memory nor the link to the device. Plans leave it free on every
+            slot. A replica then trains on much the same samples in each pass: the rows
+            of a batch are in another order, and the batches are what they were. None,
+            or slots of the host: no copies.
     """
 
     enabled: bool = True
@@ -205,6 +211,7 @@ class CacheConfig:
     admission: Literal["measured", "always"] = "measured"
     disk_directory: str | os.PathLike[str] | None = None
     disk_bytes: int | None = None
+    device_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Validate each field."""
@@ -212,6 +219,7 @@ class CacheConfig:
         _positive_or_none("CacheConfig.budget_bytes", self.budget_bytes)
         _positive_or_none("CacheConfig.views", self.views)
         _positive_or_none("CacheConfig.disk_bytes", self.disk_bytes)
+        _positive_or_none("CacheConfig.device_bytes", self.device_bytes)
         _require(
             self.verify in ("sampled", "all"),
             "CacheConfig.verify",

@@ -35,6 +35,9 @@ class ElasticSampler(Sampler[list[int]]):
         drop_last: leave out a short last batch.
         min_rows: of a replica's share; where a slice has fewer for each replica, only
             some take part, and the shares of the others are empty.
+        by_home: order the rows of each slice by the places of the samples in a fixed
+            permutation, so that a replica takes much the same samples in every epoch,
+            and shares stay equal.
 
     Raises:
         ValueError: if an argument is out of its range.
@@ -52,6 +55,7 @@ class ElasticSampler(Sampler[list[int]]):
         replica_on_node: int = 0,
         drop_last: bool = False,
         min_rows: int = 1,
+        by_home: bool = False,
     ) -> None:
         _check_positive("num_samples", num_samples)
         _check_positive("batch_size", batch_size)
@@ -64,6 +68,7 @@ class ElasticSampler(Sampler[list[int]]):
         self.node = node
         self.drop_last = drop_last
         self.min_rows = min_rows
+        self.by_home = by_home
         self.epoch = 0
         self.position = 0
         self.set_replica(
@@ -72,6 +77,7 @@ class ElasticSampler(Sampler[list[int]]):
         assignment = _permutation(num_samples, "nodes", seed)
         self._owners = range(num_nodes) if node is None else range(node, node + 1)
         self._owned = {owner: assignment[owner::num_nodes] for owner in self._owners}
+        self._home = assignment.argsort() if by_home else None
 
     @property
     def num_batches(self) -> int:
@@ -133,6 +139,8 @@ class ElasticSampler(Sampler[list[int]]):
             order[self._count_before(begin, node) : self._count_before(end, node)]
             for node, order in orders.items()
         ]
+        if self._home is not None:
+            slices = [ids[self._home[ids].argsort()] for ids in slices]
         whole = slices[0] if len(slices) == 1 else torch.cat(slices)
         parts = self.replicas_on_node
         if self.min_rows > 1:

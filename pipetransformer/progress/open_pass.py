@@ -84,8 +84,14 @@ class OpenPass:
         """Return how samples are divided in this pass."""
         if self._loading is None:
             raise RuntimeError("samples of no pass; please report")
-        state, seed = self._run.state, self._run.config.seed
-        return EpochSharding(self._loading, seed, state.epoch, state.pass_nodes)
+        state, run = self._run.state, self._run
+        return EpochSharding(
+            self._loading,
+            run.config.seed,
+            state.epoch,
+            state.pass_nodes,
+            by_home=run.device_cache_bytes > 0,
+        )
 
     # -- what is loaded --------------------------------------------------------
 

@@ -91,12 +91,14 @@ class EpochSharding:
         seed: Of the run.
         epoch: Of the pass.
         num_nodes: Nodes that own samples: those with a replica when the pass began.
+        by_home: A replica takes much the same samples in each pass.
     """
 
     loading: Loading
     seed: int
     epoch: int
     num_nodes: int
+    by_home: bool = False
 
     def sampler(self, layout: Layout, rank: int, position: int = 0) -> ElasticSampler:
         """Return what names the batches of the replica that `rank` drives.
@@ -124,6 +126,7 @@ class EpochSharding:
             replica_on_node=index,
             drop_last=loading.drop_last,
             min_rows=loading.min_rows,
+            by_home=self.by_home,
         )
         made.set_epoch(self.epoch)
         made.set_position(position)

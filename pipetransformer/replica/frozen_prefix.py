@@ -1,10 +1,10 @@
 """The frozen prefix: cache look-up, and the forward of what the cache lacks.
 
 Frozen layers run once per sample under ``no_grad`` and in eval mode, in micro-batches
-spread over all devices of the pipeline; those but the first have copies of them, and
-what the layers return is on the first. Records are on the host. A record found at an
-earlier boundary is advanced: only the layers behind that boundary run. Layers that draw
-random numbers even so draw keyed ones, as those of the pipeline do.
+spread over all devices of the pipeline; those but the first have copies of them. What
+the layers return is on the first, and so is what is read of records. A record found at
+an earlier boundary is advanced: only the layers behind that boundary run. Layers that
+draw random numbers even so draw keyed ones, as those of the pipeline do.
 
 Once a pass has found all of its records, the layers leave the devices for the host:
 they come back when something is missing.
@@ -77,6 +77,8 @@ class FrozenPrefix:
             nothing is read or written.
         disk_admitted: The same of what it has on disk.
         place: Moves the layers to a device, and nothing else.
+        device_bytes: Memory on the first device for copies of training records.
+        sharers: Replicas of the node, which share its samples.
     """
 
     def __init__(
@@ -94,6 +96,8 @@ class FrozenPrefix:
         admitted: Callable[[], bool] = lambda: True,
         disk_admitted: Callable[[], bool] = lambda: True,
         place: Callable[[torch.device], None] = lambda _: None,
+        device_bytes: int = 0,
+        sharers: int = 1,
     ) -> None:
         self.boundary = boundary
         self._layers = list(layers)[:boundary]
@@ -109,6 +113,9 @@ class FrozenPrefix:
         self._admitted = admitted
         self._disk_admitted = disk_admitted
         self._place = place
+        self._device_bytes = device_bytes
+        self._sharers = sharers
+        self._copied_from: ActivationCache | None = None
         self._rests = False  # on the host, as nothing needs the layers
         self._has_rested = False
         self._needed = True  # in training, since the pass began
@@ -181,6 +188,19 @@ class FrozenPrefix:
             self._place(self._devices[0])
             self._rests = False
             self._copy()
+
+    def _use_device(self, cache: ActivationCache) -> None:
+        if self._device_bytes and self._copied_from is not cache:
+            self._copied_from = cache
+            cache.use_device(
+                self._devices[0], self._device_bytes, sharers=self._sharers
+            )
+
+    def retire(self) -> None:
+        """Give back what is on the device for this prefix alone."""
+        if self._copied_from is not None:
+            self._copied_from.use_device(self._devices[0], 0)
+            self._copied_from = None
 
     def spread(self, function: Callable[[Any], _T], items: Sequence[Any]) -> list[_T]:
         """Call a function with each item, on the workers where these compute."""
@@ -258,6 +278,8 @@ class FrozenPrefix:
         unused = cache is None or cache.given_up or not self.uses_cache
         if cache is None or ids is None or unused:
             return self._run(inputs(), 0, position, whole)
+        if not whole:
+            self._use_device(cache)
         ids = cache.record_ids(ids, view)
         with self._clock.phase("cache_read"):
             rows = None
@@ -276,6 +298,7 @@ class FrozenPrefix:
                 codec=codec,
                 disk=self.uses_disk,
             )
+            found = [records.to(self._devices[0]) for records in found]
         if self._debug:
             for records in found:
                 self._check(inputs(), records, ids, cache, position, codec, whole=whole)
@@ -621,7 +644,8 @@ def _difference(
     if (reason := _other_kind(fresh, cached)) is not None:
         return reason
     for number, (one, other) in enumerate(zip(fresh, cached, strict=True)):
-        one, where = one.detach().cpu(), f"tensor {number}: "
+        one, other = one.detach().cpu(), other.cpu()
+        where = f"tensor {number}: "
         if not one.is_floating_point():
             if not torch.equal(one, other):
                 return f"{where}{int((one != other).sum())} of {one.numel()} values"

@@ -283,6 +283,8 @@ class Replica:
         self.active_model.retire()
         self.last_gradient.forget()
         self.trained = None
+        if self.prefix is not None:
+            self.prefix.retire()
         self.pipe.close()
         self.workers.close()
         if not keep_group:

@@ -151,6 +151,13 @@ class Run:
         return len(self.slots.devices)
 
     @property
+    def device_cache_bytes(self) -> int:
+        """Memory of a pipeline's first device for copies of cached records."""
+        cache = self.config.cache
+        used = cache.enabled and not self.slots.on_host
+        return (cache.device_bytes or 0) if used else 0
+
+    @property
     def threads_per_stage(self) -> int:
         """Intra-op threads of each CPU slot."""
         wanted = self.config.pipe.threads_per_stage

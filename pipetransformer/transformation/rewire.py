@@ -127,6 +127,8 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
             admitted=lambda: run.in_force.caches,
             disk_admitted=lambda: run.in_force.uses_disk,
             place=lambda device: run.placement.place_frozen(plan.boundary, device),
+            device_bytes=run.device_cache_bytes,
+            sharers=_replicas_on_node(run),
         )
         if run.inputs.workload is not None and prefix.uses_cache:
             run.caches.obtain(
@@ -170,6 +172,11 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         active_model=model,
         last_gradient=LastGradient(layers[plan.boundary :] if group.size > 1 else ()),
     )
+
+
+def _replicas_on_node(run: Run) -> int:
+    layout = run.in_force.layout
+    return 1 if layout is None else layout.node_share(run.info.rank)[0]
 
 
 def _gate(run: Run, layers: list[nn.Module], boundary: int) -> CodecGate:

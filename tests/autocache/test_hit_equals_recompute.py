@@ -29,7 +29,10 @@ def test_a_hit_equals_recomputation(case):
     other = cases.hits_of_other_batches(subject)
     check(case, other, same_shape=False)
     assert (same.hits, other.hits) == (SAMPLES, SAMPLES)
-    assert (same.disk_hits > 0) == cases.STORAGES[case.storage].on_disk
+    storage = cases.STORAGES[case.storage]
+    assert (same.disk_hits > 0) == storage.on_disk
+    assert (0 < same.device_hits < SAMPLES) == storage.on_device
+    assert (0 < other.device_hits < SAMPLES) == storage.on_device
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.boundary > 1], ids=str)

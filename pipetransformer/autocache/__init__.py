@@ -33,7 +33,11 @@ from pipetransformer.autocache.prefix import (
     values_context,
 )
 from pipetransformer.autocache.ragged import Ragged, RaggedRows, valid_part
-from pipetransformer.autocache.rates import measure_disk_rates, measure_rates
+from pipetransformer.autocache.rates import (
+    measure_device_rates,
+    measure_disk_rates,
+    measure_rates,
+)
 from pipetransformer.autocache.records import Records
 from pipetransformer.autocache.sizes import (
     bytes_on_disk,
@@ -66,6 +70,7 @@ __all__ = [
     "hash_ragged_rows",
     "hash_rows",
     "least_budget",
+    "measure_device_rates",
     "measure_disk_rates",
     "measure_rates",
     "on_disk",

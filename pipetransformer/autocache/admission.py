@@ -79,10 +79,12 @@ class CacheRates:
     Attributes:
         host: Of records in host memory; None: not measured, or it failed.
         disk: Of those on disk, likewise; None also where there is no disk.
+        device: Of copies on a device, likewise; None also where there are none.
     """
 
     host: TierRates | None = None
     disk: TierRates | None = None
+    device: TierRates | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -95,7 +97,7 @@ class CacheRates:
         Raises:
             KeyError, TypeError, ValueError: it is something else.
         """
-        tiers = (value[name] for name in ("host", "disk"))
+        tiers = (value[name] for name in ("host", "disk", "device"))
         return cls(*(None if each is None else TierRates(**each) for each in tiers))
 
 
@@ -117,6 +119,9 @@ class Prospect:
         sharers: Replicas that read and write at these rates together, at least 1.
         copy_ns: Of each read what the step waits for in any case, as for the copy of
             what came from a disk.
+        copied: Of the samples that the cache has room for, those that there will be
+            copies of on devices; each is read once before.
+        copied_ns: To read such a copy.
     """
 
     boundary: int
@@ -130,6 +135,8 @@ class Prospect:
     active_ns: float = 0.0
     sharers: int = 1
     copy_ns: float = 0.0
+    copied: int = 0
+    copied_ns: float = 0.0
 
     @property
     def share(self) -> float:
@@ -140,6 +147,16 @@ class Prospect:
     def num_reads(self) -> int:
         """Passes in which a held sample is found."""
         return self.passes - (self.stored_ns is None)
+
+    @property
+    def copied_share(self) -> float:
+        """Part of the samples that are held which there will be copies of."""
+        return min(self.copied, self.held) / max(self.held, 1)
+
+    @property
+    def num_copied(self) -> float:
+        """Passes in which a held sample is read from a copy, a mean over these."""
+        return max(0, self.num_reads - 1) * self.copied_share
 
     @property
     def recompute_ns(self) -> float:
@@ -171,6 +188,8 @@ class Admission:
         pays_from: Number of frozen layers from which caching pays; None: for none.
         tier: ``"host"``, or ``"disk"``: what host memory has no room for.
         disk: Of the host's: the decision on the disk; None: there is none.
+        copied: Of the samples held, those that there will be copies of on devices.
+        copied_ns: What a step waits for a sample that is read from a copy.
     """
 
     boundary: int
@@ -186,6 +205,8 @@ class Admission:
     pays_from: int | None = None
     tier: str = "host"
     disk: Admission | None = None
+    copied: int = 0
+    copied_ns: float = 0.0
 
     @property
     def uses_disk(self) -> bool:
@@ -197,6 +218,14 @@ class Admission:
         """Samples whose records are kept, wherever."""
         on_disk = self.disk.held if self.disk is not None and self.uses_disk else 0
         return self.held + on_disk if self.caches else 0
+
+    @property
+    def usual_rates(self) -> tuple[int, int]:
+        """Bytes a second and ns a record of reads once there are copies, a mean."""
+        copied = self.copied / max(self.held, 1)
+        record = (1 - copied) * self.rates.record_ns + copied * self.copied_ns
+        rate = self.rates.bytes_per_s / max(1 - copied, 1e-9)
+        return min(round(rate), 2**62), round(record)
 
     @property
     def text(self) -> str:
@@ -216,9 +245,13 @@ class Admission:
         if self.turns_at_bytes_per_s is not None:
             side = "below" if self.caches else "above"
             turns = f"would turn {side} {_rate(self.turns_at_bytes_per_s)}"
+        copies = ""
+        if self.copied:
+            copies = f" ({_time(self.copied_ns)} for {self.copied} on devices)"
+        against = f"a sample against {_time(self.prefix_ns)} recomputed"
         return (
-            f"read {_time(self.read_ns)} a sample against {_time(self.prefix_ns)} "
-            f"recomputed ({self.tier} {_rate(self.rates.bytes_per_s)} measured): "
+            f"read {_time(self.read_ns)}{copies} {against} "
+            f"({self.tier} {_rate(self.rates.bytes_per_s)} measured): "
             f"{verdict}; {turns}"
         )
 
@@ -259,7 +292,8 @@ def cached_ns(rates: TierRates, prospect: Prospect) -> float:
     for in vain.
     """
     size, missed = prospect.record_bytes, prospect.prefix_ns + rates.record_ns
-    held = prospect.num_reads * _read_ns(rates, prospect)
+    held = (prospect.num_reads - prospect.num_copied) * _read_ns(rates, prospect)
+    held += prospect.num_copied * prospect.copied_ns
     held += missed if prospect.stored_ns is None else prospect.stored_ns
     held += prospect.sharers * rates.write_ns(size) if prospect.writes() else 0.0
     others = prospect.passes * missed
@@ -300,6 +334,8 @@ def decide(
         rates=rates,
         turns_at_bytes_per_s=_turning_rate(rates, prospect, caches),
         tier=tier,
+        copied=min(prospect.copied, prospect.held, prospect.samples),
+        copied_ns=prospect.copied_ns,
     )
 
 
@@ -326,6 +362,7 @@ def on_disk(
         record_bytes=disk_bytes,
         active_ns=prospect.active_ns / share,
         sharers=sharers,
+        copied=max(0, prospect.copied - prospect.held),
         copy_ns=host.read_ns(prospect.record_bytes),
     )
 
@@ -349,7 +386,7 @@ def _turning_rate(rates: TierRates, prospect: Prospect, caches: bool) -> int | N
     looked_up = prospect.passes * (1 - prospect.share)
     looked_up += prospect.share * (prospect.stored_ns is None)
     fixed += looked_up * rates.record_ns
-    reads = prospect.share * prospect.num_reads
+    reads = prospect.share * (prospect.num_reads - prospect.num_copied)
     if reads <= 0 or prospect.record_bytes <= 0 or limit <= fixed:
         return None
     exposed = (limit - fixed) / reads

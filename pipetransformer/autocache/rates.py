@@ -12,7 +12,10 @@ from torch import Tensor
 
 from pipetransformer.autocache.admission import TierRates
 from pipetransformer.autocache.cache import ActivationCache, hash_rows
+from pipetransformer.autocache.device_tier import DeviceTier, Version
+from pipetransformer.autocache.records import Records
 from pipetransformer.autocache.sizes import bytes_on_disk, least_budget, record_bytes
+from pipetransformer.core.devices import HOST
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,6 +37,7 @@ def measure_rates(
     rows: int,
     num_samples: int,
     hashed: Sequence[Tensor] = (),
+    device: torch.device = HOST,
 ) -> TierRates | None:
     """Measure reads and writes of host memory; takes 0.2 s at most as a rule.
 
@@ -47,6 +51,7 @@ def measure_rates(
         num_samples: Of the set: one that fits the processor's caches is read faster.
         hashed: Inputs of some rows, if a look-up has to hash them; that counts as part
             of a read.
+        device: What is read goes there, which counts, too.
 
     Returns:
         The rates; None where the memory cannot be had, or the inputs cannot be hashed,
@@ -55,8 +60,10 @@ def measure_rates(
     wide = max(_NARROW_BYTES, min(record_size, _MOST_BYTES // 2))
     try:
         hashing = _hash_seconds(hashed)
-        narrow_read, narrow_write = _row_seconds(_NARROW_BYTES, rows, num_samples)
-        wide_read, wide_write = _row_seconds(wide, rows, num_samples)
+        narrow_read, narrow_write = _row_seconds(
+            _NARROW_BYTES, rows, num_samples, device
+        )
+        wide_read, wide_write = _row_seconds(wide, rows, num_samples, device)
     except (MemoryError, OSError, RuntimeError, TypeError, ValueError) as error:
         _LOG.warning("cache: its rates are not known: %s", error)
         return None
@@ -66,6 +73,74 @@ def measure_rates(
         write_bytes_per_s=_bytes_per_s(wide, narrow_write, wide_write),
         write_record_ns=round(narrow_write * _NANOSECONDS),
     )
+
+
+def measure_device_rates(
+    record_size: int,
+    device: torch.device,
+    *,
+    rows: int,
+    num_samples: int,
+    hashed: Sequence[Tensor] = (),
+) -> TierRates | None:
+    """Measure reads of copies on a device; takes 0.1 s at most as a rule.
+
+    Args:
+        record_size: Bytes of the run's records, as they are used.
+        device: That holds the copies.
+        rows: Of a batch.
+        num_samples: Of the set.
+        hashed: As in `measure_rates`.
+
+    Returns:
+        The rates, those of writes being what reads take; None where the memory cannot
+        be had, which is logged.
+    """
+    wide = max(_NARROW_BYTES, min(record_size, _MOST_BYTES // 2))
+    try:
+        hashing = _hash_seconds(hashed)
+        narrow = _copy_seconds(_NARROW_BYTES, rows, num_samples, device)
+        whole = _copy_seconds(wide, rows, num_samples, device)
+    except (MemoryError, OSError, RuntimeError, TypeError, ValueError) as error:
+        _LOG.warning("cache: rates of %s are not known: %s", device, error)
+        return None
+    rate = _bytes_per_s(wide, narrow, whole)
+    record_ns = round((narrow + hashing) * _NANOSECONDS)
+    return TierRates(
+        bytes_per_s=rate,
+        record_ns=record_ns,
+        write_bytes_per_s=rate,
+        write_record_ns=record_ns,
+    )
+
+
+def _copy_seconds(
+    width: int, rows: int, num_samples: int, device: torch.device
+) -> float:
+    """Return what a read of a copy takes, in seconds."""
+    count = min(num_samples, _MOST_ROWS, max(2, _MOST_BYTES // width))
+    rows = min(rows, count)
+    tier = DeviceTier(device, (count + 1) * width, count, count)
+    version, keys = Version(1, "native"), torch.zeros(count, dtype=torch.int64)
+    tier.find(version, 1, keys[:1], keys[:1], None, None)
+    ids = torch.arange(count)
+    values = torch.zeros(count, width, dtype=torch.uint8)
+    tier.keep(ids, keys, Records(1, ids, (values,)), None)
+    reads: list[float] = []
+    generator = torch.Generator().manual_seed(0)  # not the user's
+    until = time.perf_counter() + _SECONDS / 2
+    while not reads or time.perf_counter() < until:
+        ids = torch.randint(0, count, (rows,), generator=generator)
+        began = time.perf_counter()
+        found = tier.find(version, 1, ids, keys[:rows], None, None)
+        _wait_for([] if found is None else [found], device)
+        reads.append((time.perf_counter() - began) / rows)
+    return sorted(reads)[len(reads) // 2]
+
+
+def _wait_for(found: Sequence[Records], device: torch.device) -> None:
+    if found and device != HOST:
+        torch.accelerator.synchronize(device)
 
 
 def measure_disk_rates(
@@ -160,8 +235,10 @@ def _bytes_per_s(size: int, narrow: float, wide: float) -> int:
     return max(1, round(size / max(wide - narrow, _LEAST_BYTES_SHARE * wide)))
 
 
-def _row_seconds(width: int, rows: int, num_samples: int) -> tuple[float, float]:
-    """Return what a read and a write of a record takes, in seconds."""
+def _row_seconds(
+    width: int, rows: int, num_samples: int, device: torch.device
+) -> tuple[float, float]:
+    """Return what a read, to a device, and a write of a record takes, in seconds."""
     count = min(num_samples, _MOST_ROWS, max(2, _MOST_BYTES // width))
     rows = min(rows, count)
     source = torch.zeros(rows, width, dtype=torch.uint8)
@@ -191,7 +268,8 @@ def _row_seconds(width: int, rows: int, num_samples: int) -> tuple[float, float]
         while not reads or time.perf_counter() < until:
             ids = torch.randint(0, count, (rows,), generator=generator)
             began = time.perf_counter()
-            cache.fetch(ids, chain=[0, 1], input_hashes=keys[:rows])
+            found = cache.fetch(ids, chain=[0, 1], input_hashes=keys[:rows])
+            _wait_for([records.to(device) for records in found], device)
             reads.append((time.perf_counter() - began) / rows)
     finally:
         cache.close()

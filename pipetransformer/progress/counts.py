@@ -362,6 +362,7 @@ def _cache_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     kinds = ("stale", "changed", "corrupt", "late", "stored", "full", "audited")
     absent = counts["misses"] - sum(counts[kind] for kind in kinds[:4])
     found = {kind: counts[kind] for kind in (*kinds, "disk_hits")}
+    found |= {kind: counts[kind] for kind in ("device_hits",) if counts[kind] > 0}
     moved = {kind: counts[kind] for kind in _MOVED if counts[kind] > 0}
     return {"absent": absent, **found, **_node_bytes(parts), **told, **moved}
 

@@ -136,6 +136,8 @@ def epoch_line(record: EpochRecord) -> str:
     hits += f" ({', '.join(misses)})" if misses else ""
     if used := record.cache.get("bytes"):
         hits += f" in {used / 1e6:.0f} MB"
+    if copied := record.cache.get("device_hits"):
+        hits += f", {copied} of them from copies on devices"
     if used := record.cache.get("disk_bytes"):
         hits += f", {record.cache.get('disk_hits', 0)} of them on disk in "
         hits += f"{used / 1e6:.0f} MB"

@@ -132,7 +132,8 @@ class EpochRecord:
             ``changed`` (of another input), ``corrupt`` and ``late`` (not read from disk
             in time); rows ``stored`` and, for lack of room, not (``full``); hits
             computed again and compared (``audited``), hits from disk
-            (``disk_hits``); ``bytes`` and ``disk_bytes`` of all records on all nodes;
+            (``disk_hits``) and from copies on devices (``device_hits``, if any);
+            ``bytes`` and ``disk_bytes`` of all records on all nodes;
             rows whose frozen layers ran because that is cheaper (``recomputed``, if
             any). Of a disk, where it was used: ``disk_read_bytes`` and
             ``disk_written_bytes`` in whole blocks, ``disk_read_ns`` and

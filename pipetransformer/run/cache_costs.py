@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from pipetransformer import autocache
 from pipetransformer.autocache import CacheRates, Codec, TierRates, usual_bytes
 from pipetransformer.config import CacheConfig
+from pipetransformer.core.devices import HOST
 from pipetransformer.data.structures import tensors_of
 from pipetransformer.planner import Profile
 from pipetransformer.report import SegmentRecord
@@ -23,7 +26,11 @@ _WIDEST_DISK = 2.0**20
 
 
 def rates_before_run(
-    workload: Workload, profile: Profile, inputs: Any, config: CacheConfig
+    workload: Workload,
+    profile: Profile,
+    inputs: Any,
+    config: CacheConfig,
+    device: torch.device = HOST,
 ) -> CacheRates:
     """Measure reads and writes of records as wide as the run's.
 
@@ -31,21 +38,33 @@ def rates_before_run(
         workload: Of the run.
         profile: Of the layers.
         inputs: Of some rows, which look-ups hash unless the dataset names them.
-        config: Says where records are kept on disk.
+        config: Says where records are kept besides.
+        device: Where what is read is used.
     """
     wide = max(layer.boundary_bytes_per_sample for layer in profile.layers)
+    rows = min(workload.global_batch, _MOST_ROWS)
+    hashed = tensors_of(inputs) if workload.hashes else ()
     host = autocache.measure_rates(
         wide,
-        rows=min(workload.global_batch, _MOST_ROWS),
+        rows=rows,
         num_samples=workload.num_samples,
-        hashed=tensors_of(inputs) if workload.hashes else (),
+        hashed=hashed,
+        device=device,
     )
-    if host is None or config.disk_directory is None:
-        return CacheRates(host)
-    disk = autocache.measure_disk_rates(
-        wide, config.disk_directory, num_samples=workload.num_samples
-    )
-    return CacheRates(host, disk)
+    disk = near = None
+    if host is not None and config.disk_directory is not None:
+        disk = autocache.measure_disk_rates(
+            wide, config.disk_directory, num_samples=workload.num_samples
+        )
+    if host is not None and config.device_bytes is not None and device != HOST:
+        near = autocache.measure_device_rates(
+            wide,
+            device,
+            rows=rows,
+            num_samples=workload.num_samples,
+            hashed=hashed,
+        )
+    return CacheRates(host, disk, near)
 
 
 def prefix_ns(profile: Profile, boundary: int, rows: int, *, begin: int = 0) -> float:
@@ -155,7 +174,8 @@ class CacheCosts:
         wide = profile.layers[boundary - 1].boundary_bytes_per_sample
         size = usual_bytes(wide, codec)
         counts, missed = segment.cache, segment.cache_misses
-        if hits > missed:
+        # What is copied already says little of what comes from the host.
+        if hits > missed and not counts.get("device_hits"):
             read_ns = hits * rates.read_ns(size) + missed * rates.record_ns
             spent = _spent(segment, "cache_read") - counts.get("disk_wait_ns", 0)
             self.reads = _learned(self.reads, spent, read_ns)

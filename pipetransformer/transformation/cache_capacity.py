@@ -80,17 +80,23 @@ def admission(run: Run, boundary: int, room: Room) -> Admission | None:
     passes = max(1, run.total_epochs - run.state.epoch - (views - 1)) + kept
     of_node = -(-workload.num_samples // run.info.num_nodes)
 
+    near, on_node = inputs.rates.device, disk_sharers(inputs, shape[1])
+
     def prospect(at: int) -> Prospect:
+        wide = max(1, profile.layers[at - 1].boundary_bytes_per_sample)
+        copied = 0
+        if near is not None:
+            copied = min(of_node, on_node * run.device_cache_bytes // wide)
         return Prospect(
             boundary=at,
             prefix_ns=layers_ns(0, at),
-            record_bytes=usual_bytes(
-                profile.layers[at - 1].boundary_bytes_per_sample, cache.codec
-            ),
+            record_bytes=usual_bytes(wide, cache.codec),
             held=min(room.in_memory, of_node),
             samples=of_node,
             passes=passes,
             keeps=kept,
+            copied=copied,
+            copied_ns=0.0 if near is None else near.read_ns(wide),
         )
 
     found, caches_now, disk_now = prospect(boundary), None, None
@@ -127,7 +133,7 @@ def admission(run: Run, boundary: int, room: Room) -> Admission | None:
                 learned,
                 held=room.on_disk,
                 disk_bytes=bytes_on_disk(found.record_bytes),
-                sharers=disk_sharers(inputs, shape[1]),
+                sharers=on_node,
             ),
             caches_now=disk_now,
             tier="disk",
@@ -168,11 +174,11 @@ def cluster_at(
     if admitted is None:
         tiers = CacheTiers(host_bytes=slots * wide)
         return dataclasses.replace(cluster, cache=tiers)
-    host, disk = admitted.rates, admitted.disk
+    disk, (rate, record_ns) = admitted.disk, admitted.usual_rates
     tiers = CacheTiers(
         host_bytes=admitted.held * wide,
-        host_bytes_per_s=host.bytes_per_s,
-        host_record_ns=host.record_ns,
+        host_bytes_per_s=rate,
+        host_record_ns=record_ns,
         host_in_line=True,
     )
     if disk is not None and admitted.uses_disk:

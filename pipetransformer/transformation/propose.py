@@ -330,7 +330,7 @@ def _rates(run: Run, workload: Workload, profile: Profile, inputs: Any) -> Cache
     # Faults are to be found whatever it costs.
     if not cache.enabled or cache.admission != "measured" or cache.debug:
         return CacheRates()
-    return rates_before_run(workload, profile, inputs, cache)
+    return rates_before_run(workload, profile, inputs, cache, run.slots.devices[0])
 
 
 def _cluster(run: Run, rates: CacheRates, cores_permille: int) -> Cluster:

@@ -156,7 +156,8 @@ class Prospect:
     @property
     def num_copied(self) -> float:
         """Passes in which a held sample is read from a copy, a mean over these."""
-        return max(0, self.num_reads - 1) * self.copied_share
+        first = 1 + bool(self.stored_ns)  # which is read before it advances
+        return max(0, self.num_reads - first) * self.copied_share
 
     @property
     def recompute_ns(self) -> float:

@@ -630,12 +630,7 @@ class ActivationCache:
             self.give_up(reason)
 
     def begin_pass(self) -> None:
-        """Give the cache up if the pass that ends found inputs changed, and no hit.
-
-        What another process has dropped is dropped on the device, too.
-        """
-        if self._device is not None and self.used_bytes + self.disk_used_bytes == 0:
-            self._device.clear()
+        """Give the cache up if the pass that ends found inputs changed, and no hit."""
         now, before = self.counters, self._pass_began
         self._pass_began = now
         asked = now.hits + now.misses - before.hits - before.misses
@@ -688,7 +683,7 @@ class ActivationCache:
         self._passes_of_others = self.views if self.used_bytes > 0 else 0
 
     def clear(self) -> None:
-        """Drop all records, for all processes."""
+        """Drop all records for all processes, and the copies of this one."""
         if self._device is not None:
             self._device.clear()
         self._store.clear()

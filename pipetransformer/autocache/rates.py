@@ -133,7 +133,9 @@ def _copy_seconds(
         ids = torch.randint(0, count, (rows,), generator=generator)
         began = time.perf_counter()
         found = tier.find(version, 1, ids, keys[:rows], None, None)
-        _wait_for([] if found is None else [found], device)
+        if found is None:
+            raise MemoryError(f"no room for {count} copies of {width} bytes")
+        _wait_for([found], device)
         reads.append((time.perf_counter() - began) / rows)
     return sorted(reads)[len(reads) // 2]
 

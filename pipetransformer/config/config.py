@@ -194,10 +194,10 @@ class CacheConfig:
         disk_bytes: Bytes of that file per id space. None: half of what is free there.
         device_bytes: Memory on the first device of each pipeline for copies of records
             of the training set, made as they are read, so that most reads need neither
-            the host's memory nor the link to the device. Plans leave it free on every
-            slot. A replica then trains on much the same samples in each pass: the rows
-            of a batch are in another order, and the batches are what they were. None,
-            or slots of the host: no copies.
+            the host's memory nor the link to the device. No more than what a plan
+            leaves free of that slot. A replica then trains on much the same samples in
+            each pass: the rows of a batch are in another order, and the batches are
+            what they were. None, or slots of the host: no copies.
     """
 
     enabled: bool = True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from pipetransformer.autocache import Admission
 from pipetransformer.autofreeze import Progress, told
 from pipetransformer.explanation import Explanation, explain_plan, explain_run
@@ -182,9 +180,6 @@ def _known(
     now = cluster_at(
         run.costs.steps.applied(cluster), profile, boundary, cache_slots, admission
     )
-    if boundary > 0 and cache_slots > 0 and run.device_cache_bytes > 0:
-        memory = max(1, now.device_memory_bytes - run.device_cache_bytes)
-        now = dataclasses.replace(now, device_memory_bytes=memory)
     return profile, now, workload
 
 

@@ -35,6 +35,8 @@ def prospects(draw):
         active_ns=draw(st.integers(0, 10**6)),
         sharers=draw(st.sampled_from([1, 1, 3])),
         copy_ns=draw(st.sampled_from([0, 0, 10, 10**4])),
+        copied=draw(st.sampled_from([0, 0, 3, samples])),
+        copied_ns=draw(st.integers(0, 10**5)),
     )
 
 
@@ -50,11 +52,13 @@ def played(rates, prospect):
     for sample in range(prospect.samples):
         room = sample < prospect.held
         behind = prospect.stored_ns if room else None  # layers behind its record
+        copied = False
         for number in range(prospect.passes):
             if behind is None:
                 total += rates.record_ns + prospect.prefix_ns
             else:
-                total += step - active + behind
+                total += prospect.copied_ns if copied else step - active + behind
+                copied = behind == 0 and sample < prospect.copied
             again = number + 1 < prospect.passes or prospect.keeps
             if room and behind != 0 and again:
                 total += write
@@ -111,6 +115,39 @@ DISK = TierRates(
     write_record_ns=0,
     overlap=1.0,
 )
+
+
+def test_copies_make_thin_layers_worth_it():
+    thin = Prospect(
+        boundary=1,
+        prefix_ns=300,
+        record_bytes=4000,  # 0.4 us from memory
+        held=100,
+        samples=100,
+        passes=20,
+    )
+    assert not decide(HOST, thin).caches
+    found = decide(HOST, dataclasses.replace(thin, copied=90, copied_ns=20))
+    assert found.caches and (found.copied, found.copied_ns) == (90, 20)
+    assert "read 0.4 us (0.0 us for 90 on devices) a sample" in found.text
+    # Of ten reads one comes from the host.
+    assert found.usual_rates == (10**11, 18)
+
+
+def test_copies_are_of_what_is_in_memory_first():
+    found = Prospect(
+        boundary=1,
+        prefix_ns=300,
+        record_bytes=4000,
+        held=20,
+        samples=100,
+        passes=20,
+        copied=50,
+        copied_ns=20,
+    )
+    assert found.copied_share == 1
+    lower = on_disk(found, HOST, held=60, disk_bytes=8192, sharers=1)
+    assert (lower.copied, lower.copied_ns, lower.copied_share) == (30, 20, 0.5)
 
 
 def of_both(active_ns, sharers=1, disk=DISK):

@@ -8,9 +8,12 @@ import torch
 from pipetransformer import autocache
 from pipetransformer.autocache import (
     ActivationCache,
+    measure_device_rates,
     measure_disk_rates,
     measure_rates,
 )
+
+HERE = torch.device("cpu")
 
 
 def test_rates_of_the_slab_are_measured_without_the_users_generator():
@@ -33,6 +36,19 @@ def test_a_slow_reader_is_measured_as_slow(monkeypatch):
     monkeypatch.setattr(ActivationCache, "fetch", throttled)
     found = measure_rates(500_000, rows=4, num_samples=16)
     assert found is not None and found.bytes_per_s <= limit
+
+
+def test_rates_of_copies_are_measured_without_the_users_generator():
+    before = torch.get_rng_state()
+    found = measure_device_rates(100_000, HERE, rows=8, num_samples=64)
+    assert torch.equal(before, torch.get_rng_state())
+    assert found is not None and found.bytes_per_s > 10**7 and found.record_ns > 0
+
+
+def test_without_memory_for_copies_there_are_no_rates(monkeypatch, caplog):
+    monkeypatch.setattr(autocache.rates.DeviceTier, "find", lambda *_: None)
+    assert measure_device_rates(1000, HERE, rows=8, num_samples=64) is None
+    assert "rates of cpu are not known" in caplog.text
 
 
 @pytest.mark.parametrize("size", [10, 20_000, 10**6])

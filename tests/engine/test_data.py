@@ -72,16 +72,20 @@ sizes = st.integers(1, 60)
 @given(sizes, sizes, st.integers(1, 4), st.data())
 def test_batches_are_the_same_for_every_number_of_replicas(rows, batch, nodes, data):
     replicas = data.draw(st.lists(st.integers(1, 5), min_size=nodes, max_size=nodes))
-    epoch = data.draw(st.integers(0, 3))
-    alone = global_batches(rows, batch, replicas=[1] * nodes, epoch=epoch)
-    split = global_batches(rows, batch, replicas=replicas, epoch=epoch)
+    same = {"epoch": data.draw(st.integers(0, 3)), "by_home": data.draw(st.booleans())}
+    alone = global_batches(rows, batch, replicas=[1] * nodes, **same)
+    split = global_batches(rows, batch, replicas=replicas, **same)
     assert [sum(b, []) for b in split] == [sum(b, []) for b in alone]
 
 
 @settings(deadline=None)
-@given(sizes, sizes, st.integers(1, 4), st.integers(1, 4), st.booleans())
-def test_epoch_has_every_sample_once_in_even_shares(rows, batch, nodes, count, drop):
-    split = global_batches(rows, batch, replicas=[count] * nodes, drop_last=drop)
+@given(sizes, sizes, st.integers(1, 4), st.integers(1, 4), st.booleans(), st.booleans())
+def test_epoch_has_every_sample_once_in_even_shares(
+    rows, batch, nodes, count, drop, by_home
+):
+    split = global_batches(
+        rows, batch, replicas=[count] * nodes, drop_last=drop, by_home=by_home
+    )
     seen = [i for shares in split for share in shares for i in share]
     assert len(seen) == len(set(seen))
     if not drop:
@@ -140,6 +144,34 @@ def test_shares_have_as_many_rows_as_asked_for_or_none(rows, batch, replicas, le
             assert sum(map(bool, counts)) == min(replicas, len(ids) // least)
         if len(ids) < least:
             assert counts[0] == len(ids)
+
+
+@settings(deadline=None)
+@given(sizes, sizes, st.integers(1, 3), st.integers(0, 3))
+def test_homes_change_the_order_of_rows_and_no_batch(rows, batch, nodes, epoch):
+    of = {"replicas": [1] * nodes, "epoch": epoch}
+    plain = global_batches(rows, batch, **of)
+    homed = global_batches(rows, batch, **of, by_home=True)
+    assert [list(map(sorted, b)) for b in homed] == [
+        list(map(sorted, b)) for b in plain
+    ]
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_a_replica_at_home_takes_much_the_same_samples(replicas):
+    def kept(by_home):
+        """Return the share of samples that the replica before takes again."""
+        taken = []
+        for epoch in range(2):
+            split = global_batches(
+                4096, 64, replicas=[replicas], epoch=epoch, by_home=by_home
+            )
+            taken.append({i: n for b in split for n, ids in enumerate(b) for i in ids})
+        before, after = taken
+        return sum(before[i] == after[i] for i in after) / len(after)
+
+    assert kept(by_home=False) == pytest.approx(1 / replicas, abs=0.05)
+    assert kept(by_home=True) > {2: 0.9, 4: 0.8}[replicas]
 
 
 def test_order_is_fresh_each_epoch_and_repeats_with_its_seed():

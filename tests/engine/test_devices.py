@@ -238,6 +238,105 @@ def test_replicas_rest_apart_from_each_other(libraries):
     assert there[1][2] == [False, False, False, False]
 
 
+def check_copies(rank, libraries, devices, device_bytes, cache):
+    """Train with copies of records on devices; return losses and what was found."""
+    fake = None if devices[0] == "cpu" else pretend(libraries)
+    settings = config(
+        devices=devices,
+        plan=pt.PlanConfig(num_stages=1, num_microbatches=2),
+        cache=pt.CacheConfig(device_bytes=device_bytes, **cache),
+    )
+    engine = make_engine(
+        freeze=schedule(2, 2, 2, 3, 3, 3), dtype=torch.float64, config=settings
+    )
+    losses, taken = [], []
+    with engine:
+        for _ in engine.epochs(6):
+            for batch in engine.batches(ToySet(48, dtype=torch.float64), 12):
+                losses.append(float(engine.step(batch)))
+            taken.append(run_of(engine).caches.training().device_bytes)
+        told = str(engine.explain())
+    counts = [(each.get("device_hits", 0), each) for each in engine.history.cache]
+    if fake is not None:
+        fake.synchronize()
+    return losses, counts, taken, told, fake.violations() if fake is not None else []
+
+
+def losses_of(results):
+    """Return the losses of the global batches; shares are equal."""
+    return [
+        sum(each) / len(results) for each in zip(*(r[0] for r in results), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("cache", [{}, {"debug": True}, {"audit_every": 5}], ids=str)
+def test_records_are_read_from_copies_on_the_device(libraries, replicas, cache):
+    arguments = (replicas, libraries, NODE[:replicas])
+    there = run_ranks(check_copies, *arguments, 10**6, cache)
+    apart = run_ranks(check_copies, *arguments, None, cache)
+    assert losses_of(there) == pytest.approx(losses_of(apart), rel=1e-9)
+    for (_, counts, taken, told, found), (_, none, _, _, _) in zip(
+        there, apart, strict=True
+    ):
+        assert found == []
+        hits = [each["hits"] for _, each in counts]
+        assert hits == [each["hits"] for _, each in none] == [0, 48, 48, 48, 48, 48]
+        assert [number for number, _ in none] == [0] * 6
+        # Computed, read, copied; and so again at the next boundary.
+        copied = [number for number, _ in counts]
+        assert [bool(number) for number in copied] == [0, 0, 1, 0, 0, 1]
+        assert all(number == 48 for number in copied if number) or replicas > 1
+        assert 24 < copied[2] <= 48, "most samples come to the same replica again"
+        assert taken[0] == taken[3] == 0 < taken[2] <= 10**6
+        assert (sum(each["audited"] for _, each in counts) > 0) == bool(cache)
+        assert "cache: " not in told, "these tests measure no rates"
+
+
+@pytest.mark.parametrize("share", [1, 20])
+def test_the_memory_for_copies_is_bounded(libraries, share):
+    budget = (share + 1) * 8 * 8  # of fp64, and the place that is empty
+    ((losses, counts, taken, _, found),) = run_ranks(
+        check_copies, 1, libraries, NODE[:1], budget, {}
+    )
+    ((plain, *_),) = run_ranks(check_copies, 1, libraries, NODE[:1], None, {})
+    assert found == [] and losses == pytest.approx(plain, rel=1e-9)
+    assert counts[2][0] <= share and max(taken) <= budget
+
+
+def check_left(_rank, libraries, slot_memory_bytes):
+    """Return the predicted bytes of the only stage, and those of the copies."""
+    fake = pretend(libraries)
+    settings = config(
+        plan=pt.PlanConfig(num_stages=1, slot_memory_bytes=slot_memory_bytes),
+        devices=NODE[:1],
+        cache=pt.CacheConfig(device_bytes=10**6),
+    )
+    engine = make_engine(freeze=schedule(4), dtype=torch.float64, config=settings)
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(ToySet(48, dtype=torch.float64), 12):
+                engine.step(batch)
+        copied = run_of(engine).caches.training().device_bytes
+        (used,) = engine.plan.bytes_per_stage
+    fake.synchronize()
+    return used, copied
+
+
+@pytest.mark.parametrize("spare", [0, 640, 10**5])
+def test_copies_take_what_the_plan_leaves_free(libraries, spare):
+    ((used, whole),) = run_ranks(check_left, 1, libraries, None)
+    ((_, copied),) = run_ranks(check_left, 1, libraries, used + spare)
+    assert whole == 8 * 8 * 49 and copied == min(whole, spare)
+
+
+def test_slots_of_the_host_have_no_copies(libraries):
+    ((_, counts, taken, _, _),) = run_ranks(
+        check_copies, 1, libraries, ("cpu",), 10**6, {}
+    )
+    assert taken == [0] * 6 and all(number == 0 for number, _ in counts)
+
+
 class Weighted(nn.CrossEntropyLoss):
     """A loss with weights of its own, as many have."""
 

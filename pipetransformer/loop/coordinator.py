@@ -34,8 +34,9 @@ from pipetransformer.run.context import Run
 from pipetransformer.state.state import Integrity
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
+from pipetransformer.transformation.freeze_decision import take_decision
+from pipetransformer.transformation.measured_inputs import agree_on_profile
 from pipetransformer.transformation.phases import Outcome
-from pipetransformer.transformation.propose import agree_on_profile, take_decision
 
 T = TypeVar("T")
 

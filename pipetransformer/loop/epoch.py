@@ -23,7 +23,7 @@ from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, epoch_line
 from pipetransformer.run.context import Run
-from pipetransformer.transformation.propose import (
+from pipetransformer.transformation.freeze_decision import (
     Signals,
     know_signals,
     share_signals,

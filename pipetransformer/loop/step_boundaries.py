@@ -17,9 +17,13 @@ from pipetransformer.replica.role import Role
 from pipetransformer.run.context import Run
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
+from pipetransformer.transformation.freeze_decision import (
+    is_due,
+    share_signals,
+    take_decision,
+)
 from pipetransformer.transformation.phases import Outcome
 from pipetransformer.transformation.proposal import Proposal
-from pipetransformer.transformation.propose import is_due, share_signals, take_decision
 
 
 class StepBoundaries:

@@ -12,7 +12,7 @@ from pipetransformer.autodp.cards import Card, Cards, Job
 from pipetransformer.autodp.meeting import Meeting
 from pipetransformer.recovery.decision import RankReport
 from pipetransformer.run.control_log import ControlLog
-from pipetransformer.transformation.propose import agree_on_profile
+from pipetransformer.transformation.measured_inputs import agree_on_profile
 from tests.autodp.world import FAST, joined
 from tests.engine.runs import make_run
 

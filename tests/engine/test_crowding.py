@@ -7,9 +7,9 @@ import types
 import pytest
 
 import pipetransformer as pt
-from pipetransformer.transformation import propose
+from pipetransformer.transformation import measured_inputs
 from pipetransformer.transformation.crowding import keep_busy, measure_cores
-from pipetransformer.transformation.propose import AS_DEVICES
+from pipetransformer.transformation.measured_inputs import AS_DEVICES
 from tests.engine.losses import SURVIVING
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import run_of
@@ -138,7 +138,7 @@ def test_a_run_of_a_host_knows_what_its_slots_share():
 def test_a_lone_process_with_slots_counts_the_jobs_cores(monkeypatch):
     monkeypatch.delenv(AS_DEVICES)
     monkeypatch.setattr(
-        "pipetransformer.transformation.propose.usable_cores", lambda: 2.0
+        "pipetransformer.transformation.measured_inputs.usable_cores", lambda: 2.0
     )
     settings = config(pipe=pt.PipeConfig(num_slots=4, threads_per_stage=1))
     with make_engine(freeze=schedule(0), config=settings) as engine:
@@ -150,7 +150,7 @@ def lose_one(rank):
     """Rank 2 dies when it is to keep its slot busy for the lead."""
     os.environ.pop(AS_DEVICES)
     if rank == 2:
-        propose.keep_busy = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        measured_inputs.keep_busy = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     settings = config(autodp=SURVIVING, plan=pt.PlanConfig(num_stages=1))
     with make_engine(freeze=schedule(0), config=settings) as engine:
         for _ in engine.epochs(2):

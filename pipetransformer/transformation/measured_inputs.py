@@ -1,0 +1,178 @@
+"""What plans are made from, measured on one rank and equal on all."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import torch
+
+from pipetransformer import planner
+from pipetransformer._extension import host_memory, usable_cores
+from pipetransformer.autocache import CacheRates
+from pipetransformer.autodp.told import read_fields
+from pipetransformer.core.devices import memory_bytes
+from pipetransformer.planner import (
+    HOST_LINK_BYTES_PER_S,
+    HOST_ROUND_NS,
+    HOST_STEP_NS,
+    CacheTiers,
+    Cluster,
+    Profile,
+)
+from pipetransformer.run.arguments import Workload
+from pipetransformer.run.cache_costs import rates_before_run
+from pipetransformer.run.context import Run
+from pipetransformer.transformation.crowding import Work, keep_busy, measure_cores
+from pipetransformer.transformation.kept_profiles import (
+    conditions,
+    measured_or_kept,
+)
+
+AS_DEVICES = "PIPETRANSFORMER_SLOTS_AS_DEVICES"
+"""Variable: with 1 slots of a host are planned as the devices that they stand for: each
+with a core of its own, and nothing to pay besides its layers."""
+
+_ALLOCATED = 0.95  # of an accelerator's memory; the rest are gaps between blocks
+_CONTEXT_BYTES = 1 << 30  # of a process on an accelerator: its kernels and libraries
+
+
+def agree_on_profile(run: Run, *, lead: bool) -> None:
+    """Measure on the lead, publish, and keep the same profile on every rank.
+
+    Profiles differ between ranks, so one of them is everybody's.
+    """
+    workload = run.inputs.workload
+    if run.inputs.profile is not None or workload is None:
+        return
+    if lead:
+        sizes = _sizes(run, workload)
+        with run.precision.autocast():
+            inputs = workload.sample(max(sizes))
+            run.build_optimizer()
+            optimizer = run.state.optimizer if run.slots.on_host else None
+            measured = measured_or_kept(
+                run,
+                conditions(run, inputs, sizes),
+                measure=lambda: planner.profile(
+                    run.arguments.model,
+                    inputs,
+                    microbatch_samples=sizes,
+                    device=None if run.slots.on_host else _own_device(run),
+                    optimizer=optimizer,
+                ),
+                rates=lambda profile: _rates(run, workload, profile, inputs),
+                cores=lambda: _cores_together(run, workload),
+            )
+        rates = measured.rates
+        message = {
+            "profile": measured.profile.to_json(),
+            "cluster": _cluster(run, rates, measured.cores_permille).to_json(),
+            "rates": rates.to_dict(),
+        }
+        told = json.dumps(message).encode()
+        run.plane.publish("profile", told)
+    else:
+        if _shares_host(run):
+            keep_busy(run, lambda: _work(run, workload))
+        told = run.plane.wait("profile", phase="profile", timeout=None)
+    content = read_fields(told, "profile")
+    run.inputs.profile = Profile.from_json(content["profile"])
+    run.inputs.cluster = Cluster.from_json(content["cluster"])
+    run.inputs.rates = CacheRates.from_dict(content["rates"])
+
+
+def _sizes(run: Run, workload: Workload) -> list[int]:
+    """Return the micro-batch sizes that are profiled."""
+    most = workload.global_batch
+    return [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
+
+
+def _work(run: Run, workload: Workload) -> Work:
+    rows = max(_sizes(run, workload))
+    inputs = workload.sample(rows)
+
+    def work() -> float:
+        with run.precision.autocast():
+            return planner.seconds_in_a_row(run.arguments.model, inputs, rows)
+
+    return work
+
+
+def _cores_together(run: Run, workload: Workload) -> int:
+    if not _shares_host(run):
+        return 0
+    return measure_cores(run, _work(run, workload), _cores_permille(run))
+
+
+def _rates(run: Run, workload: Workload, profile: Profile, inputs: Any) -> CacheRates:
+    cache = run.config.cache
+    # Faults are to be found whatever it costs.
+    if not cache.enabled or cache.admission != "measured" or cache.debug:
+        return CacheRates()
+    return rates_before_run(workload, profile, inputs, cache, _own_device(run))
+
+
+def _cluster(run: Run, rates: CacheRates, cores_permille: int) -> Cluster:
+    slots = run.num_slots
+    caches, host, disk = run.config.cache.enabled, rates.host, rates.disk
+    memory = run.config.plan.slot_memory_bytes or _slot_memory(run)
+    return Cluster(
+        num_nodes=run.info.num_nodes,
+        devices_per_node=slots,
+        device_memory_bytes=memory,
+        **_host_costs(run, cores_permille),
+        context_bytes=_CONTEXT_BYTES if run.slots.type == "cuda" else 0,
+        optimizer_bytes_per_parameter_byte=(
+            run.config.plan.optimizer_bytes_per_parameter_byte
+        ),
+        cache=CacheTiers(
+            host_bytes=run.caches.budget_bytes() if caches else 0,
+            host_bytes_per_s=host.bytes_per_s if host is not None else 0,
+            host_record_ns=host.record_ns if host is not None else 0,
+            host_in_line=host is not None,
+            disk_bytes=run.caches.disk_bytes(),
+            disk_bytes_per_s=disk.bytes_per_s if disk is not None else 0,
+        ),
+    )
+
+
+def _shares_host(run: Run) -> bool:
+    """Tell whether slots are those of a host, and planned as such."""
+    return run.slots.on_host and os.environ.get(AS_DEVICES) != "1"
+
+
+def _cores_permille(run: Run) -> int:
+    """Return how many slots of the host have cores at once; 0: all of them."""
+    at_once = usable_cores() / run.threads_per_stage
+    return 0 if at_once >= run.num_slots else max(1000, int(1000 * at_once))
+
+
+def _host_costs(run: Run, cores_permille: int) -> dict[str, int]:
+    """Return what slots of the host share, and what their processes do."""
+    if not run.slots.on_host:
+        return {"step_ns": HOST_STEP_NS}
+    if not _shares_host(run):
+        return {}
+    return {
+        "step_ns": HOST_STEP_NS,
+        "cores_permille": cores_permille,
+        "replica_link_bytes_per_s": HOST_LINK_BYTES_PER_S,
+        "replica_link_latency_ns": HOST_ROUND_NS,
+    }
+
+
+def _slot_memory(run: Run) -> int:
+    """Return what a slot has of its device's memory, on this rank's node."""
+    slots = run.slots
+    known = None
+    if not slots.on_host:
+        known = min(filter(None, map(memory_bytes, slots.devices)), default=None)
+    if known is None:
+        return host_memory().limit_bytes // run.num_slots
+    return int(known * _ALLOCATED) // slots.per_device()
+
+
+def _own_device(run: Run) -> torch.device:
+    return run.slots.devices[run.slots.own]

@@ -1,6 +1,9 @@
 // Planner: plain structs in, a struct out. JSON and sentences are Python's.
 #include <pybind11/stl.h>
 
+#include <stdexcept>
+
+#include "planner/costs/prefix.h"
 #include "planner/costs/step_costs.h"
 #include "planner/costs/step_model.h"
 #include "planner/input/layer_profile.h"
@@ -239,6 +242,25 @@ void bind_search(py::module_& m) {
       py::arg("cluster"),
       py::arg("workload"),
       py::arg("choice"));
+  m.def(
+      "prefix_cuts",
+      [](const Profile& profile,
+         int64_t boundary,
+         int64_t samples,
+         int64_t num_devices) {
+        const auto layers = static_cast<int64_t>(profile.layers.size());
+        if (boundary < 1 || boundary > layers || samples < 1 ||
+            num_devices < 1) {
+          throw std::invalid_argument(
+              "prefix_cuts: expected frozen layers of the profile, samples and "
+              "devices");
+        }
+        return prefix_cuts(profile, boundary, samples, num_devices);
+      },
+      py::arg("profile"),
+      py::arg("boundary"),
+      py::arg("samples"),
+      py::arg("num_devices"));
 }
 
 void bind_paper(py::module_& m) {

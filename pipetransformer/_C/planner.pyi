@@ -191,6 +191,9 @@ class Result:
     @property
     def refusals(self) -> list[Refusal]: ...
 
+def prefix_cuts(
+    profile: Profile, boundary: int, samples: int, num_devices: int
+) -> list[int]: ...
 def search(profile: Profile, cluster: Cluster, request: Request) -> Result: ...
 def step_costs(
     profile: Profile,

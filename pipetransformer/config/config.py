@@ -20,6 +20,7 @@ AmpMode = Literal["bf16", "fp16"]
 Verify = Literal["sampled", "all"]
 Codec = Literal["native", "bf16", "fp16", "int8"]
 SchedulerInterval = Literal["step", "epoch"]
+Prefix = Literal["auto", "replicated", "pipelined"]
 Schedule = Literal["gpipe", "1f1b", "zb-h1", "auto"]
 
 
@@ -58,6 +59,11 @@ class PlanConfig:
             folder, with a file for each model, kind of inputs, device and number of
             threads, or one file, ``*.json``, which must be of this run. What is found
             there is not measured again. None: each run measures.
+        prefix: Where frozen layers run as long as their outputs are not cached:
+            "replicated": each device has all of them, for a part of the rows;
+            "pipelined": each has a chunk, which all micro-batches pass, so that they
+            take a device's memory once. "auto": the planner's choice, on slots of a
+            host "replicated", since they have the layers in common.
     """
 
     slot_memory_bytes: int | None = None
@@ -70,6 +76,7 @@ class PlanConfig:
     optimizer_bytes_per_parameter_byte: float = 2.0
     microbatch_samples: Sequence[int] = (1, 4, 16)
     profile: str | os.PathLike[str] | None = None
+    prefix: Prefix = "auto"
 
     def __post_init__(self) -> None:
         """Validate each field."""
@@ -96,6 +103,12 @@ class PlanConfig:
         usable = self.profile is None or os.fspath(self.profile) != ""
         _require(
             usable, "PlanConfig.profile", "a file's or folder's name", self.profile
+        )
+        _require(
+            self.prefix in get_args(Prefix),
+            "PlanConfig.prefix",
+            "'auto', 'replicated' or 'pipelined'",
+            self.prefix,
         )
         ratio = self.optimizer_bytes_per_parameter_byte
         _require(

@@ -78,6 +78,20 @@ def profile(value: Profile) -> _C.planner.Profile:
     return native
 
 
+def prefix_cuts(value: Profile, plan: Plan) -> tuple[int, ...]:
+    """Return the cuts of a pipelined prefix into chunks, one for each device at most.
+
+    Args:
+        value: of all layers.
+        plan: with frozen layers; the slowest chunk is as fast as possible for its
+            micro-batches.
+    """
+    cuts = _C.planner.prefix_cuts(
+        profile(value), plan.boundary, plan.samples_per_microbatch, plan.num_stages
+    )
+    return tuple(cuts)
+
+
 def _layer(layer: LayerProfile) -> _C.planner.Layer:
     native = _C.planner.Layer()
     native.forward_ns = list(layer.forward_ns)

@@ -30,8 +30,6 @@ class Plan(RunPlan):
     Args:
         samples_per_microbatch: rows of the largest micro-batch.
         global_batch: rows of a step over all replicas.
-        prefix: where the frozen layers run: ``"none"`` (there are none),
-            ``"replicated"`` or ``"pipelined"``.
         cache: tier that the frozen outputs are read from: ``"none"``, ``"device"``,
             ``"host"`` or ``"disk"``.
         copies: how copies between stages were counted: ``"overlapped"`` or
@@ -60,7 +58,6 @@ class Plan(RunPlan):
 
     samples_per_microbatch: int
     global_batch: int
-    prefix: str = "none"
     cache: str = "none"
     copies: str = "overlapped"
     num_samples: int | None = None

@@ -14,10 +14,9 @@ CHECKPOINT_MODES = ("never", "except_last", "always")
 class RunPlan:
     """What of a plan the engine carries out; equal values run identically.
 
-    All else of a plan is prediction or its basis. So are the placement of the prefix
-    and the tier of the cache today: frozen layers always run as micro-batches spread
-    over the workers, and whether they are read from the node's slab, and how much
-    it has, is no part of a plan.
+    All else of a plan is prediction or its basis. So is the tier of the cache: whether
+    frozen layers are read from the node's slab, and how much it has, is no part of a
+    plan.
 
     Args:
         boundary: index of the first active layer = number of frozen layers.
@@ -28,6 +27,9 @@ class RunPlan:
             ``cuts[k + 1] - 1``.
         schedule: order of the cells: ``"gpipe"``, ``"1f1b"`` or ``"zb-h1"``.
         checkpoint: ``"never"``, ``"except_last"`` or ``"always"``.
+        prefix: where the frozen layers run: ``"none"`` (there are none),
+            ``"replicated"``, all of them on each device for a part of the rows, or
+            ``"pipelined"``, a chunk on each device that all rows pass.
 
     Raises:
         ValueError: a field is malformed or does not fit the others.
@@ -40,6 +42,7 @@ class RunPlan:
     cuts: tuple[int, ...]
     schedule: str = "gpipe"
     checkpoint: str = "never"
+    prefix: str = "none"
 
     def __post_init__(self) -> None:
         """Check every field."""

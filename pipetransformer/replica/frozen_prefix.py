@@ -1,10 +1,11 @@
 """The frozen prefix: cache look-up, and the forward of what the cache lacks.
 
 Frozen layers run once per sample under ``no_grad`` and in eval mode, in micro-batches
-spread over all devices of the pipeline; those but the first have copies of them. What
-the layers return is on the first, and so is what is read of records. A record found at
-an earlier boundary is advanced: only the layers behind that boundary run. Layers that
-draw random numbers even so draw keyed ones, as those of the pipeline do.
+over all devices of the pipeline: replicated, those but the first have copies of them,
+or pipelined, each has a chunk of them that all micro-batches pass. What the layers
+return is on the first, and so is what is read of records. A record found at an earlier
+boundary is advanced: only the layers behind that boundary run. Layers that draw random
+numbers even so draw keyed ones, as those of the pipeline do.
 
 Once a pass has found all of its records, the layers leave the devices for the host:
 they come back when something is missing.
@@ -50,6 +51,7 @@ from pipetransformer.data.structures import (
 from pipetransformer.pipe import Workers, draw_scope
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.faulty_layer import faulty_layer
+from pipetransformer.replica.in_place import run_in_place
 from pipetransformer.report.clock import Clock
 from pipetransformer.skip import SkipTracker, use_skip_tracker
 
@@ -67,7 +69,10 @@ class FrozenPrefix:
             goes past it.
         workers: The pipeline's workers; misses are spread over them.
         clock: Is told what goes into reading, computing and writing.
-        devices: Of the workers, in their order; the layers are on the first.
+        devices: Of the workers, in their order.
+        places: The device of each frozen layer. On several of them: micro-batches pass
+            these. None: all are on the first.
+        num_microbatches: Micro-batches that pass them.
         seed: Seed of the random draws.
         ragged: How rows of different lengths are padded; None: they are not.
         debug: Compute all that was found again, and raise where it differs.
@@ -76,7 +81,7 @@ class FrozenPrefix:
         admitted: Tells whether the cache is worth its use at present; where it is not,
             nothing is read or written.
         disk_admitted: The same of what it has on disk.
-        place: Moves the layers to a device, and nothing else.
+        place: Moves the layers to devices, one each, and nothing else.
         device_bytes: Memory on the first device for copies of training records.
         sharers: Replicas of the node, which share its samples.
     """
@@ -89,19 +94,24 @@ class FrozenPrefix:
         clock: Clock,
         *,
         devices: Sequence[torch.device] = (HOST,),
+        places: Sequence[torch.device] | None = None,
+        num_microbatches: int = 1,
         seed: int,
         ragged: Ragged | None = None,
         debug: bool = False,
         own_bits: bool = False,
         admitted: Callable[[], bool] = lambda: True,
         disk_admitted: Callable[[], bool] = lambda: True,
-        place: Callable[[torch.device], None] = lambda _: None,
+        place: Callable[[Sequence[torch.device]], None] = lambda _: None,
         device_bytes: int = 0,
         sharers: int = 1,
     ) -> None:
         self.boundary = boundary
         self._layers = list(layers)[:boundary]
         self._devices = list(devices)
+        self._places = list(places or [self._devices[0]] * boundary)
+        self._passed_on = len(set(self._places)) > 1
+        self._num_microbatches = num_microbatches
         self._on: dict[torch.device, list[nn.Module]] = {}
         self._copied: list[int] | None = None  # fingerprints of what was copied
         self._workers = workers
@@ -158,15 +168,16 @@ class FrozenPrefix:
 
     def _copy(self) -> None:
         first, *others = dict.fromkeys(self._devices)
-        copies = {device: _copied(self._layers, device) for device in others}
-        self._on = {first: self._layers, **copies}
+        self._on = {first: self._layers}
+        if not self._passed_on:
+            self._on |= {device: _copied(self._layers, device) for device in others}
         self._copied = self._chain()
 
     def _rest(self) -> None:
         if self._rests or self._devices[0] == HOST:
             return
         self._on, self._copied = {}, None
-        self._place(HOST)
+        self._place([HOST] * self.boundary)
         self._rests = True
         if not self._has_rested:
             self._has_rested = True
@@ -185,7 +196,7 @@ class FrozenPrefix:
 
     def _wake(self) -> None:
         if self._rests:
-            self._place(self._devices[0])
+            self._place(self._places)
             self._rests = False
             self._copy()
 
@@ -440,7 +451,7 @@ class FrozenPrefix:
         layers = self._layers[: found.boundary]
         row = self._here(slice_rows(inputs, found.rows[:1]))
         with self._scope(position):
-            return tensors_of(call_layers(layers, row))
+            return tensors_of(run_in_place(layers, row))
 
     @contextlib.contextmanager
     def _scope(self, position: DrawPosition) -> Iterator[None]:
@@ -473,6 +484,7 @@ class FrozenPrefix:
     def _cause(self, inputs: Any, row: int, position: DrawPosition) -> str:
         """Say why a row computed again differs from its record, as far as it shows."""
         self._wake()
+        self._place([self._devices[0]] * self.boundary)  # the run ends
         now = fingerprint_chain(self._layers, self.boundary, context=self._context())
         for layer, (old, new) in enumerate(zip(self._chain(), now, strict=True), -1):
             if old != new:
@@ -574,18 +586,24 @@ class FrozenPrefix:
         self._needed = self._needed or not whole  # else it is an evaluation
         self._wake()
         rows = rows_of(inputs)
-        most = 1 if whole else self._workers.num_workers
+        most = self._workers.num_workers
+        if self._passed_on:
+            most = self._num_microbatches
+        most = 1 if whole else most
         pieces = max(1, min(most, rows))
         first = position.first_microbatch * most  # replicas' pieces never meet
 
         def forward(numbered: tuple[int, Any]) -> Any:
             number, piece = numbered
-            worker = number if whole else number - first
-            device = self._devices[worker % len(self._devices)]
-            layers = self._on[device][start:end]
             draws = draw_scope(
                 self._seed, position.step, microbatch=number, layer=start
             )
+            if self._passed_on:
+                with draws:
+                    return self._here(run_in_place(self._layers[start:end], piece))
+            worker = number if whole else number - first
+            device = self._devices[worker % len(self._devices)]
+            layers = self._on[device][start:end]
             with use_skip_tracker(SkipTracker()), draws:
                 return self._here(call_layers(layers, to_device(piece, device)))
 

@@ -8,19 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.core.devices import HOST, to_device
-from pipetransformer.data.structures import call_layers, rows_of, slice_rows, tensors_of
+from pipetransformer.core.devices import HOST
+from pipetransformer.data.structures import rows_of, slice_rows, tensors_of
 from pipetransformer.pipe import draw_scope
-from pipetransformer.skip import Namespace, SkipTracker, use_skip_tracker
-
-
-class _Following(SkipTracker):
-    """Hands out what was stashed where the layer that pops it is."""
-
-    device = HOST
-
-    def load(self, namespace: Namespace | None, name: str) -> Tensor | None:
-        return to_device(super().load(namespace, name), self.device)
+from pipetransformer.replica.in_place import outputs_in_place
 
 
 def unit_activations(
@@ -61,17 +52,10 @@ def unit_activations(
 def _unit_outputs(
     model: nn.Sequential, unit_ends: Collection[int], value: Any, seed: int
 ) -> Iterator[Tensor]:
-    tracker = _Following()
-    draws = draw_scope(seed, 0, microbatch=0, layer=0)
-    with draws, use_skip_tracker(tracker):
-        for number, layer in enumerate(model, start=1):
-            held = (*layer.parameters(), *layer.buffers())
-            if held:
-                tracker.device = held[0].device
-                value = to_device(value, tracker.device)
-            value = call_layers([layer], value)
+    with draw_scope(seed, 0, microbatch=0, layer=0):
+        for number, output in enumerate(outputs_in_place(model, value), start=1):
             if number in unit_ends:
-                yield _first(value).flatten(1).to(HOST)
+                yield _first(output).flatten(1).to(HOST)
 
 
 def _first(value: Any) -> Tensor:

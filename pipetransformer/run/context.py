@@ -23,6 +23,7 @@ from pipetransformer.autofreeze import (
     LayerFreezer,
     LossSum,
 )
+from pipetransformer.planner import Plan
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.run.arguments import EngineArguments
@@ -156,6 +157,18 @@ class Run:
         cache = self.config.cache
         used = cache.enabled and not self.slots.on_host
         return (cache.device_bytes or 0) if used else 0
+
+    def frozen_places(self, plan: Plan) -> list[torch.device]:
+        """Return the device of each frozen layer under a plan."""
+        return self.placement.frozen(plan, self.inputs.profile)
+
+    def bytes_for_copies(self, plan: Plan) -> int:
+        """Return how much of it there is beside what a plan takes there."""
+        wanted, cluster = self.device_cache_bytes, self.inputs.cluster
+        if not plan.bytes_per_stage or cluster is None:
+            return wanted
+        left = cluster.device_memory_bytes - plan.bytes_per_stage[0]
+        return max(0, min(wanted, left))
 
     @property
     def threads_per_stage(self) -> int:

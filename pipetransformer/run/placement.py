@@ -16,7 +16,7 @@ from pipetransformer.core.devices import (
     move_modules,
     move_moments,
 )
-from pipetransformer.planner import Plan
+from pipetransformer.planner import Plan, Profile, prefix_cuts
 from pipetransformer.run.slots import Slots
 from pipetransformer.state.state import TrainingState
 
@@ -27,9 +27,10 @@ class Placement:
     """Where the layers of this process are, and what belongs to them.
 
     Each stage's layers are on its device, with what the optimizer holds for them. The
-    frozen ones are on the first stage's, or on the host as long as all that they give
-    is cached, and what the optimizer holds for them on the host, where all layers are
-    while this process drives no replica. The first stage's device is the thread's
+    frozen ones are on the first stage's, in chunks on all of them where the plan has
+    them pipelined, or on the host as long as all that they give is cached, and what the
+    optimizer holds for them on the host, where all layers are while this process drives
+    no replica. The first stage's device is the thread's
     current one. Nothing is done where slots are the host's.
 
     Args:
@@ -61,6 +62,20 @@ class Placement:
         """Return the devices of this process's stages under a plan."""
         return self._slots.of(self._slots.block(plan.num_stages))
 
+    def frozen(self, plan: Plan, profile: Profile | None) -> list[torch.device]:
+        """Return the device of each frozen layer under a plan.
+
+        Args:
+            plan: Under which this process drives a replica.
+            profile: Of the layers, which decides how they are cut into chunks.
+        """
+        devices = self.devices(plan)
+        if plan.prefix != "pipelined" or profile is None:
+            return [devices[0]] * plan.boundary
+        cuts = prefix_cuts(profile, plan)
+        sizes = [end - begin for begin, end in zip(cuts, cuts[1:], strict=False)]
+        return [d for d, size in zip(devices, sizes, strict=False) for _ in range(size)]
+
     def in_use(self) -> tuple[torch.device, ...]:
         """Return the accelerators that layers are on, in their order."""
         return tuple(d for d in dict.fromkeys(self._present()) if d != HOST)
@@ -80,11 +95,18 @@ class Placement:
         self._told = [_key(plan_epoch, self._plane.rank)]
         self._plane.publish(self._told[0], b"free")
 
-    def take(self, plan: Plan, plan_epoch: int, absent: Collection[int] = ()) -> None:
+    def take(
+        self,
+        plan: Plan,
+        frozen: Sequence[torch.device],
+        plan_epoch: int,
+        absent: Collection[int] = (),
+    ) -> None:
         """Bring the layers to their stages, once others have left the devices.
 
         Args:
             plan: Under which this process drives a replica.
+            frozen: The device of each frozen layer.
             plan_epoch: Number of the change of plan.
             absent: Ranks that have no part in it.
 
@@ -112,7 +134,7 @@ class Placement:
         # What names no device of its own, as pinned memory, would else have all
         # processes make a context on the first one.
         torch.accelerator.set_device_index(devices[0].index)
-        places = [devices[0]] * plan.boundary
+        places = list(frozen)
         for device, begin, end in zip(
             devices, plan.cuts[:-1], plan.cuts[1:], strict=True
         ):
@@ -120,17 +142,21 @@ class Placement:
         self._bring(places, boundary=plan.boundary)
         move_modules(self._losses, devices[-1])
 
-    def place_frozen(self, boundary: int, device: torch.device) -> None:
+    def place_frozen(self, places: Sequence[torch.device]) -> None:
         """Move the frozen layers alone, as while nothing needs them; the rest stays.
 
         Args:
-            boundary: Their number; they share nothing with the others.
-            device: Where to.
+            places: Where to, each; they share nothing with the others.
         """
-        layers = list(self._state.model)[:boundary]
-        left = {d for d in self._present()[:boundary] if d != device}
-        move_modules(layers, device)
+        left = set(self._present()[: len(places)]) - set(places)
+        self._move(places)
         empty_caches(left)
+
+    def _move(self, places: Sequence[torch.device]) -> None:
+        layers = list(self._state.model)[: len(places)]
+        for device in dict.fromkeys(places):
+            here = [x for x, d in zip(layers, places, strict=True) if d == device]
+            move_modules(here, device)
 
     def settle_moments(self) -> None:
         """Bring what the optimizer holds to its place, after it was loaded."""
@@ -157,9 +183,7 @@ class Placement:
     def _bring(self, places: Sequence[torch.device], boundary: int = 0) -> None:
         layers = list(self._state.model)
         given_up = set(self._present()) - set(places)
-        for device in dict.fromkeys(places):
-            here = [x for x, d in zip(layers, places, strict=True) if d == device]
-            move_modules(here, device)
+        self._move(places)
         self._moments = {
             parameter: place if index >= boundary else HOST
             for index, (layer, place) in enumerate(zip(layers, places, strict=True))

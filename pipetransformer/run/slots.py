@@ -78,6 +78,11 @@ def slots_of(config: Config, info: LaunchInfo) -> Slots:
         count = len(named) if alone else info.local_world_size
     dealt = tuple(named[slot % len(named)] for slot in range(count))
     slots = Slots(dealt, 0 if alone else info.local_rank)
+    if slots.on_host and config.plan.prefix == "pipelined":
+        raise ValueError(
+            "PlanConfig.prefix: expected 'auto' or 'replicated' for slots of a host, "
+            "which have the frozen layers in common, got 'pipelined'"
+        )
     _check_blocks(slots)
     return slots
 

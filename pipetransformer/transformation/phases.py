@@ -250,7 +250,8 @@ def _carry_out(
         if receives:
             run.state.become(Integrity.RECEIVING)
         with phases.phase("move"):
-            run.placement.take(proposal.plan, proposal.plan_epoch, proposal.absent)
+            plan, frozen = proposal.plan, run.frozen_places(proposal.plan)
+            run.placement.take(plan, frozen, proposal.plan_epoch, proposal.absent)
             moved = move(run, group, proposal.source, proposal.receivers, phases)
         with phases.phase("rewire"):
             replica = rewire(run, group, proposal)

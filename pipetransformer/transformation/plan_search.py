@@ -202,14 +202,21 @@ def _options(
         cuts=settings.cuts,
         checkpoint=run.config.pipe.checkpoint,
         schedules=_schedules(run),
-        # Each worker runs the whole prefix for its share of the rows, see `prefix`.
-        prefix_placements=("replicated",),
+        prefix_placements=_placements(run),
         cache_tiers=(_tier(run, admission),),
         num_samples=workload.num_samples,
         min_microbatch_samples=max(
             least_rows(layer) for layer in list(run.arguments.model)[boundary:]
         ),
     )
+
+
+def _placements(run: Run) -> tuple[str, ...]:
+    """Return where frozen layers may run; slots of a host have the layers in common."""
+    asked = run.config.plan.prefix
+    if asked == "auto":
+        return ("replicated",) if run.slots.on_host else ("replicated", "pipelined")
+    return (asked,)
 
 
 def _tier(run: Run, admission: Admission | None) -> str:

@@ -16,7 +16,6 @@ from pipetransformer.autodp import (
     hash_tensors,
 )
 from pipetransformer.pipe import Pipe, Workers
-from pipetransformer.planner import Plan
 from pipetransformer.replica.codec_gate import CodecGate
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.frozen_prefix import FrozenPrefix
@@ -121,14 +120,16 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
             workers,
             run.clock,
             devices=devices,
+            places=run.frozen_places(plan) if plan.prefix == "pipelined" else None,
+            num_microbatches=plan.num_microbatches,
             seed=proposal.seed,
             ragged=run.arguments.ragged,
             debug=run.config.cache.debug,
             own_bits=run.config.cache.directory is None,
             admitted=lambda: run.in_force.caches,
             disk_admitted=lambda: run.in_force.uses_disk,
-            place=lambda device: run.placement.place_frozen(plan.boundary, device),
-            device_bytes=_bytes_for_copies(run, plan),
+            place=run.placement.place_frozen,
+            device_bytes=run.bytes_for_copies(plan),
             sharers=_replicas_on_node(run),
         )
         if run.inputs.workload is not None and prefix.uses_cache:
@@ -173,14 +174,6 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         active_model=model,
         last_gradient=LastGradient(layers[plan.boundary :] if group.size > 1 else ()),
     )
-
-
-def _bytes_for_copies(run: Run, plan: Plan) -> int:
-    """Return what copies of records may take of a first stage's slot."""
-    wanted, cluster = run.device_cache_bytes, run.inputs.cluster
-    if not plan.bytes_per_stage or cluster is None:
-        return wanted
-    return max(0, min(wanted, cluster.device_memory_bytes - plan.bytes_per_stage[0]))
 
 
 def _replicas_on_node(run: Run) -> int:

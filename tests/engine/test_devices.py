@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
+from pipetransformer import planner
 from pipetransformer.autocache import ActivationCache
 from tests.engine.scenario import (
     config,
@@ -86,6 +87,90 @@ def test_one_process_trains_as_on_the_host(libraries, stages, devices):
     (here,) = run_here(1, FREEZES, 4, config=settings)
     assert_same_run(there, here)
     assert hits_of(there) == hits_of(here) == [(0, 0), (0, 50), (50, 0), (50, 0)]
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("caches", [True, False])
+def test_a_pipelined_prefix_trains_as_on_the_host(libraries, stages, caches):
+    shape = pt.PlanConfig(num_stages=stages, num_microbatches=3)
+    cached = pt.CacheConfig(enabled=caches, audit_every=3)
+    slots = pt.PipeConfig(num_slots=stages)
+    here = config(plan=shape, pipe=slots, cache=cached)
+    there = dataclasses.replace(
+        here, plan=dataclasses.replace(shape, prefix="pipelined")
+    )
+    freezes = schedule(0, 2, 4, 4, 6, 1)
+    (result,) = run_there(libraries, 1, freezes, 6, NODE[:stages], config=there)
+    (plain,) = run_here(1, freezes, 6, config=here)
+    assert_same_run(result, plain)
+    assert hits_of(result) == hits_of(plain)
+
+
+def check_chunks(_rank, libraries):
+    fake = pretend(libraries)
+    settings = config(
+        plan=pt.PlanConfig(num_stages=2, num_microbatches=2, prefix="pipelined"),
+        devices=NODE[:2],
+    )
+    engine = make_engine(freeze=schedule(4), dtype=torch.float64, config=settings)
+    model, seen = model_of(engine), []
+    data = ToySet(48, dtype=torch.float64)
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(data, 12):
+                engine.step(batch)
+            engine.evaluate(ToySet(20, dtype=torch.float64), {})
+            seen.append([str(next(layer.parameters()).device) for layer in model])
+        told = str(engine.explain())
+    fake.synchronize()
+    return seen, told, fake.violations()
+
+
+def test_each_device_has_a_chunk_of_a_pipelined_prefix(libraries):
+    ((seen, told, violations),) = run_ranks(check_chunks, 1, libraries)
+    assert violations == [] and "5 frozen layers pipelined" in told
+    for placed in seen[:2]:
+        chunks = [device for device in placed[:5]]
+        assert chunks == sorted(chunks) and set(chunks) == set(NODE[:2])
+    assert set(seen[2][:5]) <= {"cpu", *NODE[:2]}  # all is cached: they may rest
+
+
+def test_a_prefix_is_not_pipelined_on_the_host():
+    settings = config(plan=pt.PlanConfig(prefix="pipelined"))
+    with pytest.raises(ValueError, match="PlanConfig.prefix: expected 'auto' or"):
+        with make_engine(freeze=schedule(0), config=settings):
+            pass
+
+
+def check_tight(_rank, libraries, devices):
+    """Return where five frozen layers go, by the memory of a slot; None: nowhere."""
+    if devices[0] != "cpu":
+        pretend(libraries)
+    found = {}
+    for memory in range(14_000, 6_000, -500):
+        settings = config(
+            plan=pt.PlanConfig(num_stages=2, slot_memory_bytes=memory),
+            pipe=pt.PipeConfig(num_slots=2),
+            devices=devices,
+            cache=pt.CacheConfig(enabled=False),
+        )
+        try:
+            with make_engine(freeze=schedule(4), config=settings) as engine:
+                engine.prepare(ToySet(24), 12)
+                found[memory] = engine.plan.prefix
+                assert max(engine.plan.bytes_per_stage) <= memory
+        except planner.InfeasiblePlan:
+            found[memory] = None
+    return found
+
+
+def test_a_prefix_that_fits_only_in_chunks_is_pipelined_on_devices(libraries):
+    (here,) = run_ranks(check_tight, 1, libraries, ("cpu",) * 2)
+    (there,) = run_ranks(check_tight, 1, libraries, NODE[:2])
+    assert set(here.values()) == {"replicated", None}
+    tight = [memory for memory, prefix in here.items() if prefix is None]
+    assert "pipelined" in {there[memory] for memory in tight}
+    assert all(there[memory] for memory, prefix in here.items() if prefix)
 
 
 @pytest.mark.parametrize("devices", [NODE, NODE[:2], NODE[:1]])

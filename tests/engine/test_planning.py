@@ -13,7 +13,7 @@ from pipetransformer import planner
 from pipetransformer.explanation import alternatives
 from pipetransformer.pipe import DeferredBatchNorm
 from pipetransformer.planner import Plan, RunPlan
-from pipetransformer.transformation import propose as planning
+from pipetransformer.transformation import measured_inputs as planning
 from pipetransformer.transformation import rewire
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import run_of
@@ -39,9 +39,9 @@ RUN = {
     "cuts": {"cuts": (2, 3, 6)},
     "schedule": {"schedule": "1f1b"},
     "checkpoint": {"checkpoint": "always"},
+    "prefix": {"prefix": "pipelined"},
 }
 PREDICTED = {
-    "prefix": "pipelined",
     "cache": "none",
     "copies": "serial",
     "num_samples": 100,

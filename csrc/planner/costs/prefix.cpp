@@ -4,7 +4,6 @@
 #include <cstddef>
 
 #include "planner/costs/rates.h"
-#include "planner/solvers/partition.h"
 
 namespace pipetransformer::planner {
 
@@ -146,24 +145,18 @@ int64_t sum(const std::vector<int64_t>& values) {
   return total;
 }
 
-// Chunk per device by time, and the largest chunk's weights.
+// Chunk per device, and the largest chunk's weights.
 void place_pipelined(
     PrefixCosts& costs,
     const Profile& profile,
     const std::vector<int64_t>& times,
+    const Cuts& cuts,
     int64_t num_devices) {
-  const auto num_frozen = static_cast<int64_t>(times.size());
-  const int64_t chunks = std::min(num_devices, num_frozen);
-  const Rules anywhere{
-      std::vector<char>(static_cast<std::size_t>(num_frozen) + 1, 1), {}, {}};
   const SpanCost cost(times);
-  const Cuts cuts = min_max(cost, anywhere, chunks).value().cuts;
-  for (int64_t k = 0; k < chunks; ++k) {
-    const int64_t begin = cuts[static_cast<std::size_t>(k)];
-    const int64_t end = cuts[static_cast<std::size_t>(k) + 1];
-    costs.per_microbatch_ns.push_back(cost.layers(begin, end));
+  for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
+    costs.per_microbatch_ns.push_back(cost.layers(cuts[k], cuts[k + 1]));
     int64_t bytes = 0;
-    for (int64_t i = begin; i < end; ++i) {
+    for (int64_t i = cuts[k]; i < cuts[k + 1]; ++i) {
       bytes += profile.layers[static_cast<std::size_t>(i)].parameter_bytes;
     }
     costs.bytes = std::max(costs.bytes, bytes);
@@ -172,6 +165,18 @@ void place_pipelined(
 }
 
 }  // namespace
+
+Cuts prefix_cuts(
+    const Profile& profile,
+    int64_t boundary,
+    int64_t samples,
+    int64_t num_devices) {
+  const Rules anywhere{
+      std::vector<char>(static_cast<std::size_t>(boundary) + 1, 1), {}, {}};
+  const SpanCost cost(frozen_times(profile, boundary, samples));
+  const int64_t chunks = std::min(num_devices, boundary);
+  return min_max(cost, anywhere, chunks).value().cuts;
+}
 
 bool has_tier(const Cluster& cluster, CacheTier tier) {
   if (tier == CacheTier::kNone || tier == CacheTier::kDevice) {
@@ -218,7 +223,9 @@ PrefixCosts prefix_costs(
   if (placement == PrefixPlacement::kPipelined) {
     const std::vector<int64_t> weighed =
         frozen_times(profile, workload.boundary, samples);
-    place_pipelined(costs, profile, weighed, shape.num_stages);
+    const Cuts cuts =
+        prefix_cuts(profile, workload.boundary, samples, shape.num_stages);
+    place_pipelined(costs, profile, weighed, cuts, shape.num_stages);
     if (missed < samples) {  // the same chunks, for the rows that miss
       const int64_t whole = sum(weighed);
       for (int64_t& chunk : costs.per_microbatch_ns) {

@@ -8,6 +8,7 @@
 #include "planner/costs/step_costs.h"
 #include "planner/input/layer_profile.h"
 #include "planner/input/workload.h"
+#include "planner/solvers/partition.h"
 
 namespace pipetransformer::planner {
 
@@ -26,9 +27,18 @@ struct PrefixCosts {
 // (then the tiers are taken as large and free, as in a run without limits).
 bool has_tier(const Cluster& cluster, CacheTier tier);
 
+// Cuts of the frozen layers, at least one, into chunks: one for each device, or
+// for each layer where there are fewer, so that the slowest is as fast as
+// possible with so many samples.
+Cuts prefix_cuts(
+    const Profile& profile,
+    int64_t boundary,
+    int64_t samples,
+    int64_t num_devices);
+
 // Without frozen layers everything is zero and the placement kNone. Pipelined
-// chunks are cut so that the slowest is as fast as possible; more devices than
-// frozen layers leave some without a chunk.
+// chunks are those of `prefix_cuts`; more devices than frozen layers leave some
+// without a chunk.
 PrefixCosts prefix_costs(
     const Profile& profile,
     const Cluster& cluster,

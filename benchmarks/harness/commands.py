@@ -89,6 +89,7 @@ _ALL = (
     _script("table1_speedup", _TABLE1),
     _script("fig10_alpha", _TABLE1),
     _script("engine_overhead", PRODUCT),
+    _script("signal_cost", (*PRODUCT, "examples/vit_digits.py")),
     _script("cache_bandwidth", CACHE),
     _script("cache_exactness", (*CACHE, "pipetransformer/replica/frozen_prefix.py")),
     _script(

@@ -110,6 +110,12 @@ class Clock:
         if self.sink is not None:
             self.sink(whole, began, now)
 
+    def mark(self, text: str) -> None:
+        """Tell the sink that something happened now: a phase without length."""
+        if self.sink is not None:
+            now = time.perf_counter()
+            self.sink(text, now, now)
+
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each phase so far."""
         self._charge(time.perf_counter())

@@ -39,7 +39,7 @@ class Timeline:
         self._left_out = 0
 
     def add_phase(self, name: str, begin_s: float, end_s: float) -> None:
-        """Note a phase of the process; what `Clock.sink` calls."""
+        """Note a phase of the process, or an event; what `Clock.sink` calls."""
         self._phases.append((name, begin_s, end_s))
 
     def add_cells(self, cells: Iterable[Cell], left_out: int) -> None:
@@ -73,12 +73,25 @@ class Timeline:
 
     def _events(self) -> Iterator[dict[str, object]]:
         for name, begin_s, end_s in self._phases:
-            yield self._slice(
-                0, name, "phase", round(begin_s * 1e9), round(end_s * 1e9)
-            )
+            begin_ns, end_ns = round(begin_s * 1e9), round(end_s * 1e9)
+            if begin_s < end_s:
+                yield self._slice(0, name, "phase", begin_ns, end_ns)
+            else:
+                yield self._mark(name, begin_ns)
         for kind, stage, microbatch, begin_ns, end_ns in self._cells:
             lane, name = _STAGES + stage, f"{kind}{microbatch}"
             yield self._slice(lane, name, _KINDS[kind], begin_ns, end_ns)
+
+    def _mark(self, text: str, at_ns: int) -> dict[str, object]:
+        return {
+            "ph": "i",
+            "s": "p",  # drawn through all lanes of the process
+            "pid": self._rank,
+            "tid": 0,
+            "name": text,
+            "cat": "event",
+            "ts": (at_ns - self._origin_ns) / 1000,
+        }
 
     def _slice(
         self, lane: int, name: str, category: str, begin_ns: int, end_ns: int

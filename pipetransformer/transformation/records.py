@@ -104,6 +104,7 @@ def record_change(
         attempt=attempt,
     )
     run.history.add(record)
+    run.clock.mark(f"plan {record.plan_epoch}: {record.after}")
     if run.is_lead:
         run.arguments.listeners.transformation(record)
     if told:
@@ -128,6 +129,7 @@ def record_abort(
         culprits=outcome.culprits,
     )
     run.history.aborted.append(record)
+    run.clock.mark(f"plan {record.plan_epoch} aborted: {record.reason}")
     if told:
         _LOG.warning("%s", abort_line(record))
 
@@ -151,6 +153,7 @@ def record_loss(
         phases=phases,
     )
     run.history.recoveries.append(record)
+    run.clock.mark(f"ranks {record.lost} lost" if lost else "recovered, nobody lost")
     run.history.counters.failures_survived += len(lost)
     if run.is_lead:
         _LOG.warning("%s", recovery_line(record))

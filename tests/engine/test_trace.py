@@ -10,7 +10,10 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.pipe import Pipe, Workers
 from pipetransformer.pipe.trace import take_cells, trace_cells
+from pipetransformer.report import Timeline
+from pipetransformer.transformation.records import record_loss
 from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import run_of
 from tests.support.toy import ToySet, toy_model
 
 
@@ -149,11 +152,28 @@ def test_a_run_writes_a_timeline_that_holds_its_steps(tmp_path):
     for cell in cells:
         begin, end = cell["ts"], cell["ts"] + cell["dur"]
         assert any(a - 1 <= begin and end <= b + 1 for a, b in spans), cell
+    marks = [e for e in document["traceEvents"] if e["ph"] == "i"]
+    assert [m["name"].partition(":")[0] for m in marks] == ["plan 1", "plan 2"]
+    assert marks[1]["name"] == "plan 2: frozen 2, K=2, R=1, M=3"
+    changes = [e for e in events if e["name"] == "transformation"]
+    for mark in marks:
+        assert any(e["ts"] <= mark["ts"] <= e["ts"] + e["dur"] for e in changes)
     named = {
         e["args"]["name"] for e in document["traceEvents"] if e["name"] == "thread_name"
     }
     assert named == {"process", "stage 0", "stage 1"}
     assert take_cells() == ([], 0), "off again"
+
+
+def test_a_timeline_marks_the_ranks_that_were_lost():
+    with make_engine(freeze=schedule(0)) as engine:
+        run = run_of(engine)
+        timeline = Timeline(rank=0, origin_s=0.0)
+        run.clock.sink = timeline.add_phase
+        record_loss(run, None, None, [2], 0.5, {})
+        run.clock.sink = None
+    events = json.loads(timeline.to_json())["traceEvents"]
+    assert [e["name"] for e in events if e["ph"] == "i"] == ["ranks [2] lost"]
 
 
 def test_a_trace_that_cannot_be_written_stops_no_run(tmp_path, caplog):

@@ -261,6 +261,38 @@ class Policy(abc.ABC):
         """
         return None if self.dry_run else self._find_change(progress)
 
+    def foresee(
+        self, progress: Progress, points: int, *, steps: int = 0
+    ) -> list[int] | None:
+        """Return what the next decisions will be; changes nothing.
+
+        Args:
+            progress: At the last point that was decided; metrics are taken to stay.
+            points: How many decisions.
+            steps: Optimizer steps between two points.
+
+        Returns:
+            Units frozen from each point on; None for a policy that needs statistics.
+        """
+        if self.needs:
+            return None
+        state, floor = self.state_dict(), self._starting_units
+        try:
+            wanted = [
+                self._choose(
+                    dataclasses.replace(
+                        progress,
+                        epoch=progress.epoch + n,
+                        step=progress.step + n * steps,
+                    ),
+                    FreezeStatistics(),
+                )
+                for n in range(1, points + 1)
+            ]
+        finally:
+            self._set_state(state)
+        return [floor if self.dry_run else max(floor, each) for each in wanted]
+
     def state_dict(self) -> State:
         """The state as plain numbers; statistics not yet used are not part of it."""
         return self._get_state()

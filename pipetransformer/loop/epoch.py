@@ -23,6 +23,7 @@ from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord, epoch_line
 from pipetransformer.run.context import Run
+from pipetransformer.transformation.forecast import foresee
 from pipetransformer.transformation.freeze_decision import (
     Signals,
     know_signals,
@@ -202,6 +203,8 @@ class PassLoop:
         run.control_log.tell("pass_end", lead=self._role.is_lead)
         if self._role.is_lead:
             _LOG.info("%s", epoch_line(record))
+            if run.arguments.listeners:
+                run.forecast = foresee(run, self._role.active().plan, record)
             run.arguments.listeners.epoch(record)
         write_run_files(run)
 

@@ -297,10 +297,12 @@ def _record_of(run: Run) -> StepRecord:
     total = None
     if workload is not None and run.total_epochs:
         total = run.total_epochs * -(-workload.num_batches // each)
+    forecast = run.forecast
     return StepRecord(
         step=state.step,
         total_steps=total,
         epoch=state.epoch,
         loss=run.last_loss,
         learning_rate=float(state.optimizer.param_groups[0]["lr"]),
+        seconds_left=None if forecast is None else forecast.seconds_left(state.step),
     )

@@ -30,6 +30,8 @@ class StepRecord:
         epoch: 0-based.
         loss: Mean over the lead's rows of the last batch.
         learning_rate: Of the first group, for the next step.
+        seconds_left: Of the run, as the plan will change, from the second pass on; None
+            if that is not known.
     """
 
     step: int
@@ -37,6 +39,7 @@ class StepRecord:
     epoch: int
     loss: float
     learning_rate: float
+    seconds_left: float | None = None
 
 
 class Callback:
@@ -320,6 +323,9 @@ class WandbWriter(Callback):
 class ProgressBar(Callback):
     """Shows steps done, loss and the time that is left, where output is a terminal.
 
+    From the second pass on that time is what is foreseen: freezing that is known
+    beforehand makes later passes shorter.
+
     Raises:
         ImportError: the package rich is not installed.
     """
@@ -331,7 +337,6 @@ class ProgressBar(Callback):
                 MofNCompleteColumn,
                 Progress,
                 TextColumn,
-                TimeRemainingColumn,
             )
         except ImportError as error:
             raise ImportError(
@@ -342,7 +347,7 @@ class ProgressBar(Callback):
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             transient=True,
         )
         self._task: Any = None
@@ -351,15 +356,25 @@ class ProgressBar(Callback):
         """Move the bar."""
         if self._task is None:
             self._bar.start()
-            self._task = self._bar.add_task("")
+            self._task = self._bar.add_task("", left="")
         self._bar.update(
             self._task,
             completed=step.step,
             total=step.total_steps,
             description=f"epoch {step.epoch}, loss {step.loss:.4f}",
+            left=_left(step.seconds_left),
         )
 
     def on_end(self, history: History) -> None:
         """Take the bar away."""
         if self._task is not None:
             self._bar.stop()
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    clock = f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{clock} left"

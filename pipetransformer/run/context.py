@@ -29,6 +29,7 @@ from pipetransformer.report.history import History
 from pipetransformer.run.arguments import EngineArguments
 from pipetransformer.run.caches import Caches
 from pipetransformer.run.control_log import ControlLog
+from pipetransformer.run.forecast import Forecast
 from pipetransformer.run.measured_costs import MeasuredCosts
 from pipetransformer.run.placement import Placement
 from pipetransformer.run.plan_in_force import PlanInForce
@@ -98,6 +99,7 @@ class Run:
         self.began_at = 0, 0  # steps and freeze decision of the first plan
         self.loss_checked = not self.config.check_loss
         self.memory_limit: int | None = None  # of a slot, since a device ran out of it
+        self.forecast: Forecast | None = None  # of the lead, with callbacks
         self.last_loss = 0.0  # of the last forward of this replica
         self.step_buffers = StepBuffers(arguments.model, lambda: self.state.step)
 

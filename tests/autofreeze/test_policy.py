@@ -118,6 +118,22 @@ def test_no_decision_goes_below_the_starting_units(factory):
     assert replay(factory, log) == decisions
 
 
+def test_what_is_foreseen_is_what_is_decided_later(factory):
+    policy = factory()
+    policy.bind(6, starting_units=1)
+    before = [policy.decide(Progress(0, 0, 35, 1e-3, {"a": 0.5}))]
+    state, log = policy.state_dict(), list(policy.log)
+    seen = policy.foresee(Progress(0, 0, 35, 1e-3, {"a": 0.5}), 4, steps=7)
+    assert (policy.state_dict(), policy.log) == (state, log)
+    assert (seen is None) == bool(policy.needs)
+    if seen is not None:
+        later = [
+            policy.decide(Progress(point, 7 * point, 35, 1e-3, {"a": 0.5}))
+            for point in range(1, 5)
+        ]
+        assert seen == later and len(before + later) == 5
+
+
 def test_the_cap_freezes_its_share_of_what_trains():
     policy = AlphaCap(1 / 3, gradient_term=False)
     policy.bind(12, starting_units=6)

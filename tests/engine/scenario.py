@@ -41,7 +41,14 @@ def schedule(*counts):
 
 
 def make_engine(
-    *, freeze, dtype=torch.float32, dropout=0.0, config=None, loss=None, depth=6
+    *,
+    freeze,
+    dtype=torch.float32,
+    dropout=0.0,
+    config=None,
+    loss=None,
+    depth=6,
+    callbacks=(),
 ):
     model = toy_model(depth, dtype=dtype, dropout=dropout)
     return pt.PipeTransformer(
@@ -52,6 +59,7 @@ def make_engine(
         freeze=freeze,
         units=toy_units(depth),
         config=config or DEFAULTS,
+        callbacks=callbacks,
     )
 
 

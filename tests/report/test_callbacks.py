@@ -248,6 +248,10 @@ def test_a_bar_moves_to_the_end(monkeypatch):
         bar.on_step(StepRecord(step, 3, 0, 0.5, 0.1))
     (task,) = bar._bar.tasks
     assert task.completed == task.total == 3 and "loss 0.5" in task.description
+    assert task.fields["left"] == ""
+    for seconds, told in ((59.6, "1:00 left"), (3725, "1:02:05 left")):
+        bar.on_step(StepRecord(3, 3, 0, 0.5, 0.1, seconds))
+        assert task.fields["left"] == told
     bar.on_end(None)
     assert bar._bar.finished
 

@@ -94,6 +94,7 @@ TORCH_FREE = (
     "autofreeze/alpha_cap",
     "autocache/aligned_buffers",
     "autocache/codec",
+    "autocache/codec_format",
     "autocache/disk_index",
     "autocache/disk_io",
     "autocache/disk_io_uring",

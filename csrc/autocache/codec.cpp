@@ -1,7 +1,6 @@
 #include "autocache/codec.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <tuple>
 
@@ -25,60 +24,6 @@ namespace {
 
 constexpr uint64_t kMaxValues =
     UINT32_MAX - 1;  // indices fit, kNoIndex is none
-constexpr uint32_t kNoIndex = UINT32_MAX;
-constexpr uint32_t kMagnitude = 0x7fffffff;
-// Beyond, values are marks such as those of masks, and sums leave the range.
-constexpr float kLargest = 1e30f;
-constexpr float kLargestFp16 = 65504.0f;
-constexpr float kSmallest = 1e-30f;  // of a channel's values: else they are 0
-constexpr float kSteps = 127.0f;     // of a scale
-constexpr float kOutlier = 8.0f;     // times the mean of the channel
-
-struct Apart {
-  uint32_t index;
-  float value;
-};
-
-constexpr uint32_t bits_of(float value) {
-  return std::bit_cast<uint32_t>(value);
-}
-
-constexpr float float_of(uint32_t bits) {
-  return std::bit_cast<float>(bits);
-}
-
-// One or the other, without a branch, which the compiler would not vectorise.
-constexpr uint32_t chosen(bool first, uint32_t one, uint32_t other) {
-  const uint32_t mask = -static_cast<uint32_t>(first);
-  return (one & mask) | (other & ~mask);
-}
-
-constexpr uint32_t bf16_of(uint32_t bits) {
-  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
-
-// Of magnitudes up to kLargestFp16.
-constexpr uint32_t fp16_of(uint32_t bits) {
-  constexpr uint32_t kBias = uint32_t{127 - 15} << 23;
-  constexpr float kTiny = 0.5f;  // its last bit is that of the smallest halves
-  const uint32_t magnitude = bits & kMagnitude;
-  const uint32_t normal =
-      (magnitude - kBias + 0xfff + (magnitude >> 13 & 1)) >> 13;
-  const uint32_t tiny = bits_of(float_of(magnitude) + kTiny) - bits_of(kTiny);
-  const bool is_tiny = magnitude < bits_of(0x1p-14f);
-  return chosen(is_tiny, tiny, normal) | (bits >> 16 & 0x8000);
-}
-
-constexpr uint32_t float_bits_of_fp16(uint32_t half) {
-  constexpr uint32_t kBias = uint32_t{127 - 15} << 23;
-  constexpr uint32_t kStep = uint32_t{1} << 23;  // of the exponent
-  const uint32_t shifted = (half & 0x7fff) << 13;
-  const uint32_t normal = shifted + kBias;
-  const uint32_t special = normal + (shifted >= 31 * kStep ? kBias : 0);
-  const uint32_t tiny =
-      bits_of(float_of(shifted + kBias + kStep) - float_of(kBias + kStep));
-  return chosen(shifted < kStep, tiny, special) | (half & 0x8000) << 16;
-}
 
 // The two below return the largest magnitude: as bits, NaN is the largest.
 
@@ -162,7 +107,6 @@ PIPETRANSFORMER_CLONES void quantise_token(
     const float* __restrict__ factors,
     int8_t* __restrict__ to,
     std::size_t channels) noexcept {
-  constexpr float kRounds = 0x1.8p23f;  // its last bits count whole numbers
   for (std::size_t c = 0; c < channels; ++c) {
     to[c] = static_cast<int8_t>(bits_of(token[c] * factors[c] + kRounds));
   }
@@ -178,40 +122,40 @@ PIPETRANSFORMER_CLONES void restore_token(
   }
 }
 
-// Where the parts of an int8 row begin.
-struct Int8Parts {
-  explicit Int8Parts(RowShape shape) noexcept
-      : places(outlier_places(shape.tokens * shape.channels)),
-        outliers(shape.channels * sizeof(float)),
-        values(outliers + places * sizeof(Apart)) {}
-
-  uint64_t places;
-  uint64_t outliers;
-  uint64_t values;
-};
-
-bool decode_int8(RowShape shape, const std::byte* from, float* to) noexcept {
+bool is_int8(RowShape shape, const std::byte* from) noexcept {
   const Int8Parts parts(shape);
-  const uint64_t count = shape.tokens * shape.channels;
+  const auto* scales = reinterpret_cast<const float*>(from);
+  for (uint64_t c = 0; c < shape.channels; ++c) {
+    if (!is_scale(bits_of(scales[c]))) {
+      return false;
+    }
+  }
+  const auto* apart = reinterpret_cast<const Apart*>(from + parts.outliers);
+  if (!may_be_first(apart[0].index, shape)) {
+    return false;
+  }
+  for (uint64_t place = 1; place < parts.places; ++place) {
+    if (!may_follow(apart[place - 1].index, apart[place].index, shape)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void decode_int8(RowShape shape, const std::byte* from, float* to) noexcept {
+  const Int8Parts parts(shape);
   const auto* scales = reinterpret_cast<const float*>(from);
   const auto* values = reinterpret_cast<const int8_t*>(from + parts.values);
   for (uint64_t token = 0; token < shape.tokens; ++token) {
     const uint64_t first = token * shape.channels;
     restore_token(values + first, scales, to + first, shape.channels);
   }
-  for (uint64_t place = 0; place < parts.places; ++place) {
-    Apart apart;
-    std::memcpy(
-        &apart, from + parts.outliers + place * sizeof(apart), sizeof(apart));
-    if (apart.index == kNoIndex) {
-      continue;
-    }
-    if (apart.index >= count) {
-      return false;
-    }
-    to[apart.index] = apart.value;
+  const auto* apart = reinterpret_cast<const Apart*>(from + parts.outliers);
+  for (uint64_t place = 0;
+       place < parts.places && apart[place].index != kNoIndex;
+       ++place) {
+    to[apart[place].index] = apart[place].value;
   }
-  return true;
 }
 
 }  // namespace
@@ -361,6 +305,10 @@ void Encoder::leave_out_outliers(RowShape shape, const float* from) {
   }
 }
 
+bool is_encoded(Codec codec, RowShape shape, const std::byte* from) noexcept {
+  return codec == Codec::kInt8 ? is_int8(shape, from) : codec != Codec::kNative;
+}
+
 bool decode(
     Codec codec,
     RowShape shape,
@@ -375,7 +323,11 @@ bool decode(
       from_fp16(reinterpret_cast<const uint16_t*>(from), to, count);
       return true;
     case Codec::kInt8:
-      return decode_int8(shape, from, to);
+      if (!is_int8(shape, from)) {
+        return false;
+      }
+      decode_int8(shape, from, to);
+      return true;
     case Codec::kNative:
       break;
   }

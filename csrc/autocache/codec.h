@@ -11,6 +11,9 @@
 //   int8: float scale[channels] | {uint32 index, float value}[outlier_places]
 //         | int8 value[tokens][channels]
 //
+// Scales are finite. Outliers come channel by channel, each once; places that
+// are left hold index 2^32 - 1.
+//
 // A row is a matrix of tokens x channels, token by token; to the others than
 // int8 it is only so many values. How many bytes an encoded row has depends on
 // codec and shape alone. Rows with values that a codec cannot hold, such as a
@@ -26,24 +29,12 @@
 #include <optional>
 #include <vector>
 
+#include "autocache/codec_format.h"
+
 namespace pipetransformer::autocache {
-
-// Numbers are part of the format of records.
-enum class Codec : uint8_t { kNative = 0, kBf16 = 1, kFp16 = 2, kInt8 = 3 };
-inline constexpr uint8_t kNumCodecs = 4;
-
-struct RowShape {
-  uint64_t tokens = 0;
-  uint64_t channels = 0;
-};
 
 // Nothing: the codec does not take rows of that shape; int8 needs two tokens.
 std::optional<uint64_t> encoded_bytes(Codec codec, RowShape shape) noexcept;
-
-// Exact values that an int8 row of so many values has room for.
-constexpr uint64_t outlier_places(uint64_t values) noexcept {
-  return (values + 255) / 256;
-}
 
 // Encodes row after row; not thread-safe, because it keeps its working memory.
 class Encoder {
@@ -70,8 +61,10 @@ class Encoder {
   std::vector<Outlier> outliers_;
 };
 
-// Reads encoded_bytes() that may hold anything. False: they are no encoded row,
-// and `to` is worthless.
+// Whether encoded_bytes(), which may hold anything, are an encoded row.
+bool is_encoded(Codec codec, RowShape shape, const std::byte* from) noexcept;
+
+// Reads them. False: they are none, and `to` is worthless.
 bool decode(
     Codec codec,
     RowShape shape,

@@ -42,11 +42,13 @@ class RowCodec {
       const RecordLayout& layout,
       const std::array<Segment, kMaxTensors>& targets);
 
- private:
+  // The same of one tensor, which the layout says is encoded, and whose encoded
+  // bytes are aligned to 4.
   bool encode(const TensorLayout& row, const Segment& from, std::byte* to);
   bool
   decode(const TensorLayout& row, const std::byte* from, const Segment& to);
 
+ private:
   Encoder encoder_;
   std::vector<std::byte> encoded_;
   std::vector<float> wide_;  // a row of halves

@@ -4,6 +4,7 @@
 //   codec_test ROUNDS
 //
 // Prints what failed and returns 1.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -62,12 +63,28 @@ void round(std::mt19937_64& random, Encoder& encoder) {
     decode(codec, shape, encoded.data(), read.data());
     if (codec == Codec::kInt8) {
       const uint32_t beyond = static_cast<uint32_t>(count + below(3));
-      const std::size_t last = outlier_places(count) - 1;
-      std::byte* place = encoded.data() + shape.channels * sizeof(float);
-      std::memset(place, 0xff, (last + 1) * 8);
-      check(decode(codec, shape, encoded.data(), read.data()), "no outliers");
-      std::memcpy(place + last * 8, &beyond, sizeof(beyond));
-      check(!decode(codec, shape, encoded.data(), read.data()), "it is beyond");
+      const std::size_t places = outlier_places(count);
+      auto* scales = reinterpret_cast<float*>(encoded.data());
+      auto* apart = reinterpret_cast<Apart*>(scales + shape.channels);
+      const auto decoded = [&] {
+        const bool valid = decode(codec, shape, encoded.data(), read.data());
+        check(
+            valid == is_encoded(codec, shape, encoded.data()),
+            "it is decoded if it is valid");
+        return valid;
+      };
+      std::fill_n(scales, shape.channels, 1.0f);
+      std::fill_n(apart, places, Apart{kNoIndex, 0.0f});
+      check(decoded(), "no outliers");
+      apart[places - 1].index = beyond;
+      check(!decoded(), "it is beyond");
+      apart[places - 1].index = 0;
+      check(decoded() == (places == 1), "it is behind an empty place");
+      apart[0].index = 0;
+      check(decoded() == (places <= 1), "it is there twice");
+      apart[places - 1].index = kNoIndex;
+      scales[below(shape.channels)] = below(2) == 0 ? NAN : -INFINITY;
+      check(!decoded(), "a scale is finite");
     }
   }
 }

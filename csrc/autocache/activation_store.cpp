@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "autocache/codec_ops.h"
 #include "autocache/encoded_rows.h"
 #include "autocache/record_file.h"
 #include "autocache/tensor_rows.h"
@@ -81,6 +82,18 @@ bool of_prefix(const RecordKey& key, const std::vector<uint64_t>& chain) {
 bool of_input(const RecordKey& key, const int64_t* input_hashes, int64_t row) {
   return input_hashes == nullptr ||
          key == key_of(key.boundary, key.fingerprint, input_hashes, row);
+}
+
+// A plain tensor, or one of the same shape and type without memory.
+at::Tensor without_values(const RowsTensor& tensor) {
+  if (const auto* one = std::get_if<at::Tensor>(&tensor)) {
+    return *one;
+  }
+  const auto& encoded = std::get<EncodedTensor>(tensor);
+  std::vector<int64_t> sizes = encoded.sizes;
+  sizes.insert(sizes.begin(), encoded.offsets.numel());
+  return at::empty(
+      sizes, at::TensorOptions().dtype(encoded.dtype).device(at::kMeta));
 }
 
 // Whether rows of this layout can be padded so. Of a record of length 0 no
@@ -166,6 +179,87 @@ class Tails {
  private:
   std::array<at::Tensor, kMaxTensors> rows_;
   int64_t length_ = 0;
+};
+
+// The tensors of a group that are returned encoded.
+class EncodedTensors {
+ public:
+  // Of these rows' layouts, padded as `whole`, where a codec is used.
+  EncodedTensors(
+      const std::vector<const RecordLayout*>& rows,
+      const RecordLayout& whole,
+      const Padding& padding) {
+    const auto num_rows = static_cast<int64_t>(rows.size());
+    for (uint32_t k = 0; k < whole.num_tensors; ++k) {
+      const bool any = std::any_of(
+          rows.begin(), rows.end(), [k](const RecordLayout* layout) {
+            return layout->tensors[k].codec != Codec::kNative;
+          });
+      if (!any) {
+        continue;
+      }
+      EncodedTensor& tensor = tensors_[k].emplace();
+      tensor.sizes = sizes_of(whole.tensors[k]);
+      tensor.dtype = static_cast<at::ScalarType>(whole.tensors[k].dtype);
+      tensor.offsets = at::empty({num_rows}, at::kLong);
+      tensor.codecs = at::empty({num_rows}, at::kByte);
+      auto* offset = tensor.offsets.mutable_data_ptr<int64_t>();
+      auto* codec = tensor.codecs.mutable_data_ptr<uint8_t>();
+      std::size_t bytes = 0;
+      for (const RecordLayout* layout : rows) {
+        *offset++ = static_cast<int64_t>(bytes);
+        *codec++ = static_cast<uint8_t>(layout->tensors[k].codec);
+        bytes += padded(stored_bytes(layout->tensors[k]).value());
+      }
+      tensor.bytes = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+      if (whole.tensors[k].ragged != 0) {
+        tensor.fill =
+            padding.fills[std::min<std::size_t>(k, padding.fills.size() - 1)];
+        // Throws where the type does not hold it; of one value it is cast.
+        at::full({2}, *tensor.fill, at::TensorOptions().dtype(tensor.dtype));
+      }
+    }
+  }
+
+  bool has(std::size_t k) const noexcept {
+    return tensors_[k].has_value();
+  }
+
+  // Where a record's tensors are to be read, as far as they are encoded ones.
+  void place(
+      int64_t row,
+      const RecordLayout& layout,
+      std::array<Segment, kMaxTensors>& segments) const {
+    for (std::size_t k = 0; k < kMaxTensors; ++k) {
+      if (has(k)) {
+        segments[k] = {at(k, row), stored_bytes(layout.tensors[k]).value()};
+      }
+    }
+  }
+
+  // Whether what was read there can be decoded.
+  bool valid(int64_t row, const RecordLayout& layout) const noexcept {
+    for (std::size_t k = 0; k < kMaxTensors; ++k) {
+      const TensorLayout& tensor = layout.tensors[k];
+      if (tensor.codec != Codec::kNative &&
+          !is_encoded(tensor.codec, shape_of(tensor), at(k, row))) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  EncodedTensor take(std::size_t k) {
+    return std::move(tensors_[k]).value();
+  }
+
+ private:
+  std::byte* at(std::size_t k, int64_t row) const noexcept {
+    return static_cast<std::byte*>(tensors_[k]->bytes.mutable_data_ptr()) +
+           tensors_[k]->offsets.const_data_ptr<int64_t>()[row];
+  }
+
+  std::array<std::optional<EncodedTensor>, kMaxTensors> tensors_;
 };
 
 // Writes records to the slab, and to disk what has no room there. A sample has
@@ -275,7 +369,8 @@ std::vector<RecordGroup> ActivationStore::fetch(
     const std::optional<at::Tensor>& input_hashes,
     const Padding& padding,
     Codec codec,
-    bool use_disk) {
+    bool use_disk,
+    bool encoded) {
   Batch batch{slab(), use_disk ? disk() : nullptr, {}, {}};
   const at::Tensor samples = sample_ids(ids, *batch.slab);
   const int64_t num_rows = samples.numel();
@@ -357,7 +452,7 @@ std::vector<RecordGroup> ActivationStore::fetch(
   int64_t hits = 0;
   for (const Kind& kind : kinds) {
     try {
-      RecordGroup group = gather(batch, kind.rows, padding);
+      RecordGroup group = gather(batch, kind.rows, padding, encoded);
       hits += group.rows.numel();
       if (group.rows.numel() > 0) {
         result.push_back(std::move(group));
@@ -412,7 +507,8 @@ std::vector<int64_t> ActivationStore::read_disk(
 RecordGroup ActivationStore::gather(
     Batch& batch,
     const std::vector<int64_t>& rows,
-    const Padding& padding) {
+    const Padding& padding,
+    bool encoded) {
   const std::vector<Slab::Found>& found = batch.found;
   const RecordHeader& first = found[rows.front()].header;
   const auto num_rows = static_cast<int64_t>(rows.size());
@@ -431,29 +527,47 @@ RecordGroup ActivationStore::gather(
   const int64_t padded =
       padding.length >= 0 ? padding.length
                           : *std::max_element(lengths.begin(), lengths.end());
-  group.tensors = empty_tensors(
-      with_length(first.layout, static_cast<uint32_t>(padded)), num_rows);
-  const Tails tails(group.tensors, ragged, padding);
-  const Rows targets(group.tensors, ragged);
+  const RecordLayout whole =
+      with_length(first.layout, static_cast<uint32_t>(padded));
+  std::vector<const RecordLayout*> layouts;
+  for (const int64_t row : encoded ? rows : std::vector<int64_t>{}) {
+    layouts.push_back(&found[row].header.layout);
+  }
+  EncodedTensors apart(layouts, whole, padding);
+  std::vector<at::Tensor> tensors;
+  for (uint32_t k = 0; k < whole.num_tensors; ++k) {
+    tensors.push_back(
+        empty_tensor(whole.tensors[k], apart.has(k) ? 0 : num_rows));
+    ragged[k] = ragged[k] && !apart.has(k);
+  }
+  const Tails tails(tensors, ragged, padding);
+  const Rows targets(tensors, ragged);
+  const int64_t grain = grain_of(payload_bytes(decoded(whole)).value());
   std::vector<ReadResult> results(num_rows);
-  at::parallel_for(
-      0, num_rows, grain_of(group.tensors), [&](int64_t begin, int64_t end) {
-        std::array<Segment, kMaxTensors> segments;
-        RowCodec decoder;
-        for (int64_t k = begin; k < end; ++k) {
-          if (k + kLookahead < end) {
-            batch.prefetch(rows[k + kLookahead]);
-          }
-          const auto parts = targets.at(k, segments, lengths[k]);
-          if (is_native(found[rows[k]].header.layout)) {
-            results[k] = batch.read(rows[k], parts, verify_next());
-          } else {
-            results[k] =
-                batch.read_encoded(rows[k], segments, verify_next(), decoder);
-          }
-          tails.fill(segments, lengths[k]);
-        }
-      });
+  at::parallel_for(0, num_rows, grain, [&](int64_t begin, int64_t end) {
+    std::array<Segment, kMaxTensors> segments;
+    RowCodec decoder;
+    for (int64_t k = begin; k < end; ++k) {
+      if (k + kLookahead < end) {
+        batch.prefetch(rows[k + kLookahead]);
+      }
+      const RecordLayout& layout = found[rows[k]].header.layout;
+      const auto parts = targets.at(k, segments, lengths[k]);
+      apart.place(k, layout, segments);
+      if (is_native(layout) || encoded) {
+        results[k] = batch.read(rows[k], parts, verify_next());
+      } else {
+        results[k] =
+            batch.read_encoded(rows[k], segments, verify_next(), decoder);
+      }
+      if (encoded && results[k] == ReadResult::kRead &&
+          !apart.valid(k, layout)) {
+        batch.discard(rows[k]);
+        results[k] = ReadResult::kCorrupt;
+      }
+      tails.fill(segments, lengths[k]);
+    }
+  });
   std::vector<int64_t> kept;
   int64_t disk_hits = 0;
   for (int64_t k = 0; k < num_rows; ++k) {
@@ -478,11 +592,25 @@ RecordGroup ActivationStore::gather(
       group.lengths.mutable_data_ptr<int64_t>()[k] = lengths[kept[k]];
     }
   }
+  at::Tensor index;
   if (num_kept < num_rows) {  // rare: close the gaps
-    at::Tensor index = at::empty({num_kept}, at::kLong);
+    index = at::empty({num_kept}, at::kLong);
     std::copy(kept.begin(), kept.end(), index.mutable_data_ptr<int64_t>());
-    for (at::Tensor& tensor : group.tensors) {
-      tensor = tensor.index_select(0, index);
+  }
+  const auto close = [&](at::Tensor& rows_of) {
+    if (index.defined()) {
+      rows_of = rows_of.index_select(0, index);
+    }
+  };
+  for (uint32_t k = 0; k < whole.num_tensors; ++k) {
+    if (apart.has(k)) {
+      EncodedTensor tensor = apart.take(k);
+      close(tensor.offsets);
+      close(tensor.codecs);
+      group.tensors.emplace_back(std::move(tensor));
+    } else {
+      close(tensors[k]);
+      group.tensors.emplace_back(std::move(tensors[k]));
     }
   }
   return group;
@@ -490,7 +618,7 @@ RecordGroup ActivationStore::gather(
 
 int64_t ActivationStore::store(
     const at::Tensor& ids,
-    const std::vector<at::Tensor>& tensors,
+    const std::vector<RowsTensor>& given,
     uint32_t boundary,
     uint64_t fingerprint,
     const std::optional<at::Tensor>& input_hashes,
@@ -501,6 +629,10 @@ int64_t ActivationStore::store(
   const std::shared_ptr<Slab> slab = this->slab();
   const std::shared_ptr<DiskTier> disk = use_disk ? this->disk() : nullptr;
   const at::Tensor samples = sample_ids(ids, *slab);
+  std::vector<at::Tensor> tensors;
+  for (const RowsTensor& tensor : given) {
+    tensors.push_back(without_values(tensor));
+  }
   const int64_t num_rows = num_rows_of(tensors);
   TORCH_CHECK_VALUE(
       samples.numel() == num_rows,
@@ -520,8 +652,27 @@ int64_t ActivationStore::store(
     return 0;
   }
   std::vector<at::Tensor> sources;
-  for (const at::Tensor& tensor : tensors) {
-    sources.push_back(plain(tensor));
+  std::array<std::vector<RowPlace>, kMaxTensors> encoded;  // empty: it is plain
+  std::array<at::Tensor, kMaxTensors> bytes;
+  for (std::size_t k = 0; k < tensors.size(); ++k) {
+    if (const auto* one = std::get_if<at::Tensor>(&given[k])) {
+      sources.push_back(plain(*one));
+      continue;
+    }
+    TORCH_CHECK_VALUE(
+        codec == Codec::kNative,
+        "codec: expected native for what is encoded already");
+    const auto& each = std::get<EncodedTensor>(given[k]);
+    encoded[k] = check_decode_rows_args(
+        each.bytes,
+        each.offsets,
+        each.codecs,
+        is_ragged(ragged, k) ? row_lengths : std::nullopt,
+        each.sizes,
+        each.dtype,
+        0.0);
+    bytes[k] = each.bytes.cpu().contiguous();
+    sources.push_back(empty_tensor(layout->tensors[k], 0));
   }
   const int64_t* hash =
       input_hashes ? hashes.const_data_ptr<int64_t>() : nullptr;
@@ -543,6 +694,15 @@ int64_t ActivationStore::store(
           const auto parts = rows.at(row, segments, valid);
           RecordLayout kept =
               with_length(*layout, static_cast<uint32_t>(valid));
+          for (uint32_t k = 0; k < kept.num_tensors; ++k) {
+            if (!encoded[k].empty()) {
+              kept.tensors[k] = encoded[k][row].layout;
+              segments[k] = {
+                  static_cast<std::byte*>(bytes[k].mutable_data_ptr()) +
+                      encoded[k][row].offset,
+                  stored_bytes(kept.tensors[k]).value()};
+            }
+          }
           if (codec != Codec::kNative) {
             encoder.encode(codec, kept, segments);
           }

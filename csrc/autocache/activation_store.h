@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "autocache/codec.h"
@@ -25,6 +26,19 @@
 
 namespace pipetransformer::autocache {
 
+// Rows of one tensor as records hold them, for the ops of codec_ops.h: some
+// encoded, the others native.
+struct EncodedTensor {
+  at::Tensor bytes;            // (bytes) uint8
+  at::Tensor offsets;          // (rows) int64, multiples of 8
+  at::Tensor codecs;           // (rows) uint8
+  std::vector<int64_t> sizes;  // of a row, with padding
+  at::ScalarType dtype = at::kFloat;
+  std::optional<double> fill;  // behind rows; nothing: they are not ragged
+};
+
+using RowsTensor = std::variant<at::Tensor, EncodedTensor>;
+
 // Records of equal boundary and, apart from lengths and codecs, layout:
 // `tensors[k]` is (rows.numel(), ...), and `rows` (int64) are the positions in
 // the batch, in ascending order.
@@ -33,7 +47,7 @@ struct RecordGroup {
   at::Tensor rows;
   at::Tensor
       lengths;  // (rows.numel()) int64, of ragged records; else undefined
-  std::vector<at::Tensor> tensors;
+  std::vector<RowsTensor> tensors;
   bool lossy = false;  // some record was not native
 };
 
@@ -77,22 +91,25 @@ class ActivationStore {
   // `input_hashes` (rows) int64: compared with the records' when given. Ragged
   // records longer than the padding's length are of another input. Records
   // encoded by another codec than the given one are misses, and without
-  // `use_disk` those on disk.
+  // `use_disk` those on disk. With `encoded`, tensors of which a row is encoded
+  // are returned so; decode_rows() takes all of these rows.
   std::vector<RecordGroup> fetch(
       const at::Tensor& ids,
       const std::vector<uint64_t>& chain,
       const std::optional<at::Tensor>& input_hashes,
       const Padding& padding = {},
       Codec codec = Codec::kNative,
-      bool use_disk = true);
+      bool use_disk = true,
+      bool encoded = false);
 
   // Stores row k of every tensor (rows, ...) as the record of ids[k], of ragged
   // tensors its first lengths[k] elements of dim 1, encoded as far as the codec
-  // takes them; without `use_disk` in the slab alone. Returns the number of
+  // takes them; without `use_disk` in the slab alone. Rows of encoded tensors
+  // are stored as they are, which is for kNative alone. Returns the number of
   // rows written.
   int64_t store(
       const at::Tensor& ids,
-      const std::vector<at::Tensor>& tensors,
+      const std::vector<RowsTensor>& tensors,
       uint32_t boundary,
       uint64_t fingerprint,
       const std::optional<at::Tensor>& input_hashes,
@@ -149,7 +166,8 @@ class ActivationStore {
   RecordGroup gather(
       Batch& batch,
       const std::vector<int64_t>& rows,
-      const Padding& padding);
+      const Padding& padding,
+      bool encoded);
 
   mutable std::mutex mutex_;  // guards both, not what they point to
   std::shared_ptr<Slab> slab_;

@@ -146,17 +146,14 @@ std::span<const Segment> segments_of(
   return {segments.data(), layout.num_tensors};
 }
 
-std::vector<at::Tensor>
-empty_tensors(const RecordLayout& layout, int64_t num_rows) {
-  std::vector<at::Tensor> tensors;
-  for (uint32_t k = 0; k < layout.num_tensors; ++k) {
-    const TensorLayout& row = layout.tensors[k];
-    std::vector<int64_t> sizes{num_rows};
-    sizes.insert(
-        sizes.end(), row.sizes.begin(), row.sizes.begin() + row.num_dims);
-    tensors.push_back(at::empty(sizes, static_cast<at::ScalarType>(row.dtype)));
-  }
-  return tensors;
+std::vector<int64_t> sizes_of(const TensorLayout& row) {
+  return {row.sizes.begin(), row.sizes.begin() + row.num_dims};
+}
+
+at::Tensor empty_tensor(const TensorLayout& row, int64_t num_rows) {
+  std::vector<int64_t> sizes = sizes_of(row);
+  sizes.insert(sizes.begin(), num_rows);
+  return at::empty(sizes, static_cast<at::ScalarType>(row.dtype));
 }
 
 int64_t padded_length(
@@ -275,13 +272,18 @@ std::span<const Segment> Rows::at(
   return {segments.data(), num_tensors_};
 }
 
+int64_t grain_of(uint64_t row_bytes) {
+  return std::max<int64_t>(
+      1, kBytesPerTask / static_cast<int64_t>(row_bytes + 1));
+}
+
 int64_t grain_of(const std::vector<at::Tensor>& tensors) {
-  int64_t row_bytes = 1;
+  uint64_t row_bytes = 0;
   for (const at::Tensor& tensor : tensors) {
-    const auto bytes = static_cast<int64_t>(tensor.nbytes());
-    row_bytes += bytes / std::max<int64_t>(tensor.size(0), 1);
+    const auto rows = std::max<int64_t>(tensor.size(0), 1);
+    row_bytes += tensor.nbytes() / static_cast<uint64_t>(rows);
   }
-  return std::max<int64_t>(1, kBytesPerTask / row_bytes);
+  return grain_of(row_bytes);
 }
 
 }  // namespace pipetransformer::autocache

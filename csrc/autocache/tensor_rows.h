@@ -40,9 +40,11 @@ std::span<const Segment> segments_of(
     std::byte* payload,
     std::array<Segment, kMaxTensors>& segments);
 
-// Uninitialized tensors for `num_rows` records of a layout.
-std::vector<at::Tensor>
-empty_tensors(const RecordLayout& layout, int64_t num_rows);
+// Sizes of a row of a tensor.
+std::vector<int64_t> sizes_of(const TensorLayout& row);
+
+// An uninitialized tensor for `num_rows` of them.
+at::Tensor empty_tensor(const TensorLayout& row, int64_t num_rows);
 
 // Which tensors of a batch hold rows of different lengths along their dim 1,
 // padded to one length; empty: none does.
@@ -101,7 +103,9 @@ class Rows {
   std::array<std::size_t, kMaxTensors> element_bytes_{};  // 0: not ragged
 };
 
-// Rows of all tensors together that are worth waking a thread.
+// Rows of so many bytes, or of all tensors together, that are worth waking a
+// thread.
+int64_t grain_of(uint64_t row_bytes);
 int64_t grain_of(const std::vector<at::Tensor>& tensors);
 
 }  // namespace pipetransformer::autocache

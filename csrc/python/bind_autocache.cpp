@@ -29,6 +29,7 @@ using autocache::DiskIndex;
 using autocache::DiskIoKind;
 using autocache::DiskOptions;
 using autocache::DiskTier;
+using autocache::EncodedTensor;
 using autocache::FileCounts;
 using autocache::Slab;
 
@@ -55,7 +56,7 @@ using Group = std::tuple<
     int64_t,
     at::Tensor,
     std::optional<at::Tensor>,
-    std::vector<at::Tensor>,
+    std::vector<autocache::RowsTensor>,
     bool>;
 
 Codec codec_of(const std::string& name) {
@@ -217,7 +218,8 @@ std::vector<Group> fetch(
     const std::vector<double>& fills,
     int64_t length,
     const std::string& codec,
-    bool use_disk) {
+    bool use_disk,
+    bool encoded) {
   std::vector<Group> groups;
   for (auto& group : store.fetch(
            ids,
@@ -225,7 +227,8 @@ std::vector<Group> fetch(
            input_hashes,
            {fills, length},
            codec_of(codec),
-           use_disk)) {
+           use_disk,
+           encoded)) {
     std::optional<at::Tensor> lengths;
     if (group.lengths.defined()) {
       lengths = group.lengths;
@@ -243,7 +246,7 @@ std::vector<Group> fetch(
 int64_t store(
     ActivationStore& store,
     const at::Tensor& ids,
-    const std::vector<at::Tensor>& tensors,
+    const std::vector<autocache::RowsTensor>& tensors,
     uint32_t boundary,
     uint64_t fingerprint,
     const std::optional<at::Tensor>& input_hashes,
@@ -300,6 +303,26 @@ void bind_autocache(py::module_& m) {
       .def_readonly("wait_ns", &DiskFacts::wait_ns)
       .def_readonly("written_bytes", &DiskFacts::written_bytes)
       .def_readonly("write_ns", &DiskFacts::write_ns);
+  py::class_<EncodedTensor>(m, "EncodedTensor")
+      .def(
+          py::init([](const at::Tensor& bytes,
+                      const at::Tensor& offsets,
+                      const at::Tensor& codecs,
+                      const std::vector<int64_t>& sizes,
+                      at::ScalarType dtype) {
+            return EncodedTensor{bytes, offsets, codecs, sizes, dtype, {}};
+          }),
+          py::arg("bytes"),
+          py::arg("offsets"),
+          py::arg("codecs"),
+          py::arg("sizes"),
+          py::arg("dtype"))
+      .def_readonly("bytes", &EncodedTensor::bytes)
+      .def_readonly("offsets", &EncodedTensor::offsets)
+      .def_readonly("codecs", &EncodedTensor::codecs)
+      .def_readonly("sizes", &EncodedTensor::sizes)
+      .def_readonly("dtype", &EncodedTensor::dtype)
+      .def_readonly("fill", &EncodedTensor::fill);
   py::class_<FileCounts>(m, "FileCounts")
       .def_readonly("records", &FileCounts::records)
       .def_readonly("damaged", &FileCounts::damaged)
@@ -331,6 +354,7 @@ void bind_autocache(py::module_& m) {
           py::arg("length"),
           py::arg("codec"),
           py::arg("use_disk"),
+          py::arg("encoded"),
           NoGil())
       .def(
           "store",

@@ -1,3 +1,6 @@
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 class CacheCounts:
@@ -60,6 +63,28 @@ class FileCounts:
     @property
     def bytes(self) -> int: ...
 
+class EncodedTensor:
+    def __init__(
+        self,
+        bytes: Tensor,
+        offsets: Tensor,
+        codecs: Tensor,
+        sizes: Sequence[int],
+        dtype: torch.dtype,
+    ) -> None: ...
+    @property
+    def bytes(self) -> Tensor: ...
+    @property
+    def offsets(self) -> Tensor: ...
+    @property
+    def codecs(self) -> Tensor: ...
+    @property
+    def sizes(self) -> list[int]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def fill(self) -> float | None: ...
+
 class ActivationStore:
     @staticmethod
     def create(
@@ -81,11 +106,14 @@ class ActivationStore:
         length: int,
         codec: str,
         use_disk: bool,
-    ) -> list[tuple[int, Tensor, Tensor | None, list[Tensor], bool]]: ...
+        encoded: bool,
+    ) -> list[
+        tuple[int, Tensor, Tensor | None, list[Tensor | EncodedTensor], bool]
+    ]: ...
     def store(
         self,
         ids: Tensor,
-        tensors: list[Tensor],
+        tensors: Sequence[Tensor | EncodedTensor],
         boundary: int,
         fingerprint: int,
         input_hashes: Tensor | None,

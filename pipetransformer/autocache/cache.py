@@ -14,11 +14,17 @@ import torch
 from torch import Tensor
 
 from pipetransformer import _C
-from pipetransformer.autocache.codec import Codec
+from pipetransformer.autocache.codec import (
+    Codec,
+    encoded_where_it_is,
+    is_lossy,
+    on_device,
+)
 from pipetransformer.autocache.device_tier import DeviceTier, Version
 from pipetransformer.autocache.ragged import Ragged, RaggedRows, dims_of, flags, moved
 from pipetransformer.autocache.records import Records, joined
 from pipetransformer.autocache.sizes import bytes_on_disk
+from pipetransformer.core.devices import HOST
 
 _logger = logging.getLogger(__name__)
 
@@ -449,6 +455,7 @@ class ActivationCache:
         length: int | None = None,
         codec: Codec = "native",
         disk: bool = True,
+        device: torch.device = HOST,
     ) -> list[Records]:
         """Read the records of a batch.
 
@@ -464,6 +471,8 @@ class ActivationCache:
             codec: records of this codec, and native ones, are found; the others are
                 misses.
             disk: look for records on disk, too.
+            device: where they are brought. To another one than the host encoded
+                records travel as they are kept, and are decoded there.
 
         Returns:
             One entry per boundary and layout found, boundaries ascending. Rows in no
@@ -480,7 +489,9 @@ class ActivationCache:
             if rows is not None:
                 taken = ids[rows]
                 hashes = None if input_hashes is None else input_hashes[rows]
-            return self._read(taken, chain, hashes, ragged, length, codec, disk=disk)
+            return self._read(
+                taken, chain, hashes, ragged, length, codec, device, disk=disk
+            )
 
         if tier is None or input_hashes is None:
             return read()
@@ -509,6 +520,7 @@ class ActivationCache:
         ragged: Ragged | None,
         length: int | None,
         codec: Codec,
+        device: torch.device,
         *,
         disk: bool,
     ) -> list[Records]:
@@ -522,12 +534,14 @@ class ActivationCache:
             -1 if length is None else length,
             codec,
             disk,
+            device != HOST,
         )
         self._warn_once("corrupt", "records failed their checksum and are recomputed")
         self._warn_once("late", "records were not read from disk in time")
         self._warn_of_disk()
         found = []
-        for boundary, rows, lengths, tensors, lossy in groups:
+        for boundary, rows, lengths, kept, lossy in groups:
+            tensors = [on_device(each, lengths, device) for each in kept]
             if ragged is not None and lengths is not None:
                 try:
                     dims = dims_of(tensors, ragged.dim)
@@ -565,7 +579,8 @@ class ActivationCache:
             lengths: with `ragged`, how many positions of each row are valid,
                 ``(rows,)`` int64. Only these are stored.
             codec: how tensors of float32 (``"int8"``: of 16 bits, too) are encoded. A
-                row with a value that it cannot hold stays native.
+                row with a value that it cannot hold stays native. What is on a device
+                is encoded there.
             disk: write on disk what the memory has no room for.
 
         Returns:
@@ -577,14 +592,21 @@ class ActivationCache:
         """
         if boundary < 0:
             raise ValueError(f"boundary: expected a number >= 0, got {boundary}")
-        padded: list[bool] = []
+        padded = [False] * len(tensors)
         if ragged is not None:
             dims = dims_of(tensors, ragged.dim)
             tensors, padded = moved(tensors, dims), flags(dims)
             lengths = lengths if any(padded) else None
+        kept: Sequence[Tensor | _C.autocache.EncodedTensor] = tensors
+        if is_lossy(codec) and any(tensor.device != HOST for tensor in tensors):
+            kept = [
+                encoded_where_it_is(tensor, lengths if is_padded else None, codec)
+                for tensor, is_padded in zip(tensors, padded, strict=True)
+            ]
+            codec = "native"  # of what is left
         written = self._store.store(
             ids,
-            list(tensors),
+            kept,
             boundary,
             fingerprint,
             input_hashes,

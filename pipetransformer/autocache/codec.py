@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pipetransformer import _C
+from pipetransformer.autocache._ops import decode_rows, encode_rows
 from pipetransformer.autocache.ragged import Ragged, dims_of, flags, moved
 
 Codec = Literal["native", "bf16", "fp16", "int8"]
+
+_NUMBERS: dict[Codec, int] = {"bf16": 1, "fp16": 2, "int8": 3}  # of `_ops`
 
 # Of the bytes of float32. An int8 row of n tokens also has 1/128 for outliers and 1/n
 # for scales.
@@ -62,3 +67,67 @@ def round_trip(
         moved(tensors, dims), codec, padded, lengths if any(padded) else None
     )
     return moved(read, dims, back=True)
+
+
+def is_lossy(codec: str) -> bool:
+    """Tell whether it is the name of a codec that rounds."""
+    return codec in _NUMBERS
+
+
+def encoded_where_it_is(
+    tensor: Tensor, lengths: Tensor | None, codec: Codec
+) -> Tensor | _C.autocache.EncodedTensor:
+    """Encode rows on their device and bring them to the host.
+
+    Args:
+        tensor: ``(rows, ...)``, with `lengths` padded along dim 1.
+        lengths: how many positions of each row are valid, ``(rows,)`` int64; None: all.
+        codec: one that rounds.
+
+    Returns:
+        What a store takes: rows that cannot be encoded are native, and the tensor
+        itself if none can.
+    """
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    lengths = None if lengths is None else lengths.cpu()
+    encoded, offsets, kept = encode_rows(tensor, lengths, _NUMBERS[codec])
+    kept = kept.cpu()
+    if not kept.any():
+        return tensor
+    parts, absent = [encoded.cpu()], (~kept).nonzero().squeeze(1)
+    if len(absent):
+        native = tensor[absent.to(tensor.device)].cpu().contiguous()
+        rows = native.view(torch.uint8).reshape(len(absent), -1)
+        rows = functional.pad(rows, (0, -rows.shape[1] % 8))
+        offsets[absent] = len(parts[0]) + rows.shape[1] * torch.arange(len(absent))
+        parts.append(rows.flatten())
+    codecs = torch.where(kept, _NUMBERS[codec], 0).to(torch.uint8)
+    return _C.autocache.EncodedTensor(
+        torch.cat(parts), offsets, codecs, list(tensor.shape[1:]), tensor.dtype
+    )
+
+
+def on_device(
+    tensor: Tensor | _C.autocache.EncodedTensor,
+    lengths: Tensor | None,
+    device: torch.device,
+) -> Tensor:
+    """Bring rows of records to a device, and decode there what is encoded.
+
+    Args:
+        tensor: of a fetch; what is encoded has been checked there.
+        lengths: valid positions of each row, ``(rows,)`` int64; None: not ragged.
+        device: where to.
+    """
+    if isinstance(tensor, Tensor):
+        return tensor.to(device)
+    rows, _ = decode_rows(
+        tensor.bytes.to(device),
+        tensor.offsets,
+        tensor.codecs,
+        None if tensor.fill is None else lengths,
+        tensor.sizes,
+        tensor.dtype,
+        tensor.fill or 0.0,
+    )
+    return rows

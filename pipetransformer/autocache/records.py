@@ -15,8 +15,8 @@ class Records:
     Attributes:
         boundary: number of layers that the activations have passed.
         rows: positions in the batch, ``(n,)`` int64, ascending.
-        tensors: what crosses the boundary, each ``(n, ...)``, on the host; after
-            `ActivationCache.use_device` those at the boundary asked for on the device.
+        tensors: what crosses the boundary, each ``(n, ...)``, on the device asked for;
+            after `ActivationCache.use_device` those at the boundary on that one.
         lengths: valid positions of each row, ``(n,)`` int64; None: not ragged.
         lossy: some of them went through a codec that rounds.
     """

@@ -308,8 +308,8 @@ class FrozenPrefix:
                 length=self._length,
                 codec=codec,
                 disk=self.uses_disk,
+                device=self._devices[0],
             )
-            found = [records.to(self._devices[0]) for records in found]
         if self._debug:
             for records in found:
                 self._check(inputs(), records, ids, cache, position, codec, whole=whole)

@@ -19,9 +19,10 @@ LAUNCH = re.compile(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.parametrize(
-    ("sanitizer", "rounds"), [("address,undefined", 40), ("thread", 6)]
+    ("sanitizer", "rounds"), [("address,undefined", 20), ("thread", 4)]
 )
 def test_kernels_give_the_bits_of_the_host(tmp_path, sanitizer, rounds):
     source = (ROOT / "csrc/autocache/cuda/codec.cu").read_text()

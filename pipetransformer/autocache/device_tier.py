@@ -179,7 +179,7 @@ class DeviceTier:
         Args:
             ids: Of a batch's records, ``(rows,)`` int64.
             hashes: Of its inputs, ``(rows,)`` int64.
-            records: Of some rows of the batch, on the host.
+            records: Of some rows of the batch, wherever they are.
             ragged: How they are padded; None: they are not.
 
         Returns:

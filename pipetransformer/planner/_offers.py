@@ -173,7 +173,8 @@ class Pricing:
 
 
 def short(plan: Plan | Candidate) -> str:
-    """Return K, R, M, and the schedule where it is not GPipe."""
+    """Return K, R, M, and what is not usual: a schedule or place of frozen layers."""
     k, r, m = plan.shape
     schedule = "" if plan.schedule == "gpipe" else f" {plan.schedule}"
-    return f"K={k} R={r} M={m}{schedule}"
+    prefix = " prefix pipelined" if plan.prefix == "pipelined" else ""
+    return f"K={k} R={r} M={m}{schedule}{prefix}"

@@ -99,6 +99,11 @@ class SearchOptions:
             global_batch=plan.global_batch,
             checkpoint=plan.checkpoint,
             schedules=sorted({each.schedule for each in compared}),
+            prefix_placements=[
+                name
+                for name in cls.prefix_placements
+                if plan.prefix == "none" or name in {each.prefix for each in compared}
+            ],
             cache_tiers=sorted({each.cache for each in compared}),
             num_samples=plan.num_samples,
             copies=plan.copies,
@@ -141,14 +146,21 @@ class SearchOptions:
             )
         return ""
 
-    def like(self, plan: Plan) -> SearchOptions:
-        """Return these options narrowed to the shape and schedule of `plan`."""
+    def like(self, plan: Plan, boundary: int) -> SearchOptions:
+        """Return these options narrowed to how `plan` runs.
+
+        Args:
+            plan: keeps its shape and schedule, and where its frozen layers run.
+            boundary: frozen layers; if others than the plan's, these are placed anew.
+        """
+        stays = plan.boundary == boundary and plan.prefix in self.prefix_placements
         return dataclasses.replace(
             self,
             num_stages=plan.num_stages,
             max_replicas=plan.num_replicas,
             num_microbatches=plan.num_microbatches,
             schedules=(plan.schedule,),
+            prefix_placements=(plan.prefix,) if stays else self.prefix_placements,
         )
 
     def exactly(self, candidate: Candidate) -> SearchOptions:

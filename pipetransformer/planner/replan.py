@@ -101,7 +101,7 @@ def _plan_in_force(
     """Return the plan in force at `boundary`, or why it cannot go on there."""
     cuts = asked.cuts or _C.planner.clipped_cuts(list(current.cuts), boundary)
     try:
-        plan = find(dataclasses.replace(asked.like(current), cuts=cuts))
+        plan = find(dataclasses.replace(asked.like(current, boundary), cuts=cuts))
     except InfeasiblePlan as error:
         missing = str(error).partition("; ")[2] or str(error)
         return None, f"{short(current)} cannot go on: {missing}"

@@ -81,7 +81,8 @@ class RunPlan:
             f"{a}-{b - 1}" if b - a > 1 else f"{a}"
             for a, b in zip(self.cuts, self.cuts[1:], strict=False)
         )
+        prefix = " prefix pipelined" if self.prefix == "pipelined" else ""
         return (
             f"K={self.num_stages} R={self.num_replicas} M={self.num_microbatches} "
-            f"layers {stages}"
+            f"layers {stages}{prefix}"
         )

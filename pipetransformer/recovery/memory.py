@@ -1,7 +1,8 @@
-"""A device that runs out of memory: the run goes on under a plan that takes less.
+"""A device that runs out of memory: the run goes on, with less on the device.
 
-The rank fails the generation, which nobody leaves: every rank comes to the roll call,
-learns the lower limit, and the plan is made again. So the call is repeated under it.
+The rank gives up its copies of cached records, if there are any; else plans have to
+take less. It fails the generation, which nobody leaves: every rank comes to the roll
+call, learns the lower limit, and the plan is made again. So the call is repeated.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from pipetransformer.autodp import PeerFailure
 from pipetransformer.core.devices import empty_caches
+from pipetransformer.planner import Cluster, Plan
 from pipetransformer.recovery.decision import RankReport
 from pipetransformer.run.context import Run
 
@@ -35,10 +37,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def give_way(run: Run, error: BaseException) -> bool:
-    """Have every rank make a plan that takes less, if the error is for want of memory.
+    """Have every rank plan again, for less memory, if the error is for want of it.
 
     Args:
-        run: The run; `Run.memory_limit` is lowered on this rank.
+        run: The run; on this rank it has no copies of records any more, or, without
+            any, `Run.memory_limit` is lowered.
         error: What a call that ranks meet in has raised here.
 
     Returns:
@@ -52,6 +55,24 @@ def give_way(run: Run, error: BaseException) -> bool:
     cluster, plan = run.inputs.cluster, run.in_force.plan
     if cluster is None:
         return False
+    if copied := run.copied_bytes:
+        run.keeps_copies = False
+        _LOG.warning(
+            "rank %d ran out of memory, and gives up %.1f MB of copies of cached "
+            "records on its device (%s)",
+            run.info.rank,
+            copied / 1e6,
+            _first_sentence(error),
+        )
+    else:
+        _lower_limit(run, plan, cluster, error)
+    plane.fail(_PHASE, f"of rank {run.info.rank}", rank=-1)
+    return True
+
+
+def _lower_limit(
+    run: Run, plan: Plan | None, cluster: Cluster, error: BaseException
+) -> None:
     taken = max(plan.bytes_per_stage, default=0) if plan is not None else 0
     bytes_before = min(
         taken or cluster.device_memory_bytes, cluster.device_memory_bytes
@@ -63,10 +84,12 @@ def give_way(run: Run, error: BaseException) -> bool:
         run.info.rank,
         bytes_before / 1e6,
         run.memory_limit / 1e6,
-        str(error).partition(". ")[0],
+        _first_sentence(error),
     )
-    plane.fail(_PHASE, f"of rank {run.info.rank}", rank=-1)
-    return True
+
+
+def _first_sentence(error: BaseException) -> str:
+    return str(error).partition(". ")[0]
 
 
 @contextlib.contextmanager
@@ -83,11 +106,12 @@ def agree_on_limit(run: Run, reports: Mapping[int, RankReport]) -> None:
     """Take over the lowest limit that a rank knows; equal on every survivor."""
     limits = [r.memory_limit for r in reports.values() if r.memory_limit is not None]
     cluster = run.inputs.cluster
+    if not run.slots.on_host:
+        gc.collect()  # frames of the call that failed hold what it had computed
+        empty_caches(run.slots.devices)
     if not limits or cluster is None:
         return
     run.memory_limit = min(limits)
-    gc.collect()  # frames of the call that failed hold what it had computed
-    empty_caches(run.slots.devices)
     if run.memory_limit < cluster.device_memory_bytes:
         run.inputs.cluster = dataclasses.replace(
             cluster, device_memory_bytes=run.memory_limit

@@ -484,7 +484,9 @@ class FrozenPrefix:
     def _cause(self, inputs: Any, row: int, position: DrawPosition) -> str:
         """Say why a row computed again differs from its record, as far as it shows."""
         self._wake()
-        self._place([self._devices[0]] * self.boundary)  # the run ends
+        # The run ends. No device may have room for chunks of all.
+        place = HOST if self._passed_on else self._devices[0]
+        self._place([place] * self.boundary)
         now = fingerprint_chain(self._layers, self.boundary, context=self._context())
         for layer, (old, new) in enumerate(zip(self._chain(), now, strict=True), -1):
             if old != new:
@@ -494,7 +496,7 @@ class FrozenPrefix:
             step = position.step + number
             return self._scope(dataclasses.replace(position, step=step))
 
-        layers, here = self._layers, self._here(inputs)
+        layers, here = self._layers, to_device(inputs, place)
         found = faulty_layer(layers, here, row, scope=scope, differ=_difference)
         return found or (
             "no layer gives other values when it runs again or alone: its code has "
@@ -600,7 +602,8 @@ class FrozenPrefix:
             )
             if self._passed_on:
                 with draws:
-                    return self._here(run_in_place(self._layers[start:end], piece))
+                    there = to_device(piece, self._places[start])
+                    return self._here(run_in_place(self._layers[start:end], there))
             worker = number if whole else number - first
             device = self._devices[worker % len(self._devices)]
             layers = self._on[device][start:end]

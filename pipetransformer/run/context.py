@@ -39,6 +39,8 @@ from pipetransformer.run.slots import slots_of
 from pipetransformer.state.state import TrainingState, load_optimizer_state
 from pipetransformer.state.step_buffers import StepBuffers
 
+_COPIES_PART = 0.9  # of the memory that a plan is predicted to leave free
+
 
 class Run:
     """The parts of a run that every plan uses.
@@ -99,6 +101,7 @@ class Run:
         self.began_at = 0, 0  # steps and freeze decision of the first plan
         self.loss_checked = not self.config.check_loss
         self.memory_limit: int | None = None  # of a slot, since a device ran out of it
+        self.keeps_copies = True  # of records on its device, which has memory for them
         self.forecast: Forecast | None = None  # of the lead, with callbacks
         self.last_loss = 0.0  # of the last forward of this replica
         self.step_buffers = StepBuffers(arguments.model, lambda: self.state.step)
@@ -165,12 +168,23 @@ class Run:
         return self.placement.frozen(plan, self.inputs.profile)
 
     def bytes_for_copies(self, plan: Plan) -> int:
-        """Return how much of it there is beside what a plan takes there."""
+        """Return how much of it copies may take beside what a plan takes there.
+
+        That is predicted, so a part of what it leaves stays free.
+        """
+        if not self.keeps_copies:
+            return 0
         wanted, cluster = self.device_cache_bytes, self.inputs.cluster
         if not plan.bytes_per_stage or cluster is None:
             return wanted
         left = cluster.device_memory_bytes - plan.bytes_per_stage[0]
-        return max(0, min(wanted, left))
+        return max(0, min(wanted, int(left * _COPIES_PART)))
+
+    @property
+    def copied_bytes(self) -> int:
+        """Memory that copies of cached records take on this process's device."""
+        cache = self.caches.training()
+        return 0 if cache is None else cache.device_bytes
 
     @property
     def threads_per_stage(self) -> int:

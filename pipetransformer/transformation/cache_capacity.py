@@ -81,12 +81,15 @@ def admission(run: Run, boundary: int, room: Room) -> Admission | None:
     of_node = -(-workload.num_samples // run.info.num_nodes)
 
     near, on_node = inputs.rates.device, disk_sharers(inputs, shape[1])
+    device_bytes = run.device_cache_bytes
+    if held.plan is not None and held.plan.boundary == boundary:
+        device_bytes = min(device_bytes, run.bytes_for_copies(held.plan))
 
     def prospect(at: int) -> Prospect:
         wide = max(1, profile.layers[at - 1].boundary_bytes_per_sample)
         copied = 0
         if near is not None:
-            copied = min(of_node, on_node * run.device_cache_bytes // wide)
+            copied = min(of_node, on_node * device_bytes // (wide * views))
         return Prospect(
             boundary=at,
             prefix_ns=layers_ns(0, at),

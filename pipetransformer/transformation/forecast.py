@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from pipetransformer.autofreeze import boundary_of, movable_boundary
+import copy
+import logging
+
+from pipetransformer.autofreeze import Policy, Progress, boundary_of
 from pipetransformer.planner import InfeasiblePlan, Plan
 from pipetransformer.report import EpochRecord
 from pipetransformer.run.context import Run
 from pipetransformer.run.forecast import Forecast
 from pipetransformer.transformation.cache_capacity import admission, cache_room
+from pipetransformer.transformation.freeze_decision import allowed_units
 from pipetransformer.transformation.plan_search import first_plan, progress_of
+
+_LOG = logging.getLogger(__name__)
 
 
 def foresee(run: Run, plan: Plan, record: EpochRecord) -> Forecast | None:
@@ -49,17 +55,25 @@ def _boundaries(run: Run, plan: Plan, epoch: int, coming: int) -> list[int]:
     if run.config.freeze_every is None:
         decided = min(coming, max(0, state.decided_epoch - epoch))
         done = progress_of(run, state.decided_epoch)
-        units = run.policy.foresee(done, coming - decided)
+        units = _units_foreseen(run.policy, done, coming - decided)
     if units is None:
         return [plan.boundary] * coming
     units = [state.wanted_units] * decided + units
     return [
-        boundary_of(
-            arguments.unit_ends,
-            movable_boundary(arguments.model, arguments.unit_ends, each)[0],
-        )
-        for each in units
+        boundary_of(arguments.unit_ends, allowed_units(run, each)[0]) for each in units
     ]
+
+
+def _units_foreseen(
+    policy: Policy, progress: Progress, points: int
+) -> list[int] | None:
+    """Ask a copy of the policy: other ranks do not ask, and must decide the same."""
+    try:
+        asked = copy.deepcopy(policy)
+    except Exception as error:  # whatever a user's policy holds
+        _LOG.info("%s: not foreseen, as it cannot be copied: %s", policy, error)
+        return None
+    return asked.foresee(progress, points)
 
 
 def _step_ns(run: Run, boundary: int, otherwise: int) -> int:

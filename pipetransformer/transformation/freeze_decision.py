@@ -185,14 +185,7 @@ def decide(run: Run) -> FreezeDecision:
     """Return the decision in force within the structure rules."""
     take_decision(run)
     state, arguments = run.state, run.arguments
-    units, held = movable_boundary(
-        arguments.model, arguments.unit_ends, state.wanted_units
-    )
-    while units > 0 and not _trainable_from(
-        run, boundary_of(arguments.unit_ends, units)
-    ):
-        units -= 1
-        held = "behind it nothing would be left to train"
+    units, held = allowed_units(run, state.wanted_units)
     boundary = boundary_of(arguments.unit_ends, units)
     if held is None and 0 < units == run.policy.starting_units:
         held = f"nothing trains before layer {boundary}"
@@ -206,6 +199,16 @@ def decide(run: Run) -> FreezeDecision:
     told = [text for text in (log[-1]["why"] if log else "", held) if text]
     reason += f" ({'; '.join(told)})" if told else ""
     return FreezeDecision(units, boundary, reason)
+
+
+def allowed_units(run: Run, wanted: int) -> tuple[int, str | None]:
+    """Return how many units may be frozen of those wanted, and what holds the rest."""
+    model, ends = run.arguments.model, run.arguments.unit_ends
+    units, held = movable_boundary(model, ends, wanted)
+    while units > 0 and not _trainable_from(run, boundary_of(ends, units)):
+        units -= 1
+        held = "behind it nothing would be left to train"
+    return units, held
 
 
 def _trainable_from(run: Run, boundary: int) -> bool:

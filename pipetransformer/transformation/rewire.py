@@ -130,7 +130,7 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
             disk_admitted=lambda: run.in_force.uses_disk,
             place=run.placement.place_frozen,
             device_bytes=run.bytes_for_copies(plan),
-            sharers=_replicas_on_node(run),
+            sharers=plan.num_replicas,
         )
         if run.inputs.workload is not None and prefix.uses_cache:
             run.caches.obtain(
@@ -174,11 +174,6 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         active_model=model,
         last_gradient=LastGradient(layers[plan.boundary :] if group.size > 1 else ()),
     )
-
-
-def _replicas_on_node(run: Run) -> int:
-    layout = run.in_force.layout
-    return 1 if layout is None else layout.node_share(run.info.rank)[0]
 
 
 def _gate(run: Run, layers: list[nn.Module], boundary: int) -> CodecGate:

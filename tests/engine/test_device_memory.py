@@ -131,3 +131,40 @@ def test_without_recovery_the_devices_error_ends_the_run(libraries):
         outcomes = ranks.outcomes(range(4))
     assert not any(ok for ok, _ in outcomes.values())
     assert any("OutOfMemoryError" in text for _, text in outcomes.values())
+
+
+def train_with_copies(_rank, libraries, shrinks):
+    """Train; if `shrinks`, there is memory for the step alone once there are copies."""
+    fake = pretend(libraries)
+    settings = config(
+        devices=NODE[:1],
+        plan=pt.PlanConfig(num_stages=1, num_microbatches=2),
+        cache=pt.CacheConfig(device_bytes=10**6),
+    )
+    engine = make_engine(freeze=schedule(4), dtype=torch.float64, config=settings)
+    losses, copied = [], []
+    with engine:
+        for epoch in engine.epochs(5):
+            for batch in engine.batches(ToySet(960, dtype=torch.float64), BATCH):
+                if shrinks and (epoch, batch.index) == (3, 0):
+                    taken = run_of(engine).copied_bytes
+                    fake.limit(0, max(fake.memory(0)) - taken // 2)
+                losses.append(float(engine.step(batch)))
+            copied.append(run_of(engine).copied_bytes)
+        limit = run_of(engine).memory_limit
+        recovered = [each.lost for each in engine.history.recoveries]
+    hits = [each["hits"] for each in engine.history.cache]
+    fake.synchronize()
+    return losses, copied, hits, limit, recovered, fake.violations()
+
+
+def test_copies_of_records_go_before_any_plan_takes_less(libraries):
+    ((plain, kept, _, _, none, _),) = run_ranks(train_with_copies, 1, libraries, False)
+    ((losses, copied, hits, limit, recovered, found),) = run_ranks(
+        train_with_copies, 1, libraries, True
+    )
+    assert none == [] and kept[3] == kept[2] == copied[2] > 0
+    assert recovered == [[]] and limit is None
+    assert copied[3:] == [0, 0] and hits[1:] == [960] * 4
+    assert losses == pytest.approx(plain, rel=1e-9)
+    assert found == []

@@ -1,6 +1,7 @@
 """What is left of a run, as its plan will change."""
 
 import dataclasses
+import threading
 
 import pytest
 
@@ -73,6 +74,26 @@ def test_what_is_not_known_beforehand_is_taken_to_stay(changes):
     policy = schedule(0, 0, 4, 4) if changes else Unknown()
     left = trained(policy, 4, **changes)
     assert left.seconds[4] == pytest.approx(left.passes[0].seconds * 11 / 4)
+
+
+class Counting(pt.freeze.Policy):
+    """Remembers more than its state tells, and can be copied or not."""
+
+    def __init__(self, **held):
+        super().__init__()
+        self.asked, self.held = [], held
+
+    def _choose(self, progress, stats):
+        self.asked.append(progress.epoch)
+        return 2 if len(self.asked) > 2 else 0
+
+
+@pytest.mark.parametrize("held", [{}, {"lock": threading.Lock()}], ids=["", "a lock"])
+def test_a_forecast_leaves_the_policy_as_it_was(held):
+    policy = Counting(**held)
+    left = trained(policy, 3)
+    assert policy.asked == [0, 1, 2, 3]
+    assert left.seconds[4] is not None
 
 
 def test_a_boundary_that_fits_nowhere_counts_as_the_plan_in_force():

@@ -70,7 +70,7 @@ def test_every_field_of_a_plan_either_runs_or_predicts():
     assert names == {*RUN, *PREDICTED, *RECORD}
     assert {entry.name for entry in dataclasses.fields(RunPlan)} == set(RUN)
     read = {name for name in names if f"plan.{name}" in inspect.getsource(rewire)}
-    assert read == set(RUN) - {"num_replicas"}
+    assert read == set(RUN)
 
 
 @pytest.mark.parametrize("name", RUN)

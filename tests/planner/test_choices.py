@@ -4,9 +4,18 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pipetransformer.planner import CacheTiers, InfeasiblePlan, search
-from tests.planner.instances import cluster, equal_profile, layer, profile
+from pipetransformer.planner import CacheTiers, InfeasiblePlan, prefix_cuts, search
+from tests.planner.instances import (
+    all_cuts,
+    cluster,
+    equal_profile,
+    layer,
+    profile,
+    stage_sums,
+)
 
 
 def find(model, machines, **options):
@@ -244,6 +253,36 @@ def test_both_placements_of_the_prefix_are_compared():
     both = find(profile(layers), machines, **options)
     assert (both.cuts, both.prefix) == ((2, 3, 5), "pipelined")
     assert both.simulated_step_ns < replicated.simulated_step_ns
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    times=st.lists(st.integers(1, 1000), min_size=2, max_size=7),
+    num_devices=st.integers(1, 4),
+    data=st.data(),
+)
+def test_chunks_of_a_prefix_are_the_fastest_that_keep_tied_layers_together(
+    times, num_devices, data
+):
+    frozen = len(times)
+    pairs = st.tuples(st.integers(0, frozen - 2), st.integers(1, frozen - 1))
+    tied = [p for p in data.draw(st.lists(pairs, max_size=2)) if p[0] < p[1]]
+    layers = [layer(i, times=(t,) * 3) for i, t in enumerate([*times, *[1] * 4])]
+    model = profile(layers, tied_layers=tuple(sorted(set(tied))))
+    plan = search(
+        model,
+        cluster(num_devices),
+        global_batch=8,
+        boundary=frozen,
+        num_stages=num_devices,
+        num_microbatches=8,
+        prefix_placements=("pipelined",),
+    )
+    allowed = [all(not a < j <= b for a, b in tied) for j in range(frozen + 1)]
+    chunks = min(num_devices, 1 + sum(allowed[1:-1]))
+    every = all_cuts(frozen, chunks, allowed)
+    best = min((max(stage_sums(times, cuts)), cuts) for cuts in every)
+    assert prefix_cuts(model, plan) == best[1]
 
 
 def test_a_device_cache_takes_the_devices_memory():

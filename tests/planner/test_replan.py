@@ -109,6 +109,25 @@ def test_cuts_move_where_the_shape_stays():
     )
 
 
+def test_another_place_for_the_same_frozen_layers_has_its_price():
+    options = dict(num_stages=2, num_microbatches=2, schedules=("gpipe",), left=10**6)
+    asked = dict(global_batch=32, cache_tiers=("none",), **options)
+    del asked["left"]
+    pipelined = search(
+        MODEL, SLOTS, boundary=6, prefix_placements=("pipelined",), **asked
+    )
+    options["cache_tiers"] = ("none",)
+    plan = again(6, current=pipelined, **options)
+    assert (plan.prefix, plan.cuts) == ("replicated", pipelined.cuts)
+    assert plan.transition.kind == "cuts" and plan.transition.pause_ns > 0
+    assert plan.transition.offered == "K=2 R=2 M=2"
+    stays = again(6, current=pipelined, **{**options, "left": 0})
+    assert stays.prefix == "pipelined" and not stays.transition.accepted
+    assert "K=2 R=2 M=2 prefix pipelined stays" in stays.transition.rule
+    moved = again(7, current=pipelined, **{**options, "left": 0})
+    assert moved.prefix == "replicated"  # these are placed anew in any case
+
+
 def test_terms_may_be_one_value_or_one_by_one():
     options = SearchOptions(**CACHED)
     terms = ChangeTerms(remaining_steps=34, reshape="never")

@@ -171,11 +171,12 @@ Cuts prefix_cuts(
     int64_t boundary,
     int64_t samples,
     int64_t num_devices) {
-  const Rules anywhere{
-      std::vector<char>(static_cast<std::size_t>(boundary) + 1, 1), {}, {}};
+  const Rules rules{allowed_cuts(profile, 0, boundary), {}, {}};
+  const auto& allowed = rules.cut_allowed;
+  const int64_t most =
+      1 + std::count(allowed.begin() + 1, allowed.end() - 1, 1);
   const SpanCost cost(frozen_times(profile, boundary, samples));
-  const int64_t chunks = std::min(num_devices, boundary);
-  return min_max(cost, anywhere, chunks).value().cuts;
+  return min_max(cost, rules, std::min(num_devices, most)).value().cuts;
 }
 
 bool has_tier(const Cluster& cluster, CacheTier tier) {

@@ -28,8 +28,9 @@ struct PrefixCosts {
 bool has_tier(const Cluster& cluster, CacheTier tier);
 
 // Cuts of the frozen layers, at least one, into chunks: one for each device, or
-// for each layer where there are fewer, so that the slowest is as fast as
-// possible with so many samples.
+// as many as can be made where these are fewer, since layers that share a
+// parameter stay together; so that the slowest is as fast as possible with so
+// many samples. Expects that the boundary separates no such layers.
 Cuts prefix_cuts(
     const Profile& profile,
     int64_t boundary,

@@ -1,5 +1,6 @@
 #include "planner/input/layer_profile.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -203,6 +204,18 @@ void check(
   check_sums(times, bytes, global_batch);
   check_pairs(profile.tied_layers, profile.num_layers(), "tied_layers");
   check_pairs(profile.skips, profile.num_layers(), "skips");
+}
+
+std::vector<char>
+allowed_cuts(const Profile& profile, int64_t begin, int64_t end) {
+  std::vector<char> allowed(static_cast<std::size_t>(end - begin) + 1, 1);
+  for (const auto& [first, second] : profile.tied_layers) {
+    const int64_t last = std::min(second, end);
+    for (int64_t cut = std::max(first + 1, begin); cut <= last; ++cut) {
+      allowed[static_cast<std::size_t>(cut - begin)] = 0;
+    }
+  }
+  return allowed;
 }
 
 }  // namespace pipetransformer::planner

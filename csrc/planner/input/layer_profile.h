@@ -92,4 +92,9 @@ void check(
     const Cluster& cluster,
     int64_t global_batch);
 
+// Whether a cut before layer `begin` + i separates no layers that share a
+// parameter, for i of 0 .. end - begin.
+std::vector<char>
+allowed_cuts(const Profile& profile, int64_t begin, int64_t end);
+
 }  // namespace pipetransformer::planner

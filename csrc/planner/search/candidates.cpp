@@ -210,7 +210,7 @@ Rules rules_of(
     int64_t boundary) {
   const StageMemory& memory = model.memory();
   return Rules{
-      allowed_cuts(profile, boundary),
+      allowed_cuts(profile, boundary, profile.num_layers()),
       {},
       {{{memory.base, memory.per_microbatch, memory.counts},
         cluster.device_memory_bytes - memory.fixed}}};

@@ -172,16 +172,4 @@ void check(
   }
 }
 
-std::vector<char> allowed_cuts(const Profile& profile, int64_t boundary) {
-  const int64_t num_active = profile.num_layers() - boundary;
-  std::vector<char> allowed(static_cast<std::size_t>(num_active) + 1, 1);
-  for (const auto& [first, second] : profile.tied_layers) {
-    for (int64_t cut = std::max<int64_t>(first + 1, boundary); cut <= second;
-         ++cut) {
-      allowed[static_cast<std::size_t>(cut - boundary)] = 0;
-    }
-  }
-  return allowed;
-}
-
 }  // namespace pipetransformer::planner

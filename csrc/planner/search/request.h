@@ -39,8 +39,4 @@ void check(
     const Profile& profile,
     const Cluster& cluster);
 
-// Cuts that separate no layers sharing a parameter; n + 1 entries counted from
-// the boundary.
-std::vector<char> allowed_cuts(const Profile& profile, int64_t boundary);
-
 }  // namespace pipetransformer::planner

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import pathlib
-import re
 
 import pytest
 
@@ -20,6 +18,7 @@ from pipetransformer.autofreeze import (
     replay,
     told,
 )
+from tests.support.documents import ROOT, blocks
 
 NORMS = [(5.0, 4.0, 3.0, 2.0, 1.0, 9.0), (0.0, 4.0, 3.0, 2.0, 7.0, 9.0)]
 FACTORIES = {
@@ -307,9 +306,9 @@ def test_policy_repr_shows_every_setting():
 
 
 def test_policy_of_the_documentation_works_and_replays():
-    page = pathlib.Path(__file__).parents[2] / "docs" / "adding-a-policy.md"
+    (block,) = blocks(ROOT / "docs" / "adding-a-policy.md", "python")
     names = {}
-    exec(re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[1], names)
+    exec(block.code, names)
     policy = names["AfterWarmUp"](7)
     policy.bind(6)
     decisions = run(policy)

@@ -1,7 +1,6 @@
-"""docs/explain.md: its commands parse, and it names what the commands print."""
+"""docs/explain.md names the options of its commands and what these print."""
 
 import re
-import shlex
 
 import pytest
 
@@ -16,19 +15,9 @@ def text(request):
     return (request.config.rootpath / "docs" / "explain.md").read_text()
 
 
-def test_commands_parse(text):
-    seen = set()
-    for line in text.replace("\\\n", " ").splitlines():
-        if line.startswith("$ pipetransformer "):
-            words = shlex.split(line)[2:]
-            assert make_parser().parse_args(words).run
-            seen.add(words[0])
-    assert seen == {"plan", "simulate"}
-
-
 @pytest.mark.parametrize("command", ["plan", "simulate", "explain"])
 def test_usage_lines_name_every_option(text, command):
-    usage = re.search(rf"```\npipetransformer {command} (.*?)```", text, re.S)[1]
+    usage = re.search(rf"```text\npipetransformer {command} (.*?)```", text, re.S)[1]
     parsers = make_parser()._subparsers._group_actions[0].choices
     for action in parsers[command]._actions:
         for option in action.option_strings:

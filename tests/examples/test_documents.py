@@ -1,25 +1,21 @@
 """Programs that stand in documents run as they stand there."""
 
 import os
-import pathlib
-import re
 import subprocess
 import sys
 
 import pytest
 
+from tests.support.documents import ROOT, blocks
 from tests.support.pretrained import model_folder, need
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def run_blocks(name, folder, replace=lambda text: text):
     """Run the Python of a document as one program; return what it printed."""
-    text = (ROOT / "docs" / f"{name}.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert blocks
+    programs = [b.code for b in blocks(ROOT / "docs" / f"{name}.md", "python")]
+    assert programs
     script = folder / "script.py"
-    script.write_text(replace("\n".join(blocks)))
+    script.write_text(replace("\n".join(programs)))
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [sys.executable, str(script)],

@@ -1,16 +1,16 @@
-import pathlib
 import re
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.support.documents import ROOT, blocks
+
 MOST_LINES = 160
 
 
-def blocks():
+def programs():
     """The README's Python: the quickstart, the same in plain DDP, the pipeline."""
-    text = (ROOT / "README.md").read_text()
-    return re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
+    quickstart, plain, pipe = blocks(ROOT / "README.md", "python")
+    return quickstart.code, plain.code, pipe.code
 
 
 def run(path, **env):
@@ -24,7 +24,7 @@ def test_readme_is_short():
 
 
 def test_plain_ddp_beside_the_quickstart_trains_the_same_model(tmp_path):
-    quickstart, plain, _ = blocks()
+    quickstart, plain, _ = programs()
     shared = quickstart.partition("engine = ")[0]
     asks = "x, y = train_set[:]\nprint(nn.functional.cross_entropy({}(x), y).item())\n"
     script = tmp_path / "plain.py"
@@ -39,7 +39,9 @@ def test_plain_ddp_beside_the_quickstart_trains_the_same_model(tmp_path):
 def test_pipeline_of_the_readme_has_the_gradients_of_the_plain_model(tmp_path):
     script = tmp_path / "pipe.py"
     script.write_text(
-        "import torch\ntorch.manual_seed(0)\n" + blocks()[2] + "torch.manual_seed(0)\n"
+        "import torch\ntorch.manual_seed(0)\n"
+        + programs()[2]
+        + "torch.manual_seed(0)\n"
         "plain = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 2))\n"
         "plain(torch.randn(64, 16)).square().mean().backward()\n"
         "ours, theirs = pipe.parameters(), plain.parameters()\n"

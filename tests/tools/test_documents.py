@@ -1,19 +1,13 @@
 """The documents lead where they say: links, files, names; lines fit a terminal."""
 
 import ast
-import pathlib
 import re
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "benchmarks" / "METRICS.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
-IDS = [page.relative_to(ROOT).as_posix() for page in PAGES]
+from tests.support.documents import PAGES, ROOT, name_of
+
+IDS = [name_of(page) for page in PAGES]
 WIDTH = 120
 LINK = re.compile(r"(?<!`)\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]+)\)")
 WORK = re.compile(r"`([\w/]+\.(?:py|cpp|h))`(?:,? `([\w.:]+)`)")

@@ -10,16 +10,21 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -na
 ifdef PYTHON
   PY := $(PYTHON)
   ENVIRONMENT :=
+  DOCS_PY := $(PYTHON)
+  DOCS_ENVIRONMENT :=
   export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 else
   PY := $(VENV)/bin/python
   ENVIRONMENT := $(VENV)/.installed
+  # The site needs neither torch nor the extension: an environment of its own.
+  DOCS_PY := build/docs-venv/bin/python
+  DOCS_ENVIRONMENT := build/docs-venv/.installed
 endif
 TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node=4
 # The cores are shared with other programs: one intra-op thread per process.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo examples test sanitize lint build bench seeds models hosts clean
+.PHONY: demo examples test sanitize lint docs build bench seeds models hosts clean
 
 demo: build
 	$(TORCHRUN) examples/finetune_vit.py --epochs $(EPOCHS) --seed $(SEED)
@@ -77,6 +82,17 @@ lint: build
 	"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/clang-format" \
 	  --dry-run -Werror $(SOURCES)
 
+# The documents and the docstrings as a site; a warning is an error. The variable
+# silences what the theme prints about its successor.
+docs: $(DOCS_ENVIRONMENT)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_PY) -m mkdocs build --strict
+	@echo build/site/index.html
+
+build/docs-venv/.installed: requirements/docs.txt
+	python3 -m venv build/docs-venv
+	$(DOCS_PY) -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt
+	touch $@
+
 build: build/.built
 
 build/.built: setup.py $(SOURCES) $(ENVIRONMENT)
@@ -86,7 +102,7 @@ build/.built: setup.py $(SOURCES) $(ENVIRONMENT)
 	  { grep -E "error|Error" build/build.log | head -n 30; tail -n 5 build/build.log; exit 1; }
 	@touch $@
 
-$(VENV)/.installed: $(wildcard requirements/*.txt)
+$(VENV)/.installed: $(filter-out %/docs.txt,$(wildcard requirements/*.txt))
 	@python3 -c 'import sys; v = sys.version_info; \
 	  sys.exit(0 if v >= (3, 10) else f"python3: expected >= 3.10, got {v.major}.{v.minor}")'
 	python3 -m venv $(VENV)

@@ -9,6 +9,8 @@ from torch import Tensor
 from pipetransformer import _C
 
 NoChunk = _C.pipe.NoChunk
+"""``NoChunk(tensor)``, anywhere in the arguments of a pipeline: a tensor that every
+micro-batch gets whole. Its gradients add up; `tensor` gives it back."""
 
 
 def unwrap_whole(value: object, *, depth: int = -1) -> object:

@@ -18,11 +18,11 @@ def normal(name):
 
 
 def wanted():
-    """The requirements of the tests, examples and checks."""
+    """The requirements of the tests, examples and checks; the site has its own."""
     lines = [
         line
         for path in sorted(FOLDER.glob("*.txt"))
-        if path.name != "constraints.txt"
+        if path.name not in ("constraints.txt", "docs.txt")
         for line in path.read_text().splitlines()
     ]
     return [requirements.Requirement(line) for line in lines]

@@ -50,6 +50,21 @@ def test_lines_fit(page):
     assert long == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_lists_are_lists_for_every_reader(page):
+    """GitHub's Markdown and the site's: they differ where a list begins."""
+    before = ""
+    for line in prose(page.read_text()).splitlines():
+        item = re.match(r"( *)(?:\*|\d+\.) ", line)
+        if item:
+            assert len(item[1]) in (0, 4), line
+            goes_on = re.match(r" |\* |\d+\. |#", before)
+            assert not before or goes_on, line
+        assert not re.match(r" *(?:[-+]|\d+\)) ", line), line
+        assert item or not re.match("    ", line) or before, line  # code without a kind
+        before = line
+
+
 def test_every_page_is_on_the_map():
     map_page = ROOT / "docs" / "index.md"
     found = {

@@ -161,6 +161,13 @@ _ALL = (
                 ),
             ),
             (
+                "freezing_held_out",
+                (
+                    *("--tasks", "sst2 1024", "--seeds", "6", "--policies"),
+                    *("cap 1/3", "guarded, held-out loss"),
+                ),
+            ),
+            (
                 "freezing_seeds",
                 ("--policies", "cap 1/3", "guarded", "--seeds", "16"),
             ),

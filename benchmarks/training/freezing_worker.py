@@ -25,6 +25,7 @@ import pipetransformer as pt
 import vit_digits
 from training.work import TRAINING, LayerCounter, work_of
 
+WATCHING = "guarded, held-out loss"
 POLICIES: dict[str, Callable[[], pt.freeze.Policy]] = {
     "unfrozen": pt.freeze.Never,
     "cap 1/5": lambda: pt.freeze.AlphaCap(1 / 5, gradient_term=False),
@@ -34,6 +35,7 @@ POLICIES: dict[str, Callable[[], pt.freeze.Policy]] = {
     "autofreeze": lambda: pt.freeze.AutoFreeze(),
     "plasticity": lambda: pt.freeze.Plasticity(),
     "guarded": lambda: pt.freeze.Guarded(),
+    WATCHING: lambda: pt.freeze.Guarded(monitor=("loss", "min"), patience=1),
 }
 HEAD_LR, BLOCK_LR, WEIGHT_DECAY = 5e-3, 2e-4, 0.05
 
@@ -54,6 +56,7 @@ class Task:
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     loss: Any = "model"
     units: list[int] | None = None
+    held_out: Any = None  # a set that is neither trained on nor scored
 
 
 class OtherLabels(vit_digits.Digits):  # type: ignore[misc]
@@ -137,6 +140,10 @@ def text(kind: str, args: argparse.Namespace) -> Task:
         source.model = AutoModelForSequenceClassification.from_config(config)
         rate = 3e-4
     adapted = from_transformers(source.model)
+    held_out = None
+    if name == "sst2":
+        rows = text_worker.sst2.read("dev", args.data / "sst2")
+        held_out = text_worker.sst2.Sentences(source.collate.tokenizer, rows)
 
     def score(engine: pt.PipeTransformer) -> float:
         logits = engine.predict(source.test, collate_fn=source.collate, name="test")
@@ -152,11 +159,13 @@ def text(kind: str, args: argparse.Namespace) -> Task:
         optimizer=lambda params: torch.optim.AdamW(params, lr=rate),
         score=score,
         collate=source.collate,
+        held_out=held_out,
     )
 
 
-def run(task: Task, policy: pt.freeze.Policy, seed: int) -> dict[str, Any]:
+def run(task: Task, name: str, seed: int) -> dict[str, Any]:
     """Train and score; return what the driver compares."""
+    policy, held_out = POLICIES[name](), []
     counter = LayerCounter(task.layers, task.head)
     engine = pt.PipeTransformer(
         task.model,
@@ -183,15 +192,21 @@ def run(task: Task, policy: pt.freeze.Policy, seed: int) -> dict[str, Any]:
             )
             for batch in loader:
                 engine.step(batch)
+            if name == WATCHING:
+                found = engine.evaluate(task.held_out, collate_fn=task.collate)
+                held_out.append(found["loss"])
         work = work_of([counter.rows()], TRAINING)
+        evaluations = work_of([counter.rows()], ["evaluated"])
         score = task.score(engine)
     records = engine.history.epochs
     return {
         "score": score,
         "work": work,
+        "evaluations": evaluations,
         "frozen": frozen,
         "losses": [record.train_loss for record in records],
         "samples": [[record.samples, record.unique_samples] for record in records],
+        "held_out": held_out,
         "log": policy.log,
     }
 
@@ -220,7 +235,7 @@ def main() -> None:
                 task = text(args.task, args)
             if args.quick:
                 task.epochs = 2
-            found = run(task, POLICIES[name](), seed)
+            found = run(task, name, seed)
             half = out.with_suffix(".half")
             half.write_text(json.dumps(found))
             os.replace(half, out)

@@ -8,8 +8,10 @@ import freezing
 from harness.paired import non_inferiority
 
 
-def runs(*scores, work=100):
-    return [{"score": score, "work": work} for score in scores]
+def runs(*scores, work=100, evaluations=0):
+    return [
+        {"score": score, "work": work, "evaluations": evaluations} for score in scores
+    ]
 
 
 def figures(task, found):
@@ -32,6 +34,25 @@ def test_policies_are_compared_with_the_unfrozen_run_of_the_same_seed():
     assert limit.target.bound == -0.3
     told = {line[1]: line[4] for line in lines}
     assert told["guarded"].endswith("passes") and told["cap 1/3"].endswith("FAILS")
+
+
+def test_evaluations_that_a_policy_needs_are_told_beside_its_work():
+    found = {
+        "unfrozen": runs(90.0, 80.0),
+        "guarded": runs(90.0, 80.0),
+        "guarded, held-out loss": runs(90.0, 80.0, work=50, evaluations=30),
+    }
+    rows, _ = figures("sst2 1024", found)
+    name, metric = "sst2 1024, guarded, held-out loss", "the same with its evaluations"
+    assert rows[name, "work of unfrozen over its own"].values == (2.0, 2.0)
+    assert rows[name, metric].values == (1.25, 1.25)
+    assert ("sst2 1024, guarded", metric) not in rows
+
+
+def test_a_held_out_set_is_there_for_sst2_alone(capsys):
+    with pytest.raises(SystemExit):
+        freezing.parse_args(["--policies", "guarded, held-out loss"])
+    assert "expected tasks of SST-2, got digits" in capsys.readouterr().err
 
 
 def test_the_margin_is_that_of_the_kind_of_task():

@@ -25,10 +25,12 @@ class Version:
     Attributes:
         fingerprint: Of the frozen layers, and of what their values depend on.
         codec: Which records are found.
+        clears: How often all records had been dropped before they were read.
     """
 
     fingerprint: int
     codec: str
+    clears: int = 0
 
 
 @dataclasses.dataclass(eq=False)

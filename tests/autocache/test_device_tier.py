@@ -201,3 +201,38 @@ def test_another_device_begins_anew_and_none_ends_it():
     cache.use_device(HERE, 0)
     read(cache, ids)
     assert cache.device_bytes == 0 and cache.counters.device_hits == 0
+
+
+@pytest.mark.parametrize("how", ["clear", "fail_audit"])
+def test_copies_go_when_another_process_drops_the_records(how):
+    maker, ids, values = cache_of(10**6)
+    other = ActivationCache.attach(maker.address, run_id="copies")
+    other.use_device(HERE, 10**6)
+    for _ in range(2):
+        (found,) = read(other, ids)
+        assert torch.equal(found.tensors[0], values)
+    assert other.counters.device_hits == len(ids)
+    getattr(maker, how)(*["for the test"] * (how == "fail_audit"))
+    assert read(other, ids) == [] and other.device_bytes == 0
+    right = values + 1
+    maker.store(ids, (right,), boundary=1, fingerprint=5, input_hashes=ids)
+    for _ in range(2):  # from the slab, and from copies again
+        (found,) = read(other, ids)
+        assert torch.equal(found.tensors[0], right)
+    assert other.counters.device_hits == 2 * len(ids)
+
+
+def test_records_dropped_while_they_are_read_leave_no_copies(monkeypatch):
+    cache, ids, values = cache_of(10**6)
+    other = ActivationCache.attach(cache.address, run_id="copies")
+    keep = DeviceTier.keep
+
+    def dropped_before(self, *arguments):
+        other.clear()
+        return keep(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceTier, "keep", dropped_before)
+        (found,) = read(cache, ids)
+    assert torch.equal(found.tensors[0], values) and cache.device_bytes > 0
+    assert read(cache, ids) == [] and cache.counters.device_hits == 0

@@ -841,6 +841,11 @@ void ActivationStore::clear() {
   if (const std::shared_ptr<DiskTier> disk = this->disk()) {
     disk->clear();
   }
+  slab->count_clear();
+}
+
+int64_t ActivationStore::num_clears() const {
+  return static_cast<int64_t>(slab()->num_clears());
 }
 
 void ActivationStore::close() noexcept {

@@ -138,6 +138,10 @@ class ActivationStore {
   // Drops all records, for all processes.
   void clear();
 
+  // How often any process did. Records that were read before the
+  // number changed may be of those that were dropped.
+  int64_t num_clears() const;
+
   // Lets go of slab and disk; every other use afterwards is a c10::ValueError.
   void close() noexcept;
 

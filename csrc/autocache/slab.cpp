@@ -15,7 +15,7 @@ namespace {
 using Word = std::atomic_ref<uint64_t>;
 
 constexpr uint64_t kMagic = 0x62616c7365686361;  // "acheslab"
-constexpr uint32_t kFormat = 3;
+constexpr uint32_t kFormat = 4;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kSuperblockBytes = 4096;
 
@@ -55,7 +55,7 @@ bool Slab::Sizes::fit(uint64_t bytes) const noexcept {
 }
 
 // Written before anybody else can know the slab, and read when one attaches;
-// `next_byte` is in use from then on.
+// from `next_byte` on it is in use from then on.
 struct Slab::Superblock {
   uint64_t magic;
   uint32_t format;
@@ -63,6 +63,7 @@ struct Slab::Superblock {
   Sizes sizes;
   char run_id[kMaxRunIdBytes];
   alignas(kAlignment) uint64_t next_byte;
+  uint64_t num_clears;
 };
 
 Slab Slab::create(const SlabConfig& config) {
@@ -145,6 +146,7 @@ Slab::Slab(SharedMemory memory, const Sizes& sizes)
     : memory_(std::move(memory)),
       sizes_(sizes),
       next_byte_(&reinterpret_cast<Superblock*>(memory_.data())->next_byte),
+      num_clears_(&reinterpret_cast<Superblock*>(memory_.data())->num_clears),
       index_(reinterpret_cast<uint64_t*>(memory_.data() + kSuperblockBytes)),
       slots_(memory_.data() + sizes_.slots_offset()) {}
 
@@ -187,6 +189,14 @@ void Slab::drop(uint64_t sample) noexcept {
   if (find(sample, found) == FindResult::kFound) {
     found.slot.discard(found.version);
   }
+}
+
+void Slab::count_clear() noexcept {
+  Word(*num_clears_).fetch_add(1, std::memory_order_acq_rel);
+}
+
+uint64_t Slab::num_clears() const noexcept {
+  return Word(*num_clears_).load(std::memory_order_acquire);
 }
 
 ReadResult Slab::read(

@@ -89,6 +89,14 @@ class Slab {
   // Drops the record of `sample`, if any.
   void drop(uint64_t sample) noexcept;
 
+  // Tells all processes that every record was dropped. To be called after the
+  // last drop(): whoever takes num_clears() before reading a record that was
+  // dropped has the lower number then.
+  void count_clear() noexcept;
+
+  // How often that was told. To be compared only: others may write anything.
+  uint64_t num_clears() const noexcept;
+
   // Stores a record, over whatever the sample had. kSame: a record with this
   // key is there already, in an encoding that serves. kFull: no room for a
   // slot, or the record is larger than the slots are.
@@ -148,10 +156,11 @@ class Slab {
   Assignment assign(uint64_t sample, uint64_t record_bytes) noexcept;
 
   SharedMemory memory_;
-  Sizes sizes_;          // checked; never read from memory_ again
-  uint64_t* next_byte_;  // of the arena, not assigned yet; in memory_
-  uint64_t* index_;      // in memory_
-  std::byte* slots_;     // in memory_
+  Sizes sizes_;           // checked; never read from memory_ again
+  uint64_t* next_byte_;   // of the arena, not assigned yet; in memory_
+  uint64_t* num_clears_;  // in memory_
+  uint64_t* index_;       // in memory_
+  std::byte* slots_;      // in memory_
 };
 
 }  // namespace pipetransformer::autocache

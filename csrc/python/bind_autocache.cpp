@@ -400,6 +400,7 @@ void bind_autocache(py::module_& m) {
       .def("counts", &ActivationStore::counts)
       .def("clear", &ActivationStore::clear, NoGil())
       .def("close", &ActivationStore::close, NoGil())
+      .def_property_readonly("num_clears", &ActivationStore::num_clears)
       .def_property_readonly("num_samples", &ActivationStore::num_samples)
       .def_property_readonly("num_slots", &ActivationStore::num_slots)
       .def_property_readonly("slot_bytes", &ActivationStore::slot_bytes)

@@ -495,7 +495,9 @@ class ActivationCache:
 
         if tier is None or input_hashes is None:
             return read()
-        top, version = len(chain) - 1, Version(chain[-1], codec)
+        # Counted before records are read: what is dropped meanwhile is not kept.
+        version = Version(chain[-1], codec, self._store.num_clears)
+        top = len(chain) - 1
         copies = tier.find(version, top, ids, input_hashes, ragged, length)
         if copies is None:
             found = read()
@@ -705,7 +707,11 @@ class ActivationCache:
         self._passes_of_others = self.views if self.used_bytes > 0 else 0
 
     def clear(self) -> None:
-        """Drop all records for all processes, and the copies of this one."""
+        """Drop all records and copies, for all processes.
+
+        Copies of other processes are found no more, and their memory is given back
+        with the next batch that is read there.
+        """
         if self._device is not None:
             self._device.clear()
         self._store.clear()

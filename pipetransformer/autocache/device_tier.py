@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from pipetransformer.autocache.ragged import Ragged, dims_of, flags, moved
-from pipetransformer.autocache.records import Records
+from pipetransformer.autocache.records import Records, joined
 
 _LOG = logging.getLogger(__name__)
 
 _LONGER = 1.25
-"""Rows may be that many times as long, in the mean, as those of the first batch."""
+"""Rows may be that many times as long, in the mean, as those of the batch for which
+memory is taken; if they are longer still, more is taken."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +26,12 @@ class Version:
     Attributes:
         fingerprint: Of the frozen layers, and of what their values depend on.
         codec: Which records are found.
+        clears: How often all records had been dropped before they were read.
     """
 
     fingerprint: int
     codec: str
+    clears: int = 0
 
 
 @dataclasses.dataclass(eq=False)
@@ -45,6 +48,11 @@ class _Buffers:
     tensors: list[Tensor]
     padded: list[bool]
     used: tuple[int, int] = (1, 1)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that is taken."""
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def fit(self, lengths: Tensor) -> int:
         """Return for how many of the next rows there is room."""
@@ -66,6 +74,29 @@ class _Buffers:
         )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Batch:
+    """Rows that were read.
+
+    Attributes:
+        tensors: ``(rows, ...)`` each, a padded dim as dim 1.
+        padded: Which have one.
+        fills: What stands behind a row's end, of each.
+        ids: Of the records, ``(rows,)`` int64.
+        hashes: Of the inputs, likewise.
+        lengths: Of the rows, likewise; 0 where nothing is padded.
+        lossy: Some went through a codec that rounds.
+    """
+
+    tensors: list[Tensor]
+    padded: list[bool]
+    fills: list[float]
+    ids: Tensor
+    hashes: Tensor
+    lengths: Tensor
+    lossy: bool
+
+
 class DeviceTier:
     """Copies of records of the host's slab, by id.
 
@@ -79,7 +110,8 @@ class DeviceTier:
         budget_bytes: Of all of them, at least 1.
         num_records: Ids run from 0 to `num_records` - 1.
         expected: Records that are asked for here, at most `num_records`: memory is
-            taken for them, or as much as the budget lets.
+            taken for them, or as much as the budget lets. Where they turn out longer
+            than the first ones, more is taken.
     """
 
     def __init__(
@@ -93,8 +125,9 @@ class DeviceTier:
         self._budget_bytes = budget_bytes
         self._expected = max(1, min(expected, num_records))
         self._version: Version | None = None
-        self._buffers: _Buffers | None = None
+        self._buffers: list[_Buffers] = []  # of one layout; the last one fills up
         self._off = False
+        self._buffer = torch.zeros(num_records, dtype=torch.int64)  # that holds it
         self._record = torch.zeros(num_records, dtype=torch.int64)  # 0: no copy
         self._position = torch.zeros(num_records, dtype=torch.int64)
         self._length = torch.zeros(num_records, dtype=torch.int64)
@@ -104,13 +137,11 @@ class DeviceTier:
     @property
     def bytes(self) -> int:
         """Memory that is taken."""
-        if self._buffers is None:
-            return 0
-        return sum(tensor.nbytes for tensor in self._buffers.tensors)
+        return sum(held.bytes for held in self._buffers)
 
     def clear(self) -> None:
         """Drop all copies, and their memory."""
-        self._buffers = None
+        self._buffers = []
         self._record.zero_()
 
     def holds(self, ids: Tensor) -> Tensor:
@@ -139,31 +170,46 @@ class DeviceTier:
         if version != self._version:
             self.clear()
             self._version = version
-        held = self._buffers
-        if held is None:
+        if not self._buffers:
             return None
         there = self.holds(ids) & (self._hash[ids] == hashes)
-        if any(held.padded):
+        if any(self._buffers[0].padded):
             if length is None:
                 return None
             there &= self._length[ids] <= length
-        rows = there.nonzero().squeeze(1)
-        if len(rows) == 0:
-            return None
+        found: list[Records] = []
+        for number, held in enumerate(self._buffers):
+            rows = (there & (self._buffer[ids] == number)).nonzero().squeeze(1)
+            if len(rows):
+                part = self._taken(held, boundary, ids, rows, ragged, length)
+                found = joined(found, part)
+        return found[0] if found else None
+
+    def _taken(
+        self,
+        held: _Buffers,
+        boundary: int,
+        ids: Tensor,
+        rows: Tensor,
+        ragged: Ragged | None,
+        length: int | None,
+    ) -> Records:
+        """Return the copies of some rows of a batch, all of one buffer."""
         found = ids[rows]
         lengths = self._length[found] if any(held.padded) else None
+        padded_to = 0 if length is None else length
         at = {False: self._record[found].to(self.device)}
-        if lengths is not None and length is not None:
-            steps = torch.arange(length)
+        if lengths is not None:
+            steps = torch.arange(padded_to)
             places = self._position[found].unsqueeze(1) + steps
             places[steps >= lengths.unsqueeze(1)] = 0
             at[True] = places.reshape(-1).to(self.device)
         tensors = []
         for buffer, padded in zip(held.tensors, held.padded, strict=True):
             taken = buffer.index_select(0, at[padded])
-            tensors.append(
-                taken.view(len(rows), -1, *taken.shape[1:]) if padded else taken
-            )
+            if padded:
+                taken = taken.view(len(rows), padded_to, *taken.shape[1:])
+            tensors.append(taken)
         if ragged is not None and lengths is not None:
             tensors = moved(tensors, dims_of(tensors, ragged.dim), back=True)
         lossy = bool(self._lossy[found].any())
@@ -194,96 +240,102 @@ class DeviceTier:
             last = len(ragged.fills) - 1
             fills = [ragged.fills[min(n, last)] for n in range(len(tensors))]
         if not self._off:
-            self._keep(
-                ids[records.rows],
-                hashes[records.rows],
+            batch = _Batch(
                 tensors,
                 padded,
                 fills,
-                torch.zeros_like(records.rows) if lengths is None else lengths,
+                ids=ids[records.rows],
+                hashes=hashes[records.rows],
+                lengths=torch.zeros_like(records.rows) if lengths is None else lengths,
                 lossy=records.lossy,
             )
+            self._keep(batch)
         return records
 
-    def _keep(
-        self,
-        ids: Tensor,
-        hashes: Tensor,
-        tensors: Sequence[Tensor],
-        padded: Sequence[bool],
-        fills: Sequence[float],
-        lengths: Tensor,
-        *,
-        lossy: bool,
-    ) -> None:
-        """Copy rows, whose padded dims are dim 1, as far as there is room."""
-        if self._buffers is None:
-            self._buffers = self._allocate(tensors, padded, fills, lengths)
-        held = self._buffers
-        if held is None or not held.accept(tensors, padded):
-            return
-        rows = _first_of_each(ids)
-        rows = rows[~self.holds(ids[rows])]
-        rows = rows[: held.fit(lengths[rows])]
-        if len(rows) == 0:
-            return
-        new, sizes = ids[rows], lengths[rows]
+    def _keep(self, batch: _Batch) -> None:
+        """Copy rows as far as there is room."""
+        rows = _first_of_each(batch.ids)
+        rows = rows[~self.holds(batch.ids[rows])]
+        if self._buffers:
+            if not self._buffers[-1].accept(batch.tensors, batch.padded):
+                return
+            rows = self._fill(batch, rows)
+        if len(rows) and self._extend(batch, batch.lengths[rows]):
+            self._fill(batch, rows)
+
+    def _fill(self, batch: _Batch, rows: Tensor) -> Tensor:
+        """Copy rows to the last buffers; return those for which there is no room."""
+        held = self._buffers[-1]
+        room = held.fit(batch.lengths[rows])
+        rows, rest = rows[:room], rows[room:]
+        if room == 0:
+            return rest
+        new, sizes = batch.ids[rows], batch.lengths[rows]
         records, positions = held.used
         ends = positions + sizes.cumsum(0)
         taken = {False: rows.to(self.device)}
-        if any(padded):
-            size = tensors[list(padded).index(True)].shape[1]  # of all of them
+        if any(held.padded):
+            size = batch.tensors[held.padded.index(True)].shape[1]  # of all of them
             steps = torch.arange(size)
             flat = rows.unsqueeze(1) * size + steps
             taken[True] = flat[steps < sizes.unsqueeze(1)].to(self.device)
-        for buffer, tensor, is_padded in zip(
-            held.tensors, tensors, padded, strict=True
+        for buffer, tensor, padded in zip(
+            held.tensors, batch.tensors, held.padded, strict=True
         ):
-            source = tensor.flatten(0, 1) if is_padded else tensor
-            begin = positions if is_padded else records
-            count = len(taken[is_padded])
-            buffer[begin : begin + count].copy_(
-                source.index_select(0, taken[is_padded])
-            )
+            source = tensor.flatten(0, 1) if padded else tensor
+            begin = positions if padded else records
+            count = len(taken[padded])
+            buffer[begin : begin + count].copy_(source.index_select(0, taken[padded]))
+        self._buffer[new] = len(self._buffers) - 1
         self._record[new] = torch.arange(records, records + len(rows))
         self._position[new] = ends - sizes
         self._length[new] = sizes
-        self._hash[new] = hashes[rows]
-        self._lossy[new] = lossy
+        self._hash[new] = batch.hashes[rows]
+        self._lossy[new] = batch.lossy
         held.used = (records + len(rows), positions + int(sizes.sum()))
+        return rest
 
-    def _allocate(
-        self,
-        tensors: Sequence[Tensor],
-        padded: Sequence[bool],
-        fills: Sequence[float],
-        lengths: Tensor,
-    ) -> _Buffers | None:
+    def _extend(self, batch: _Batch, lengths: Tensor) -> bool:
+        """Take memory for rows of these lengths and others like them, if any is left.
+
+        It is for as many as may still come. Lengths of 0 tell nothing of others.
+        """
+        fixed = positional = 0
+        for tensor, padded in zip(batch.tensors, batch.padded, strict=True):
+            size = tensor.element_size() * tensor.shape[1 + padded :].numel()
+            if padded:
+                positional += size
+            else:
+                fixed += size
+        held = sum(buffers.used[0] - 1 for buffers in self._buffers)
+        records = self._expected - held
+        if any(batch.padded) and not lengths.any():
+            records = min(records, len(lengths))
         longest = _LONGER * float(lengths.double().mean())
-        sizes = [
-            tensor[:0].element_size() * tensor.shape[1 + is_padded :].numel()
-            for tensor, is_padded in zip(tensors, padded, strict=True)
-        ]
-        each = sum(
-            size * (longest if is_padded else 1)
-            for size, is_padded in zip(sizes, padded, strict=True)
-        )
-        most = self._budget_bytes - sum(sizes)  # places 0
-        records = min(self._expected, int(most / max(each, 1)))
+        most = self._budget_bytes - self.bytes - fixed - positional  # places 0
+        records = min(records, int(most / max(fixed + positional * longest, 1)))
         if records < 1:
-            return None
-        buffers = []
+            return False
+        positions = max(int(records * longest), int(lengths[:records].sum()))
+        if positional:
+            positions = min(positions, (most - records * fixed) // positional)
+        tensors = []
         try:
-            for tensor, is_padded, fill in zip(tensors, padded, fills, strict=True):
-                places = 1 + (int(records * longest) if is_padded else records)
-                shape = (places, *tensor.shape[1 + is_padded :])
-                buffers.append(tensor.new_empty(shape))
-                buffers[-1][:1].fill_(fill)
+            for tensor, padded, fill in zip(
+                batch.tensors, batch.padded, batch.fills, strict=True
+            ):
+                places = 1 + (positions if padded else records)
+                tensors.append(tensor.new_empty((places, *tensor.shape[1 + padded :])))
+                tensors[-1][:1].fill_(fill)
         except torch.OutOfMemoryError as error:
             self._off = True
-            _LOG.warning("cache: no copies of records on %s: %s", self.device, error)
-            return None
-        return _Buffers(buffers, list(padded))
+            more = "more " if self._buffers else ""
+            _LOG.warning(
+                "cache: no %scopies of records on %s: %s", more, self.device, error
+            )
+            return False
+        self._buffers.append(_Buffers(tensors, batch.padded))
+        return True
 
 
 def _first_of_each(ids: Tensor) -> Tensor:

@@ -174,11 +174,16 @@ class CacheCosts:
         wide = profile.layers[boundary - 1].boundary_bytes_per_sample
         size = usual_bytes(wide, codec)
         counts, missed = segment.cache, segment.cache_misses
-        # What is copied already says little of what comes from the host.
-        if hits > missed and not counts.get("device_hits"):
-            read_ns = hits * rates.read_ns(size) + missed * rates.record_ns
+        copied, near = counts.get("device_hits", 0), inputs.rates.device
+        read = hits - copied
+        read_ns = read * rates.read_ns(size) + missed * rates.record_ns
+        copied_ns = copied * near.read_ns(wide) if near is not None else 0.0
+        # The time spent holds reads of copies, too, which count as measured before the
+        # run; where they are most of it, it says little of what comes from the host.
+        told = copied == 0 or (near is not None and read_ns > copied_ns)
+        if read > missed and told:
             spent = _spent(segment, "cache_read") - counts.get("disk_wait_ns", 0)
-            self.reads = _learned(self.reads, spent, read_ns)
+            self.reads = _learned(self.reads, spent, read_ns + copied_ns)
         if not counts.get("disk_written_bytes"):
             write_ns = counts.get("stored", 0) * rates.write_ns(size)
             self.writes = _learned(

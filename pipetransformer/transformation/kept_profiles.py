@@ -82,6 +82,7 @@ def rate_conditions(run: Run) -> dict[str, Any]:
     return {
         "cache": [cache.enabled, cache.admission, cache.debug],
         "disk": None if folder is None else os.fspath(folder),
+        "device_bytes": cache.device_bytes,
         "samples": workload.num_samples,
         "global_batch": workload.global_batch,
         "hashes": workload.hashes,
@@ -125,8 +126,9 @@ def measured_or_kept(
     told = kept.get("rates") or {}
     if told.get("conditions") == rate_conditions(run):
         found = CacheRates.from_dict(told["values"])
-        # A disk that could not be measured may be well again.
-        if found.disk is not None or run.config.cache.disk_directory is None:
+        # What could not be measured may be well again: a disk, or memory of a device.
+        disk_told = found.disk is not None or run.config.cache.disk_directory is None
+        if disk_told and (found.device is not None or run.device_cache_bytes == 0):
             return Measured(profile, found, together)
     result = Measured(profile, rates(profile), together)
     _write(run, path, depends_on, result)

@@ -123,6 +123,67 @@ def test_without_memory_there_are_no_copies_and_one_warning(monkeypatch, caplog)
     assert tier.bytes == 0 and not tier.holds(ids).any()
 
 
+def asked_and_kept(tier, lengths, tensors, ids, spec=RAGGED):
+    """Read records of these lengths through the tier; return what copies there were."""
+    hashes, padded = torch.zeros(RECORDS, dtype=torch.int64), int(lengths.max())
+    found = tier.find(NATIVE, 4, ids, hashes[ids], spec, padded)
+    records = Records(4, torch.arange(len(ids)), tuple(tensors), lengths)
+    tier.keep(ids, hashes[ids], records, spec)
+    return found
+
+
+@pytest.mark.parametrize("first", [[1, 1, 1], [0, 0, 0], [0, 0, 1]], ids=str)
+def test_longer_rows_than_the_first_are_copied_while_the_budget_lasts(first):
+    later = [[5, 9, 2], [30, 30, 30], [4, 0, 50]]
+    lengths = torch.tensor([first, *later])
+    parts = torch.arange(RECORDS).view(4, 3)
+    for budget in (20_000, 2000, 1000):
+        tier = DeviceTier(HERE, budget, RECORDS, RECORDS)
+        for which in (0, 1, 2, 3):
+            values = values_of(parts[which], lengths[which], int(lengths[which].max()))
+            asked_and_kept(tier, lengths[which], values, parts[which])
+            assert tier.bytes <= budget
+        there = tier.holds(torch.arange(RECORDS))
+        assert there.all() if budget == 20_000 else there.any() and not there.all()
+        ids = torch.randperm(RECORDS)
+        taken = lengths.flatten()[ids]
+        whole = values_of(ids, taken, 50)
+        found = asked_and_kept(tier, taken, whole, ids)
+        assert found.rows.tolist() == there[ids].nonzero().flatten().tolist()
+        assert torch.equal(found.lengths, taken[found.rows])
+        for copied, tensor in zip(found.tensors, whole, strict=True):
+            assert torch.equal(copied, tensor[found.rows])
+
+
+def test_without_memory_for_longer_rows_the_copies_stay(monkeypatch, caplog):
+    tier = DeviceTier(HERE, 10**6, RECORDS, RECORDS)
+    short, long = torch.tensor([1, 1]), torch.tensor([90, 90])
+    ids, others = torch.arange(2), torch.arange(2, 4)
+    asked_and_kept(tier, short, values_of(ids, short, 1), ids)
+
+    def refuse(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_empty", refuse)
+        asked_and_kept(tier, long, values_of(others, long, 90), others)
+    assert "no more copies of records" in caplog.text
+    assert tier.holds(torch.arange(4)).tolist() == [True, True, False, False]
+    assert asked_and_kept(tier, short, values_of(ids, short, 1), ids) is not None
+
+
+@pytest.mark.parametrize("lengths", [[3, 1], [0, 0]], ids=str)
+def test_positions_without_values_are_found_with_their_length(lengths):
+    lengths, ids = torch.tensor(lengths), torch.arange(2)
+    spec = Ragged(lambda inputs: inputs, dim=(2, None))
+    tier = DeviceTier(HERE, 10**6, RECORDS, RECORDS)
+    tensors = torch.zeros(2, 0, int(lengths.max())), ids.double()
+    for _ in range(2):
+        found = asked_and_kept(tier, lengths, tensors, ids, spec)
+    assert [each.shape for each in found.tensors] == [each.shape for each in tensors]
+    assert torch.equal(found.lengths, lengths)
+
+
 def cache_of(budget, tmp_path=None, samples=8):
     values = torch.arange(samples * 600.0).view(samples, 600)
     size = record_bytes([values[:1]])
@@ -201,3 +262,38 @@ def test_another_device_begins_anew_and_none_ends_it():
     cache.use_device(HERE, 0)
     read(cache, ids)
     assert cache.device_bytes == 0 and cache.counters.device_hits == 0
+
+
+@pytest.mark.parametrize("how", ["clear", "fail_audit"])
+def test_copies_go_when_another_process_drops_the_records(how):
+    maker, ids, values = cache_of(10**6)
+    other = ActivationCache.attach(maker.address, run_id="copies")
+    other.use_device(HERE, 10**6)
+    for _ in range(2):
+        (found,) = read(other, ids)
+        assert torch.equal(found.tensors[0], values)
+    assert other.counters.device_hits == len(ids)
+    getattr(maker, how)(*["for the test"] * (how == "fail_audit"))
+    assert read(other, ids) == [] and other.device_bytes == 0
+    right = values + 1
+    maker.store(ids, (right,), boundary=1, fingerprint=5, input_hashes=ids)
+    for _ in range(2):  # from the slab, and from copies again
+        (found,) = read(other, ids)
+        assert torch.equal(found.tensors[0], right)
+    assert other.counters.device_hits == 2 * len(ids)
+
+
+def test_records_dropped_while_they_are_read_leave_no_copies(monkeypatch):
+    cache, ids, values = cache_of(10**6)
+    other = ActivationCache.attach(cache.address, run_id="copies")
+    keep = DeviceTier.keep
+
+    def dropped_before(self, *arguments):
+        other.clear()
+        return keep(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceTier, "keep", dropped_before)
+        (found,) = read(cache, ids)
+    assert torch.equal(found.tensors[0], values) and cache.device_bytes > 0
+    assert read(cache, ids) == [] and cache.counters.device_hits == 0

@@ -84,7 +84,7 @@ def test_memory_of_another_format_is_refused():
     with open(f"/proc/self/fd/{json.loads(cache.address)['fd']}", "r+b") as file:
         file.seek(8)
         file.write(b"\x63")
-    with pytest.raises(ValueError, match="address: expected a cache of format 3"):
+    with pytest.raises(ValueError, match="address: expected a cache of format 4"):
         ActivationCache.attach(cache.address, run_id="run")
 
 

@@ -112,7 +112,7 @@ def test_memory_that_fits_together_is_attached_to():
 )
 def test_crafted_sizes_are_refused(sizes, size):
     with memory(superblock(*sizes), size) as fd:
-        with pytest.raises(ValueError, match="address: expected a cache of format 3"):
+        with pytest.raises(ValueError, match="address: expected a cache of format 4"):
             attach(fd)
 
 

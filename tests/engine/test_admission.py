@@ -135,6 +135,24 @@ def test_replicas_that_share_a_disk_do_not_make_it_slow():
     assert observed(inputs, **moved).disk_reads == pytest.approx(1.5, rel=1e-3)
 
 
+def test_reads_of_the_host_are_learned_beside_those_of_copies():
+    inputs = trained(FAST)[1].inputs
+    near = dataclasses.replace(FAST, record_ns=100)
+    size = inputs.profile.layers[3].boundary_bytes_per_sample
+    spent = 4 * FAST.read_ns(size) + FAST.record_ns + 5 * near.read_ns(size)
+    inputs.rates = CacheRates(FAST, None, near)
+    for told in (1, 4):
+        costs = observed(inputs, read_ns=told * spent, device_hits=5)
+        assert costs.reads == pytest.approx((1 + told) / 2)
+    # Nothing is learned where most of the time is that of copies, or nobody knows.
+    for copied in (8, 9):
+        assert observed(inputs, read_ns=4 * spent, device_hits=copied).reads == 1.0
+    inputs.rates = CacheRates(FAST, None, FAST)
+    assert observed(inputs, read_ns=4 * spent, device_hits=7, misses=0).reads == 1.0
+    inputs.rates = CacheRates(FAST)
+    assert observed(inputs, read_ns=4 * spent, device_hits=5).reads == 1.0
+
+
 def test_a_disk_that_gives_nothing_back_is_learned_as_slow():
     inputs = trained(FAST)[1].inputs
     inputs.rates = CacheRates(FAST, dataclasses.replace(FAST, bytes_per_s=10**9))

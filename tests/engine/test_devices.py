@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer import planner
-from pipetransformer.autocache import ActivationCache
+from pipetransformer import autocache, planner
+from pipetransformer.autocache import ActivationCache, TierRates
+from tests.engine.even_profile import even_profile
 from tests.engine.scenario import (
     config,
     is_active,
@@ -376,6 +377,32 @@ def test_records_are_read_from_copies_on_the_device(libraries, replicas, cache):
         assert taken[0] == taken[3] == 0 < taken[2] <= 10**6
         assert (sum(each["audited"] for _, each in counts) > 0) == bool(cache)
         assert "cache: " not in told, "these tests measure no rates"
+
+
+def check_kept_rates(_rank, libraries, folder):
+    """Open four runs; return their rates of copies, and how often they measured."""
+    pretend(libraries)
+    planner.profile = even_profile
+    rates = TierRates(
+        bytes_per_s=10**9, record_ns=9, write_bytes_per_s=10**9, write_record_ns=9
+    )
+    answers, found = [None, rates], []  # no memory at first
+    autocache.measure_rates = lambda *_, **__: rates
+    autocache.measure_device_rates = lambda *_, **__: answers.pop(0)
+    for _ in range(4):
+        settings = config(
+            devices=NODE[:1],
+            plan=pt.PlanConfig(num_stages=1, profile=folder),
+            cache=pt.CacheConfig(device_bytes=10**6),
+        )
+        with make_engine(freeze=schedule(0), config=settings) as engine:
+            engine.prepare(ToySet(24), 12)
+            found.append(run_of(engine).inputs.rates.device)
+    return found == [None, rates, rates, rates] and answers == []
+
+
+def test_rates_of_copies_are_kept_and_measured_anew_if_they_failed(libraries, tmp_path):
+    assert run_ranks(check_kept_rates, 1, libraries, tmp_path) == [True]
 
 
 @pytest.mark.parametrize("share", [1, 20])

@@ -110,6 +110,13 @@ def test_another_set_measures_the_cache_alone(tmp_path, measured):
     assert measured["layers"] == 1 and inputs.rates == CacheRates(RATES)
 
 
+def test_a_run_with_copies_on_devices_measures_the_cache_anew(tmp_path, measured):
+    run(tmp_path)
+    for _ in range(2):
+        run(tmp_path, cache=pt.CacheConfig(device_bytes=10**6))
+        assert measured == {"layers": 1, "rates": 2}
+
+
 def test_a_file_that_is_named_must_be_of_this_run(tmp_path, measured):
     file = tmp_path / "mine.json"
     run(file)

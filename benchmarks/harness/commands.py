@@ -163,8 +163,8 @@ _ALL = (
             (
                 "freezing_held_out",
                 (
-                    *("--tasks", "sst2 1024", "--seeds", "6", "--policies"),
-                    *("cap 1/3", "guarded, held-out loss"),
+                    *("--tasks", "sst2 1024", "--seeds", "4"),
+                    *("--policies", "guarded, held-out loss"),
                 ),
             ),
             (

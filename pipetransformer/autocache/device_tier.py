@@ -110,8 +110,8 @@ class DeviceTier:
         budget_bytes: Of all of them, at least 1.
         num_records: Ids run from 0 to `num_records` - 1.
         expected: Records that are asked for here, at most `num_records`: memory is
-            taken for them, or as much as the budget lets. Where they turn out longer
-            than the first ones, more is taken.
+            taken for them, or as much as the budget lets. Where they turn out more, or
+            longer than the first ones, more is taken.
     """
 
     def __init__(
@@ -260,8 +260,9 @@ class DeviceTier:
             if not self._buffers[-1].accept(batch.tensors, batch.padded):
                 return
             rows = self._fill(batch, rows)
-        if len(rows) and self._extend(batch, batch.lengths[rows]):
-            self._fill(batch, rows)
+        left = len(rows) + 1
+        while 0 < len(rows) < left and self._extend(batch, batch.lengths[rows]):
+            left, rows = len(rows), self._fill(batch, rows)
 
     def _fill(self, batch: _Batch, rows: Tensor) -> Tensor:
         """Copy rows to the last buffers; return those for which there is no room."""
@@ -298,7 +299,8 @@ class DeviceTier:
     def _extend(self, batch: _Batch, lengths: Tensor) -> bool:
         """Take memory for rows of these lengths and others like them, if any is left.
 
-        It is for as many as may still come. Lengths of 0 tell nothing of others.
+        It is for as many as are still expected; where more have come, for half as
+        many again. Lengths of 0 tell nothing of others.
         """
         fixed = positional = 0
         for tensor, padded in zip(batch.tensors, batch.padded, strict=True):
@@ -309,6 +311,8 @@ class DeviceTier:
                 fixed += size
         held = sum(buffers.used[0] - 1 for buffers in self._buffers)
         records = self._expected - held
+        if records < 1:
+            records = min(max(len(lengths), held // 2), len(self._record) - held)
         if any(batch.padded) and not lengths.any():
             records = min(records, len(lengths))
         longest = _LONGER * float(lengths.double().mean())

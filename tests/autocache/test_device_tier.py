@@ -42,9 +42,10 @@ def batches(draw):
     asked=st.lists(batches(), min_size=1, max_size=8),
     budget=st.integers(1, 2000),
     ragged=st.booleans(),
+    expected=st.integers(1, RECORDS),
 )
-def test_copies_are_what_was_read_within_the_budget(asked, budget, ragged):
-    tier = DeviceTier(HERE, budget, RECORDS, RECORDS)
+def test_copies_are_what_was_read_within_the_budget(asked, budget, ragged, expected):
+    tier = DeviceTier(HERE, budget, RECORDS, expected)
     spec, held, hashes = RAGGED if ragged else None, {}, 10 * torch.arange(RECORDS)
     for ids, padded in asked:
         padded = padded if ragged else PADDED
@@ -68,8 +69,9 @@ def test_copies_are_what_was_read_within_the_budget(asked, budget, ragged):
         assert tier.bytes <= budget
 
 
-def test_all_is_copied_where_there_is_room():
-    tier, ids = DeviceTier(HERE, 10**6, RECORDS, RECORDS), torch.arange(RECORDS)
+@pytest.mark.parametrize("expected", [1, 4, 11, RECORDS])
+def test_all_is_copied_where_there_is_room(expected):
+    tier, ids = DeviceTier(HERE, 10**6, RECORDS, expected), torch.arange(RECORDS)
     hashes = torch.zeros(RECORDS, dtype=torch.int64)
     for part in ids.split(5):
         assert tier.find(NATIVE, 1, part, hashes[part], None, None) is None
@@ -77,7 +79,8 @@ def test_all_is_copied_where_there_is_room():
         tier.keep(part, hashes[part], read, None)
     found = tier.find(NATIVE, 1, ids.flip(0), hashes, None, None)
     assert torch.equal(found.tensors[0][:, 0], ids.flip(0).double())
-    assert tier.bytes == 8 * (RECORDS + 1)
+    assert found.rows.tolist() == list(range(RECORDS))
+    assert expected < RECORDS or tier.bytes == 8 * (RECORDS + 1)
 
 
 def filled(lossy=False):

@@ -19,7 +19,7 @@ from pipetransformer.planner._flow import Flow, call
 from pipetransformer.planner._stopwatch import stopwatch
 from pipetransformer.planner._timing import LayerTimes, evaluating, timed_backward
 
-_MOST_SECONDS = 0.5  # for one micro-batch size; one run is there in any case
+_MOST_SECONDS = 0.25  # for one micro-batch size; one run is there in any case
 
 
 class RowTimes(NamedTuple):

@@ -22,6 +22,9 @@ _MOST_WAIT = timedelta(seconds=10)  # for the others' first run
 Work = Callable[[], float]
 """Runs the layers once, or some times; returns seconds of one run."""
 
+MakeWork = Callable[[int], Work]
+"""Makes the work of a micro-batch of so many rows."""
+
 
 def _others(run: Run) -> list[int]:
     """Return the living ranks of this rank's node, itself left out."""
@@ -31,12 +34,15 @@ def _others(run: Run) -> list[int]:
     return [r for r in run.plane.members if r in local and r != info.rank]
 
 
-def measure_cores(run: Run, work: Work, usable_permille: int) -> int:
+def measure_cores(
+    run: Run, make_work: MakeWork, rows: int, usable_permille: int
+) -> int:
     """Return how many slots work at full speed together, in thousandths; on the lead.
 
     Args:
         run: The run, of slots of the host.
-        work: Of the lead.
+        make_work: Makes the lead's work.
+        rows: Of what every slot works on.
         usable_permille: What the job's cores say, 0 for all slots; an upper bound.
 
     Raises:
@@ -45,8 +51,9 @@ def measure_cores(run: Run, work: Work, usable_permille: int) -> int:
     others = _others(run)
     if not others:
         return usable_permille
+    work = make_work(rows)
     alone = _best(work)
-    run.plane.publish(_ASK, b"")
+    run.plane.publish(_ASK, str(rows).encode())
     keys = [f"busy/{rank}" for rank in others]
     if run.plane.wait_any([keys], timeout=_MOST_WAIT) is None:
         _LOG.warning("slots are not measured together: ranks %s did not come", others)
@@ -64,7 +71,7 @@ def _best(work: Work) -> float:
     return min(work(), work())
 
 
-def keep_busy(run: Run, make_work: Callable[[], Work]) -> None:
+def keep_busy(run: Run, make_work: MakeWork) -> None:
     """Work while the lead measures; until the profile is there, on any other rank.
 
     Args:
@@ -77,7 +84,7 @@ def keep_busy(run: Run, make_work: Callable[[], Work]) -> None:
     lead_node = min(run.plane.members) // run.info.local_world_size
     if run.plane.wait_any([["profile"], [_ASK]]) == 0 or run.info.node != lead_node:
         return
-    work = make_work()
+    work = make_work(int(run.plane.read(_ASK) or 1))
     work()
     run.plane.publish(f"busy/{run.info.rank}", b"")
     while run.plane.read("profile") is None:

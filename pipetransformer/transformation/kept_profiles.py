@@ -95,7 +95,7 @@ def measured_or_kept(
     *,
     measure: Callable[[], Profile],
     rates: Callable[[Profile], CacheRates],
-    cores: Callable[[], int],
+    cores: Callable[[Profile], int],
 ) -> Measured:
     """Return a kept profile, or measure one and keep it where that is wanted.
 
@@ -114,12 +114,12 @@ def measured_or_kept(
     wanted = run.config.plan.profile
     if wanted is None:
         profile = measure()
-        return Measured(profile, rates(profile), cores())
+        return Measured(profile, rates(profile), cores(profile))
     path, is_folder = _place(wanted, depends_on)
     kept = _read(path, depends_on, strict=not is_folder)
     if kept is None:
         profile, kept = measure(), {}
-        together = cores()
+        together = cores(profile)
     else:
         profile, together = kept["profile"], kept["cores_permille"]
         _LOG.info("layers are not measured: %s has their profile", path)

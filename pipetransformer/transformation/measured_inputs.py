@@ -34,6 +34,7 @@ AS_DEVICES = "PIPETRANSFORMER_SLOTS_AS_DEVICES"
 """Variable: with 1 slots of a host are planned as the devices that they stand for: each
 with a core of its own, and nothing to pay besides its layers."""
 
+_TELLING_NS = 25_000_000  # of a forward and backward: many turns of a busy core
 _ALLOCATED = 0.95  # of an accelerator's memory; the rest are gaps between blocks
 _CONTEXT_BYTES = 1 << 30  # of a process on an accelerator: its kernels and libraries
 
@@ -63,7 +64,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
                     optimizer=optimizer,
                 ),
                 rates=lambda profile: _rates(run, workload, profile, inputs),
-                cores=lambda: _cores_together(run, workload),
+                cores=lambda profile: _cores_together(run, workload, profile),
             )
         rates = measured.rates
         message = {
@@ -75,7 +76,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
         run.plane.publish("profile", told)
     else:
         if _shares_host(run):
-            keep_busy(run, lambda: _work(run, workload))
+            keep_busy(run, lambda rows: _work(run, workload, rows))
         told = run.plane.wait("profile", phase="profile", timeout=None)
     content = read_fields(told, "profile")
     run.inputs.profile = Profile.from_json(content["profile"])
@@ -89,8 +90,7 @@ def _sizes(run: Run, workload: Workload) -> list[int]:
     return [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
 
 
-def _work(run: Run, workload: Workload) -> Work:
-    rows = max(_sizes(run, workload))
+def _work(run: Run, workload: Workload, rows: int) -> Work:
     inputs = workload.sample(rows)
 
     def work() -> float:
@@ -100,10 +100,29 @@ def _work(run: Run, workload: Workload) -> Work:
     return work
 
 
-def _cores_together(run: Run, workload: Workload) -> int:
+def _cores_together(run: Run, workload: Workload, profile: Profile) -> int:
     if not _shares_host(run):
         return 0
-    return measure_cores(run, _work(run, workload), _cores_permille(run))
+    return measure_cores(
+        run,
+        lambda rows: _work(run, workload, rows),
+        rows_that_tell(profile),
+        _cores_permille(run),
+    )
+
+
+def rows_that_tell(profile: Profile) -> int:
+    """Return the rows of the smallest micro-batch that takes long enough to time."""
+    for index, rows in enumerate(profile.microbatch_samples):
+        once = sum(
+            layer.forward_ns[index]
+            + layer.input_grad_ns[index]
+            + layer.weight_grad_ns[index]
+            for layer in profile.layers
+        )
+        if once >= _TELLING_NS:
+            return rows
+    return profile.microbatch_samples[-1]
 
 
 def _rates(run: Run, workload: Workload, profile: Profile, inputs: Any) -> CacheRates:

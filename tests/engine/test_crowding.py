@@ -12,9 +12,12 @@ from pipetransformer.transformation.crowding import keep_busy, measure_cores
 from pipetransformer.transformation.measured_inputs import AS_DEVICES
 from tests.engine.losses import SURVIVING
 from tests.engine.scenario import config, make_engine, schedule
+from tests.planner.instances import layer, profile
 from tests.support.private import run_of
 from tests.support.ranks import Ranks, run_ranks
 from tests.support.toy import ToySet
+
+ROWS = 4
 
 
 class Plane:
@@ -51,7 +54,12 @@ def run_on(members, *, local=4, rank=0, **options):
 def work_of(*seconds):
     """Work that takes longer at first, each time that it is measured."""
     times = iter([t for best in seconds for t in (1.5 * best, best)])
-    return lambda: next(times)
+
+    def make(rows):
+        assert rows == ROWS
+        return lambda: next(times)
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -68,30 +76,32 @@ def work_of(*seconds):
 )
 def test_cores_follow_from_how_much_slower_it_is(alone, together, usable, cores):
     run = run_on(range(4))
-    assert measure_cores(run, work_of(alone, together), usable) == cores
-    assert "busy/ask" in run.plane.keys
+    assert measure_cores(run, work_of(alone, together), ROWS, usable) == cores
+    assert run.plane.keys["busy/ask"] == b"4"
     (((waited,), _),) = run.plane.asked
     assert waited == ["busy/1", "busy/2", "busy/3"]
 
 
 def test_a_lone_slot_measures_nothing():
-    def never():
+    def never(rows):
         raise AssertionError("there is nobody else")
 
-    assert measure_cores(run_on([0], local=1), never, 0) == 0
-    assert measure_cores(run_on([0, 4, 5]), never, 2000) == 2000, "of another node"
+    assert measure_cores(run_on([0], local=1), never, ROWS, 0) == 0
+    assert measure_cores(run_on([0, 4, 5]), never, ROWS, 2000) == 2000, (
+        "of another node"
+    )
 
 
 def test_ranks_that_do_not_come_are_not_waited_for(caplog):
     run = run_on(range(4), come=False)
-    assert measure_cores(run, work_of(1.0), 2000) == 2000
+    assert measure_cores(run, work_of(1.0), ROWS, 2000) == 2000
     assert "ranks [1, 2, 3] did not come" in caplog.text
     assert run.plane.asked[0][1] is not None, "a deadline"
 
 
 def test_others_work_until_the_profile_is_there():
     run, worked = run_on(range(4), rank=1), []
-    run.plane.publish("busy/ask", b"")
+    run.plane.publish("busy/ask", b"4")
 
     def work():
         worked.append("busy/1" in run.plane.keys)
@@ -99,19 +109,33 @@ def test_others_work_until_the_profile_is_there():
             run.plane.publish("profile", b"")
         return 0.0
 
-    keep_busy(run, lambda: work)
+    def make(rows):
+        assert rows == ROWS
+        return work
+
+    keep_busy(run, make)
     assert worked == [False, True, True, True, True], "told once it is warm"
     assert run.plane.checks == 4, "whether the run has failed"
 
 
 @pytest.mark.parametrize("rank", [4, 1])
 def test_another_node_and_a_profile_that_is_there_ask_for_nothing(rank):
-    def never():
+    def never(rows):
         raise AssertionError("nothing is to be measured")
 
     run = run_on([0, 1, 4, 5], rank=rank)
     run.plane.publish("busy/ask" if rank == 4 else "profile", b"")
     keep_busy(run, never)
+
+
+@pytest.mark.parametrize(("each", "rows"), [(40, 1), (7, 4), (5, 16), (1, 16)])
+def test_slots_work_on_the_smallest_batch_that_can_be_timed(each, rows):
+    def times(ms):
+        return tuple(int(ms * 1e6 * n / 3) for n in (1, 4, 16))
+
+    layers = [layer(i, times=(times(each / 2),) * 3) for i in range(2)]
+    found = profile(layers, microbatch_samples=(1, 4, 16))
+    assert measured_inputs.rows_that_tell(found) == rows
 
 
 def planned(rank):

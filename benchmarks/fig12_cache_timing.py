@@ -232,7 +232,8 @@ class Bench:
             sample = measured(for_a_while)
             return Repeat(sample, {"time": 1e3 * sample.wall_s / (done * BATCH)})
 
-        found = interleave(list(stores), run, repeats=repeats)
+        # The pace of a disk varies, and the kernel's work for it counts as others'.
+        found = interleave(list(stores), run, repeats=repeats, tolerance=0.5)
         late = lower.counters.late
         cache.close()
         lower.close()

@@ -133,7 +133,8 @@ class PipeConfig:
     Attributes:
         checkpoint: Activation recomputation: "never", "except_last" or "always".
         threads_per_stage: Intra-op threads of each CPU slot; None: cores divided by
-            the node's slots, at least 1.
+            the node's slots, at least 1, and no more than ``OMP_NUM_THREADS`` or
+            ``torch.set_num_threads`` say (but for the 1 that torchrun sets itself).
         num_slots: CPU slots of a process that was started alone; under a launcher
             there is one slot per process. Accelerators count by `Config.devices`.
         schedule: The order of a step's cells: "gpipe" (all forwards first, then the

@@ -49,6 +49,7 @@ class RankReport:
             prepared.
         memory_limit: What a slot may take at most, in bytes, since a device ran out of
             memory; None: what was assumed before.
+        drops_copies: Its device ran out of memory, and it gives up copies of records.
     """
 
     done: int
@@ -67,6 +68,7 @@ class RankReport:
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
     due_at: int | None = None
     memory_limit: int | None = None
+    drops_copies: bool = False
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON."""

@@ -40,8 +40,8 @@ def give_way(run: Run, error: BaseException) -> bool:
     """Have every rank plan again, for less memory, if the error is for want of it.
 
     Args:
-        run: The run; on this rank it has no copies of records any more, or, without
-            any, `Run.memory_limit` is lowered.
+        run: The run; on this rank `Run.drops_copies` is set where there are copies of
+            records, else `Run.memory_limit` is lowered.
         error: What a call that ranks meet in has raised here.
 
     Returns:
@@ -56,7 +56,7 @@ def give_way(run: Run, error: BaseException) -> bool:
     if cluster is None:
         return False
     if copied := run.copied_bytes:
-        run.keeps_copies = False
+        run.drops_copies = True
         _LOG.warning(
             "rank %d ran out of memory, and gives up %.1f MB of copies of cached "
             "records on its device (%s)",
@@ -94,7 +94,7 @@ def _first_sentence(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def giving_way(run: Run) -> Iterator[None]:
-    """Let the body's want of memory end in a plan that takes less; see `give_way`."""
+    """Let the body's want of memory end in a run that takes less; see `give_way`."""
     try:
         yield
     except Exception as error:
@@ -103,13 +103,21 @@ def giving_way(run: Run) -> Iterator[None]:
 
 
 def agree_on_limit(run: Run, reports: Mapping[int, RankReport]) -> None:
-    """Take over the lowest limit that a rank knows; equal on every survivor."""
+    """Take over the lowest limit that a rank knows; equal on every survivor.
+
+    So is whether there are copies of records: ranks that run out one after the other
+    would each have the operation done again.
+    """
     limits = [r.memory_limit for r in reports.values() if r.memory_limit is not None]
+    dropped = any(report.drops_copies for report in reports.values())
     cluster = run.inputs.cluster
-    if not run.slots.on_host:
-        gc.collect()  # frames of the call that failed hold what it had computed
-        empty_caches(run.slots.devices)
-    if not limits or cluster is None:
+    if dropped:
+        run.keeps_copies = run.drops_copies = False
+    if cluster is None or not (limits or dropped):
+        return
+    gc.collect()  # frames of the call that failed hold what it had computed
+    empty_caches(run.slots.devices)
+    if not limits:
         return
     run.memory_limit = min(limits)
     if run.memory_limit < cluster.device_memory_bytes:

@@ -241,11 +241,10 @@ class RetriedCalls:
             answers, called = plane.survive(mine.to_bytes()), time.perf_counter()
             reports = {r: RankReport.from_bytes(b) for r, b in answers.items()}
             verdict = self._assess(reports, members)
-            done_there, all_live = (
-                reports[verdict.source].done,
-                members == set(answers),
-            )
-            if self._is_vain(done_there, all_live):
+            done_there = reports[verdict.source].done
+            all_live = members == set(answers)
+            smaller = any(report.drops_copies for report in reports.values())
+            if self._is_vain(done_there, all_live, smaller):
                 raise failure
             agree_on_limit(run, reports)
             try:
@@ -266,14 +265,14 @@ class RetriedCalls:
             return self._catch_up(reports[verdict.source], done, active)
         raise failure
 
-    def _is_vain(self, done: int, all_live: bool) -> bool:
+    def _is_vain(self, done: int, all_live: bool, smaller: bool) -> bool:
         """Tell, identically on every rank, whether to stop trying the next operation.
 
-        A failure that comes back although every rank lives is none that a smaller
-        run is free of.
+        A failure that comes back although every rank lives, and none has become
+        smaller, is none that a smaller run is free of.
         """
         operation, times = self._vain
-        if not all_live:
+        if smaller or not all_live:
             self._vain = done, 0
         else:
             self._vain = done, times + 1 if operation == done else 1
@@ -330,6 +329,7 @@ class RetriedCalls:
             counts=counts,
             due_at=self._recovery.open_pass.due_at,
             memory_limit=run.memory_limit,
+            drops_copies=run.drops_copies,
         )
 
 

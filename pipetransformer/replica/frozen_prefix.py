@@ -83,7 +83,7 @@ class FrozenPrefix:
         disk_admitted: The same of what it has on disk.
         place: Moves the layers to devices, one each, and nothing else.
         device_bytes: Memory on the first device for copies of training records.
-        sharers: Replicas of the node, which share its samples.
+        sharers: Replicas of the plan, which share its samples.
     """
 
     def __init__(

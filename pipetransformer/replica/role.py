@@ -41,7 +41,8 @@ class Role:
         if self.replica is None:
             raise ValueError(
                 f"rank {self._run.info.rank}: expected an active rank, got a standby "
-                "(batches yields nothing there) or a call before the first pass"
+                "(batches yields nothing there) or a call before the first pass "
+                "(engine.prepare makes the plan without one)"
             )
         return self.replica
 

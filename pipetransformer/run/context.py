@@ -58,6 +58,7 @@ class Run:
         self.config = arguments.config
         self.plane = plane
         self.info: LaunchInfo = plane.info
+        self._threads_set = torch.get_num_threads()  # by OMP_NUM_THREADS, or the script
         self.inputs = PlanInputs()
         self.caches = Caches(arguments, plane, self.inputs)
         self.clock = clock
@@ -101,7 +102,8 @@ class Run:
         self.began_at = 0, 0  # steps and freeze decision of the first plan
         self.loss_checked = not self.config.check_loss
         self.memory_limit: int | None = None  # of a slot, since a device ran out of it
-        self.keeps_copies = True  # of records on its device, which has memory for them
+        self.keeps_copies = True  # of records on devices, which have memory for them
+        self.drops_copies = False  # as this rank's device has run out of it
         self.forecast: Forecast | None = None  # of the lead, with callbacks
         self.last_loss = 0.0  # of the last forward of this replica
         self.step_buffers = StepBuffers(arguments.model, lambda: self.state.step)
@@ -190,7 +192,10 @@ class Run:
     def threads_per_stage(self) -> int:
         """Intra-op threads of each CPU slot."""
         wanted = self.config.pipe.threads_per_stage
-        return wanted or max(1, (os.cpu_count() or 1) // self.num_slots)
+        fair = max(1, (os.cpu_count() or 1) // self.num_slots)
+        # A launcher of several processes sets 1 where nobody has set anything.
+        nobody = self._threads_set == 1 and self.info.local_world_size > 1
+        return wanted or (fair if nobody else min(fair, self._threads_set))
 
     def build_optimizer(self) -> None:
         """Build optimizer and scheduler when the rank first becomes active."""

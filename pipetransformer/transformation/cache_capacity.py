@@ -81,7 +81,7 @@ def admission(run: Run, boundary: int, room: Room) -> Admission | None:
     of_node = -(-workload.num_samples // run.info.num_nodes)
 
     near, on_node = inputs.rates.device, disk_sharers(inputs, shape[1])
-    device_bytes = run.device_cache_bytes
+    device_bytes = run.device_cache_bytes if run.keeps_copies else 0
     if held.plan is not None and held.plan.boundary == boundary:
         device_bytes = min(device_bytes, run.bytes_for_copies(held.plan))
 

@@ -68,6 +68,8 @@ def _units_foreseen(
     policy: Policy, progress: Progress, points: int
 ) -> list[int] | None:
     """Ask a copy of the policy: other ranks do not ask, and must decide the same."""
+    if policy.needs:
+        return None  # of a policy that looks at statistics nothing is foreseen
     try:
         asked = copy.deepcopy(policy)
     except Exception as error:  # whatever a user's policy holds

@@ -1,6 +1,7 @@
 """Options of a run do what they say, alongside plain loops and alongside each other."""
 
 import dataclasses
+import types
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from torch.utils.data import get_worker_info
 
 import pipetransformer as pt
 from pipetransformer.pipe import is_recomputing
+from pipetransformer.run.context import Run
 from pipetransformer.transformation import propose as planning
 from tests.engine.scenario import config, make_engine, schedule
-from tests.support.private import model_of
+from tests.support.private import model_of, run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, toy_model, toy_units
 
@@ -242,3 +244,38 @@ def test_ranks_that_plan_differently_end_and_say_so():
     # The second to come may hear of the first one's end before it ends itself.
     assert any(kind == "RuntimeError" and text in said for _, kind, said in results)
     assert all(kind in ("RuntimeError", "PeerFailure") for _, kind, _ in results)
+
+
+@pytest.mark.parametrize(
+    ("set_before", "processes", "wanted", "threads"),
+    [
+        (8, 1, None, 8),
+        (3, 1, None, 3),  # the user's
+        (1, 1, None, 1),
+        (1, 2, None, 4),  # torchrun's own
+        (2, 2, None, 2),
+        (8, 2, None, 4),
+        (1, 1, 6, 6),
+    ],
+)
+def test_slots_take_no_more_threads_than_are_set(
+    monkeypatch, set_before, processes, wanted, threads
+):
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    run = types.SimpleNamespace(
+        config=pt.Config(pipe=pt.PipeConfig(threads_per_stage=wanted)),
+        info=types.SimpleNamespace(local_world_size=processes),
+        num_slots=processes,
+        _threads_set=set_before,
+    )
+    assert Run.threads_per_stage.fget(run) == threads
+
+
+def test_the_threads_that_are_set_are_those_before_the_engine():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with make_engine(freeze=schedule(0), config=config()) as engine:
+            assert run_of(engine).threads_per_stage == torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

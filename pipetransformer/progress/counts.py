@@ -112,6 +112,19 @@ class Counts:
         """Numbers of the batches that were counted; a step that broke off is not."""
         return self._batches
 
+    def due(self) -> dict[str, Any]:
+        """Return what is counted with the optimizer step that is under way.
+
+        The step is another replica's, too, which may have taken it when a rank fails.
+        """
+        pending = self._pending if self._ended else []
+        return {
+            "loss_sum": sum(loss * weight for loss, weight, _, _ in pending),
+            "weight": sum(weight for _, weight, _, _ in pending),
+            "rows": sum(rows for _, _, rows, _ in pending),
+            "batches": [each.index for *_, each in pending if each is not None],
+        }
+
     def mine(self, run: Run) -> dict[str, Any]:
         """Return what this replica has counted, as plain values."""
         cache = run.caches.training()

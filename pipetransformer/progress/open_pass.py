@@ -241,7 +241,8 @@ class OpenPass:
             return 0, {}
         if counted.open is None:
             return len(counted.segments), {}
-        counts = {**counted.open.mine(self._run), "batches": counted.open.batches}
+        now = counted.open
+        counts = {**now.mine(self._run), "batches": now.batches, "due": now.due()}
         return len(counted.segments), counts
 
     def abandon_segment(self, counts: list[Mapping[str, Any]]) -> None:

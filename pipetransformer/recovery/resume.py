@@ -8,6 +8,7 @@ from the rank that is ahead.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -88,7 +89,7 @@ class Resumption:
         run.follow_plan(ahead.plan_hash)
         proposal = None
         if run.info.rank == source:
-            self.open_pass.abandon_segment(_alike(ahead, reports))
+            self.open_pass.abandon_segment(alike(ahead, reports))
             proposal = propose_again(
                 run,
                 plan_epoch,
@@ -141,14 +142,22 @@ class Resumption:
             self._run.control_log.publish_again(verdict.script)
 
 
-def _alike(
+def alike(
     ahead: RankReport, reports: Mapping[int, RankReport]
-) -> list[Mapping[str, float | int]]:
-    """Return the counts of the ranks that counted the same batches as `ahead`."""
-    return [
+) -> list[Mapping[str, Any]]:
+    """Return the counts of the ranks that counted the same batches as `ahead`.
+
+    A rank that was in the optimizer step which `ahead` has taken had counted its share.
+    """
+    wanted = ahead.counts.get("batches")
+    of_segment = [
         report.counts
         for report in reports.values()
-        if report.counts
-        and report.segment == ahead.segment
-        and report.counts["batches"] == ahead.counts.get("batches")
+        if report.counts and report.segment == ahead.segment
     ]
+    each = (c if c["batches"] == wanted else _with_due(c) for c in of_segment)
+    return [counts for counts in each if counts["batches"] == wanted]
+
+
+def _with_due(counts: Mapping[str, Any]) -> dict[str, Any]:
+    return {**counts, **{name: counts[name] + v for name, v in counts["due"].items()}}

@@ -13,9 +13,11 @@ from pipetransformer.loop.coordinator import Coordinator
 from pipetransformer.loop.epoch import PassLoop
 from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.planner import Plan
+from pipetransformer.progress.counts import Counts
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
-from pipetransformer.recovery.resume import Resumption
+from pipetransformer.recovery.decision import RankReport
+from pipetransformer.recovery.resume import Resumption, alike
 from pipetransformer.recovery.retrying import RetriedCalls
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.role import Role
@@ -221,3 +223,48 @@ def test_a_standby_forgets_a_plan_that_a_lost_lead_announced_to_nobody_else(kind
     left = source.position - standby.position
     told = [standby.follow("pass_end", "epoch")["kind"] for _ in range(left)]
     assert told == (["epoch"] if kind == "evaluate" else ["pass_end", "epoch"])
+
+
+def counted(batches, due=(), *, loss=1.0):
+    """Return what a rank with shares of 12 rows tells of the open segment."""
+
+    def of(numbers):
+        rows = 12 * len(numbers)
+        sums = {"loss_sum": loss * rows, "weight": float(rows), "rows": rows}
+        return {**sums, "batches": list(numbers)}
+
+    counts = {**of(batches), "cache": {}, "due": of(due)}
+    return RankReport(done=len(batches), segment=1, counts=counts)
+
+
+def test_a_share_of_the_step_that_others_have_taken_counts():
+    ahead = counted([0, 1])
+    reports = {
+        0: ahead,
+        1: counted([0], due=[1], loss=2.0),  # in the optimizer's step
+        2: counted([0], loss=9.0),  # still in backward: nobody knows its loss
+        3: counted([0, 1], due=[2], loss=4.0),  # in the next one, which is repeated
+        4: dataclasses.replace(ahead, segment=0),
+        5: RankReport(done=0),
+    }
+    parts = alike(ahead, reports)
+    assert [(p["loss_sum"], p["weight"], p["rows"]) for p in parts] == [
+        (24.0, 24.0, 24),
+        (48.0, 24.0, 24),
+        (96.0, 24.0, 24),
+    ]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_is_counted_with_the_step_under_way_is_told_until_it_is_done(ends):
+    counts = object.__new__(Counts)
+    vars(counts).update(_pending=[], _ended=False, _began=None, _interval=None)
+    vars(counts).update(_rows=0, _loss_sum=0.0, _weight=0.0, _ids=[], _batches=[])
+    batch = types.SimpleNamespace(index=7, ids=[3, 4])
+    counts.count(0.5, 2.0, 2, batch, ends=ends)
+    told = {"loss_sum": 1.0, "weight": 2.0, "rows": 2, "batches": [7]}
+    none = {"loss_sum": 0, "weight": 0, "rows": 0, "batches": []}
+    assert counts.due() == (told if ends else none)
+    counts.settle()
+    assert counts.due() == none
+    assert counts.batches == ([7] if ends else [])

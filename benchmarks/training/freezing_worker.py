@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import pipetransformer as pt
+import text_classification
 import vit_digits
 from training.work import TRAINING, LayerCounter, work_of
 
@@ -142,8 +143,8 @@ def text(kind: str, args: argparse.Namespace) -> Task:
     adapted = from_transformers(source.model)
     held_out = None
     if name == "sst2":
-        rows = text_worker.sst2.read("dev", args.data / "sst2")
-        held_out = text_worker.sst2.Sentences(source.collate.tokenizer, rows)
+        rows = text_classification.read("dev", args.data / "sst2")
+        held_out = text_classification.Sentences(source.collate.tokenizer, rows)
 
     def score(engine: pt.PipeTransformer) -> float:
         logits = engine.predict(source.test, collate_fn=source.collate, name="test")

@@ -17,7 +17,6 @@ import torch
 
 from pipetransformer.autodp import PeerFailure
 from pipetransformer.core.devices import empty_caches
-from pipetransformer.planner import Cluster, Plan
 from pipetransformer.recovery.decision import RankReport
 from pipetransformer.run.context import Run
 
@@ -52,7 +51,7 @@ def give_way(run: Run, error: BaseException) -> bool:
         return False
     if not is_out_of_memory(error):
         return False
-    cluster, plan = run.inputs.cluster, run.in_force.plan
+    cluster = run.inputs.cluster
     if cluster is None:
         return False
     if copied := run.copied_bytes:
@@ -65,18 +64,15 @@ def give_way(run: Run, error: BaseException) -> bool:
             _first_sentence(error),
         )
     else:
-        _lower_limit(run, plan, cluster, error)
+        _lower_limit(run, cluster.device_memory_bytes, error)
     plane.fail(_PHASE, f"of rank {run.info.rank}", rank=-1)
     return True
 
 
-def _lower_limit(
-    run: Run, plan: Plan | None, cluster: Cluster, error: BaseException
-) -> None:
+def _lower_limit(run: Run, slot_bytes: int, error: BaseException) -> None:
+    plan = run.in_force.plan
     taken = max(plan.bytes_per_stage, default=0) if plan is not None else 0
-    bytes_before = min(
-        taken or cluster.device_memory_bytes, cluster.device_memory_bytes
-    )
+    bytes_before = min(taken or slot_bytes, slot_bytes)
     run.memory_limit = max(1, int(bytes_before * _LESS))
     _LOG.warning(
         "rank %d ran out of memory, where %.1f MB of a slot were to be enough: plans "

@@ -145,7 +145,10 @@ def _engine(part: Part, checkpoints: str, killer: Killer) -> pt.PipeTransformer:
             seed=3,
             eval_microbatch_rows=8,
             plan=pt.PlanConfig(
-                num_stages=part.num_stages, num_microbatches=2, reshape="always"
+                num_stages=part.num_stages,
+                num_microbatches=2,
+                reshape="always",
+                replicas="all",
             ),
             pipe=pt.PipeConfig(
                 num_slots=part.num_stages if part.world_size == 1 else 1,

@@ -147,7 +147,10 @@ def small_engine(
         freeze_every=freeze_every,
         prepare_steps=prepare_steps,
         plan=pt.PlanConfig(
-            num_stages=num_stages or world_size, num_microbatches=2, reshape="always"
+            num_stages=num_stages or world_size,
+            num_microbatches=2,
+            reshape="always",
+            replicas="all",
         ),
         # A full disk is to take its lead out of the run.
         checkpoint=pt.CheckpointConfig(directory=folder, keep=100, max_failures=1),

@@ -205,7 +205,7 @@ def make_engine(case: Case, model: nn.Sequential) -> pt.PipeTransformer:
         loss=nn.CrossEntropyLoss(),
         freeze=pt.freeze.Schedule([case.frozen]),
         config=pt.Config(
-            plan=pt.PlanConfig(num_stages=1, num_microbatches=1),
+            plan=pt.PlanConfig(num_stages=1, num_microbatches=1, replicas="all"),
             pipe=pt.PipeConfig(threads_per_stage=1),
         ),
     )

@@ -132,6 +132,7 @@ def layers_alone_ns(engine: pt.PipeTransformer) -> int:
         cuts=plan.cuts,
         num_microbatches=plan.num_microbatches,
         max_replicas=plan.num_replicas,
+        replicas="all",
         schedules=(plan.schedule,),
         prefix_placements=(plan.prefix,),
         cache_tiers=(plan.cache,),
@@ -160,7 +161,9 @@ def main() -> None:
         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-5),
         freeze=pt.freeze.Schedule([args.frozen]),
         config=pt.Config(
-            plan=pt.PlanConfig(num_stages=args.stages, max_replicas=args.replicas),
+            plan=pt.PlanConfig(
+                num_stages=args.stages, max_replicas=args.replicas, replicas="all"
+            ),
             pipe=pt.PipeConfig(
                 num_slots=args.stages * args.replicas, schedule=args.schedule
             ),

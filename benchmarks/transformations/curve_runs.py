@@ -140,7 +140,10 @@ def _config(job: Job) -> pt.Config:
     return pt.Config(
         seed=3,
         plan=pt.PlanConfig(
-            num_stages=job.world_size, num_microbatches=2, reshape="always"
+            num_stages=job.world_size,
+            num_microbatches=2,
+            reshape="always",
+            replicas="all",
         ),
         cache=pt.CacheConfig(enabled=job.world_size > 1),
         autodp=pt.AutoDPConfig(

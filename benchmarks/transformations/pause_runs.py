@@ -124,7 +124,10 @@ def run_rank(rank: int, folder: Path, load: Load, cycles: int) -> None:
         config=pt.Config(
             prepare_steps=load.prepare_steps,
             plan=pt.PlanConfig(
-                num_stages=load.world_size, num_microbatches=2, reshape="always"
+                num_stages=load.world_size,
+                num_microbatches=2,
+                reshape="always",
+                replicas="all",
             ),
             autodp=pt.AutoDPConfig(
                 heartbeat_timeout=timedelta(seconds=30),

@@ -102,6 +102,7 @@ class Guarded(Policy):
         self._quiet_until = 0  # the point from which units may freeze
         self._unfreezes = 0
         self._told = ""
+        self._warned = False  # of a monitor that no evaluation has
 
     def _choose(self, progress: Progress, stats: FreezeStatistics) -> int:
         if progress.epoch <= self._point:
@@ -198,9 +199,19 @@ class Guarded(Policy):
         return self._stale >= self._patience
 
     def _tell_monitor(self, progress: Progress) -> str:
-        if self._monitor is None or self._monitor[0] not in progress.metrics:
+        if self._monitor is None:
+            return ""
+        name, known = self._monitor[0], sorted(progress.metrics)
+        if name not in known:
+            if known and not self._warned:
+                self._warned = True
+                _logger.warning(
+                    "Guarded monitor: expected a metric of engine.evaluate (%s), got "
+                    "%r; the training loss alone decides",
+                    ", ".join(known),
+                    name,
+                )
             return "; the monitor was not evaluated"
-        name = self._monitor[0]
         return f"; {name} has not improved {self._stale} times, {self._patience} freeze"
 
     # -- state -----------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ def read_profile(path: str) -> Profile:
     from pipetransformer.planner import Profile
 
     text = read_text(path)
-    with _named(path):
+    with _named(path, text, "profile"):
         return Profile.from_json(text)
 
 
@@ -33,7 +34,7 @@ def read_cluster(path: str) -> Cluster:
     from pipetransformer.planner import Cluster
 
     text = read_text(path)
-    with _named(path):
+    with _named(path, text, "cluster"):
         return Cluster.from_json(text)
 
 
@@ -42,7 +43,7 @@ def read_plan(path: str) -> Plan:
     from pipetransformer.planner import Plan
 
     text = read_text(path)
-    with _named(path):
+    with _named(path, text, "plan"):
         return Plan.from_json(text)
 
 
@@ -107,9 +108,32 @@ def write_text(path: str, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
+def _named(path: str, text: str = "", wanted: str = "") -> Iterator[None]:
+    """Name the file in errors of its content, and what it is if that is another kind.
+
+    Args:
+        path: of the file.
+        text: its content.
+        wanted: the kind that is read.
+    """
     try:
         yield
     except ValueError as error:
         name = "standard input" if path == STANDARD_STREAM else path
-        raise ValueError(f"{name}: {error}") from None
+        kind = _kind_of(text)
+        other = kind not in ("", wanted)
+        told = f"expected a {wanted}, got a {kind}" if other else str(error)
+        raise ValueError(f"{name}: {told}") from None
+
+
+def _kind_of(text: str) -> str:
+    """Return which file a text is by a field that no other kind has; empty: none."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    own = (("layers", "profile"), ("devices_per_node", "cluster"), ("cuts", "plan"))
+    found = [
+        kind for field, kind in own if isinstance(fields, dict) and field in fields
+    ]
+    return found[0] if len(found) == 1 else ""

@@ -69,6 +69,13 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
         help="at most R replicas (default: as many as the devices hold)",
     )
     add(
+        "--replicas",
+        choices=("auto", "all"),
+        default="auto",
+        help="auto: as many as take the shortest step, devices may stay idle; all: as "
+        "many as there may be (default auto)",
+    )
+    add(
         "--num-microbatches",
         type=arguments.count,
         metavar="M",
@@ -141,6 +148,7 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
         global_batch=parsed.global_batch,
         num_stages=parsed.num_stages,
         max_replicas=parsed.max_replicas,
+        replicas=parsed.replicas,
         num_microbatches=parsed.num_microbatches,
         checkpoint=parsed.checkpoint,
         schedules=schedules,

@@ -165,6 +165,7 @@ def train(folder: str) -> None:
                 # gradients and two moments, and activations.
                 slot_memory_bytes=3 * parameter_bytes,
                 reshape="always",
+                replicas="all",  # both processes, however small the model
             ),
             autodp=pt.AutoDPConfig(
                 on_peer_failure="continue",

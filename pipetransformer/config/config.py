@@ -21,6 +21,7 @@ Verify = Literal["sampled", "all"]
 Codec = Literal["native", "bf16", "fp16", "int8"]
 SchedulerInterval = Literal["step", "epoch"]
 Prefix = Literal["auto", "replicated", "pipelined"]
+Replicas = Literal["auto", "all"]
 Schedule = Literal["gpipe", "1f1b", "zb-h1", "auto"]
 
 
@@ -45,6 +46,9 @@ class PlanConfig:
         num_stages: Forces the pipeline length K; None lets the planner choose.
         num_microbatches: Forces M; None lets the planner choose.
         max_replicas: Upper bound of R, per run; 1 switches AutoDP off.
+        replicas: "auto": as many as take the shortest step, of those that fit and
+            halves of them, so devices may stay idle; "all": as many as fit, as in the
+            paper.
         cuts: Forces the cuts: K+1 layer indices from the boundary to L. Only for runs
             that do not freeze.
         reshape: When K, R, M or cuts change beyond what a new boundary asks for:
@@ -70,6 +74,7 @@ class PlanConfig:
     num_stages: int | None = None
     num_microbatches: int | None = None
     max_replicas: int | None = None
+    replicas: Replicas = "auto"
     cuts: Sequence[int] | None = None
     reshape: ReshapeMode = "priced"
     hysteresis: float = 0.25
@@ -109,6 +114,12 @@ class PlanConfig:
             "PlanConfig.prefix",
             "'auto', 'replicated' or 'pipelined'",
             self.prefix,
+        )
+        _require(
+            self.replicas in get_args(Replicas),
+            "PlanConfig.replicas",
+            "'auto' or 'all'",
+            self.replicas,
         )
         ratio = self.optimizer_bytes_per_parameter_byte
         _require(
@@ -444,8 +455,8 @@ class Config:
         """
         return from_mapping(cls, mapping, cls.__name__)
 
-    def canonical(self) -> str:
-        """Return a text that is equal on two ranks iff their configs agree."""
+    def facts(self) -> list[str]:
+        """Return each field as a line of text; equal on two ranks iff they agree."""
 
         def plain(value: object) -> str:
             if isinstance(value, timedelta):
@@ -455,4 +466,11 @@ class Config:
         content = dataclasses.asdict(self)
         del content["autodp"]["interface"]  # hosts name their interfaces differently
         del content["autodp"]["secret"]  # travels nowhere; ranks meet only with it
-        return json.dumps(content, sort_keys=True, default=plain)
+        named: dict[str, object] = {}
+        for room, value in content.items():
+            inner = value if isinstance(value, dict) else {"": value}
+            named |= {f"{room}.{name}".rstrip("."): v for name, v in inner.items()}
+        return [
+            f"Config.{name} = {json.dumps(value, sort_keys=True, default=plain)}"
+            for name, value in named.items()
+        ]

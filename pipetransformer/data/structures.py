@@ -17,48 +17,65 @@ from torch.utils.data import default_collate
 from pipetransformer.core.devices import to_device
 
 
-def arguments_of(value: Any) -> tuple[Any, ...] | Mapping[str, Any]:
-    """Return the arguments of the first layer: a mapping holds keywords."""
-    if isinstance(value, Mapping):
+def arguments_of(
+    value: Any, *, first: bool = True
+) -> tuple[Any, ...] | Mapping[str, Any]:
+    """Return the arguments of a layer.
+
+    Args:
+        value: What it is given: a tuple or list holds positional arguments.
+        first: It is the model's first layer, so a mapping holds keywords; to others
+            it is one argument.
+    """
+    if first and isinstance(value, Mapping):
         return value
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def call_with(function: nn.Module, value: Any) -> Any:
+def call_with(function: nn.Module, value: Any, *, first: bool = True) -> Any:
     """Call a module with the arguments that a structure stands for."""
-    arguments = arguments_of(value)
+    arguments = arguments_of(value, first=first)
     if isinstance(arguments, Mapping):
         return function(**arguments)
     return function(*arguments)
 
 
 def call_layers(
-    layers: Sequence[nn.Module], inputs: Any, *, follow: bool = False
+    layers: Sequence[nn.Module],
+    inputs: Any,
+    *,
+    first: bool = True,
+    follow: bool = False,
 ) -> Any:
     """Run layers in order, spreading tuples between them as the pipeline does.
 
     Args:
         layers: Consecutive layers of the user's Sequential.
-        inputs: What the first one takes; a mapping holds its keywords.
+        inputs: What the first one takes.
+        first: As for `arguments_of`.
         follow: Bring to each layer's device what it takes.
     """
     value = inputs
-    for output in layer_outputs(layers, inputs, follow=follow):
+    for output in layer_outputs(layers, inputs, first=first, follow=follow):
         value = output
     return value
 
 
 def layer_outputs(
-    layers: Sequence[nn.Module], inputs: Any, *, follow: bool = False
+    layers: Sequence[nn.Module],
+    inputs: Any,
+    *,
+    first: bool = True,
+    follow: bool = False,
 ) -> Iterator[Any]:
     """Run layers as `call_layers` does, and yield what each returns."""
     value = inputs
-    for index, layer in enumerate(layers):
+    for layer in layers:
         place = next(layer.parameters(), None) if follow else None
         if place is not None:
             value = to_device(value, place.device)
-        spread = index == 0 or isinstance(value, (tuple, list))
-        value = call_with(layer, value) if spread else layer(value)
+        value = call_with(layer, value, first=first)
+        first = False
         yield value
 
 

@@ -43,7 +43,8 @@ def check_model(model: object) -> nn.Sequential:
     Raises:
         TypeError: not an ``nn.Sequential``, a compiled one, or one whose skips do not
             fit together.
-        ValueError: empty, a layer twice, `nn.SyncBatchNorm`, nothing to train.
+        ValueError: empty, a layer twice, `nn.SyncBatchNorm`, a lazy layer that has not
+            run yet, nothing to train.
     """
     compiled = isinstance(model, torch._dynamo.OptimizedModule) or (
         getattr(model, "_compiled_call_impl", None) is not None
@@ -67,6 +68,12 @@ def check_model(model: object) -> nn.Sequential:
             raise ValueError(
                 "model: expected no nn.SyncBatchNorm (it needs the default process "
                 f"group and silently runs as plain batch norm without it), got {name}"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise ValueError(
+                f"model: expected known shapes, got a lazy layer's {name}; run the "
+                "model on one batch first: model(inputs)"
             )
     _check_recomputation(model)
     verify_skippables(model)

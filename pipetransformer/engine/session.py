@@ -108,7 +108,7 @@ class Session:
         run = self.run
         lines = [
             *trainable_lines(run.arguments.model),
-            f"config {run.config.canonical()}",
+            *run.config.facts(),
             f"policy {run.policy!r} {run.policy.state_dict()}",
             f"units {run.arguments.unit_ends}",
             f"processes per node {run.info.local_world_size}",

@@ -81,6 +81,7 @@ def find_alternatives(
                 cluster,
                 static,
                 num_stages=1,
+                replicas="all",
                 num_microbatches=1,
                 schedules=("gpipe",),
             ),
@@ -125,6 +126,7 @@ def _paper_plan(profile: Profile, cluster: Cluster, options: SearchOptions) -> P
         num_microbatches=paper.num_microbatches(num_stages),
         schedules=("gpipe",),
         max_replicas=min(limit, cluster.num_nodes),
+        replicas="all",
     )
 
 

@@ -25,6 +25,7 @@ def explain_plan(
     freezing: Sequence[str] = (),
     options: SearchOptions | None = None,
     cache: Mapping[str, object] | None = None,
+    learned: bool = False,
 ) -> Explanation:
     """Explain a plan: stages, limiting resource, alternatives, reasons, prices.
 
@@ -42,6 +43,7 @@ def explain_plan(
         options: those of the search that made the plan; default: what the plan and
             its candidates show. Alternatives may differ in what they force.
         cache: why frozen activations are cached in a run or not; its ``text`` is shown.
+        learned: the cluster is that of the plan, with rates learned since it was made.
 
     Returns:
         The explanation.
@@ -68,7 +70,7 @@ def explain_plan(
     )
     run = simulate(plan, profile, cluster)
     return replace(
-        outline(plan, profile, cluster, run),
+        outline(plan, profile, cluster, run, learned=learned),
         limits=find_limits(plan, profile, cluster, run.step_ns, options),
         counterfactuals=find_alternatives(plan, profile, cluster, options, run),
         measured=tuple(measured),
@@ -79,7 +81,12 @@ def explain_plan(
 
 
 def outline(
-    plan: Plan, profile: Profile, cluster: Cluster, run: Simulation
+    plan: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    run: Simulation,
+    *,
+    learned: bool = False,
 ) -> Explanation:
     """Return what needs no further planning: inputs and stages.
 
@@ -88,16 +95,23 @@ def outline(
         profile: its layers.
         cluster: its machines.
         run: ``simulate(plan, profile, cluster)``.
+        learned: as for `explain_plan`.
     """
     return Explanation(
         plan=plan,
-        inputs=_inputs(plan, profile, cluster),
+        inputs=_inputs(plan, profile, cluster, learned=learned),
         stages=stage_reports(plan, profile, cluster, run),
         step_ns=run.step_ns,
     )
 
 
-def _inputs(plan: Plan, profile: Profile | None, cluster: Cluster | None) -> Inputs:
+def _inputs(
+    plan: Plan,
+    profile: Profile | None,
+    cluster: Cluster | None,
+    *,
+    learned: bool = False,
+) -> Inputs:
     return Inputs(
         model=None if profile is None else profile.name,
         num_layers=plan.cuts[-1],
@@ -108,7 +122,10 @@ def _inputs(plan: Plan, profile: Profile | None, cluster: Cluster | None) -> Inp
         device_memory_bytes=(None if cluster is None else cluster.device_memory_bytes),
         profile_hash=plan.profile_hash,
         cluster_hash=plan.cluster_hash,
-        notes=(*training_notes(profile), *hash_notes(plan, profile, cluster)),
+        notes=(
+            *training_notes(profile),
+            *hash_notes(plan, profile, cluster, learned=learned),
+        ),
     )
 
 
@@ -127,15 +144,29 @@ def training_notes(profile: Profile | None) -> tuple[str, ...]:
 
 
 def hash_notes(
-    plan: Plan, profile: Profile | None, cluster: Cluster | None
+    plan: Plan,
+    profile: Profile | None,
+    cluster: Cluster | None,
+    *,
+    learned: bool = False,
 ) -> tuple[str, ...]:
     """Say where a plan was made from another profile or cluster than those given.
 
     A plan written by hand, without hashes, was made from none.
+
+    Args:
+        plan: the plan.
+        profile: the profile given.
+        cluster: the cluster given.
+        learned: as for `explain_plan`.
     """
     notes = []
     if profile is not None and plan.profile_hash not in (0, profile.hash):
         notes.append("note: the plan was made from another profile")
     if cluster is not None and plan.cluster_hash not in (0, cluster.hash):
-        notes.append("note: the plan was made for another cluster")
+        notes.append(
+            "note: times hold what the run has learned since the plan was made"
+            if learned
+            else "note: the plan was made for another cluster"
+        )
     return tuple(notes)

@@ -79,6 +79,14 @@ class Coordinator:
         """What this rank drives; None on a standby."""
         return self._role.replica
 
+    def _require_plan(self, call: str) -> None:
+        """Refuse a call that needs a plan, on every rank alike: nobody waits."""
+        if not self.has_plan:
+            raise ValueError(
+                f"{call}: expected a plan, got none before the first pass; "
+                "engine.prepare(dataset, batch_size) makes one"
+            )
+
     def active(self) -> Replica:
         """Return this rank's replica.
 
@@ -355,6 +363,7 @@ class Coordinator:
         In the middle of a pass only the active ranks come here, and the result is
         theirs alone.
         """
+        self._require_plan("evaluate")
         run, within = self.run, self._passes.is_within
         if not within:
             self.finish_pass()
@@ -410,6 +419,7 @@ class Coordinator:
         Returns:
             The result on ranks that get it; None on all others.
         """
+        self._require_plan("predict")
         within = self._passes.is_within
         if not within:
             self.finish_pass()

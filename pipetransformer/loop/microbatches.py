@@ -128,7 +128,9 @@ def forward_share(
             ready = [through_prefix(each) for each in numbered]
         else:
             ready = prefix.spread(through_prefix, numbered)
-        outputs = replica.pipe.run([arguments_of(value) for value in ready])
+        outputs = replica.pipe.run(
+            [arguments_of(value, first=prefix is None) for value in ready]
+        )
         for output, ((_, rest), ids) in zip(outputs, loaded, strict=True):
             results.append(keep(output, beside(output, rest), len(ids)))
     return results

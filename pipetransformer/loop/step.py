@@ -248,9 +248,15 @@ def finite(run: Run, loss: Tensor) -> float:
     """Return a loss as a number.
 
     Raises:
+        TypeError: it is no tensor.
         ValueError: it is no scalar.
         FloatingPointError: it is NaN or Inf.
     """
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            "loss: expected a scalar tensor to call backward on, got "
+            f"{type(loss).__name__}"
+        )
     if loss.dim() != 0:
         raise ValueError(
             f"loss: expected a scalar mean over rows, got shape {tuple(loss.shape)}"

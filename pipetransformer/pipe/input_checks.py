@@ -13,6 +13,7 @@ def check_inputs(
     device: torch.device | None,
     *,
     strict: bool = False,
+    nested: bool = False,
 ) -> None:
     """Raise unless a pipeline can cut and run these arguments.
 
@@ -22,10 +23,12 @@ def check_inputs(
         device: The first stage's device; None when there is no stage.
         strict: Follow the old interface: no keyword arguments; what containers hold
             is not looked at.
+        nested: A tensor in a container is enough: layers in the middle of a model
+            get what the one before them returned.
 
     Raises:
-        TypeError: if no argument is itself a tensor; for keyword arguments that no
-            layer takes.
+        TypeError: if no argument is, or with `nested` holds, a tensor; for keyword
+            arguments that no layer takes.
         RuntimeError: for an argument that is a 0-dim tensor, which has no rows; without
             a stage nothing is cut.
         ValueError: for a tensor on another device, in a container too.
@@ -41,6 +44,8 @@ def check_inputs(
             return
     values = (*inputs, *kwargs.values())
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if nested and not tensors:
+        tensors = list(_leaves(values))
     if not tensors:
         kinds = [type(value).__name__ for value in values]
         raise TypeError(f"inputs: expected at least one tensor among them, got {kinds}")

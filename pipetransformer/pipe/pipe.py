@@ -163,6 +163,7 @@ class Pipe(StageLayers, FixedPlacement):
         settings = RunSettings(
             num_microbatches,
             even=True,
+            nested=True,
             min_rows=least_rows(layers),
             dispatch=dispatch,
             own_streams=own_streams,
@@ -393,4 +394,7 @@ class Pipe(StageLayers, FixedPlacement):
         self, inputs: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> None:
         first = self.devices[0] if self.devices else None
-        check_inputs(inputs, kwargs, first, strict=self._runner.settings.strict)
+        settings = self._runner.settings
+        check_inputs(
+            inputs, kwargs, first, strict=settings.strict, nested=settings.nested
+        )

@@ -31,6 +31,7 @@ class RunSettings:
         strict: Whether to follow the removed torch Pipe exactly, see `set_strict`.
         spread: Whether a tuple between stages becomes the arguments of the next.
         own_streams: Whether each stage of an accelerator computes on its own stream.
+        nested: Whether inputs may hold their tensors in containers alone.
     """
 
     num_microbatches: int
@@ -40,6 +41,7 @@ class RunSettings:
     strict: bool = False
     spread: bool = True
     own_streams: bool = False
+    nested: bool = False
 
 
 class Runner:

@@ -22,10 +22,13 @@ class Flow:
     Args:
         value: arguments, or what was returned.
         skips: tensors that are stashed and not popped yet.
+        spreads: a mapping holds a layer's keywords, as the model's inputs do; between
+            layers it is one argument.
     """
 
     value: object
     skips: Mapping[Key, Tensor | None] = dataclasses.field(default_factory=dict)
+    spreads: bool = False
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the tensors of the value, then the skips."""
@@ -37,7 +40,7 @@ class Flow:
         skips = {
             key: None if skip is None else fn(skip) for key, skip in self.skips.items()
         }
-        return Flow(_values.map_tensors(self.value, fn), skips)
+        return Flow(_values.map_tensors(self.value, fn), skips, self.spreads)
 
     def at(self, layer: nn.Module) -> Flow:
         """Return what of this the layer takes: the value, and the skips it pops."""
@@ -47,7 +50,8 @@ class Flow:
             if isinstance(part, Skippable)
             for key in part.poppable()
         ]
-        return Flow(self.value, {k: self.skips[k] for k in keys if k in self.skips})
+        popped = {k: self.skips[k] for k in keys if k in self.skips}
+        return Flow(self.value, popped, self.spreads)
 
     def after(self, layer: nn.Module, given: Flow) -> Flow:
         """Return what there is behind the layer, of which ``given`` comes from it."""
@@ -67,5 +71,15 @@ def timed_call(watch: Stopwatch, layer: nn.Module, taken: Flow) -> tuple[int, Fl
     for (namespace, name), skip in taken.skips.items():
         tracker.save(namespace, name, skip)
     with use_skip_tracker(tracker):
-        spent_ns, value = watch(lambda: _values.call(layer, taken.value))
+        spent_ns, value = watch(lambda: _call(layer, taken))
     return spent_ns, Flow(value, tracker.load_all())
+
+
+def _call(layer: nn.Module, taken: Flow) -> object:
+    """Call a layer as the pipeline does: a tuple or list gives positions."""
+    value = taken.value
+    if taken.spreads and isinstance(value, Mapping):
+        return layer(**value)
+    if isinstance(value, (tuple, list)):
+        return layer(*value)
+    return layer(value)

@@ -90,7 +90,7 @@ def _run(
     parameters: Sequence[Tensor],
     sums: Sequence[Tensor],
 ) -> RowTimes:
-    flow = Flow(value)
+    flow = Flow(value, spreads=True)
     watch = stopwatch(next(flow.tensors()).device)
     leaves: list[Tensor] = []
 

@@ -14,7 +14,10 @@ def lost(candidate: _C.planner.Candidate, chosen: _C.planner.Candidate) -> str:
     """Why ``candidate`` was not chosen."""
     slower = candidate.simulated_ns - chosen.simulated_ns
     if slower == 0:
-        return "equal step time: ties go to the first cuts, then to fewer micro-batches"
+        return (
+            "equal step time: ties go to the first cuts, more replicas, then fewer "
+            "micro-batches"
+        )
     return f"{_percent(slower, chosen.simulated_ns)} slower"
 
 
@@ -44,6 +47,11 @@ def choice(
             "simulated"
         )
     shape = (chosen.choice.shape.num_stages, chosen.choice.shape.num_replicas)
+    fuller = next((each for each in others if _devices(each) > _devices(chosen)), None)
+    if fuller is not None:
+        sentences.append(
+            f"more devices take longer: {_name(fuller)}, {lost(fuller, chosen)}"
+        )
     return [
         *sentences,
         *use(
@@ -68,8 +76,11 @@ def use(
     ]
     if idle_devices:
         cause = f"K={num_stages} on {cluster.devices_per_node} per node"
+        room = cluster.num_nodes * (cluster.devices_per_node // num_stages)
         if max_replicas == num_replicas:
             cause = f"at most {max_replicas} replicas"
+        elif num_replicas < room:
+            cause = f"{num_replicas} of {room} replicas that fit"
         sentences.append(f"{idle_devices} devices idle: {cause}")
     return sentences
 
@@ -95,11 +106,12 @@ def _refusal(
     if refusal.cause == causes.SHARED_PARAMETERS:
         return f"{k} does not fit: layers that share a parameter leave too few cuts"
     if refusal.cause == causes.BATCH:
+        hint = "; replicas='auto' or max_replicas takes fewer"
         return (
             f"{k} does not fit: replicas x micro-batches: expected enough rows for "
             f"each at a global batch of {global_batch}, got "
             f"{refusal.shape.num_replicas} x {refusal.shape.num_microbatches}"
-            f"{'; max_replicas takes fewer' if refusal.shape.num_replicas > 1 else ''}"
+            f"{hint if refusal.shape.num_replicas > 1 else ''}"
         )
     if refusal.cause == causes.FIXED_MEMORY:
         return (
@@ -122,6 +134,11 @@ def _name(candidate: _C.planner.Candidate) -> str:
     )
     tier = native.name_of(native.TIERS, choice.cache)
     return text if tier == "none" else f"{text}, {tier} cache"
+
+
+def _devices(candidate: _C.planner.Candidate) -> int:
+    shape = candidate.choice.shape
+    return shape.num_stages * shape.num_replicas
 
 
 def _percent(part: int, whole: int) -> str:

@@ -25,7 +25,7 @@ def saved_and_boundary_bytes(
     """
     counter = _SavedBytes()
     saved, boundary = [], []
-    flow = Flow(value)
+    flow = Flow(value, spreads=True)
     hooks = torch.autograd.graph.saved_tensors_hooks(counter.count, _never)
     with torch.enable_grad(), hooks:
         for layer in layers:

@@ -49,7 +49,7 @@ def time_layers(
     """
     times = []
     known: dict[Hashable, LayerTimes] = {}
-    flow = Flow(value)
+    flow = Flow(value, spreads=True)
     for layer in layers:
         taken = flow.at(layer)
         with place(layer):

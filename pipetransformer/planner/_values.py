@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def tensors(value: object) -> Iterator[Tensor]:
@@ -38,10 +38,21 @@ def num_rows(inputs: object) -> int:
     """
     first = next(tensors(inputs), None)
     if first is None or first.dim() == 0:
+        parts = {type(part).__name__ for part in _parts(inputs)}
+        of = f" of {', '.join(sorted(parts))}" if parts else ""
         raise TypeError(
-            f"sample: expected a tensor with rows in it, got {type(inputs).__name__}"
+            "sample: expected a tensor with rows in it, got "
+            f"{type(inputs).__name__}{of}"
+            f"{'; collate_fn turns text into tensors' if 'str' in parts else ''}"
         )
     return first.size(0)
+
+
+def _parts(value: object) -> Iterator[object]:
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, (tuple, list)):
+        yield from value
 
 
 def first_rows(inputs: object, size: int) -> object:
@@ -53,12 +64,3 @@ def first_rows(inputs: object, size: int) -> object:
         return tensor[:size].clone() if has_rows else tensor
 
     return map_tensors(inputs, cut)
-
-
-def call(layer: nn.Module, value: object) -> object:
-    """Call a layer: a mapping gives keywords, a tuple or list positions."""
-    if isinstance(value, Mapping):
-        return layer(**value)
-    if isinstance(value, (tuple, list)):
-        return layer(*value)
-    return layer(value)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _T = TypeVar("_T", bound="DataclassInstance")
+REPLICAS = ("auto", "all")
 _NAMES = {
     "schedules": SCHEDULES,
     "prefix_placements": PREFIX_PLACEMENTS,
@@ -39,7 +40,9 @@ class SearchOptions:
         global_batch: rows of a step over all replicas; constant, so the number of
             optimizer steps does not depend on the plan.
         num_stages: forces K.
-        max_replicas: limits R; else R = nodes * floor(devices per node / K).
+        max_replicas: limits R, which is at most nodes * floor(devices per node / K).
+        replicas: ``"auto"`` (the most there may be, and halves of it down to 1, which
+            leave devices idle) or ``"all"`` (the most alone, as in the paper).
         num_microbatches: forces M.
         cuts: forces the cuts, layer indices from the boundary to the number of
             layers; then K follows.
@@ -65,6 +68,7 @@ class SearchOptions:
     global_batch: int
     num_stages: int | None = None
     max_replicas: int | None = None
+    replicas: str = "auto"
     num_microbatches: int | None = None
     cuts: Sequence[int] | None = None
     checkpoint: str = "never"
@@ -85,6 +89,7 @@ class SearchOptions:
             object.__setattr__(self, "cuts", _checked_cuts(self.cuts))
         wire.check_choice(self.checkpoint, "checkpoint", CHECKPOINT_MODES)
         wire.check_choice(self.copies, "copies", COPY_MODELS)
+        wire.check_choice(self.replicas, "replicas", REPLICAS)
         for name, known in _NAMES.items():
             chosen = tuple(getattr(self, name))
             for entry in chosen:
@@ -158,6 +163,7 @@ class SearchOptions:
             self,
             num_stages=plan.num_stages,
             max_replicas=plan.num_replicas,
+            replicas="all",
             num_microbatches=plan.num_microbatches,
             schedules=(plan.schedule,),
             prefix_placements=(plan.prefix,) if stays else self.prefix_placements,
@@ -170,6 +176,7 @@ class SearchOptions:
             self,
             num_stages=candidate.num_stages,
             max_replicas=candidate.num_replicas,
+            replicas="all",
             num_microbatches=candidate.num_microbatches,
             cuts=candidate.cuts,
             schedules=(candidate.schedule,),

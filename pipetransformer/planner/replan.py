@@ -78,7 +78,10 @@ def replan(
     if not why_not:
         staying, why_not = _plan_in_force(find, asked, current, boundary)
         same = dataclasses.replace(
-            asked, num_stages=current.num_stages, max_replicas=current.num_replicas
+            asked,
+            num_stages=current.num_stages,
+            max_replicas=current.num_replicas,
+            replicas="all",
         )
         others += _candidates(find, same)
     others = _unlike(staying, others)

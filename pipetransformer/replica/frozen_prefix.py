@@ -603,12 +603,14 @@ class FrozenPrefix:
             if self._passed_on:
                 with draws:
                     there = to_device(piece, self._places[start])
-                    return self._here(run_in_place(self._layers[start:end], there))
+                    chunk = self._layers[start:end]
+                    return self._here(run_in_place(chunk, there, first=start == 0))
             worker = number if whole else number - first
             device = self._devices[worker % len(self._devices)]
             layers = self._on[device][start:end]
             with use_skip_tracker(SkipTracker()), draws:
-                return self._here(call_layers(layers, to_device(piece, device)))
+                taken = to_device(piece, device)
+                return self._here(call_layers(layers, taken, first=start == 0))
 
         with self._clock.phase("prefix"), torch.no_grad():
             if pieces == 1:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pipetransformer.core.devices import HOST, to_device
-from pipetransformer.data.structures import call_layers
+from pipetransformer.data.structures import call_with
 from pipetransformer.skip import Namespace, SkipTracker, use_skip_tracker
 
 
@@ -21,12 +21,15 @@ class _Following(SkipTracker):
         return to_device(super().load(namespace, name), self.device)
 
 
-def outputs_in_place(layers: Iterable[nn.Module], value: Any) -> Iterator[Any]:
+def outputs_in_place(
+    layers: Iterable[nn.Module], value: Any, *, first: bool = True
+) -> Iterator[Any]:
     """Yield what each layer returns; values and skips are brought to its device.
 
     Args:
         layers: In order. One without tensors is where the one before it is.
         value: What the first one takes.
+        first: As for `arguments_of`.
     """
     tracker = _Following()
     with use_skip_tracker(tracker):
@@ -35,12 +38,13 @@ def outputs_in_place(layers: Iterable[nn.Module], value: Any) -> Iterator[Any]:
             if held:
                 tracker.device = held[0].device
                 value = to_device(value, tracker.device)
-            value = call_layers([layer], value)
+            value = call_with(layer, value, first=first)
+            first = False
             yield value
 
 
-def run_in_place(layers: Iterable[nn.Module], value: Any) -> Any:
+def run_in_place(layers: Iterable[nn.Module], value: Any, *, first: bool = True) -> Any:
     """Return what the last of the layers returns, as `outputs_in_place`."""
-    for output in outputs_in_place(layers, value):
+    for output in outputs_in_place(layers, value, first=first):
         value = output
     return value

@@ -127,7 +127,7 @@ class ActiveModel(nn.Module):
                 codec=codec,
                 compare=compare,
             )
-        arguments = arguments_of(value)
+        arguments = arguments_of(value, first=prefix is None)
         named = dict(arguments) if isinstance(arguments, Mapping) else {}
         args = () if isinstance(arguments, Mapping) else arguments
         if loss is not None:

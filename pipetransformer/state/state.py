@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import inspect
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -383,7 +383,9 @@ def load_optimizer(
     """
     if state.optimizer is None:
         raise RuntimeError("optimizer not built before its state; please report")
+    options = [{*group} for group in state.optimizer.param_groups]
     state.optimizer.load_state_dict(joined["optimizer"])
+    _check_options(state.optimizer, options)
     _keep_dtypes(state.optimizer, joined["optimizer"])
     if state.scheduler is not None and joined["scheduler"] is not None:
         state.scheduler.load_state_dict(joined["scheduler"])
@@ -391,6 +393,26 @@ def load_optimizer(
         state.scaler.load_state_dict(joined["scaler"])
     if observed:
         load_observed(state, joined)
+
+
+def _check_options(
+    optimizer: torch.optim.Optimizer, before: Sequence[Set[str]]
+) -> None:
+    """Refuse groups of another kind of optimizer, which torch takes over as they are.
+
+    Args:
+        optimizer: It has loaded a state.
+        before: Options of each group as the optimizer had built it.
+
+    Raises:
+        ValueError: a group has lost an option that every step reads.
+    """
+    for group, options in zip(optimizer.param_groups, before, strict=False):
+        missing = sorted(options - {*group})
+        if missing:
+            raise ValueError(
+                f"param_groups of another optimizer, without {', '.join(missing)}"
+            )
 
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, given: Mapping[str, Any]) -> None:

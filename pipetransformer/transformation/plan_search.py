@@ -139,6 +139,7 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
         cache=None
         if admission is None
         else {**admission.to_dict(), "text": admission.text},
+        learned=True,
     )
 
 
@@ -199,6 +200,7 @@ def _options(
         num_stages=_forced_stages(run, boundary),
         num_microbatches=settings.num_microbatches,
         max_replicas=1 if world == 1 else min(bounds, default=None),
+        replicas=settings.replicas,
         cuts=settings.cuts,
         checkpoint=run.config.pipe.checkpoint,
         schedules=_schedules(run),

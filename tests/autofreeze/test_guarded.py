@@ -129,6 +129,15 @@ def test_without_the_metric_the_monitor_decides_nothing_and_says_so():
     assert row(bound(monitor=("f1", "max")), [1.0, 0.01]) == [0, 6], "the loss does"
 
 
+def test_a_monitor_that_no_evaluation_has_is_warned_of_once(caplog):
+    policy = bound(monitor=("f1", "max"))
+    row(policy, [1.0, 0.5])
+    assert not caplog.records, "nothing was evaluated"
+    row(bound(monitor=("f1", "max")), [1.0, 0.5, 0.5], accuracy=0.5, recall=0.1)
+    (told,) = caplog.records
+    assert "metric of engine.evaluate (accuracy, recall), got 'f1'" in told.getMessage()
+
+
 def test_what_the_monitor_froze_thaws_when_the_loss_rises_by_half():
     policy = bound(monitor=("m", "min"), patience=1)
     given = [(1.0, 5), (0.4, 6), (0.59, 7), (0.61, 8)]

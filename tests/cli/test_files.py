@@ -10,7 +10,7 @@ import types
 import pytest
 
 from pipetransformer.cli import files
-from pipetransformer.planner import Cluster
+from pipetransformer.planner import Cluster, search
 from tests.planner.instances import cluster, equal_profile
 
 
@@ -22,6 +22,22 @@ def test_profile_cluster_and_plan_are_read_from_files(tmp_path):
     ):
         files.write_text(str(path), value.to_json())
         assert read(str(path)) == value
+
+
+def test_a_file_of_another_kind_is_named(tmp_path):
+    path = tmp_path / "file.json"
+    kinds = {
+        "profile": (equal_profile(3), files.read_profile),
+        "cluster": (cluster(4), files.read_cluster),
+        "plan": (search(equal_profile(3), cluster(4), global_batch=8), files.read_plan),
+    }
+    for got, (value, _) in kinds.items():
+        path.write_text(value.to_json())
+        for wanted, (_, read) in kinds.items():
+            if wanted != got:
+                text = f"{path}: expected a {wanted}, got a {got}$"
+                with pytest.raises(ValueError, match=text):
+                    read(str(path))
 
 
 def test_standard_input_is_a_file_called_dash(monkeypatch):

@@ -53,7 +53,10 @@ def _engine(heartbeat_timeout_s):
         config=pt.Config(
             # Half the model in a slot: K=2, one replica on each host.
             plan=pt.PlanConfig(
-                slot_memory_bytes=19 * MEBIBYTE, num_stages=2, num_microbatches=4
+                slot_memory_bytes=19 * MEBIBYTE,
+                num_stages=2,
+                num_microbatches=4,
+                replicas="all",
             ),
             checkpoint=pt.CheckpointConfig(directory="checkpoints"),
             autodp=pt.AutoDPConfig(

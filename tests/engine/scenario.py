@@ -27,10 +27,11 @@ QUICK = pt.AutoDPConfig(
 )
 
 
-def config(**changes):
-    return dataclasses.replace(
-        pt.Config(seed=3, eval_microbatch_rows=8, autodp=QUICK), **changes
-    )
+def config(*, plan=None, **changes):
+    """Return a quick config in which every rank that can have work has some."""
+    plan = dataclasses.replace(plan or pt.PlanConfig(), replicas="all")
+    base = pt.Config(seed=3, eval_microbatch_rows=8, autodp=QUICK, plan=plan)
+    return dataclasses.replace(base, **changes)
 
 
 DEFAULTS = config()

@@ -55,6 +55,14 @@ def test_sync_batch_norm_is_refused():
         build(model)
 
 
+def test_lazy_layers_that_have_not_run_are_refused():
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="known shapes, got a lazy layer's 0.weight"):
+        build(model)
+    model(torch.zeros(3, 5))
+    build(model)
+
+
 def test_nothing_trainable_is_refused():
     with pytest.raises(ValueError, match="expected a trainable parameter, got none"):
         build(nn.Sequential(nn.ReLU()))
@@ -254,6 +262,39 @@ def test_metric_must_give_one_value_per_row():
             engine.evaluate(ToySet(4), {"m": lambda o, t: o.sum()})
 
 
+@pytest.mark.parametrize(
+    ("loss", "got"),
+    [
+        (lambda outputs, targets: 0.5, "float"),
+        (lambda outputs, targets: (outputs.sum(), {}), "tuple"),
+    ],
+)
+def test_a_loss_that_is_no_tensor_is_refused(loss, got):
+    engine = make_engine(freeze=pt.freeze.Never(), loss=loss)
+    with pytest.raises(TypeError, match=f"loss: expected a scalar tensor .*got {got}"):
+        with engine:
+            for batch in engine.batches(ToySet(4), 4):
+                engine.step(batch)
+
+
+def _evaluate_without_a_plan(rank, call):
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        try:
+            getattr(engine, call)(ToySet(4))
+        except ValueError as error:
+            told = str(error)
+        engine.prepare(ToySet(8), 4)
+        getattr(engine, call)(ToySet(4))
+    return told
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("call", ["evaluate", "predict"])
+def test_calls_before_the_first_plan_are_refused_on_every_rank(call):
+    text = f"{call}: expected a plan, got none before the first pass; engine.prepare"
+    assert all(text in told for told in run_ranks(_evaluate_without_a_plan, 2, call))
+
+
 def test_unknown_config_values_are_refused():
     with pytest.raises(ValueError, match="PipeConfig.checkpoint: expected 'always'"):
         pt.PipeConfig(checkpoint="sometimes")
@@ -264,7 +305,8 @@ def test_unknown_config_values_are_refused():
 def _open_with(rank, kind):
     if kind == "nodes" and rank == 1:
         os.environ.update(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0", GROUP_RANK="1")
-    settings = config(seed=rank) if kind == "config" else config()
+    plan = pt.PlanConfig(max_replicas=1 + rank) if kind == "plan" else None
+    settings = config(seed=rank if kind == "config" else 3, plan=plan)
     depth = 3 + rank if kind == "depth" else 3
     dtype = torch.float64 if kind == "dtype" and rank == 1 else torch.float32
     try:
@@ -280,7 +322,8 @@ def _open_with(rank, kind):
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("config", "config"),
+        ("config", "expected 'Config.seed = 0' (rank 0), got 'Config.seed = 1'"),
+        ("plan", "'Config.plan.max_replicas = 1' (rank 0), got 'Config.plan.max_rep"),
         ("depth", "parameter 4"),
         ("dtype", "torch.float64"),
         ("nodes", "processes per node 2"),

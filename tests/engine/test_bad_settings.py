@@ -53,7 +53,7 @@ def test_a_value_of_another_kind_is_refused_by_name(room, name, value, expected)
 def test_numbers_of_numpy_and_paths_are_taken(tmp_path):
     wanted = pt.CheckpointConfig(directory=tmp_path, every_steps=numpy.int64(3))
     config = pt.Config(freeze_every=numpy.int32(2), checkpoint=wanted)
-    assert config.canonical() == config.canonical()
+    assert config.facts() == config.facts()
     assert (
         pt.PlanConfig(cuts=range(3), hysteresis=numpy.float32(0.5)).num_stages is None
     )

@@ -17,7 +17,7 @@ from pipetransformer.transformation import attempts
 from tests.engine.scenario import config, make_engine, moments, schedule
 from tests.support.private import run_of
 from tests.support.ranks import run_ranks
-from tests.support.toy import ToySet
+from tests.support.toy import ToySet, toy_model
 
 SHRINKING = pt.PlanConfig(slot_memory_bytes=2 * 13_500, reshape="always")
 
@@ -95,6 +95,25 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match="checkpoint .*expected .* as in this model"):
         with make_engine(freeze=pt.freeze.Never(), depth=3) as engine:
             engine.load(path)
+
+
+@pytest.mark.parametrize("replace", [torch.optim.SGD, torch.optim.Adagrad])
+def test_checkpoint_of_another_optimizer_is_refused(tmp_path, replace):
+    path = saved(tmp_path)  # of AdamW
+    text = (
+        f"expected the state of {replace.__name__}, got .* another optimizer, without"
+    )
+    engine = pt.PipeTransformer(
+        toy_model(6),
+        optimizer=lambda params: replace(params, lr=0.1),
+        loss=torch.nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Never(),
+        config=config(),
+    )
+    with pytest.raises(RuntimeError, match=text):  # of the first plan
+        with engine:
+            engine.load(path)
+            engine.prepare(ToySet(12), 4)
 
 
 def _without_block(path):

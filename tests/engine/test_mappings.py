@@ -219,3 +219,99 @@ def test_inputs_alone_say_how_predictions_take_them():
         Division().inputs(torch.ones(2, 3))
     inputs = torch.ones(2, 3)
     assert Division().inputs((inputs, None)) is inputs
+
+
+class Wrap(nn.Module):
+    """Returns a mapping, with what is no tensor in it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return {"hidden": self.layer(x), "more": (x, None), "name": "wrapped"}
+
+
+class Unwrap(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, given):
+        assert given["more"][1] is None
+        return self.layer(given["hidden"])
+
+
+def nested_layers():
+    first, second, third, *others = toy_model(3, dtype=torch.float64)
+    return nn.Sequential(Join(first), Wrap(second), Unwrap(third), *others)
+
+
+def train_nested(slots, boundary):
+    """Train in the engine, half of it with frozen layers; return losses and outputs."""
+    engine = pt.PipeTransformer(
+        nested_layers(),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Schedule([0, boundary]),
+        config=config(
+            pipe=pt.PipeConfig(num_slots=slots),
+            plan=pt.PlanConfig(num_stages=slots, num_microbatches=2),
+        ),
+    )
+    samples = Doubles(16)
+    with engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(samples, 16):
+                engine.step(batch)
+        assert engine.plan.boundary == boundary
+        outputs = engine.predict(samples)
+    return [epoch.train_loss for epoch in engine.history.epochs], outputs
+
+
+class Doubles(Named):
+    def __getitem__(self, index):
+        return {
+            key: value.double() if key != "labels" else value
+            for key, value in super().__getitem__(index).items()
+        }
+
+
+def train_nested_plainly(boundary):
+    model, samples = nested_layers(), Doubles(16)
+    losses = []
+    for epoch in range(2):
+        if epoch:
+            model[:boundary].requires_grad_(False)
+        optimizer = torch.optim.SGD(
+            [p for p in model.parameters() if p.requires_grad], lr=0.1
+        )
+        batch, labels = whole_batch(samples)
+        loss = nn.functional.cross_entropy(through(model, batch), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    with torch.no_grad():
+        return losses, through(model.eval(), whole_batch(samples)[0])
+
+
+def whole_batch(samples):
+    batch = default_collate([samples[i] for i in range(16)])
+    return batch, batch.pop("labels")
+
+
+def through(model, batch):
+    value = model[0](**batch)
+    for layer in model[1:]:
+        value = layer(value)
+    return value
+
+
+@pytest.mark.parametrize("boundary", [1, 2, 3])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_mapping_between_layers_is_one_argument(slots, boundary):
+    losses, outputs = train_nested(slots, boundary)
+    wanted, expected = train_nested_plainly(boundary)
+    assert losses == pytest.approx(wanted, rel=1e-12)
+    torch.testing.assert_close(outputs, expected, rtol=1e-12, atol=1e-12)

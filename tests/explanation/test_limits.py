@@ -47,8 +47,9 @@ def test_a_cache_on_the_devices_has_no_rate_to_double():
 
 def test_a_slow_network_limits():
     slow = a_cluster(num_nodes=4, network_bytes_per_s=10**8)
-    report = limits_of(a_profile(), slow)
+    report = limits_of(a_profile(), slow, replicas="all")
     assert report.limiting_resource == "network"
+    assert limits_of(a_profile(), slow).plan.num_replicas < 4, "it is better left alone"
 
 
 def test_what_is_as_large_as_a_field_takes_is_not_made_larger():

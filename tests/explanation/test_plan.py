@@ -223,6 +223,10 @@ def test_another_profile_or_cluster_is_noted():
         "note: the plan was made for another cluster",
     )
     assert "another profile" in str(explain_plan(plan, other, cluster))
+    told = explain_plan(plan, profile, roomy, learned=True).inputs.notes
+    assert told == (
+        "note: times hold what the run has learned since the plan was made",
+    )
 
 
 def test_a_plan_for_another_model_is_refused():

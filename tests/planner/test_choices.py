@@ -330,7 +330,7 @@ sys.stdout.write(f"{plan.plan_hash:016x}")
 def test_few_replicas_are_dealt_to_the_nodes_and_reduce_over_the_network():
     model = equal_profile(8, parameters=10**8)
     machines = cluster(8, num_nodes=2, network_bytes_per_s=10**8)
-    options = dict(num_stages=4, num_microbatches=4, global_batch=32)
+    options = dict(num_stages=4, num_microbatches=4, global_batch=32, replicas="all")
     two = find(model, machines, max_replicas=2, **options)
     four = find(model, machines, **options)
     # One on each node: half of the first stage's 200 MB over the card, twice.

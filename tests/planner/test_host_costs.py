@@ -46,7 +46,8 @@ def test_a_ring_waits_in_each_round_and_shares_the_cores():
 
     def all_reduce_ns(replicas, **fields):
         host = cluster(replicas, **{**HOST, **fields})
-        plan = search(one, host, global_batch=replicas, num_stages=1)
+        options = dict(global_batch=replicas, num_stages=1, replicas="all")
+        plan = search(one, host, **options)
         return step_costs(plan, one, host).stages[0].all_reduce_ns
 
     # 2 (R - 1) rounds; 2 (R - 1) / R of 4 MB at 1 GB/s by each process, of which two

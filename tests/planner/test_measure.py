@@ -250,6 +250,28 @@ def test_dict_inputs_are_keywords_of_the_first_layer():
     assert len(measured.layers) == 2
 
 
+class Wrap(nn.Module):
+    def forward(self, x):
+        return {"hidden": x, "name": "wrapped"}
+
+
+class Unwrap(nn.Module):
+    def forward(self, given):
+        return given["hidden"] * 2
+
+
+def test_a_dict_between_layers_is_one_argument():
+    model = nn.Sequential(nn.Linear(4, 3), Wrap(), Unwrap(), nn.Linear(3, 1))
+    measured = measure(model, torch.randn(8, 4))
+    assert [x.boundary_bytes_per_sample for x in measured.layers] == [12, 12, 12, 4]
+
+
+def test_text_without_tensors_is_refused():
+    text = "a tensor with rows in it, got tuple of str; collate_fn turns text into"
+    with pytest.raises(TypeError, match=text):
+        measure(nn.Sequential(nn.Linear(4, 3)), ("some", "text"))
+
+
 def test_layers_that_share_a_parameter_are_tied_and_counted_once():
     weight = nn.Parameter(torch.ones(4))
     model = nn.Sequential(Scale(weight), nn.Linear(4, 4), Scale(weight))

@@ -44,7 +44,8 @@ def test_only_what_trains_is_reduced_between_replicas():
     machines = cluster(2, device_link_bytes_per_s=10**9)
 
     def reduced_ns(model):
-        plan = search(model, machines, global_batch=8, num_stages=1, max_replicas=2)
+        options = dict(global_batch=8, num_stages=1, replicas="all")
+        plan = search(model, machines, **options)
         assert plan.num_replicas == 2
         (stage,) = native.step_costs(plan, model, machines).stages
         return stage.all_reduce_ns

@@ -19,11 +19,15 @@ from tests.planner.instances import (
 
 
 def brute_force(forward, backward, devices, global_batch, fits):
-    """Shortest step over K, M in K .. 6K by steps of K, and all cuts."""
+    """Shortest step over K, R and its halves, M in K .. 6K by steps of K, all cuts."""
     best = None
-    for num_stages in range(1, min(devices, len(forward)) + 1):
-        replicas = devices // num_stages
-        for factor in range(1, 7):
+    shapes = [
+        (num_stages, (devices // num_stages) >> halvings)
+        for num_stages in range(1, min(devices, len(forward)) + 1)
+        for halvings in range(devices.bit_length())
+    ]
+    for num_stages, replicas in shapes:
+        for factor in range(1, 7) if replicas else ():
             m = factor * num_stages
             if global_batch % (replicas * m):
                 continue
@@ -105,6 +109,48 @@ def test_devices_left_over_are_named():
     assert "1 devices idle: K=3 on 4 per node" in plan.reasons
     plan = search(equal_profile(12), cluster(4), global_batch=16, max_replicas=1)
     assert plan.num_replicas == 1
+
+
+def test_devices_stay_idle_where_all_reduce_takes_longer_than_it_saves():
+    model = equal_profile(4, times=(1000, 1000, 1000), parameters=10**6)
+    link = dict(device_link_bytes_per_s=10**9)
+    plan = search(model, cluster(8, **link), global_batch=16)
+    every = search(model, cluster(8, **link), global_batch=16, replicas="all")
+    assert plan.shape[:2] == (4, 1) and plan.idle_devices == 4
+    assert every.simulated_step_ns > plan.simulated_step_ns
+    assert plan.reasons[-1] == "4 devices idle: 1 of 2 replicas that fit"
+    best = plan.candidates[0]
+    fuller = [c for c in plan.candidates if c.num_stages * c.num_replicas > 4]
+    told = [reason for reason in plan.reasons if reason.startswith("more devices take")]
+    assert len(told) == bool(fuller) and best.num_replicas == 1
+    # Without gradients to add up every device works, and equal plans take more.
+    free = search(model, cluster(8), global_batch=16)
+    assert free.idle_devices == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_number_of_replicas_that_is_tried_is_faster(seed):
+    rng = random.Random(seed)
+    layers = [
+        layer(i, times=[rng.randint(1, 9) * 1000] * 3, parameters=rng.randint(1, 10**5))
+        for i in range(rng.randint(2, 6))
+    ]
+    machines = cluster(8, device_link_bytes_per_s=10 ** rng.randint(8, 10))
+    options = dict(global_batch=32, schedules=("gpipe",))
+    found = search(profile(layers), machines, **options)
+    for num_stages in range(1, len(layers) + 1):
+        most = 8 // num_stages
+        for replicas in {most, most // 2, most // 4, most // 8} - {0}:
+            other = search(
+                profile(layers),
+                machines,
+                num_stages=num_stages,
+                max_replicas=replicas,
+                replicas="all",
+                **options,
+            )
+            assert other.num_replicas == replicas
+            assert found.simulated_step_ns <= other.simulated_step_ns
 
 
 @given(st.data())

@@ -28,7 +28,12 @@ def find(model=None, machines=None, **options):
         ),
         (dict(num_stages=0), "num_stages: expected at least 1, got 0"),
         (
-            dict(num_stages=1, num_microbatches=16),
+            dict(num_stages=1, num_microbatches=33),
+            r"replicas x micro-batches: expected at most 32 \(the global batch\), got "
+            "1 x 33",
+        ),
+        (
+            dict(num_stages=1, num_microbatches=16, replicas="all"),
             r"replicas x micro-batches: expected at most 32 \(the global batch\), got "
             "4 x 16",
         ),
@@ -160,9 +165,12 @@ def test_infeasible_forced_cuts_name_their_stage():
 
 
 def test_infeasible_batch_names_replicas_and_microbatches():
-    text = r"K=1 does not fit: replicas x micro-batches: .* batch of 3, got 4 x 1"
-    with pytest.raises(InfeasiblePlan, match=text):
-        find(global_batch=3, num_stages=1)
+    text = r"K=1 does not fit: replicas x micro-batches: .* batch of 3, got "
+    with pytest.raises(InfeasiblePlan, match=text + "4 x 1; replicas='auto' or max_r"):
+        find(global_batch=3, num_stages=1, replicas="all")
+    with pytest.raises(InfeasiblePlan, match=text + "1 x 1$"):
+        find(global_batch=3, num_stages=1, min_microbatch_samples=4)
+    assert find(global_batch=3, num_stages=1).num_replicas == 2
 
 
 def test_sums_that_could_overflow_are_refused():

@@ -43,7 +43,7 @@ def train(rank, folder, victim=None, step=None):
         units=toy_units(),
         config=pt.Config(
             autodp=QUICK,
-            plan=pt.PlanConfig(num_stages=1, num_microbatches=1),
+            plan=pt.PlanConfig(num_stages=1, num_microbatches=1, replicas="all"),
             # Rows whose frozen activations a part of the run before had cached would
             # be computed with fewer others, and get other bits.
             cache=pt.CacheConfig(enabled=False),

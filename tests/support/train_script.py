@@ -20,7 +20,9 @@ def main(folder, counts):
         freeze=pt.freeze.Schedule(counts),
         units=toy_units(),
         config=pt.Config(
-            plan=pt.PlanConfig(slot_memory_bytes=13_500, reshape="always"),
+            plan=pt.PlanConfig(
+                slot_memory_bytes=13_500, reshape="always", replicas="all"
+            ),
             checkpoint=pt.CheckpointConfig(directory=str(folder)),
         ),
     )

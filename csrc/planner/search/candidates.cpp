@@ -14,10 +14,19 @@ namespace pipetransformer::planner {
 
 namespace {
 
-auto tie_break(const Candidate& candidate) {
+using TieBreak = std::tuple<
+    const Cuts&,
+    int64_t,
+    int64_t,
+    ScheduleKind,
+    PrefixPlacement,
+    CacheTier>;
+
+TieBreak tie_break(const Candidate& candidate) {
   const Choice& choice = candidate.choice;
-  return std::tie(
+  return TieBreak(
       choice.cuts,
+      -choice.shape.num_replicas,  // idle devices must win something
       choice.shape.num_microbatches,
       choice.schedule,
       choice.prefix,

@@ -114,7 +114,7 @@ std::optional<Refusal> refusal_of(
   if (closest) {
     return closest;
   }
-  const int64_t replicas = num_replicas(request, cluster, num_stages);
+  const int64_t replicas = replica_counts(request, cluster, num_stages).back();
   Refusal batch;
   batch.cause = RefusalCause::kBatch;
   batch.shape = {

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "planner/search/shapes.h"
+
 namespace pipetransformer::planner {
 
 namespace {
@@ -111,14 +113,13 @@ void check_num_stages(
       num_stages, cluster.devices_per_node, "num_stages", "devices per node");
 }
 
-// With K and M forced, R follows: the user can be told before any search.
+// With K and M forced, the least R follows: the user can be told before any
+// search.
 void check_batch(
     const Request& request,
     const Cluster& cluster,
     int64_t num_stages) {
-  int64_t replicas =
-      cluster.num_nodes * (cluster.devices_per_node / num_stages);
-  replicas = std::min(replicas, request.max_replicas.value_or(replicas));
+  const int64_t replicas = replica_counts(request, cluster, num_stages).back();
   const int64_t microbatches = *request.num_microbatches;
   require_at_most(
       microbatches,

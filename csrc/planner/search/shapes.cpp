@@ -14,13 +14,19 @@ constexpr std::size_t kMostCounts = 8;
 
 }  // namespace
 
-int64_t num_replicas(
+std::vector<int64_t> replica_counts(
     const Request& request,
     const Cluster& cluster,
     int64_t num_stages) {
   const int64_t fitting =
       cluster.num_nodes * (cluster.devices_per_node / num_stages);
-  return std::min(fitting, request.max_replicas.value_or(fitting));
+  int64_t count = std::min(fitting, request.max_replicas.value_or(fitting));
+  std::vector<int64_t> counts{count};
+  while (!request.all_replicas && count > 1) {
+    count /= 2;
+    counts.push_back(count);
+  }
+  return counts;
 }
 
 std::vector<int64_t> stage_counts(

@@ -9,9 +9,11 @@
 
 namespace pipetransformer::planner {
 
-// R at K stages: pipelines stay within a node, so floor(devices / K) per node;
-// the rest idles.
-int64_t num_replicas(
+// R to try at K stages, falling: pipelines stay within a node, so at most
+// floor(devices / K) per node, and halves of that down to 1, which leave devices
+// idle: where the work is small, all-reduce and small micro-batches cost more
+// than they save.
+std::vector<int64_t> replica_counts(
     const Request& request,
     const Cluster& cluster,
     int64_t num_stages);

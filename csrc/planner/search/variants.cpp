@@ -99,6 +99,32 @@ std::vector<PrefixPlacement> placements(const Request& request) {
              : request.prefix_placements;
 }
 
+// Those of one shape, for every schedule, tier and placement.
+void add_variants(
+    std::vector<Variant>& all,
+    const Profile& profile,
+    const Cluster& cluster,
+    const Request& request,
+    const Shape& shape) {
+  for (const ScheduleKind schedule : schedules(request, shape)) {
+    for (const CacheTier cache : tiers(request, cluster)) {
+      for (const PrefixPlacement placement : placements(request)) {
+        Variant variant{shape, schedule, placement, cache, 0};
+        const StepModel model(
+            profile,
+            cluster,
+            request.workload,
+            shape,
+            schedule,
+            placement,
+            cache);
+        variant.bound_ns = bound_of(model, cluster, variant);
+        all.push_back(variant);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<Variant> variants(
@@ -107,28 +133,13 @@ std::vector<Variant> variants(
     const Request& request) {
   std::vector<Variant> all;
   for (const int64_t num_stages : stage_counts(request, profile, cluster)) {
-    const int64_t replicas = num_replicas(request, cluster, num_stages);
-    for (const int64_t count :
-         microbatch_counts(request, num_stages, replicas)) {
-      const Shape shape{num_stages, replicas, count};
-      if (!fills_microbatches(request, shape)) {
-        continue;
-      }
-      for (const ScheduleKind schedule : schedules(request, shape)) {
-        for (const CacheTier cache : tiers(request, cluster)) {
-          for (const PrefixPlacement placement : placements(request)) {
-            Variant variant{shape, schedule, placement, cache, 0};
-            const StepModel model(
-                profile,
-                cluster,
-                request.workload,
-                shape,
-                schedule,
-                placement,
-                cache);
-            variant.bound_ns = bound_of(model, cluster, variant);
-            all.push_back(variant);
-          }
+    for (const int64_t replicas :
+         replica_counts(request, cluster, num_stages)) {
+      for (const int64_t count :
+           microbatch_counts(request, num_stages, replicas)) {
+        const Shape shape{num_stages, replicas, count};
+        if (fills_microbatches(request, shape)) {
+          add_variants(all, profile, cluster, request, shape);
         }
       }
     }
@@ -137,6 +148,7 @@ std::vector<Variant> variants(
     return std::tuple(
         v.bound_ns,
         v.shape.num_stages,
+        -v.shape.num_replicas,
         v.shape.num_microbatches,
         v.schedule,
         v.prefix,

@@ -198,7 +198,8 @@ void check_stage_output(
     throw py::type_error(
         "output of stage " + std::to_string(stage) +
         ": expected at least one tensor, got " +
-        std::string(py::str(py::type::of(value).attr("__name__"))));
+        std::string(py::str(py::type::of(value).attr("__name__"))) +
+        "; tensors may come in tuples, lists and dicts");
   }
 }
 

@@ -43,7 +43,8 @@ def time_in_a_row(layers: nn.Sequential, value: object, repeats: int) -> RowTime
     runs: list[RowTimes] = []
     began = time.perf_counter()
     while len(runs) <= repeats:
-        runs.append(_run(layers, value, parameters, sums))
+        both = run_in_a_row(layers, value, parameters, sums)
+        runs.append(RowTimes(*both, _forward_only_ns(layers, value)))
         if time.perf_counter() - began > _MOST_SECONDS:
             break
     timed = runs[1:] or runs
@@ -84,12 +85,20 @@ def _share(whole: float, parts: Iterable[int]) -> float:
     return whole / total if whole > 0 and total > 0 else 1.0
 
 
-def _run(
+def run_in_a_row(
     layers: nn.Sequential,
     value: object,
     parameters: Sequence[Tensor],
     sums: Sequence[Tensor],
-) -> RowTimes:
+) -> tuple[float, float]:
+    """Run forward and backward once; return the nanoseconds of each.
+
+    Args:
+        layers: the model.
+        value: inputs of the first layer.
+        parameters: those that want a gradient.
+        sums: what their gradients are added to.
+    """
     flow = Flow(value, spreads=True)
     watch = stopwatch(next(flow.tensors()).device)
     leaves: list[Tensor] = []
@@ -105,11 +114,15 @@ def _run(
         forward_ns, last = watch(lambda: _through(layers, taken))
         assert isinstance(last, Flow)
         backward_ns = timed_backward(watch, last, leaves, parameters, sums)
-    del last  # and what it keeps for a backward
+    return forward_ns, backward_ns
+
+
+def _forward_only_ns(layers: nn.Sequential, value: object) -> float:
+    flow = Flow(value, spreads=True)
+    watch = stopwatch(next(flow.tensors()).device)
     with torch.no_grad(), evaluating(layers):
         taken = flow.map(lambda t: t.detach().clone())
-        only_ns, _ = watch(lambda: _through(layers, taken))
-    return RowTimes(forward_ns, backward_ns, only_ns)
+        return watch(lambda: _through(layers, taken))[0]
 
 
 def _through(layers: nn.Sequential, flow: Flow) -> Flow:

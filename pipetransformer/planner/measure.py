@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from pipetransformer.core import wire
 from pipetransformer.core.devices import move_modules, to_device
 from pipetransformer.planner import _values
-from pipetransformer.planner._in_a_row import scaled, time_in_a_row
+from pipetransformer.planner._in_a_row import run_in_a_row, scaled, time_in_a_row
 from pipetransformer.planner._optimizer import time_optimizer
 from pipetransformer.planner._saved import saved_and_boundary_bytes
 from pipetransformer.planner._timing import LayerTimes, left, time_layers
@@ -162,7 +162,7 @@ def profile(
 
 
 def seconds_in_a_row(model: nn.Sequential, sample: Inputs, rows: int) -> float:
-    """Return what forward and backward of one micro-batch take, all layers in a row.
+    """Run forward and backward of one micro-batch, all layers in a row; return seconds.
 
     Leaves the model as it was found, as `profile` does.
 
@@ -172,9 +172,11 @@ def seconds_in_a_row(model: nn.Sequential, sample: Inputs, rows: int) -> float:
         rows: of the micro-batch; those of the sample at most.
     """
     sizes = _sizes(model, _values.num_rows(sample), [rows])
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    sums = [torch.zeros_like(p) for p in parameters]
     with _left_as_found(model, next(_values.tensors(sample)).device):
-        found = time_in_a_row(model, _values.first_rows(sample, sizes[-1]), 2)
-    return (found.forward_ns + found.backward_ns) / 1e9
+        taken = _values.first_rows(sample, sizes[-1])
+        return sum(run_in_a_row(model, taken, parameters, sums)) / 1e9
 
 
 def _is_torchs(optimizer: Optimizer) -> bool:

@@ -8,6 +8,7 @@ are taken to be like the lead's.
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -20,7 +21,7 @@ _ALL = 0.98  # of the slots' speed, from which on they share nothing
 _MOST_WAIT = timedelta(seconds=10)  # for the others' first run
 
 Work = Callable[[], float]
-"""Runs the layers once, or some times; returns seconds of one run."""
+"""Runs the layers once; returns the seconds."""
 
 MakeWork = Callable[[int], Work]
 """Makes the work of a micro-batch of so many rows."""
@@ -52,13 +53,13 @@ def measure_cores(
     if not others:
         return usable_permille
     work = make_work(rows)
-    alone = _best(work)
+    alone = _typical(work)
     run.plane.publish(_ASK, str(rows).encode())
     keys = [f"busy/{rank}" for rank in others]
     if run.plane.wait_any([keys], timeout=_MOST_WAIT) is None:
         _LOG.warning("slots are not measured together: ranks %s did not come", others)
         return usable_permille
-    together = _best(work)
+    together = _typical(work)
     slots = 1000 * (len(others) + 1)
     found = max(1000, round(slots * min(1.0, alone / together)))
     if usable_permille:
@@ -66,9 +67,9 @@ def measure_cores(
     return found if found < _ALL * slots else 0
 
 
-def _best(work: Work) -> float:
-    """Return the shorter of two: the first may pay for memory that is new to it."""
-    return min(work(), work())
+def _typical(work: Work) -> float:
+    """Return the median of three: the first may pay for memory that is new to it."""
+    return statistics.median(work() for _ in range(3))
 
 
 def keep_busy(run: Run, make_work: MakeWork) -> None:

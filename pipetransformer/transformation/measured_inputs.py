@@ -34,7 +34,7 @@ AS_DEVICES = "PIPETRANSFORMER_SLOTS_AS_DEVICES"
 """Variable: with 1 slots of a host are planned as the devices that they stand for: each
 with a core of its own, and nothing to pay besides its layers."""
 
-_TELLING_NS = 25_000_000  # of a forward and backward: many turns of a busy core
+_TELLING_NS = 15_000_000  # of a forward and backward: many turns of a busy core
 _ALLOCATED = 0.95  # of an accelerator's memory; the rest are gaps between blocks
 _CONTEXT_BYTES = 1 << 30  # of a process on an accelerator: its kernels and libraries
 

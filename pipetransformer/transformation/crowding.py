@@ -16,7 +16,6 @@ from pipetransformer.run.context import Run
 
 _LOG = logging.getLogger(__name__)
 
-_ASK = "busy/ask"
 _ALL = 0.98  # of the slots' speed, from which on they share nothing
 _MOST_WAIT = timedelta(seconds=10)  # for the others' first run
 
@@ -25,6 +24,11 @@ Work = Callable[[], float]
 
 MakeWork = Callable[[int], Work]
 """Makes the work of a micro-batch of so many rows."""
+
+
+def _key(run: Run, part: str) -> str:
+    """Return a key of this attempt: when it is made again, fewer ranks are there."""
+    return f"busy/{len(run.plane.members)}/{part}"
 
 
 def _others(run: Run) -> list[int]:
@@ -54,8 +58,8 @@ def measure_cores(
         return usable_permille
     work = make_work(rows)
     alone = _typical(work)
-    run.plane.publish(_ASK, str(rows).encode())
-    keys = [f"busy/{rank}" for rank in others]
+    run.plane.publish(_key(run, "ask"), str(rows).encode())
+    keys = [_key(run, str(rank)) for rank in others]
     if run.plane.wait_any([keys], timeout=_MOST_WAIT) is None:
         _LOG.warning("slots are not measured together: ranks %s did not come", others)
         return usable_permille
@@ -83,11 +87,12 @@ def keep_busy(run: Run, make_work: MakeWork) -> None:
         PeerFailure: a rank was lost meanwhile.
     """
     lead_node = min(run.plane.members) // run.info.local_world_size
-    if run.plane.wait_any([["profile"], [_ASK]]) == 0 or run.info.node != lead_node:
+    ask = _key(run, "ask")
+    if run.plane.wait_any([["profile"], [ask]]) == 0 or run.info.node != lead_node:
         return
-    work = make_work(int(run.plane.read(_ASK) or 1))
+    work = make_work(int(run.plane.read(ask) or 1))
     work()
-    run.plane.publish(f"busy/{run.info.rank}", b"")
+    run.plane.publish(_key(run, str(run.info.rank)), b"")
     while run.plane.read("profile") is None:
         run.plane.check()  # the lead may be gone while the store lives
         work()

@@ -13,11 +13,16 @@ from pipetransformer.transformation.proposal import Proposal, group_name
 
 _LOST = "a rank was lost"
 _RAN_OUT = "a device ran out of memory"
+_REPEATED = "a call failed and is repeated"  # as when copies of records are given up
 
 
-def _why(run: Run, plan: Plan) -> str:
+def _why(run: Run, plan: Plan, able: Collection[int]) -> str:
     """Return why a plan is made anew in a recovery."""
-    return _LOST if fits(run, plan) else _RAN_OUT
+    if not fits(run, plan):
+        return _RAN_OUT
+    layout = run.in_force.layout
+    there = layout is not None and set(layout.active) <= {*able}
+    return _REPEATED if there else _LOST
 
 
 def placed(
@@ -88,7 +93,7 @@ def propose_again(
             None,
             "recovery",
             epoch=plan_epoch,
-            reason=f"{_why(run, held)}, and no plan fits: {error}",
+            reason=f"{_why(run, held, able)}, and no plan fits: {error}",
         ) from error
     return Proposal(
         plan_epoch=plan_epoch,
@@ -98,7 +103,7 @@ def propose_again(
         policy=run.policy.state_dict(),
         frozen_units=run.state.frozen_units,
         seed=run.config.seed,
-        reason=_why(run, held),
+        reason=_why(run, held, able),
         pauses=run.costs.state(),
         cache_slots=run.in_force.cache_slots,
         admission=run.in_force.admission,

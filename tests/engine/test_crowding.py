@@ -77,9 +77,9 @@ def work_of(*seconds):
 def test_cores_follow_from_how_much_slower_it_is(alone, together, usable, cores):
     run = run_on(range(4))
     assert measure_cores(run, work_of(alone, together), ROWS, usable) == cores
-    assert run.plane.keys["busy/ask"] == b"4"
+    assert run.plane.keys["busy/4/ask"] == b"4"
     (((waited,), _),) = run.plane.asked
-    assert waited == ["busy/1", "busy/2", "busy/3"]
+    assert waited == ["busy/4/1", "busy/4/2", "busy/4/3"]
 
 
 def test_a_lone_slot_measures_nothing():
@@ -101,10 +101,10 @@ def test_ranks_that_do_not_come_are_not_waited_for(caplog):
 
 def test_others_work_until_the_profile_is_there():
     run, worked = run_on(range(4), rank=1), []
-    run.plane.publish("busy/ask", b"4")
+    run.plane.publish("busy/4/ask", b"4")
 
     def work():
-        worked.append("busy/1" in run.plane.keys)
+        worked.append("busy/4/1" in run.plane.keys)
         if len(worked) == 5:
             run.plane.publish("profile", b"")
         return 0.0
@@ -118,13 +118,25 @@ def test_others_work_until_the_profile_is_there():
     assert run.plane.checks == 4, "whether the run has failed"
 
 
+def test_what_an_attempt_before_has_asked_for_is_not_answered():
+    def never(rows):
+        raise AssertionError("asked by a lead that was lost")
+
+    run = run_on([1, 2, 3], rank=2)
+    run.plane.publish("busy/4/ask", b"4")
+    run.plane.publish("profile", b"")
+    keep_busy(run, never)
+    (((_, (asked,)), _),) = run.plane.asked
+    assert asked == "busy/3/ask"
+
+
 @pytest.mark.parametrize("rank", [4, 1])
 def test_another_node_and_a_profile_that_is_there_ask_for_nothing(rank):
     def never(rows):
         raise AssertionError("nothing is to be measured")
 
     run = run_on([0, 1, 4, 5], rank=rank)
-    run.plane.publish("busy/ask" if rank == 4 else "profile", b"")
+    run.plane.publish("busy/4/ask" if rank == 4 else "profile", b"")
     keep_busy(run, never)
 
 

@@ -130,6 +130,7 @@ void bind_request(py::module_& m) {
       .def_readwrite("workload", &Request::workload)
       .def_readwrite("num_stages", &Request::num_stages)
       .def_readwrite("max_replicas", &Request::max_replicas)
+      .def_readwrite("min_replicas", &Request::min_replicas)
       .def_readwrite("all_replicas", &Request::all_replicas)
       .def_readwrite("num_microbatches", &Request::num_microbatches)
       .def_readwrite("cuts", &Request::cuts)

@@ -130,6 +130,7 @@ class Request:
     workload: Workload
     num_stages: int | None
     max_replicas: int | None
+    min_replicas: int
     all_replicas: bool
     num_microbatches: int | None
     cuts: list[int] | None

@@ -66,13 +66,13 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
         "--max-replicas",
         type=arguments.count,
         metavar="R",
-        help="at most R replicas (default: as many as the devices hold)",
+        help="at most R replicas (default: what the devices hold)",
     )
     add(
         "--replicas",
         choices=("auto", "all"),
         default="auto",
-        help="auto: as many as take the shortest step, devices may stay idle; all: as "
+        help="auto: those with the shortest step, so devices may stay idle; all: as "
         "many as there may be (default auto)",
     )
     add(

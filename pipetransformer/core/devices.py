@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.core.containers import refilled
+
 HOST = torch.device("cpu")
 
 _T = TypeVar("_T")
@@ -57,8 +59,7 @@ def _mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
         items = [_mapped(part, change) for part in tree]
         if all(one is other for one, other in zip(items, tree, strict=True)):
             return tree
-        kind = type(tree)
-        return kind(*items) if hasattr(tree, "_fields") else kind(items)
+        return refilled(tree, items)
     return tree
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from pipetransformer.core.containers import refilled
 from pipetransformer.core.devices import to_device
 
 
@@ -114,7 +115,7 @@ def slice_rows(value: Any, rows: slice | Tensor) -> Any:
     if isinstance(value, Mapping):
         return {key: slice_rows(part, rows) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return tuple(slice_rows(part, rows) for part in value)
+        return refilled(value, [slice_rows(part, rows) for part in value])
     return value
 
 
@@ -130,7 +131,8 @@ def join_rows(pieces: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: join_rows([piece[key] for piece in pieces]) for key in first}
     if isinstance(first, (tuple, list)):
-        return tuple(join_rows(list(column)) for column in zip(*pieces, strict=True))
+        columns = zip(*pieces, strict=True)
+        return refilled(first, [join_rows(list(column)) for column in columns])
     if any(piece != first for piece in pieces):
         raise TypeError(
             "outputs of micro-batches: expected equal values where they are no "

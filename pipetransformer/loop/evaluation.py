@@ -78,7 +78,12 @@ def evaluate(
 
 
 def _loss_of(run: Run, outputs: Any, targets: Any) -> float:
-    return float(run.arguments.loss(outputs, targets))
+    value = run.arguments.loss(outputs, targets)
+    if not isinstance(value, (Tensor, float)):
+        raise TypeError(
+            f"loss: expected a scalar tensor, got {type(value).__name__} in evaluation"
+        )
+    return float(value)
 
 
 def _loss_there(run: Run, pair: tuple[Any, Any]) -> float:

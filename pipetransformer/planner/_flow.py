@@ -72,6 +72,7 @@ def timed_call(watch: Stopwatch, layer: nn.Module, taken: Flow) -> tuple[int, Fl
         tracker.save(namespace, name, skip)
     with use_skip_tracker(tracker):
         spent_ns, value = watch(lambda: _call(layer, taken))
+    _values.check_returned(type(layer).__name__, value)
     return spent_ns, Flow(value, tracker.load_all())
 
 

@@ -47,17 +47,34 @@ def choice(
             "simulated"
         )
     shape = (chosen.choice.shape.num_stages, chosen.choice.shape.num_replicas)
-    fuller = next((each for each in others if _devices(each) > _devices(chosen)), None)
-    if fuller is not None:
-        sentences.append(
-            f"more devices take longer: {_name(fuller)}, {lost(fuller, chosen)}"
-        )
     return [
         *sentences,
+        *more_devices(
+            shape,
+            chosen.simulated_ns,
+            [(_devices(each), each.simulated_ns, _name(each)) for each in others],
+        ),
         *use(
             chosen.bytes_per_stage, shape, cluster, request.max_replicas, idle_devices
         ),
     ]
+
+
+def more_devices(
+    shape: tuple[int, int], step_ns: int, others: Sequence[tuple[int, int, str]]
+) -> list[str]:
+    """What the fastest plan with more devices would take, if that is longer.
+
+    Args:
+        shape: K and R of the chosen plan.
+        step_ns: its simulated step.
+        others: devices, simulated step and name of those it was compared with.
+    """
+    fuller = [(ns, name) for count, ns, name in others if count > shape[0] * shape[1]]
+    if not fuller or min(fuller)[0] <= step_ns:
+        return []
+    ns, name = min(fuller)
+    return [f"more devices take longer: {name}, {_percent(ns - step_ns, step_ns)}"]
 
 
 def use(
@@ -77,11 +94,13 @@ def use(
     if idle_devices:
         cause = f"K={num_stages} on {cluster.devices_per_node} per node"
         room = cluster.num_nodes * (cluster.devices_per_node // num_stages)
+        most = room if max_replicas is None else min(room, max_replicas)
         if max_replicas == num_replicas:
             cause = f"at most {max_replicas} replicas"
-        elif num_replicas < room:
-            cause = f"{num_replicas} of {room} replicas that fit"
-        sentences.append(f"{idle_devices} devices idle: {cause}")
+        elif num_replicas < most:
+            cause = f"{num_replicas} of {most} replicas that there may be"
+        devices = "1 device" if idle_devices == 1 else f"{idle_devices} devices"
+        sentences.append(f"{devices} idle: {cause}")
     return sentences
 
 
@@ -106,7 +125,7 @@ def _refusal(
     if refusal.cause == causes.SHARED_PARAMETERS:
         return f"{k} does not fit: layers that share a parameter leave too few cuts"
     if refusal.cause == causes.BATCH:
-        hint = "; replicas='auto' or max_replicas takes fewer"
+        hint = "; fewer would fit (replicas auto, or max_replicas)"
         return (
             f"{k} does not fit: replicas x micro-batches: expected enough rows for "
             f"each at a global batch of {global_batch}, got "

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
+from pipetransformer.core.containers import refilled
+
 
 def tensors(value: object) -> Iterator[Tensor]:
     """Yield the tensors of a value, in order."""
@@ -20,13 +22,13 @@ def tensors(value: object) -> Iterator[Tensor]:
 
 
 def map_tensors(value: object, fn: Callable[[Tensor], Tensor]) -> object:
-    """Return the value with ``fn`` applied to its tensors; lists become tuples."""
+    """Return the value with ``fn`` applied to its tensors; mappings become dicts."""
     if isinstance(value, Tensor):
         return fn(value)
     if isinstance(value, Mapping):
         return {key: map_tensors(entry, fn) for key, entry in value.items()}
     if isinstance(value, (tuple, list)):
-        return tuple(map_tensors(entry, fn) for entry in value)
+        return refilled(value, [map_tensors(entry, fn) for entry in value])
     return value
 
 
@@ -53,6 +55,25 @@ def _parts(value: object) -> Iterator[object]:
         yield from value.values()
     elif isinstance(value, (tuple, list)):
         yield from value
+
+
+def check_returned(layer: str, value: object) -> None:
+    """Refuse mappings that a pipeline would take for one value, with tensors unseen.
+
+    Args:
+        layer: its name, for the error.
+        value: what it returned.
+
+    Raises:
+        TypeError: a mapping in it is no plain dict.
+    """
+    if isinstance(value, Mapping) and type(value) is not dict:
+        raise TypeError(
+            f"layer {layer}: expected tensors in tuples, lists and plain dicts, got "
+            f"{type(value).__name__}; return one of these, such as dict(...)"
+        )
+    for part in _parts(value):
+        check_returned(layer, part)
 
 
 def first_rows(inputs: object, size: int) -> object:

@@ -41,8 +41,10 @@ class SearchOptions:
             optimizer steps does not depend on the plan.
         num_stages: forces K.
         max_replicas: limits R, which is at most nodes * floor(devices per node / K).
-        replicas: ``"auto"`` (the most there may be, and halves of it down to 1, which
-            leave devices idle) or ``"all"`` (the most alone, as in the paper).
+        min_replicas: no fewer are tried, but for a K of which no more fit.
+        replicas: ``"auto"`` (the most there may be, and halves of it down to
+            `min_replicas`, which leave devices idle) or ``"all"`` (the most alone, as
+            in the paper).
         num_microbatches: forces M.
         cuts: forces the cuts, layer indices from the boundary to the number of
             layers; then K follows.
@@ -68,6 +70,7 @@ class SearchOptions:
     global_batch: int
     num_stages: int | None = None
     max_replicas: int | None = None
+    min_replicas: int = 1
     replicas: str = "auto"
     num_microbatches: int | None = None
     cuts: Sequence[int] | None = None
@@ -191,11 +194,12 @@ _COUNTS = (
     "global_batch",
     "num_stages",
     "max_replicas",
+    "min_replicas",
     "num_microbatches",
     "num_samples",
     "min_microbatch_samples",
 )
-_NEEDED = ("global_batch", "min_microbatch_samples")
+_NEEDED = ("global_batch", "min_replicas", "min_microbatch_samples")
 
 
 def merged(of: type[_T], value: _T | None, choices: Mapping[str, Any]) -> _T:

@@ -169,7 +169,14 @@ def _settle(
     if plan is not best:
         shape = (plan.num_stages, plan.num_replicas)
         used, idle = plan.bytes_per_stage, plan.idle_devices
-        reasons = tuple(_reasons.use(used, shape, cluster, asked.max_replicas, idle))
+        compared = [
+            (each.num_stages * each.num_replicas, each.simulated_step_ns, short(each))
+            for each in best.candidates
+        ]
+        reasons = (
+            *_reasons.more_devices(shape, plan.simulated_step_ns, compared),
+            *_reasons.use(used, shape, cluster, asked.max_replicas, idle),
+        )
     decided = {_identity(each.candidate): pricing.rule(each) for each in offers}
     return _recorded(plan, best, transition, (transition.rule, *reasons), decided)
 

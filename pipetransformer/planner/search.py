@@ -64,6 +64,7 @@ def search(
     request.workload = native.workload(asked, boundary)
     request.num_stages = asked.num_stages
     request.max_replicas = asked.max_replicas
+    request.min_replicas = asked.min_replicas
     request.all_replicas = asked.replicas == "all"
     request.num_microbatches = asked.num_microbatches
     request.cuts = None if asked.cuts is None else list(asked.cuts)

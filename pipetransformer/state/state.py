@@ -383,7 +383,8 @@ def load_optimizer(
     """
     if state.optimizer is None:
         raise RuntimeError("optimizer not built before its state; please report")
-    options = [{*group} for group in state.optimizer.param_groups]
+    own = {*state.optimizer.defaults}  # schedulers add theirs
+    options = [own & {*group} for group in state.optimizer.param_groups]
     state.optimizer.load_state_dict(joined["optimizer"])
     _check_options(state.optimizer, options)
     _keep_dtypes(state.optimizer, joined["optimizer"])

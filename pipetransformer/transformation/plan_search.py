@@ -200,6 +200,7 @@ def _options(
         num_stages=_forced_stages(run, boundary),
         num_microbatches=settings.num_microbatches,
         max_replicas=1 if world == 1 else min(bounds, default=None),
+        min_replicas=2 if run.config.autodp.on_peer_failure == "continue" else 1,
         replicas=settings.replicas,
         cuts=settings.cuts,
         checkpoint=run.config.pipe.checkpoint,

@@ -415,6 +415,8 @@ planner::Request a_request(const planner::Profile& profile) {
     request.max_replicas =
         below(8) == 0 ? number() : 1 + static_cast<int64_t>(below(4));
   }
+  request.min_replicas =
+      below(8) == 0 ? number() : 1 + static_cast<int64_t>(below(3));
   request.all_replicas = below(2) == 0;
   return request;
 }

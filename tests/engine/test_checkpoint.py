@@ -17,7 +17,7 @@ from pipetransformer.transformation import attempts
 from tests.engine.scenario import config, make_engine, moments, schedule
 from tests.support.private import run_of
 from tests.support.ranks import run_ranks
-from tests.support.toy import ToySet, toy_model
+from tests.support.toy import ToySet, toy_model, toy_units
 
 SHRINKING = pt.PlanConfig(slot_memory_bytes=2 * 13_500, reshape="always")
 
@@ -114,6 +114,38 @@ def test_checkpoint_of_another_optimizer_is_refused(tmp_path, replace):
         with engine:
             engine.load(path)
             engine.prepare(ToySet(12), 4)
+
+
+@pytest.mark.parametrize("added", [None, torch.optim.lr_scheduler.StepLR])
+def test_a_scheduler_may_be_added_or_left_out_at_a_resume(tmp_path, added):
+    path = saved(tmp_path) if added is None else saved_alone(tmp_path)
+    scheduler = None if added is None else lambda optimizer: added(optimizer, 1)
+    with alone(lr_scheduler=scheduler) as engine:
+        engine.load(path)
+        for batch in engine.batches(ToySet(12), 4):
+            engine.step(batch)
+        assert engine.optimizer.param_groups[0]["lr"] > 0
+
+
+def alone(**options):
+    return pt.PipeTransformer(
+        toy_model(6),
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Never(),
+        units=toy_units(6),
+        config=config(),
+        **options,
+    )
+
+
+def saved_alone(tmp_path):
+    path = tmp_path / "alone.pt"
+    with alone() as engine:
+        for batch in engine.batches(ToySet(12), 4):
+            engine.step(batch)
+        engine.save(path)
+    return path
 
 
 def _without_block(path):

@@ -2,6 +2,7 @@
 
 import functools
 from collections import UserDict
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -221,15 +222,21 @@ def test_inputs_alone_say_how_predictions_take_them():
     assert Division().inputs((inputs, None)) is inputs
 
 
+class Kept(NamedTuple):
+    hidden: torch.Tensor
+    more: list
+
+
 class Wrap(nn.Module):
-    """Returns a mapping, with what is no tensor in it."""
+    """Returns a mapping, with what is no tensor in it, and containers of all kinds."""
 
     def __init__(self, layer):
         super().__init__()
         self.layer = layer
 
     def forward(self, x):
-        return {"hidden": self.layer(x), "more": (x, None), "name": "wrapped"}
+        kept = Kept(self.layer(x), [x, None])
+        return {"kept": kept, "more": [x], "name": "wrapped"}
 
 
 class Unwrap(nn.Module):
@@ -238,8 +245,8 @@ class Unwrap(nn.Module):
         self.layer = layer
 
     def forward(self, given):
-        assert given["more"][1] is None
-        return self.layer(given["hidden"])
+        assert given["more"] + [1] and given["kept"].more[1] is None
+        return self.layer(given["kept"].hidden)
 
 
 def nested_layers():

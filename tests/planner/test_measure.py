@@ -1,5 +1,6 @@
 """Measuring a model: what is counted, and that the model is left as found."""
 
+import collections
 import copy
 
 import pytest
@@ -264,6 +265,17 @@ def test_a_dict_between_layers_is_one_argument():
     model = nn.Sequential(nn.Linear(4, 3), Wrap(), Unwrap(), nn.Linear(3, 1))
     measured = measure(model, torch.randn(8, 4))
     assert [x.boundary_bytes_per_sample for x in measured.layers] == [12, 12, 12, 4]
+
+
+@pytest.mark.parametrize("kind", [collections.OrderedDict, collections.UserDict])
+def test_a_mapping_that_is_no_dict_is_refused(kind):
+    class Own(nn.Module):
+        def forward(self, x):
+            return [kind(hidden=x)]
+
+    text = f"layer Own: expected tensors in .* plain dicts, got {kind.__name__}"
+    with pytest.raises(TypeError, match=text):
+        measure(nn.Sequential(nn.Linear(4, 3), Own()), torch.randn(8, 4))
 
 
 def test_text_without_tensors_is_refused():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.planner import InfeasiblePlan, Plan, SearchOptions, search
+from pipetransformer.planner import InfeasiblePlan, Plan, SearchOptions, replan, search
 from tests.planner.instances import (
     all_cuts,
     cluster,
@@ -106,7 +106,7 @@ def test_tight_memory_needs_a_longer_pipeline_and_freezing_shortens_it():
 def test_devices_left_over_are_named():
     plan = search(equal_profile(12), cluster(4), global_batch=16, num_stages=3)
     assert plan.idle_devices == 1
-    assert "1 devices idle: K=3 on 4 per node" in plan.reasons
+    assert "1 device idle: K=3 on 4 per node" in plan.reasons
     plan = search(equal_profile(12), cluster(4), global_batch=16, max_replicas=1)
     assert plan.num_replicas == 1
 
@@ -118,11 +118,14 @@ def test_devices_stay_idle_where_all_reduce_takes_longer_than_it_saves():
     every = search(model, cluster(8, **link), global_batch=16, replicas="all")
     assert plan.shape[:2] == (4, 1) and plan.idle_devices == 4
     assert every.simulated_step_ns > plan.simulated_step_ns
-    assert plan.reasons[-1] == "4 devices idle: 1 of 2 replicas that fit"
-    best = plan.candidates[0]
-    fuller = [c for c in plan.candidates if c.num_stages * c.num_replicas > 4]
-    told = [reason for reason in plan.reasons if reason.startswith("more devices take")]
-    assert len(told) == bool(fuller) and best.num_replicas == 1
+    assert plan.reasons[-1] == "4 devices idle: 1 of 2 replicas that there may be"
+    one = search(model, cluster(8, **link), global_batch=16, num_stages=4)
+    assert "more devices take longer: K=4 R=2" in " ".join(one.reasons)
+    options = dict(global_batch=16, num_stages=4, remaining_steps=100)
+    stays = replan(model, cluster(8, **link), current=one, boundary=0, **options)
+    assert "more devices take longer: K=4 R=2" in " ".join(stays.reasons)
+    two = search(model, cluster(8, **link), global_batch=16, min_replicas=2)
+    assert two.num_replicas == 2, "others go on where one is lost"
     # Without gradients to add up every device works, and equal plans take more.
     free = search(model, cluster(8), global_batch=16)
     assert free.idle_devices == 0

@@ -38,6 +38,7 @@ def find(model=None, machines=None, **options):
             "4 x 16",
         ),
         (dict(num_microbatches=0), "num_microbatches: expected at least 1, got 0"),
+        (dict(min_replicas=0), "min_replicas: expected at least 1, got 0"),
         (dict(max_replicas=0), "max_replicas: expected at least 1, got 0"),
         (dict(global_batch=2**23), "global_batch: expected at most 4194304, got 8388"),
         (dict(num_stages=2**70), r"num_stages: expected at most 2\*\*62, got 1180"),
@@ -166,7 +167,7 @@ def test_infeasible_forced_cuts_name_their_stage():
 
 def test_infeasible_batch_names_replicas_and_microbatches():
     text = r"K=1 does not fit: replicas x micro-batches: .* batch of 3, got "
-    with pytest.raises(InfeasiblePlan, match=text + "4 x 1; replicas='auto' or max_r"):
+    with pytest.raises(InfeasiblePlan, match=text + "4 x 1; fewer would fit"):
         find(global_batch=3, num_stages=1, replicas="all")
     with pytest.raises(InfeasiblePlan, match=text + "1 x 1$"):
         find(global_batch=3, num_stages=1, min_microbatch_samples=4)

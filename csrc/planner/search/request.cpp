@@ -152,6 +152,7 @@ void check(
   }
   require_positive(request.min_microbatch_samples, "min_microbatch_samples");
   require_positive(request.max_replicas.value_or(1), "max_replicas");
+  require_positive(request.min_replicas, "min_replicas");
   require_positive(request.num_microbatches.value_or(1), "num_microbatches");
   require_positive(request.workload.num_samples.value_or(1), "num_samples");
   if (request.schedules.empty() || request.prefix_placements.empty() ||

@@ -20,6 +20,7 @@ struct Request {
   Workload workload;
   std::optional<int64_t> num_stages;
   std::optional<int64_t> max_replicas;
+  int64_t min_replicas = 1;   // where as many fit
   bool all_replicas = false;  // as many as fit and may be, however slow
   std::optional<int64_t> num_microbatches;
   std::optional<Cuts> cuts;  // layer indices from the boundary to L

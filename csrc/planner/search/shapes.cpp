@@ -22,8 +22,8 @@ std::vector<int64_t> replica_counts(
       cluster.num_nodes * (cluster.devices_per_node / num_stages);
   int64_t count = std::min(fitting, request.max_replicas.value_or(fitting));
   std::vector<int64_t> counts{count};
-  while (!request.all_replicas && count > 1) {
-    count /= 2;
+  while (!request.all_replicas && count > request.min_replicas) {
+    count = std::max(count / 2, request.min_replicas);
     counts.push_back(count);
   }
   return counts;

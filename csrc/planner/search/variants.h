@@ -20,9 +20,9 @@ struct Variant {
   int64_t bound_ns = 0;
 };
 
-// By rising bound, then K, falling R, M, schedule, placement, tier. Variants whose
-// micro-batches would get too few rows are left out; so are schedules that
-// would do the same as another, and tiers that the cluster does not have.
+// By rising bound, then K, falling R, M, schedule, placement, tier. Variants
+// whose micro-batches would get too few rows are left out; so are schedules
+// that would do the same as another, and tiers that the cluster does not have.
 std::vector<Variant> variants(
     const Profile& profile,
     const Cluster& cluster,

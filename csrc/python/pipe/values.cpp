@@ -199,7 +199,7 @@ void check_stage_output(
         "output of stage " + std::to_string(stage) +
         ": expected at least one tensor, got " +
         std::string(py::str(py::type::of(value).attr("__name__"))) +
-        "; tensors may come in tuples, lists and dicts");
+        "; tensors may come in tuples, lists and plain dicts");
   }
 }
 

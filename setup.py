@@ -9,6 +9,7 @@ Records of the activation cache on disk are read through io_uring where liburing
 found, else by threads; ``PIPETRANSFORMER_BUILD_URING=0`` leaves liburing out.
 """
 
+import itertools
 import os
 import pathlib
 import re
@@ -22,6 +23,7 @@ from setuptools import Extension, setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_compiler
 
 ROOT = pathlib.Path(__file__).resolve().parent
+LINES_PER_GROUP = 2000
 CUDA_ARCHITECTURES = ("75", "80", "90")
 
 
@@ -126,12 +128,45 @@ def uring_link_flags() -> list[str] | None:
     return None
 
 
+def grouped_sources() -> list[str]:
+    """Write one source per group of files of a room; return their paths.
+
+    Torch's headers take most of a file's compilation: a group pays for them once.
+    A group is rewritten only where it changes, so that nothing else is compiled.
+    """
+    sources = sorted(p.relative_to(ROOT) for p in ROOT.glob("csrc/**/*.cpp"))
+    if os.environ.get("PIPETRANSFORMER_BUILD_GROUPED", "1") == "0":
+        return [str(source) for source in sources]
+    groups: dict[str, list[pathlib.Path]] = {}
+    for room, files in itertools.groupby(sources, lambda path: path.parts[1]):
+        members = list(files)
+        lengths = [(ROOT / file).read_text().count("\n") for file in members]
+        parts = -(-sum(lengths) // LINES_PER_GROUP)
+        before = 0
+        for file, length in zip(members, lengths, strict=True):
+            part = before * parts // sum(lengths)
+            groups.setdefault(f"{room}_{part}", []).append(file)
+            before += length
+    folder = pathlib.Path("build") / "groups"
+    (ROOT / folder).mkdir(parents=True, exist_ok=True)
+    for name, group in groups.items():
+        text = "".join(f'#include "{p.relative_to("csrc")}"\n' for p in group)
+        write_changed(ROOT / folder / f"{name}.cpp", text)
+    return [str(folder / f"{name}.cpp") for name in groups]
+
+
+def write_changed(path: pathlib.Path, text: str) -> None:
+    """Write a file unless it holds this text."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
 def make_extension(
     macros: list[str], objects: list[str], link_flags: list[str]
 ) -> Extension:
     extension = CppExtension(
         "pipetransformer._C",
-        sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.cpp")),
+        grouped_sources(),
         define_macros=[(macro, "1") for macro in macros],
         extra_link_args=["-Wl,-s", *link_flags],
         extra_objects=objects,
@@ -183,9 +218,7 @@ def write_build_info(folder: pathlib.Path, facts: dict[str, object]) -> None:
     lines = [f"{name} = {value!r}\n" for name, value in facts.items()]
     text = '"""Written by setup.py: what the extension was built for, and how."""\n\n'
     text += "".join(lines)
-    path = folder / "_build_info.py"
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
+    write_changed(folder / "_build_info.py", text)
 
 
 nvcc = find_nvcc()

@@ -7,6 +7,9 @@ kernels only; they are compiled by nvcc when one is found (``CUDA_HOME`` or
 
 Records of the activation cache on disk are read through io_uring where liburing is
 found, else by threads; ``PIPETRANSFORMER_BUILD_URING=0`` leaves liburing out.
+
+Files of a room are compiled in groups; ``PIPETRANSFORMER_BUILD_GROUPED=0`` compiles
+each alone. A ccache on the ``PATH`` is used unless ``CXX`` names a compiler.
 """
 
 import itertools
@@ -128,6 +131,20 @@ def uring_link_flags() -> list[str] | None:
     return None
 
 
+def use_ccache() -> None:
+    """Compile by ccache where it is installed, with hits across copies of the code."""
+    ccache = shutil.which("ccache")
+    if ccache is None or "CXX" in os.environ:
+        return
+    # By that name ccache is the compiler: torch warns of a CXX of two words.
+    link = ROOT / "build" / "ccache" / "c++"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(ccache)
+    os.environ["CXX"] = str(link)
+    os.environ.setdefault("CCACHE_BASEDIR", str(ROOT))
+
+
 def grouped_sources() -> list[str]:
     """Write one source per group of files of a room; return their paths.
 
@@ -193,10 +210,13 @@ class Build(BuildExtension):
     def build_extensions(self) -> None:
         """Compile and link; the record is written only when that worked."""
         super().build_extensions()
-        facts = build_facts(self.extensions[0], self.compiler.compiler_so[1:])
-        for folder in (ROOT, pathlib.Path(self.build_lib)):
-            if (folder / "pipetransformer").is_dir():
-                write_build_info(folder / "pipetransformer", facts)
+        self.facts = build_facts(self.extensions[0], self.compiler.compiler_so[1:])
+        write_build_info(pathlib.Path(self.build_lib) / "pipetransformer", self.facts)
+
+    def copy_extensions_to_source(self) -> None:
+        """Copy the extension into the checkout, and the record of this very build."""
+        super().copy_extensions_to_source()
+        write_build_info(ROOT / "pipetransformer", self.facts)
 
 
 def build_facts(extension: Extension, first_flags: list[str]) -> dict[str, object]:
@@ -218,9 +238,11 @@ def write_build_info(folder: pathlib.Path, facts: dict[str, object]) -> None:
     lines = [f"{name} = {value!r}\n" for name, value in facts.items()]
     text = '"""Written by setup.py: what the extension was built for, and how."""\n\n'
     text += "".join(lines)
+    folder.mkdir(parents=True, exist_ok=True)
     write_changed(folder / "_build_info.py", text)
 
 
+use_ccache()
 nvcc = find_nvcc()
 release = cuda_release(nvcc) if nvcc else ""
 link_flags = cuda_link_flags(nvcc, release) if nvcc else None

@@ -27,6 +27,7 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_comp
 
 ROOT = pathlib.Path(__file__).resolve().parent
 LINES_PER_GROUP = 2000
+LINES_PER_GROUP_OF_BINDINGS = 800  # a line of pybind11 takes long
 CUDA_ARCHITECTURES = ("75", "80", "90")
 
 
@@ -158,7 +159,8 @@ def grouped_sources() -> list[str]:
     for room, files in itertools.groupby(sources, lambda path: path.parts[1]):
         members = list(files)
         lengths = [(ROOT / file).read_text().count("\n") for file in members]
-        parts = -(-sum(lengths) // LINES_PER_GROUP)
+        most = LINES_PER_GROUP_OF_BINDINGS if room == "python" else LINES_PER_GROUP
+        parts = -(-sum(lengths) // most)
         before = 0
         for file, length in zip(members, lengths, strict=True):
             part = before * parts // sum(lengths)

@@ -24,7 +24,7 @@ TORCHRUN := $(PY) -m torch.distributed.run --standalone --nproc-per-node=4
 # The cores are shared with other programs: one intra-op thread per process.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo examples test sanitize lint docs build bench seeds models hosts clean
+.PHONY: demo examples test sanitize lint docs build wheel matrix bench seeds models hosts clean
 
 demo: build
 	$(TORCHRUN) examples/finetune_vit.py --epochs $(EPOCHS) --seed $(SEED)
@@ -61,6 +61,14 @@ seeds: build
 # Hours: real weights and real text, three seeds.
 models: build
 	$(PY) benchmarks/bench.py --part models
+
+# A wheel for this torch in dist/, tried in an empty environment.
+wheel: build
+	$(PY) tools/wheel.py
+
+# Each Python and torch that is to be had; gigabytes. MATRIX=... are arguments.
+matrix:
+	python3 tools/matrix.py $(MATRIX)
 
 # As root, on Linux.
 hosts: build

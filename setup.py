@@ -7,8 +7,12 @@ kernels only; they are compiled by nvcc when one is found (``CUDA_HOME`` or
 
 Records of the activation cache on disk are read through io_uring where liburing is
 found, else by threads; ``PIPETRANSFORMER_BUILD_URING=0`` leaves liburing out.
+
+Files of a room are compiled in groups; ``PIPETRANSFORMER_BUILD_GROUPED=0`` compiles
+each alone. A ccache on the ``PATH`` is used unless ``CXX`` names a compiler.
 """
 
+import itertools
 import os
 import pathlib
 import re
@@ -22,6 +26,8 @@ from setuptools import Extension, setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_compiler
 
 ROOT = pathlib.Path(__file__).resolve().parent
+LINES_PER_GROUP = 2000
+LINES_PER_GROUP_OF_BINDINGS = 800  # a line of pybind11 takes long
 CUDA_ARCHITECTURES = ("75", "80", "90")
 
 
@@ -126,12 +132,60 @@ def uring_link_flags() -> list[str] | None:
     return None
 
 
+def use_ccache() -> None:
+    """Compile by ccache where it is installed, with hits across copies of the code."""
+    ccache = shutil.which("ccache")
+    if ccache is None or "CXX" in os.environ:
+        return
+    # By that name ccache is the compiler: torch warns of a CXX of two words.
+    link = ROOT / "build" / "ccache" / "c++"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(ccache)
+    os.environ["CXX"] = str(link)
+    os.environ.setdefault("CCACHE_BASEDIR", str(ROOT))
+
+
+def grouped_sources() -> list[str]:
+    """Write one source per group of files of a room; return their paths.
+
+    Torch's headers take most of a file's compilation: a group pays for them once.
+    A group is rewritten only where it changes, so that nothing else is compiled.
+    """
+    sources = sorted(p.relative_to(ROOT) for p in ROOT.glob("csrc/**/*.cpp"))
+    if os.environ.get("PIPETRANSFORMER_BUILD_GROUPED", "1") == "0":
+        return [str(source) for source in sources]
+    groups: dict[str, list[pathlib.Path]] = {}
+    for room, files in itertools.groupby(sources, lambda path: path.parts[1]):
+        members = list(files)
+        lengths = [(ROOT / file).read_text().count("\n") for file in members]
+        most = LINES_PER_GROUP_OF_BINDINGS if room == "python" else LINES_PER_GROUP
+        parts = -(-sum(lengths) // most)
+        before = 0
+        for file, length in zip(members, lengths, strict=True):
+            part = before * parts // sum(lengths)
+            groups.setdefault(f"{room}_{part}", []).append(file)
+            before += length
+    folder = pathlib.Path("build") / "groups"
+    (ROOT / folder).mkdir(parents=True, exist_ok=True)
+    for name, group in groups.items():
+        text = "".join(f'#include "{p.relative_to("csrc")}"\n' for p in group)
+        write_changed(ROOT / folder / f"{name}.cpp", text)
+    return [str(folder / f"{name}.cpp") for name in groups]
+
+
+def write_changed(path: pathlib.Path, text: str) -> None:
+    """Write a file unless it holds this text."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
 def make_extension(
     macros: list[str], objects: list[str], link_flags: list[str]
 ) -> Extension:
     extension = CppExtension(
         "pipetransformer._C",
-        sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.cpp")),
+        grouped_sources(),
         define_macros=[(macro, "1") for macro in macros],
         extra_link_args=["-Wl,-s", *link_flags],
         extra_objects=objects,
@@ -158,10 +212,13 @@ class Build(BuildExtension):
     def build_extensions(self) -> None:
         """Compile and link; the record is written only when that worked."""
         super().build_extensions()
-        facts = build_facts(self.extensions[0], self.compiler.compiler_so[1:])
-        for folder in (ROOT, pathlib.Path(self.build_lib)):
-            if (folder / "pipetransformer").is_dir():
-                write_build_info(folder / "pipetransformer", facts)
+        self.facts = build_facts(self.extensions[0], self.compiler.compiler_so[1:])
+        write_build_info(pathlib.Path(self.build_lib) / "pipetransformer", self.facts)
+
+    def copy_extensions_to_source(self) -> None:
+        """Copy the extension into the checkout, and the record of this very build."""
+        super().copy_extensions_to_source()
+        write_build_info(ROOT / "pipetransformer", self.facts)
 
 
 def build_facts(extension: Extension, first_flags: list[str]) -> dict[str, object]:
@@ -183,11 +240,11 @@ def write_build_info(folder: pathlib.Path, facts: dict[str, object]) -> None:
     lines = [f"{name} = {value!r}\n" for name, value in facts.items()]
     text = '"""Written by setup.py: what the extension was built for, and how."""\n\n'
     text += "".join(lines)
-    path = folder / "_build_info.py"
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_changed(folder / "_build_info.py", text)
 
 
+use_ccache()
 nvcc = find_nvcc()
 release = cuda_release(nvcc) if nvcc else ""
 link_flags = cuda_link_flags(nvcc, release) if nvcc else None

@@ -8,7 +8,7 @@ namespace pipetransformer::autocache {
 
 namespace {
 
-constexpr uint64_t kAlignment = 4096;
+constexpr uint64_t kPageAlignment = 4096;
 
 }  // namespace
 
@@ -19,7 +19,8 @@ AlignedBuffers::~AlignedBuffers() {
 }
 
 std::shared_ptr<std::byte> AlignedBuffers::take(uint64_t bytes) noexcept {
-  uint64_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  uint64_t size =
+      (bytes + kPageAlignment - 1) / kPageAlignment * kPageAlignment;
   std::byte* data = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -32,7 +33,7 @@ std::shared_ptr<std::byte> AlignedBuffers::take(uint64_t bytes) noexcept {
     }
   }
   if (data == nullptr) {
-    data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, size));
+    data = static_cast<std::byte*>(std::aligned_alloc(kPageAlignment, size));
   }
   if (data == nullptr) {
     return nullptr;

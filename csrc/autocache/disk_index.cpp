@@ -23,12 +23,12 @@ namespace {
 
 using Word = std::atomic_ref<uint64_t>;
 
-constexpr uint64_t kMagic = 0x6b73696465686361;  // "achedisk"
-constexpr uint32_t kFormat = 1;
-constexpr uint64_t kSuperblockBytes = 4096;
-constexpr uint64_t kMaxSamples = uint64_t{1} << 53;       // sums stay in range
-constexpr uint64_t kMaxBlocks = uint64_t{1} << 40;        // of a file: 4 PiB
-constexpr uint64_t kMaxRecordBlocks = uint64_t{1} << 18;  // 1 GiB
+constexpr uint64_t kIndexMagic = 0x6b73696465686361;  // "achedisk"
+constexpr uint32_t kIndexFormat = 1;
+constexpr uint64_t kIndexHeadBytes = 4096;
+constexpr uint64_t kMostIndexSamples = uint64_t{1} << 53;  // sums stay in range
+constexpr uint64_t kMaxBlocks = uint64_t{1} << 40;         // of a file: 4 PiB
+constexpr uint64_t kMaxRecordBlocks = uint64_t{1} << 18;   // 1 GiB
 
 // Words of a sample. kSize: capacity of its extent and what the record uses of
 // it, 32 bits each, in blocks.
@@ -107,7 +107,7 @@ void reserve(int file, uint64_t bytes) {
 
 // Whether create() makes such sizes, and the index is as long as they need.
 bool DiskIndex::Sizes::fit(uint64_t memory_bytes) const noexcept {
-  return num_samples > 0 && num_samples <= kMaxSamples / kEntryWords &&
+  return num_samples > 0 && num_samples <= kMostIndexSamples / kEntryWords &&
          num_blocks > 0 && num_blocks <= kMaxBlocks && least_blocks > 0 &&
          least_blocks <= kMaxRecordBlocks && least_blocks <= num_blocks &&
          direct <= 1 && memory_bytes == index_bytes(num_samples);
@@ -125,15 +125,15 @@ struct DiskIndex::Superblock {
 };
 
 uint64_t DiskIndex::index_bytes(uint64_t num_samples) noexcept {
-  return kSuperblockBytes + num_samples * kEntryWords * sizeof(uint64_t);
+  return kIndexHeadBytes + num_samples * kEntryWords * sizeof(uint64_t);
 }
 
 DiskIndex DiskIndex::create(const DiskConfig& config) {
-  static_assert(sizeof(Superblock) <= kSuperblockBytes);
+  static_assert(sizeof(Superblock) <= kIndexHeadBytes);
   Superblock head{};
   put_run_id(config.run_id, head.run_id);
-  head.magic = kMagic;
-  head.format = kFormat;
+  head.magic = kIndexMagic;
+  head.format = kIndexFormat;
   head.header_bytes = sizeof(RecordHeader);
   Sizes& sizes = head.sizes;
   sizes.num_samples = config.num_samples;
@@ -169,16 +169,16 @@ DiskIndex DiskIndex::attach(
     const std::string& run_id) {
   SharedMemory memory = SharedMemory::open(index_path);
   Superblock head{};
-  if (memory.size() >= kSuperblockBytes) {
+  if (memory.size() >= kIndexHeadBytes) {
     // Not next_block: other processes take extents meanwhile.
     copy_words(&head, memory.data(), offsetof(Superblock, next_block));
   }
-  if (head.magic != kMagic || head.format != kFormat ||
+  if (head.magic != kIndexMagic || head.format != kIndexFormat ||
       head.header_bytes != sizeof(RecordHeader) ||
       !head.sizes.fit(memory.size())) {
     refuse(
         "address",
-        "an index of records on disk of format " + std::to_string(kFormat),
+        "an index of records on disk of format " + std::to_string(kIndexFormat),
         "memory of another format");
   }
   require_run_id(run_id, head.run_id);
@@ -205,7 +205,7 @@ DiskIndex::DiskIndex(SharedMemory memory, Descriptor file, const Sizes& sizes)
       file_(std::move(file)),
       sizes_(sizes),
       next_block_(&reinterpret_cast<Superblock*>(memory_.data())->next_block),
-      index_(reinterpret_cast<uint64_t*>(memory_.data() + kSuperblockBytes)) {}
+      index_(reinterpret_cast<uint64_t*>(memory_.data() + kIndexHeadBytes)) {}
 
 uint64_t* DiskIndex::words_of(uint64_t sample) const noexcept {
   return index_ + sample * kEntryWords;

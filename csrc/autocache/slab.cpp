@@ -14,27 +14,27 @@ namespace {
 
 using Word = std::atomic_ref<uint64_t>;
 
-constexpr uint64_t kMagic = 0x62616c7365686361;  // "acheslab"
-constexpr uint32_t kFormat = 4;
-constexpr uint64_t kAlignment = 64;
-constexpr uint64_t kSuperblockBytes = 4096;
+constexpr uint64_t kSlabMagic = 0x62616c7365686361;  // "acheslab"
+constexpr uint32_t kSlabFormat = 4;
+constexpr uint64_t kSlotAlignment = 64;
+constexpr uint64_t kSlabHeadBytes = 4096;
 
 // Index word: 0 none yet; bytes and begin of a slot, in units of the alignment;
 // or claimed by a process that assigns one.
 constexpr uint64_t kClaimed = uint64_t{1} << 63;
 constexpr int kBeginBits = 37;
-constexpr uint64_t kMaxArenaBytes = kAlignment << kBeginBits;     // 8 TiB
-constexpr uint64_t kMaxSlotBytes = kAlignment * ((1 << 26) - 1);  // 4 GiB
-constexpr uint64_t kMaxSamples = uint64_t{1} << 53;  // sums stay in range
+constexpr uint64_t kMaxArenaBytes = kSlotAlignment << kBeginBits;     // 8 TiB
+constexpr uint64_t kMaxSlotBytes = kSlotAlignment * ((1 << 26) - 1);  // 4 GiB
+constexpr uint64_t kMostSlabSamples = uint64_t{1} << 53;  // sums stay in range
 
 uint64_t aligned(uint64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
 }  // namespace
 
 uint64_t Slab::Sizes::slots_offset() const noexcept {
-  return kSuperblockBytes + aligned(num_samples * sizeof(uint64_t));
+  return kSlabHeadBytes + aligned(num_samples * sizeof(uint64_t));
 }
 
 uint64_t Slab::Sizes::num_slots() const noexcept {
@@ -43,14 +43,14 @@ uint64_t Slab::Sizes::num_slots() const noexcept {
 
 // Whether create() makes such sizes, and `bytes` is what they need.
 bool Slab::Sizes::fit(uint64_t bytes) const noexcept {
-  if (num_samples == 0 || num_samples > kMaxSamples ||
+  if (num_samples == 0 || num_samples > kMostSlabSamples ||
       slot_bytes <= Slot::kOverheadBytes || slot_bytes > kMaxSlotBytes ||
-      slot_bytes % kAlignment != 0 || arena_bytes < slot_bytes ||
+      slot_bytes % kSlotAlignment != 0 || arena_bytes < slot_bytes ||
       arena_bytes > kMaxArenaBytes || ragged > 1 ||
       bytes != slots_offset() + arena_bytes) {
     return false;
   }
-  return ragged == 1 ? arena_bytes % kAlignment == 0
+  return ragged == 1 ? arena_bytes % kSlotAlignment == 0
                      : arena_bytes == num_slots() * slot_bytes;
 }
 
@@ -62,15 +62,15 @@ struct Slab::Superblock {
   uint32_t header_bytes;
   Sizes sizes;
   char run_id[kMaxRunIdBytes];
-  alignas(kAlignment) uint64_t next_byte;
+  alignas(kSlotAlignment) uint64_t next_byte;
   uint64_t num_clears;
 };
 
 Slab Slab::create(const SlabConfig& config) {
-  static_assert(sizeof(Superblock) <= kSuperblockBytes);
+  static_assert(sizeof(Superblock) <= kSlabHeadBytes);
   Superblock head{};
   put_run_id(config.run_id, head.run_id);
-  if (config.num_samples == 0 || config.num_samples > kMaxSamples) {
+  if (config.num_samples == 0 || config.num_samples > kMostSlabSamples) {
     refuse("num_samples", "a number >= 1", std::to_string(config.num_samples));
   }
   if (config.slot_bytes <= Slot::kOverheadBytes ||
@@ -82,8 +82,8 @@ Slab Slab::create(const SlabConfig& config) {
             std::to_string(kMaxSlotBytes),
         std::to_string(config.slot_bytes));
   }
-  head.magic = kMagic;
-  head.format = kFormat;
+  head.magic = kSlabMagic;
+  head.format = kSlabFormat;
   head.header_bytes = Slot::kOverheadBytes;
   Sizes& sizes = head.sizes;
   sizes.num_samples = config.num_samples;
@@ -100,7 +100,7 @@ Slab Slab::create(const SlabConfig& config) {
         std::to_string(config.budget_bytes));
   }
   const uint64_t most = std::min(config.budget_bytes - fixed, kMaxArenaBytes);
-  sizes.arena_bytes = config.ragged ? most / kAlignment * kAlignment
+  sizes.arena_bytes = config.ragged ? most / kSlotAlignment * kSlotAlignment
                                     : num_slots * sizes.slot_bytes;
   const uint64_t size = fixed + sizes.arena_bytes;
   SharedMemory memory =
@@ -113,7 +113,7 @@ uint64_t Slab::slots_within(
     uint64_t budget_bytes,
     uint64_t num_samples,
     uint64_t slot_bytes) noexcept {
-  if (num_samples == 0 || num_samples > kMaxSamples ||
+  if (num_samples == 0 || num_samples > kMostSlabSamples ||
       slot_bytes <= Slot::kOverheadBytes || slot_bytes > kMaxSlotBytes) {
     return 0;
   }
@@ -126,16 +126,16 @@ uint64_t Slab::slots_within(
 Slab Slab::attach(const std::string& path, const std::string& run_id) {
   SharedMemory memory = SharedMemory::open(path);
   Superblock head{};
-  if (memory.size() >= kSuperblockBytes) {
+  if (memory.size() >= kSlabHeadBytes) {
     // Not next_byte: other processes take slots meanwhile.
     copy_words(&head, memory.data(), offsetof(Superblock, next_byte));
   }
-  if (head.magic != kMagic || head.format != kFormat ||
+  if (head.magic != kSlabMagic || head.format != kSlabFormat ||
       head.header_bytes != Slot::kOverheadBytes ||
       !head.sizes.fit(memory.size())) {
     refuse(
         "address",
-        "a cache of format " + std::to_string(kFormat),
+        "a cache of format " + std::to_string(kSlabFormat),
         "memory of another format");
   }
   require_run_id(run_id, head.run_id);
@@ -147,7 +147,7 @@ Slab::Slab(SharedMemory memory, const Sizes& sizes)
       sizes_(sizes),
       next_byte_(&reinterpret_cast<Superblock*>(memory_.data())->next_byte),
       num_clears_(&reinterpret_cast<Superblock*>(memory_.data())->num_clears),
-      index_(reinterpret_cast<uint64_t*>(memory_.data() + kSuperblockBytes)),
+      index_(reinterpret_cast<uint64_t*>(memory_.data() + kSlabHeadBytes)),
       slots_(memory_.data() + sizes_.slots_offset()) {}
 
 void Slab::prefetch(uint64_t sample) noexcept {
@@ -288,7 +288,7 @@ Slab::Assignment Slab::assign(uint64_t sample, uint64_t record_bytes) noexcept {
     return {nullptr, WriteResult::kFull};
   }
   entry.store(
-      bytes / kAlignment << kBeginBits | extent->begin / kAlignment,
+      bytes / kSlotAlignment << kBeginBits | extent->begin / kSlotAlignment,
       std::memory_order_release);
   return {words_of(*extent), WriteResult::kWritten};
 }
@@ -299,7 +299,7 @@ std::optional<Slab::Extent> Slab::take(uint64_t bytes) noexcept {
   uint64_t begin = next_byte.load(std::memory_order_relaxed);
   do {
     if (begin > sizes_.arena_bytes || bytes > sizes_.arena_bytes - begin ||
-        begin % kAlignment != 0 ||
+        begin % kSlotAlignment != 0 ||
         (ragged() && !memory_.reserve(sizes_.slots_offset() + begin + bytes))) {
       return std::nullopt;
     }
@@ -311,8 +311,8 @@ std::optional<Slab::Extent> Slab::take(uint64_t bytes) noexcept {
 // What an index word says, if it can be: others may write anything.
 std::optional<Slab::Extent> Slab::extent_of(uint64_t entry) noexcept {
   const Extent extent{
-      (entry & ((uint64_t{1} << kBeginBits) - 1)) * kAlignment,
-      (entry >> kBeginBits) * kAlignment};
+      (entry & ((uint64_t{1} << kBeginBits) - 1)) * kSlotAlignment,
+      (entry >> kBeginBits) * kSlotAlignment};
   if (extent.bytes < aligned(Slot::kOverheadBytes) ||
       extent.begin > sizes_.arena_bytes ||
       extent.bytes > sizes_.arena_bytes - extent.begin) {

@@ -11,7 +11,7 @@ namespace pipetransformer::core {
 
 namespace {
 
-constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+constexpr double kUnlimitedCores = std::numeric_limits<double>::infinity();
 
 // Both in microseconds; no quota is the word "max" in v2 and -1 in v1.
 double cores(std::istream& quota_text, std::istream& period_text) {
@@ -19,13 +19,13 @@ double cores(std::istream& quota_text, std::istream& period_text) {
   const bool read = quota_text >> quota && period_text >> period;
   return read && quota > 0 && period > 0
              ? static_cast<double>(quota) / static_cast<double>(period)
-             : kUnlimited;
+             : kUnlimitedCores;
 }
 
 }  // namespace
 
 double host_cores(const std::string& root) {
-  double least = kUnlimited;
+  double least = kUnlimitedCores;
   for (const auto& folder : group_folders("cgroup2", "", root)) {
     std::ifstream file(folder + "/cpu.max");
     least = std::min(least, cores(file, file));

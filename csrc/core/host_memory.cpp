@@ -14,7 +14,7 @@ namespace pipetransformer::core {
 
 namespace {
 
-constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
+constexpr uint64_t kUnlimitedBytes = std::numeric_limits<uint64_t>::max();
 
 // A kind of memory cgroup: which it is, and what its files are called.
 struct Kind {
@@ -59,7 +59,7 @@ void count(HostMemory& memory, const Kind& kind, const std::string& folder) {
   const std::string stat = folder + "/memory.stat";
   // Of v1, it has the limits of the groups above, also of those not shown.
   uint64_t limit =
-      number_in(stat, "hierarchical_memory_limit").value_or(kUnlimited);
+      number_in(stat, "hierarchical_memory_limit").value_or(kUnlimitedBytes);
   for (const char* name : kind.limits) {
     limit = std::min(limit, number_in(folder + "/" + name).value_or(limit));
   }

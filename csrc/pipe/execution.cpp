@@ -28,7 +28,7 @@ namespace {
 
 constexpr int32_t kOver = std::numeric_limits<int32_t>::max();
 constexpr int32_t kNone = -1;
-constexpr int kSpinRounds = 100;
+constexpr int kReadySpinRounds = 100;
 constexpr std::chrono::milliseconds kPollInterval{100};
 
 }  // namespace
@@ -186,7 +186,7 @@ bool Execution::wait_for(const Op& op) const noexcept {
   for (const planner::StageProgress& wait : op.waits) {
     const std::atomic<int32_t>& done = progress_[wait.stage].value;
     int32_t seen = done.load(std::memory_order_acquire);
-    for (int k = 0; k < kSpinRounds && seen < wait.count; ++k) {
+    for (int k = 0; k < kReadySpinRounds && seen < wait.count; ++k) {
       std::this_thread::yield();
       seen = done.load(std::memory_order_acquire);
     }

@@ -53,7 +53,7 @@ namespace {
 constexpr c10::DispatchKey kDrawKey =
     c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-thread_local DrawScope::State* state_of_thread = nullptr;
+thread_local DrawScope::State* draws_of_thread = nullptr;
 
 IsCheckpoint is_checkpoint = nullptr;  // set once, before any scope
 
@@ -217,14 +217,14 @@ void supply_generator(
   const std::size_t first = stack->size() - arguments.size();
   std::optional<DrawWatch> watch;
   std::optional<RepeatedDraw> repeated;
-  if (state_of_thread != nullptr) {
+  if (draws_of_thread != nullptr) {
     for (std::size_t k = 0; k < arguments.size(); ++k) {
       c10::IValue& value = (*stack)[first + k];
       if (value.isNone() && is_generator(arguments[k])) {
         const c10::Device device = device_of_call(*stack, first);
         if (!device.is_meta()) {
-          value = state_of_thread->generator(device);
-          watch.emplace(*state_of_thread->position.seed, value.toGenerator());
+          value = draws_of_thread->generator(device);
+          watch.emplace(*draws_of_thread->position.seed, value.toGenerator());
           repeated.emplace(value.toGenerator());
         }
       }
@@ -303,13 +303,13 @@ void lend_default_generator(
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kDrawKey);
   const std::size_t first = stack->size() - op.schema().arguments().size();
   const c10::Device device = device_of_call(*stack, first);
-  if (state_of_thread == nullptr || device.is_cpu() || device.is_meta() ||
+  if (draws_of_thread == nullptr || device.is_cpu() || device.is_meta() ||
       LentGenerator::is_lent(device)) {
     op.redispatchBoxed(keys & below, stack);
     return;
   }
-  const at::Generator mine = state_of_thread->generator(device);
-  DrawWatch watch(*state_of_thread->position.seed, mine);
+  const at::Generator mine = draws_of_thread->generator(device);
+  DrawWatch watch(*draws_of_thread->position.seed, mine);
   const RepeatedDraw repeated(mine);
   {
     const LentGenerator lent(mine);
@@ -427,11 +427,11 @@ DrawScope::DrawScope(const DrawPosition& position, int64_t layer, bool keyed)
     state_->default_state = at::detail::getDefaultCPUGenerator().get_state();
     state_->seed_default();
   }
-  previous_ = std::exchange(state_of_thread, state_.get());
+  previous_ = std::exchange(draws_of_thread, state_.get());
 }
 
 DrawScope::~DrawScope() {
-  state_of_thread = previous_;
+  draws_of_thread = previous_;
   if (!state_->default_state.defined()) {
     return;
   }
@@ -448,7 +448,7 @@ DrawScope::~DrawScope() {
 
 void check_workers_can_draw(bool keyed) {
   const bool in_fallback =
-      state_of_thread != nullptr && state_of_thread->alone.owns_lock();
+      draws_of_thread != nullptr && draws_of_thread->alone.owns_lock();
   if (!keyed && in_fallback) {
     throw std::runtime_error(
         "pipe: expected a call outside any draw_scope, got one inside (keyed "
@@ -457,7 +457,7 @@ void check_workers_can_draw(bool keyed) {
 }
 
 void set_draw_layer(int64_t layer) {
-  DrawScope::State* state = state_of_thread;
+  DrawScope::State* state = draws_of_thread;
   if (state == nullptr || state->layer == layer) {
     return;
   }
@@ -476,7 +476,7 @@ std::shared_ptr<CallSeed> seed_of_call(std::optional<uint64_t> given) {
   if (given) {
     return std::make_shared<CallSeed>(*given);
   }
-  DrawScope::State* enclosing = state_of_thread;
+  DrawScope::State* enclosing = draws_of_thread;
   if (enclosing == nullptr) {
     return std::make_shared<CallSeed>(
         at::detail::getDefaultCPUGenerator(), nullptr);

@@ -36,7 +36,7 @@ namespace {
 constexpr c10::DispatchKey kCastKey =
     c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-thread_local const WeightCastScope::State* state_of_thread = nullptr;
+thread_local const WeightCastScope::State* casts_of_thread = nullptr;
 
 // The backward of a cast.
 struct CastNode : torch::autograd::Node {
@@ -97,7 +97,7 @@ at::Tensor to_dtype(
     return at::_ops::to_dtype::redispatch(
         keys & below, self, dtype, non_blocking, copy, format);
   };
-  const WeightCastScope::State* const state = state_of_thread;
+  const WeightCastScope::State* const state = casts_of_thread;
   if (state == nullptr || non_blocking || copy || format.has_value() ||
       !is_weight(self) ||
       !asked_by_autocast(*state, self.device().type(), dtype) || is_traced() ||
@@ -173,10 +173,10 @@ WeightCastScope::WeightCastScope(WeightCasts& casts)
           &casts,
           c10::impl::tls_local_dispatch_key_set().excluded_,
           autocast_nesting()},
-      previous_(std::exchange(state_of_thread, &state_)) {}
+      previous_(std::exchange(casts_of_thread, &state_)) {}
 
 WeightCastScope::~WeightCastScope() {
-  state_of_thread = previous_;
+  casts_of_thread = previous_;
 }
 
 }  // namespace pipetransformer::pipe

@@ -31,8 +31,10 @@ int64_t thread_cpu_ns() {
   return int64_t{1'000'000'000} * used.tv_sec + used.tv_nsec;
 }
 
+}  // namespace
+
 // One thread and its queue.
-class Worker {
+class WorkerPool::Worker {
  public:
   explicit Worker(const WorkerPool::ThreadHooks& hooks)
       : thread_([this, hooks] { main(hooks); }) {}
@@ -121,8 +123,6 @@ class Worker {
   bool stopping_ = false;
   std::thread thread_;  // last: starts when the rest is there
 };
-
-}  // namespace
 
 struct WorkerPool::State {
   std::mutex submitting;

@@ -67,6 +67,7 @@ class WorkerPool {
  private:
   void refuse_own_threads() const;
 
+  class Worker;
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -13,7 +13,7 @@ using namespace pipetransformer::simulator;
 
 namespace {
 
-void bind_options(py::module_& m) {
+void bind_step_options(py::module_& m) {
   py::enum_<PrefixMode>(m, "PrefixMode")
       .value("BARRIER", PrefixMode::kBarrier)
       .value("SERIAL", PrefixMode::kSerial)
@@ -114,7 +114,7 @@ py::tuple replay_plain(
 }  // namespace
 
 void bind_simulator(py::module_& m) {
-  bind_options(m);
+  bind_step_options(m);
   bind_results(m);
   m.def(
       "step",

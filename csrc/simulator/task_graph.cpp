@@ -6,7 +6,7 @@ namespace pipetransformer::simulator {
 
 namespace {
 
-constexpr int64_t kLongestNs = int64_t{1} << 60;
+constexpr int64_t kEndlessNs = int64_t{1} << 60;
 
 [[noreturn]] void refuse(
     const std::string& what,
@@ -16,7 +16,7 @@ constexpr int64_t kLongestNs = int64_t{1} << 60;
 }
 
 void check_values(const TaskGraph& graph) {
-  int64_t left_ns = kLongestNs;
+  int64_t left_ns = kEndlessNs;
   for (const Task& task : graph.tasks()) {
     if (task.duration_ns < 0) {
       refuse(

@@ -18,6 +18,28 @@ def test_build_for_another_torch_is_named(monkeypatch):
         _extension.load()
 
 
+def test_an_import_under_another_torch_ends_in_one_line_with_both_versions(tmp_path):
+    # What an installation with build isolation leaves: a record of another torch.
+    script = """
+        import torch
+        torch.__version__ = "1.0.0"
+        from pipetransformer import PipeTransformer
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    from pipetransformer import _build_info
+
+    assert result.returncode != 0
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: pipetransformer._C: expected a build for")
+    assert f"for torch 1.0.0, got one for torch {_build_info.TORCH_VERSION};" in last
+    assert "pip install --no-build-isolation" in last
+
+
 def test_missing_build_says_how_to_rebuild(tmp_path):
     script = """
         import sys

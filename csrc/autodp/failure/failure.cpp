@@ -13,7 +13,7 @@ namespace pipetransformer::autodp {
 
 namespace {
 
-constexpr std::string_view kVersion = "failure 1";
+constexpr std::string_view kFailureVersion = "failure 1";
 constexpr size_t kLongestPhase = 64;
 
 }  // namespace
@@ -55,8 +55,8 @@ std::string describe(const Failure& failure) {
 }
 
 std::string encode(const Failure& failure) {
-  return std::string(kVersion) + "\n" + std::to_string(failure.rank) + "\n" +
-         std::to_string(failure.epoch) + "\n" +
+  return std::string(kFailureVersion) + "\n" + std::to_string(failure.rank) +
+         "\n" + std::to_string(failure.epoch) + "\n" +
          std::to_string(failure.deadline_s) + "\n" + one_line(failure.phase) +
          "\n" + one_line(failure.reason);
 }
@@ -64,7 +64,8 @@ std::string encode(const Failure& failure) {
 Failure decode(std::string_view bytes) {
   auto rest = bytes;
   Failure failure;
-  if (take_line(rest) == kVersion && parse(take_line(rest), failure.rank) &&
+  if (take_line(rest) == kFailureVersion &&
+      parse(take_line(rest), failure.rank) &&
       parse(take_line(rest), failure.epoch) &&
       parse(take_line(rest), failure.deadline_s)) {
     failure.phase = core::plain_text(take_line(rest), kLongestPhase);

@@ -14,15 +14,15 @@ namespace pipetransformer::autodp {
 
 namespace {
 
-constexpr std::string_view kVersion = "plan 1";
-constexpr size_t kLongestQuote = 80;
+constexpr std::string_view kPlanVersion = "plan 1";
+constexpr size_t kLongestPlanQuote = 80;
 
 std::string mismatch(
     const std::string& what,
     const std::string& expected,
     const std::string& got) {
   return "plan message: expected " + what + " '" + expected + "', got '" +
-         core::plain_text(got, kLongestQuote) + "'";
+         core::plain_text(got, kLongestPlanQuote) + "'";
 }
 
 bool are_distinct_ranks(const std::vector<int>& ranks) {
@@ -41,7 +41,7 @@ std::string plan_hash(std::string_view bytes) {
 }
 
 std::string encode(const PlanMessage& message) {
-  std::string text(kVersion);
+  std::string text(kPlanVersion);
   text += "\n" + std::to_string(message.epoch) + "\n" + message.run + "\n" +
           message.parent + "\n" + std::to_string(message.writer) + "\n" +
           join_numbers(message.participants) + "\n" + message.plan;
@@ -56,7 +56,8 @@ std::optional<PlanMessage> decode_plan(std::string_view bytes) {
   }
   auto rest = bytes.substr(0, end);
   PlanMessage message;
-  if (take_line(rest) != kVersion || !parse(take_line(rest), message.epoch)) {
+  if (take_line(rest) != kPlanVersion ||
+      !parse(take_line(rest), message.epoch)) {
     return std::nullopt;
   }
   message.run = take_line(rest);
@@ -86,7 +87,7 @@ PlanHead decode_head(const std::optional<std::string>& bytes) {
       head.floor < 0 || head.floor > head.epoch || head.writer < 0) {
     throw std::runtime_error(
         "head: expected an epoch, one from 0 to it and a rank, got '" +
-        core::plain_text(*bytes, kLongestQuote) + "'");
+        core::plain_text(*bytes, kLongestPlanQuote) + "'");
   }
   return head;
 }
@@ -97,8 +98,8 @@ std::string find_mismatch(
     const std::string& run,
     const std::optional<std::string>& parent) {
   if (!message.has_value()) {
-    return "plan message: expected one of version '" + std::string(kVersion) +
-           "' with its own hash, got other bytes";
+    return "plan message: expected one of version '" +
+           std::string(kPlanVersion) + "' with its own hash, got other bytes";
   }
   if (message->epoch != epoch) {
     return mismatch(

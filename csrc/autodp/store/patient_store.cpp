@@ -12,8 +12,8 @@ namespace pipetransformer::autodp {
 namespace {
 
 // Peers connect within milliseconds: looks come quickly.
-constexpr std::chrono::microseconds kFirstPause{100};
-constexpr std::chrono::microseconds kLongestPause{2000};
+constexpr std::chrono::microseconds kFirstPeerPause{100};
+constexpr std::chrono::microseconds kLongestPeerPause{2000};
 
 }  // namespace
 
@@ -99,7 +99,7 @@ void wait_by_looking(
     const std::vector<std::string>& keys,
     std::chrono::milliseconds timeout) {
   const auto end = std::chrono::steady_clock::now() + timeout;
-  auto pause = kFirstPause;
+  auto pause = kFirstPeerPause;
   while (!store.check(keys)) {
     if (timeout != c10d::Store::kNoTimeout &&
         std::chrono::steady_clock::now() >= end) {
@@ -109,7 +109,7 @@ void wait_by_looking(
               std::to_string(timeout.count()) + " ms, got nothing");
     }
     std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, kLongestPause);
+    pause = std::min(pause * 2, kLongestPeerPause);
   }
 }
 

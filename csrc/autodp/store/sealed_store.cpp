@@ -19,7 +19,7 @@ constexpr int kMostRivals = 1000;
 // Keys whose last foreign value is remembered; those beyond count each time.
 constexpr size_t kMostRemembered = 1024;
 // No seal fits it, and no key holds it.
-const Bytes kAbsent{'\x01', 'a', 'b', 's', 'e', 'n', 't'};
+const Bytes kAbsentBytes{'\x01', 'a', 'b', 's', 'e', 'n', 't'};
 
 std::string_view as_text(const Bytes& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -133,8 +133,9 @@ Bytes SealedStore::compareSet(
 }
 
 std::optional<Bytes> SealedStore::read(const std::string& key) {
-  const auto found = inner_->compareSet(seal_->hidden(key), kAbsent, kAbsent);
-  return found == kAbsent ? std::nullopt : seal_->open(key, found);
+  const auto found =
+      inner_->compareSet(seal_->hidden(key), kAbsentBytes, kAbsentBytes);
+  return found == kAbsentBytes ? std::nullopt : seal_->open(key, found);
 }
 
 Bytes SealedStore::get(const std::string& key) {

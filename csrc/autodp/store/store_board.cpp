@@ -9,8 +9,8 @@ namespace {
 
 // How long to sleep before another look at the board: news within a change of
 // plan come quickly, a plan to a waiting rank rarely.
-constexpr std::chrono::microseconds kFirstPause{500};
-constexpr std::chrono::microseconds kLongestPause{20000};
+constexpr std::chrono::microseconds kFirstBoardPause{500};
+constexpr std::chrono::microseconds kLongestBoardPause{20000};
 
 }  // namespace
 
@@ -52,7 +52,7 @@ bool drive(
     Board& board,
     std::chrono::milliseconds slice) {
   const auto end = std::chrono::steady_clock::now() + slice;
-  auto pause = kFirstPause;
+  auto pause = kFirstBoardPause;
   while (true) {
     const auto progress = transition.step(board, steady_now_s());
     if (progress == Progress::kDone) {
@@ -65,7 +65,7 @@ bool drive(
       return false;
     }
     std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, kLongestPause);
+    pause = std::min(pause * 2, kLongestBoardPause);
   }
 }
 

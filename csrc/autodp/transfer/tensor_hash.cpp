@@ -40,7 +40,7 @@ std::vector<uint64_t> hash_tensors(const std::vector<at::Tensor>& tensors) {
       total_bytes += static_cast<int64_t>(tensors[i].nbytes());
     } else {
       // Here, since the streams of a device belong to the calling thread.
-      hashes[i] = hash_tensor(tensors[i]);
+      hashes[i] = autodp::hash_tensor(tensors[i]);
     }
   }
   const auto count = static_cast<int64_t>(here.size());
@@ -48,7 +48,7 @@ std::vector<uint64_t> hash_tensors(const std::vector<at::Tensor>& tensors) {
   at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const auto index = here[static_cast<size_t>(i)];
-      hashes[index] = hash_tensor(tensors[index]);
+      hashes[index] = autodp::hash_tensor(tensors[index]);
     }
   });
   return hashes;

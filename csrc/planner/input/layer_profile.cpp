@@ -21,7 +21,7 @@ constexpr int64_t kLargestBatch = int64_t{1} << 22;
 constexpr int64_t kLongestHost = int64_t{1} << 40;  // ns
 constexpr int64_t kMostDevices = int64_t{1} << 30;  // nodes, and devices of one
 
-void fail(const std::string& text) {
+void refuse_profile(const std::string& text) {
   throw std::invalid_argument(text);
 }
 
@@ -31,20 +31,22 @@ std::string layer_field(std::size_t layer, const char* field) {
 
 void require_not_negative(int64_t value, const std::string& what) {
   if (value < 0) {
-    fail(what + ": expected at least 0, got " + std::to_string(value));
+    refuse_profile(
+        what + ": expected at least 0, got " + std::to_string(value));
   }
 }
 
 void require_positive(int64_t value, const std::string& what) {
   if (value < 1) {
-    fail(what + ": expected at least 1, got " + std::to_string(value));
+    refuse_profile(
+        what + ": expected at least 1, got " + std::to_string(value));
   }
 }
 
 void require_count(int64_t value, int64_t most, const std::string& what) {
   require_positive(value, what);
   if (value > most) {
-    fail(
+    refuse_profile(
         what + ": expected at most " + std::to_string(most) + ", got " +
         std::to_string(value));
   }
@@ -55,7 +57,7 @@ Wide add_times(
     std::size_t num_points,
     const std::string& what) {
   if (values.size() != num_points) {
-    fail(
+    refuse_profile(
         what + ": expected one entry per micro-batch size (" +
         std::to_string(num_points) + "), got " + std::to_string(values.size()));
   }
@@ -69,12 +71,13 @@ Wide add_times(
 
 void check_points(const std::vector<int64_t>& points) {
   if (points.empty()) {
-    fail("profile microbatch_samples: expected at least one size, got none");
+    refuse_profile(
+        "profile microbatch_samples: expected at least one size, got none");
   }
   int64_t previous = 0;
   for (const int64_t point : points) {
     if (point <= previous) {
-      fail(
+      refuse_profile(
           "profile microbatch_samples: expected increasing sizes from 1, got " +
           std::to_string(point) + " after " + std::to_string(previous));
     }
@@ -85,7 +88,7 @@ void check_points(const std::vector<int64_t>& points) {
 void check_trainable_bytes(const LayerProfile& layer, std::size_t index) {
   const int64_t most = layer.trainable ? layer.parameter_bytes : 0;
   if (layer.trainable_bytes < 0 || layer.trainable_bytes > most) {
-    fail(
+    refuse_profile(
         layer_field(index, "trainable_bytes") + ": expected 0 to " +
         std::to_string(most) + ", got " +
         std::to_string(layer.trainable_bytes));
@@ -95,10 +98,12 @@ void check_trainable_bytes(const LayerProfile& layer, std::size_t index) {
 void check_sums(Wide times, Wide bytes, int64_t global_batch) {
   const Wide limit = Wide{kLargestSum} / kHeadroom / global_batch;
   if (times > limit) {
-    fail("profile times: expected sums that fit 62 bits, got larger ones");
+    refuse_profile(
+        "profile times: expected sums that fit 62 bits, got larger ones");
   }
   if (bytes > limit) {
-    fail("profile bytes: expected sums that fit 62 bits, got larger ones");
+    refuse_profile(
+        "profile bytes: expected sums that fit 62 bits, got larger ones");
   }
 }
 
@@ -118,7 +123,7 @@ void check_cluster(const Cluster& cluster) {
       cluster.network_latency_ns, "cluster network_latency_ns");
   const int64_t cores = cluster.cores_permille;
   if (cores != 0 && (cores < 1000 || cores > kMostDevices)) {
-    fail(
+    refuse_profile(
         "cluster cores_permille: expected 0 or 1000 to " +
         std::to_string(kMostDevices) + ", got " + std::to_string(cores));
   }
@@ -128,7 +133,7 @@ void check_cluster(const Cluster& cluster) {
   require_not_negative(cluster.step_ns, "cluster step_ns");
   require_not_negative(cluster.row_ns, "cluster row_ns");
   if (cluster.step_ns > kLongestHost || cluster.row_ns > kLongestHost) {
-    fail("cluster step_ns and row_ns: expected at most 2^40 ns");
+    refuse_profile("cluster step_ns and row_ns: expected at most 2^40 ns");
   }
   require_not_negative(
       cluster.replica_link_latency_ns, "cluster replica_link_latency_ns");
@@ -143,7 +148,7 @@ void check_cluster(const Cluster& cluster) {
       tiers.disk_bytes_per_s, "cluster cache disk_bytes_per_s");
   const double factor = cluster.optimizer_bytes_per_parameter_byte;
   if (!(factor >= 0.0 && factor <= kHeadroom)) {  // also refuses NaN
-    fail(
+    refuse_profile(
         "cluster optimizer_bytes_per_parameter_byte: expected 0 to 64, got " +
         std::to_string(factor));
   }
@@ -155,7 +160,7 @@ void check_pairs(
     const std::string& field) {
   for (const auto& [first, second] : pairs) {
     if (first < 0 || second <= first || second >= num_layers) {
-      fail(
+      refuse_profile(
           "profile " + field +
           ": expected pairs of increasing layer indices, got " +
           std::to_string(first) + " and " + std::to_string(second));
@@ -173,7 +178,7 @@ void check(
   check_cluster(cluster);
   check_points(profile.microbatch_samples);
   if (profile.layers.empty()) {
-    fail("profile layers: expected at least one layer, got none");
+    refuse_profile("profile layers: expected at least one layer, got none");
   }
   const std::size_t num_points = profile.microbatch_samples.size();
   Wide times = 0;

@@ -13,13 +13,14 @@ namespace {
 
 using std::to_string;
 
-[[noreturn]] void fail(const std::string& text) {
+[[noreturn]] void refuse_request(const std::string& text) {
   throw std::invalid_argument(text);
 }
 
 void require_positive(int64_t value, const char* what) {
   if (value < 1) {
-    fail(std::string(what) + ": expected at least 1, got " + to_string(value));
+    refuse_request(
+        std::string(what) + ": expected at least 1, got " + to_string(value));
   }
 }
 
@@ -29,7 +30,7 @@ void require_at_most(
     const char* what,
     const char* why) {
   if (value > limit) {
-    fail(
+    refuse_request(
         std::string(what) + ": expected at most " + to_string(limit) + " (" +
         why + "), got " + to_string(value));
   }
@@ -41,7 +42,7 @@ void require_not_shared(
     const std::string& what) {
   for (const auto& [first, second] : profile.tied_layers) {
     if (first < cut && cut <= second) {
-      fail(
+      refuse_request(
           what +
           ": expected no parameter shared across it, got one shared by "
           "layers " +
@@ -53,7 +54,7 @@ void require_not_shared(
 void require_no_skip_past(const Profile& profile, int64_t boundary) {
   for (const auto& [first, second] : profile.skips) {
     if (first < boundary && boundary <= second) {
-      fail(
+      refuse_request(
           "boundary " + to_string(boundary) +
           ": expected no skip past it, got one from layer " + to_string(first) +
           " to layer " + to_string(second));
@@ -70,18 +71,18 @@ void check_cuts(
   const std::string ends =
       to_string(boundary) + " and " + to_string(num_layers);
   if (cuts.size() < 2) {
-    fail(
+    refuse_request(
         "forced cuts: expected at least the ends " + ends + ", got " +
         to_string(cuts.size()) + " indices");
   }
   if (cuts.front() != boundary || cuts.back() != num_layers) {
-    fail(
+    refuse_request(
         "forced cuts: expected the ends " + ends + ", got " +
         to_string(cuts.front()) + " and " + to_string(cuts.back()));
   }
   for (std::size_t k = 1; k < cuts.size(); ++k) {
     if (cuts[k] <= cuts[k - 1]) {
-      fail(
+      refuse_request(
           "forced cuts: expected increasing layer indices, got " +
           to_string(cuts[k]) + " after " + to_string(cuts[k - 1]));
     }
@@ -92,7 +93,7 @@ void check_cuts(
   }
   const auto num_stages = static_cast<int64_t>(cuts.size()) - 1;
   if (request.num_stages && *request.num_stages != num_stages) {
-    fail(
+    refuse_request(
         "forced cuts: expected " + to_string(*request.num_stages + 1) +
         " indices (num_stages + 1), got " + to_string(cuts.size()));
   }
@@ -127,7 +128,7 @@ void check_batch(
       "num_microbatches",
       "cells of a plan / num_stages");
   if (microbatches > request.workload.global_batch / replicas) {
-    fail(
+    refuse_request(
         "replicas x micro-batches: expected at most " +
         to_string(request.workload.global_batch) + " (the global batch), got " +
         to_string(replicas) + " x " + to_string(microbatches));
@@ -142,7 +143,7 @@ void check(
     const Cluster& cluster) {
   const int64_t boundary = request.workload.boundary;
   if (boundary < 0 || boundary >= profile.num_layers()) {
-    fail(
+    refuse_request(
         "boundary: expected 0 to " + to_string(profile.num_layers() - 1) +
         " (the last layer stays active), got " + to_string(boundary));
   }
@@ -157,7 +158,7 @@ void check(
   require_positive(request.workload.num_samples.value_or(1), "num_samples");
   if (request.schedules.empty() || request.prefix_placements.empty() ||
       request.cache_tiers.empty()) {
-    fail(
+    refuse_request(
         "schedules, prefix placements, cache tiers: expected at least one of "
         "each, got none");
   }

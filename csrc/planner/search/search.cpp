@@ -21,9 +21,9 @@ constexpr int64_t kNoCutoff = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMostCuts = 4096;           // of a variant that is enumerated
 constexpr std::size_t kMostSimulated = 4096;  // beyond the best by estimate
 
-class Search {
+class PlanSearch {
  public:
-  Search(
+  PlanSearch(
       const Profile& profile,
       const Cluster& cluster,
       const Request& request,
@@ -198,7 +198,7 @@ SearchResult search(
     const Simulate& simulate) {
   check(profile, cluster, request.workload.global_batch);
   check(request, profile, cluster);
-  return Search(profile, cluster, request, simulate).run();
+  return PlanSearch(profile, cluster, request, simulate).run();
 }
 
 }  // namespace pipetransformer::planner

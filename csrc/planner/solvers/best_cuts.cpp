@@ -71,9 +71,12 @@ struct Caps {
 };
 
 // Looks for the best cuts between bounds; see Note [Bounds].
-class Search {
+class CutSearch {
  public:
-  Search(const CutObjective& objective, const Rules& rules, int64_t num_stages)
+  CutSearch(
+      const CutObjective& objective,
+      const Rules& rules,
+      int64_t num_stages)
       : objective_(objective),
         repeats_(objective.repeats),
         rules_(rules),
@@ -91,8 +94,8 @@ class Search {
       };
     }
   }
-  Search(const Search&) = delete;
-  Search& operator=(const Search&) = delete;
+  CutSearch(const CutSearch&) = delete;
+  CutSearch& operator=(const CutSearch&) = delete;
 
   std::optional<BestCuts> best(int64_t cutoff) {
     const std::vector<StaircasePoint> points = stairs();
@@ -302,7 +305,7 @@ std::optional<BestCuts> best_cuts(
   if (num_stages < 1) {
     return std::nullopt;
   }
-  return Search(objective, rules, num_stages).best(cutoff);
+  return CutSearch(objective, rules, num_stages).best(cutoff);
 }
 
 }  // namespace pipetransformer::planner

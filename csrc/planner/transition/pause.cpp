@@ -11,8 +11,8 @@ namespace {
 
 using Wide = __int128;
 
-constexpr int64_t kMostNs = int64_t{1} << 62;
-constexpr int64_t kNanosecondsPerSecond = 1'000'000'000;
+constexpr int64_t kMostPauseNs = int64_t{1} << 62;
+constexpr int64_t kPauseNsPerSecond = 1'000'000'000;
 
 // Medians of 4 processes on 2 cores over gloo, before anything was measured.
 constexpr int64_t kPrepareNs = 5'000'000;
@@ -22,7 +22,7 @@ constexpr int64_t kFirstStepNs = 5'000'000;
 constexpr int64_t kUnmeasuredBytesPerS = 100'000'000;
 
 int64_t saturated(Wide value) {
-  return static_cast<int64_t>(std::min<Wide>(value, kMostNs));
+  return static_cast<int64_t>(std::min<Wide>(value, kMostPauseNs));
 }
 
 int64_t mean_or(const RunningMean& mean, int64_t otherwise) {
@@ -39,7 +39,7 @@ int64_t over_link(
     return 0;
   }
   const Wide time =
-      (Wide{bytes} * kNanosecondsPerSecond + *bytes_per_s - 1) / *bytes_per_s;
+      (Wide{bytes} * kPauseNsPerSecond + *bytes_per_s - 1) / *bytes_per_s;
   return saturated(time + latency_ns);
 }
 
@@ -70,8 +70,8 @@ RunningMean observed(const RunningMean& mean, int64_t ns, int64_t per) {
         "measured pause: expected at least 0 ns per at least 1, got " +
         std::to_string(ns) + " per " + std::to_string(per));
   }
-  if (mean.sum_ns < 0 || mean.count < 0 || ns > kMostNs - mean.sum_ns ||
-      per > kMostNs - mean.count) {
+  if (mean.sum_ns < 0 || mean.count < 0 || ns > kMostPauseNs - mean.sum_ns ||
+      per > kMostPauseNs - mean.count) {
     throw std::invalid_argument(
         "measured pause: expected sums of 0 to 2^62, got " +
         std::to_string(ns) + " after " + std::to_string(mean.sum_ns) +

@@ -127,9 +127,10 @@ def sdist(python: str, log: pathlib.Path) -> pathlib.Path:
 def checkout_without_package(folder: pathlib.Path) -> pathlib.Path:
     """Copy what tests read; the package is the installed one."""
     shutil.rmtree(folder, ignore_errors=True)
-    for name in ("tests", "benchmarks", "examples", "tools", "csrc"):
+    for name in ("tests", "benchmarks", "examples", "tools", "csrc", "docs"):
         shutil.copytree(ROOT / name, folder / name)
-    shutil.copy(ROOT / "pyproject.toml", folder)
+    for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, folder)
     return folder
 
 

@@ -1,7 +1,8 @@
 """What the tools for wheels and for the matrix decide; neither builds anything here."""
 
-import matrix
 import pytest
+
+import matrix
 import wheel
 
 

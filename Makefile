@@ -64,7 +64,7 @@ models: build
 
 # A wheel for this torch in dist/, tried in an empty environment.
 wheel: build
-	$(PY) tools/wheel.py
+	$(PY) tools/make_wheel.py
 
 # Each Python and torch that is to be had; gigabytes. MATRIX=... are arguments.
 matrix:

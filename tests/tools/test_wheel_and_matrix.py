@@ -2,23 +2,23 @@
 
 import pytest
 
+import make_wheel
 import matrix
-import wheel
 
 
 def test_the_wheels_version_names_its_torch():
-    assert wheel.local_version("2.13.0+cpu") == "+torch2.13.0.cpu"
-    assert wheel.local_version("2.12.1") == "+torch2.12.1"
+    assert make_wheel.local_version("2.13.0+cpu") == "+torch2.13.0.cpu"
+    assert make_wheel.local_version("2.12.1") == "+torch2.12.1"
 
 
 def test_a_command_that_fails_ends_the_wheel():
     with pytest.raises(SystemExit, match="wheel: failed with 1: false"):
-        wheel.run(["false"])
+        make_wheel.run(["false"])
 
 
 def test_commands_do_not_see_the_checkout(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    wheel.run(["sh", "-c", 'test -z "$PYTHONPATH"'])
+    make_wheel.run(["sh", "-c", 'test -z "$PYTHONPATH"'])
 
 
 @pytest.mark.parametrize(

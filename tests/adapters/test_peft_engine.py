@@ -93,7 +93,9 @@ def trained_by_engine(
         adapted,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
         freeze=pt.freeze.Schedule(list(counts)),
-        config=pt.Config(plan=pt.PlanConfig(num_stages=stages, num_microbatches=2)),
+        config=pt.Config(
+            plan=pt.PlanConfig(num_stages=stages, num_microbatches=2, replicas="all")
+        ),
     )
     with engine:
         for _ in engine.epochs(len(counts)):

@@ -272,7 +272,9 @@ def train(rank, num_stages, microbatches, name, task, samples=Samples):
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
         freeze=pt.freeze.Schedule([0, 2, 2]),
         config=pt.Config(
-            plan=pt.PlanConfig(num_stages=num_stages, num_microbatches=microbatches),
+            plan=pt.PlanConfig(
+                num_stages=num_stages, num_microbatches=microbatches, replicas="all"
+            ),
             eval_microbatch_rows=3,
         ),
     )

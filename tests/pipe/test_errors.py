@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from pipetransformer.data.structures import tensors_of
 from pipetransformer.pipe import Pipe, Workers
 
 from .models import MODES, Functional, dense, make_pipe
@@ -97,14 +98,27 @@ def test_number_of_stages_must_not_change_after_the_first_call():
 X = torch.zeros(2, 5, dtype=torch.double)
 
 
-@pytest.mark.parametrize(
-    "args", [(), (1,), ("x",), ([X],), (((X,),),), ([X], [X])], ids=str
-)
+@pytest.mark.parametrize("args", [(), (1,), ("x",), ([1],), ({"x": None},)], ids=str)
 @pytest.mark.parametrize("num_stages", [1, 2])
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_calls_without_a_tensor_are_refused(args, num_stages, chunks):
     with pytest.raises(TypeError, match="inputs: expected at least one tensor among"):
         make_pipe(dense(), num_stages, chunks)(*args)
+
+
+@pytest.mark.parametrize(
+    "args", [([X],), (((X,),),), ([X], [X]), ({"x": X},)], ids=["list", "deep", "", "d"]
+)
+def test_containers_alone_are_refused_but_for_pipelines_of_a_plan(args):
+    class First(nn.Module):
+        def forward(self, *given):
+            return tensors_of(given)[0] + 1
+
+    with pytest.raises(TypeError, match="inputs: expected at least one tensor among"):
+        Pipe(nn.Sequential(First(), nn.ReLU()), 2)(*args)
+    pipe = make_pipe(nn.Sequential(First(), nn.ReLU()), 2, 2)
+    assert torch.equal(pipe(*args), X + 1)
+    pipe.close()
 
 
 @pytest.mark.parametrize("num_stages, chunks", [(1, 1), (2, 2)])

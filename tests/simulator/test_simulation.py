@@ -118,7 +118,13 @@ def test_trace_is_chromes_format_and_private(tmp_path):
     )
     machines = cluster(4, num_nodes=2, cache=CacheTiers(), **RATES)
     plan = search(
-        layers, machines, global_batch=8, boundary=1, num_stages=2, num_microbatches=2
+        layers,
+        machines,
+        global_batch=8,
+        boundary=1,
+        num_stages=2,
+        num_microbatches=2,
+        replicas="all",
     )
     result = simulate(plan, layers, machines)
     path = tmp_path / "step.json"

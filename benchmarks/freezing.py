@@ -59,7 +59,8 @@ POLICIES = (
 )
 MARGINS = {"digits": 0.3, "sst2": 0.5, "xquad": 0.5}
 UNFROZEN = "unfrozen"
-_PUBLISHED = ("score", "work", "evaluations", "frozen", "losses", "held_out")
+_PUBLISHED = ("score", "work", "evaluations", "frozen", "losses", "held_out", "curve")
+_SHARES = (10, 20, 30, 40, 60, 80, 100)  # of the unfrozen run's work, in percent
 POWER = 0.8
 
 
@@ -74,6 +75,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--tasks", nargs="+", choices=(*DIGITS, *TEXT), default=list(DIGITS))
     add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES[:-1]))
     add("--seeds", type=int, default=20, help="how many")
+    add("--curves", action="store_true", help="scores by the work done, and no tests")
     args = parser.parse_args(arguments)
     bare = [task for task in args.tasks if not task.startswith("sst2")]
     if WATCHING in args.policies and bare:
@@ -93,6 +95,7 @@ def made_runs(
         line += ["--policies", *names, "--seeds", *map(str, seeds)]
         line += ["--model", str(model), "--data", str(args.data)]
         line += ["--quick"] if args.quick else []
+        line += ["--curves"] if args.curves else []
         run_child(line, timeout_s=36_000, log=folder / f"{task}.log")
     return {
         task: {
@@ -135,6 +138,34 @@ def _with_evaluations(
     return [
         Row(system, "the same with its evaluations", "times", work, values_of="seeds")
     ]
+
+
+def curves_of(
+    task: str, runs: dict[str, list[dict[str, Any]]]
+) -> tuple[list[Row], list[list[str]]]:
+    """Return each policy's score by the work done, and lines for the terminal.
+
+    Work is a share of what the unfrozen run of the same seed does in all; the score is
+    that after the last epoch which is done by then, a finished run's stays.
+    """
+    rows, lines = [], []
+    whole = [run["work"] for run in runs[UNFROZEN]]
+    for name, each in runs.items():
+        told = []
+        for share in _SHARES:
+            reached = [
+                [score for work, score in run["curve"] if 100 * work <= share * all_of]
+                for run, all_of in zip(each, whole, strict=True)
+            ]
+            if not all(reached):
+                told.append("-")
+                continue
+            scores = tuple(found[-1] for found in reached)
+            metric = f"with {share} % of the work"
+            rows.append(Row(f"{task}, {name}", metric, "%", scores, values_of="seeds"))
+            told.append(f"{statistics.fmean(scores):.2f}")
+        lines.append([task, name, *told])
+    return rows, lines
 
 
 def rows_of(
@@ -199,7 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if start.tree.commit and not start.tree.changed and not args.quick:
-            folder = ROOT / "build" / "freezing" / start.tree.commit
+            kind = "freezing_curves" if args.curves else "freezing"
+            folder = ROOT / "build" / kind / start.tree.commit
             folder.mkdir(parents=True, exist_ok=True)
         real = any(task in TEXT for task in args.tasks)
         model = unpack_model(Path(name) / "model") if real else Path(name)
@@ -210,11 +242,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
     rows, lines = [], []
     for task, runs in found.items():
-        more_rows, more_lines = rows_of(task, runs)
+        more_rows, more_lines = (curves_of if args.curves else rows_of)(task, runs)
         rows += more_rows
         lines += more_lines
-    header = ["task", "policy", "score", "difference", "limit", "work", "seeds needed"]
-    print(text_table(header, lines))
+    figures = ["score", "difference", "limit", "work", "seeds needed"]
+    if args.curves:
+        figures = [f"{share} %" for share in _SHARES]
+    print(text_table(["task", "policy", *figures], lines))
     if args.json is not None:
         write_json(
             args.json,

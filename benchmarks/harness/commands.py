@@ -168,6 +168,35 @@ _ALL = (
                 ),
             ),
             (
+                "freezing_random",
+                (
+                    *("--tasks", "sst2 1024, random weights", "--seeds", "6"),
+                    *("--policies", "cap 1/3", "guarded"),
+                ),
+            ),
+            (
+                "freezing_xquad",
+                (
+                    *("--tasks", "xquad", "--seeds", "6"),
+                    *("--policies", "cap 1/3", "guarded"),
+                ),
+            ),
+            (
+                "freezing_sst2",
+                (
+                    *("--tasks", "sst2", "--seeds", "6"),
+                    *("--policies", "cap 1/3", "guarded"),
+                ),
+            ),
+            (
+                "freezing_curves",
+                (
+                    *("--tasks", "digits", "digits 50 %", "sst2 1024"),
+                    *("--policies", "cap 1/3", "gradient", "guarded"),
+                    *("--seeds", "4", "--curves"),
+                ),
+            ),
+            (
                 "freezing_seeds",
                 ("--policies", "cap 1/3", "guarded", "--seeds", "16"),
             ),

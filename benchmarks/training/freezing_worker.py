@@ -164,9 +164,10 @@ def text(kind: str, args: argparse.Namespace) -> Task:
     )
 
 
-def run(task: Task, name: str, seed: int) -> dict[str, Any]:
-    """Train and score; return what the driver compares."""
-    policy, held_out = POLICIES[name](), []
+def run(task: Task, name: str, seed: int, curve: bool) -> dict[str, Any]:
+    """Train and score, with `curve` after each epoch; return what is compared."""
+    policy, held_out, evaluations = POLICIES[name](), [], 0
+    scores: list[tuple[int, float]] = []
     counter = LayerCounter(task.layers, task.head)
     engine = pt.PipeTransformer(
         task.model,
@@ -194,11 +195,14 @@ def run(task: Task, name: str, seed: int) -> dict[str, Any]:
             for batch in loader:
                 engine.step(batch)
             if name == WATCHING:
+                before = work_of([counter.rows()], ["evaluated"])
                 found = engine.evaluate(task.held_out, collate_fn=task.collate)
                 held_out.append(found["loss"])
-        work = work_of([counter.rows()], TRAINING)
-        evaluations = work_of([counter.rows()], ["evaluated"])
-        score = task.score(engine)
+                evaluations += work_of([counter.rows()], ["evaluated"]) - before
+            if curve or epoch == task.epochs - 1:
+                work = work_of([counter.rows()], TRAINING)
+                scores.append((work, task.score(engine)))
+    work, score = scores[-1]
     records = engine.history.epochs
     return {
         "score": score,
@@ -208,6 +212,7 @@ def run(task: Task, name: str, seed: int) -> dict[str, Any]:
         "losses": [record.train_loss for record in records],
         "samples": [[record.samples, record.unique_samples] for record in records],
         "held_out": held_out,
+        "curve": scores,
         "log": policy.log,
     }
 
@@ -221,6 +226,7 @@ def main() -> None:
     add("--model", type=Path)
     add("--data", type=Path)
     add("--out", type=Path, required=True, metavar="DIR")
+    add("--curves", action="store_true", help="score after each epoch")
     add("--quick", action="store_true", help="two epochs")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -236,7 +242,7 @@ def main() -> None:
                 task = text(args.task, args)
             if args.quick:
                 task.epochs = 2
-            found = run(task, name, seed)
+            found = run(task, name, seed, args.curves)
             half = out.with_suffix(".half")
             half.write_text(json.dumps(found))
             os.replace(half, out)

@@ -19,9 +19,10 @@ _logger = logging.getLogger(__name__)
 
 Monitor = tuple[str, Literal["min", "max"]]
 
-_WARM_UP = 0.1  # of the steps, at least: nothing freezes
+_WARM_UP = 0.1  # of the steps: nothing freezes, and the first mean is taken
 _BACK_TO_STAKE = 3.0  # times the bar, of a freeze below it
 _BACK_TO_LOSS = 1.5  # times the loss, of a freeze that the monitor allowed
+_MOST_COMES_BACK = 3.0  # times the first mean: one bad batch is no new task
 _COOL_DOWN = 3  # evaluation points without a freeze after an unfreeze
 _MOST_UNFREEZES = 2  # then the layers stay active
 
@@ -30,10 +31,11 @@ class Guarded(Policy):
     """Freezes while little is left to learn; the default of ``freeze=``.
 
     Whatever a layer still learns lowers the training loss by no more than what is left
-    of it. So the mean loss since the last evaluation point, over the first such mean of
-    the run, says what a freeze puts at stake. While that is above `stake` nothing
-    freezes, and the run is the unfrozen one bit for bit. Else each point freezes the
-    share `alpha` of the active units, as the paper's cap does.
+    of it. So the mean loss since the last evaluation point, over the first mean of the
+    run, says what a freeze puts at stake. While that is above `stake` nothing freezes,
+    and the run is the unfrozen one bit for bit. Else each point freezes the share
+    `alpha` of the active units, as the paper's cap does. The first mean is that of the
+    first tenth of the steps, at least of the first interval.
 
     With a `monitor` a held-out metric counts, too: when the last `patience` evaluations
     have not improved it, what the front layers go on learning helps the training set
@@ -41,8 +43,9 @@ class Guarded(Policy):
 
     All units unfreeze when the loss comes back: to 3 times the stake below which they
     froze, as when data or labels have changed, or to 1.5 times the loss at which the
-    monitor let them freeze. Then nothing freezes for 3 points, and after the second
-    time nothing at all. Nothing freezes in the first tenth of the steps.
+    monitor let them freeze. What has come back is from then on the first mean, if it is
+    larger, up to 3 times as large. Then nothing freezes for 3 points, and after the
+    second time nothing at all. Nothing freezes in the first tenth of the steps.
 
     Args:
         alpha: share of the active units that a point may freeze, in [0, 1).
@@ -94,7 +97,9 @@ class Guarded(Policy):
         )
         self._point = 0
         self._num_frozen = 0
-        self._first: float | None = None  # mean loss of an interval
+        self._first: float | None = None  # mean loss of the first steps
+        self._first_steps = 0  # that it is taken over
+        self._step = 0  # of the last evaluation point
         self._returns_at = 0.0  # the loss at which all units unfreeze
         self._best: float | None = None  # of the monitor
         self._last: float | None = None
@@ -109,7 +114,7 @@ class Guarded(Policy):
             return self._num_frozen
         self._point = progress.epoch
         stale = self._is_stale(progress)
-        loss = stats.loss
+        loss, began, self._step = stats.loss, self._step, progress.step
         if loss is None or not math.isfinite(loss):
             if loss is not None:
                 _logger.warning(
@@ -120,13 +125,13 @@ class Guarded(Policy):
                 )
             self._told = "no training loss was measured"
             return self._num_frozen
-        self._first = loss if self._first is None else self._first
-        bar = self._stake * self._first
+        first = self._take_first(loss, began, progress)
+        bar = self._stake * first
         if self._num_frozen > self.starting_units and loss > self._returns_at:
-            self._unfreeze(loss)
+            self._unfreeze(loss, first)
             return self._num_frozen
         self._told = (
-            f"the training loss is {_percent(loss, self._first)} of its first mean, "
+            f"the training loss is {_percent(loss, first)} of its first mean, "
             f"{100 * self._stake:g} % or less freezes"
         )
         if self._monitor is not None:
@@ -144,6 +149,17 @@ class Guarded(Policy):
     def _why(self) -> str:
         return self._told
 
+    def _take_first(self, loss: float, began: int, progress: Progress) -> float:
+        """Return the first mean, with the interval's loss if it belongs to that."""
+        total = progress.total_steps
+        early = total is not None and began < _WARM_UP * total
+        if self._first is None or (early and not self._unfreezes):
+            steps = max(1, progress.step - began)
+            mean = loss if self._first is None else self._first
+            self._first_steps += steps
+            self._first = mean + (loss - mean) * steps / self._first_steps
+        return self._first
+
     def _freeze(self, returns_at: float) -> None:
         most = max(self.starting_units, self.num_units - self._kept())
         active = self.num_units - self._num_frozen
@@ -152,12 +168,13 @@ class Guarded(Policy):
             self._returns_at = returns_at
         self._num_frozen = max(self._num_frozen, min(wanted, most))
 
-    def _unfreeze(self, loss: float) -> None:
+    def _unfreeze(self, loss: float, first: float) -> None:
         self._told = (
             f"the training loss came back to {loss:.3g}, above the "
             f"{self._returns_at:.3g} that were allowed"
         )
         self._num_frozen = self.starting_units
+        self._first = max(first, min(loss, _MOST_COMES_BACK * first))
         self._unfreezes += 1
         self._quiet_until = self._point + 1 + _COOL_DOWN
         self._best, self._stale = None, 0
@@ -237,6 +254,8 @@ class Guarded(Policy):
             "point": self._point,
             "num_frozen": self._num_frozen,
             "first": [] if self._first is None else [self._first],
+            "first_steps": self._first_steps,
+            "step": self._step,
             "returns_at": self._returns_at,
             "best": [] if self._best is None else [self._best],
             "last": [] if self._last is None else [self._last],
@@ -253,6 +272,7 @@ class Guarded(Policy):
         first, best, last = (_optional(state, n) for n in ("first", "best", "last"))
         num_frozen = count("num_frozen", self.num_units)
         self._point, self._stale = count("point"), count("stale")
+        self._first_steps, self._step = count("first_steps"), count("step")
         self._quiet_until, self._unfreezes = count("quiet_until"), count("unfreezes")
         self._num_frozen = num_frozen
         self._first, self._returns_at = first, returns_at

@@ -247,10 +247,11 @@ def progress_of(run: Run, point: int) -> Progress:
     state = run.state
     optimizer = state.optimizer
     batches = run.inputs.workload.num_batches if run.inputs.workload is not None else 0
+    steps = -(-batches // run.config.accumulation_steps)  # of a pass
     return Progress(
         epoch=point,
         step=state.step,
-        total_steps=batches * run.total_epochs or None,
+        total_steps=steps * run.total_epochs or None,
         learning_rate=(
             float(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
         ),

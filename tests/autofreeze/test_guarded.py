@@ -54,6 +54,14 @@ def test_the_first_mean_is_the_measure_and_no_later_one():
     assert row(bound(stake=0.5), [1.0, 0.5]) == [0, 6]
 
 
+def test_the_first_mean_is_over_the_first_tenth_of_the_steps():
+    # Finer points make the stake no larger. Point p comes after 10 p steps.
+    losses = [4.0, 1.0, 0.5, 0.5, 0.029, 0.031, 0.029]
+    assert row(bound(), losses, total=400) == [0, 0, 0, 0, 6, 6, 9]  # of 1.5
+    assert row(bound(), losses, total=100) == [0, 0, 0, 0, 6, 9, 11]  # of 4.0
+    assert row(bound(), losses) == [0, 0, 0, 0, 6, 9, 11], "no end is known"
+
+
 def test_a_loss_below_zero_freezes_nothing():
     assert row(bound(), [-1.0, -2.0, -3.0]) == [0, 0, 0]
     assert row(bound(), [1.0, 0.5, -0.1, -5.0]) == [0, 0, 0, 0]
@@ -97,6 +105,18 @@ def test_after_the_second_thaw_nothing_freezes():
     found = row(bound(), losses)
     assert found[:9] == [0, 6, 0, 0, 0, 0, 6, 0, 0]
     assert set(found[9:]) == {0}
+
+
+def test_what_came_back_is_the_first_mean_of_what_follows():
+    #                       back   <-- rest -->  2 % of it
+    losses = [1.0, 0.02, 2.5, 0.04, 0.04, 0.04, 0.051, 0.049]
+    assert row(bound(), losses) == [0, 6, 0, 0, 0, 0, 0, 6]
+    # One batch that went wrong is no new task: three times the first mean, no more.
+    losses[2], losses[6:] = 500.0, [0.061, 0.059]
+    assert row(bound(), losses) == [0, 6, 0, 0, 0, 0, 0, 6]
+    # A small return makes the stake no smaller.
+    losses[2], losses[6:] = 0.07, [0.021, 0.019]
+    assert row(bound(), losses) == [0, 6, 0, 0, 0, 0, 0, 6]
 
 
 def monitored(values, *, losses=0.5, **settings):
@@ -192,6 +212,7 @@ def test_random_runs_keep_the_rules():
             elif now < before:
                 assert now == 0
                 assert loss > 0.02 * first
+                first = max(first, min(loss, 3 * first))
                 thawed += 1
             before = now
 

@@ -49,6 +49,25 @@ def test_evaluations_that_a_policy_needs_are_told_beside_its_work():
     assert ("sst2 1024, guarded", metric) not in rows
 
 
+def test_curves_tell_the_score_by_the_work_that_the_unfrozen_run_does():
+    def run(*curve):
+        return {"work": curve[-1][0], "curve": list(curve)}
+
+    found = {
+        "unfrozen": [run((50, 80.0), (100, 90.0)), run((50, 82.0), (100, 92.0))],
+        "cap 1/3": [run((50, 80.0), (60, 89.0)), run((50, 82.0), (55, 91.0))],
+    }
+    rows, lines = freezing.curves_of("digits", found)
+    cells = {(row.system, row.metric): row.values for row in rows}
+    at = "with {} % of the work".format
+    assert ("digits, unfrozen", at(40)) not in cells
+    assert cells["digits, unfrozen", at(80)] == (80.0, 82.0)
+    assert cells["digits, unfrozen", at(100)] == (90.0, 92.0)
+    for share in (60, 100):
+        assert cells["digits, cap 1/3", at(share)] == (89.0, 91.0)
+    assert lines[0] == ["digits", "unfrozen", *"-" * 4, "81.00", "81.00", "91.00"]
+
+
 def test_a_held_out_set_is_there_for_sst2_alone(capsys):
     with pytest.raises(SystemExit):
         freezing.parse_args(["--policies", "guarded, held-out loss"])

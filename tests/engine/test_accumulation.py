@@ -209,6 +209,17 @@ def test_a_plan_changes_between_optimizer_steps_only():
             assert_close(last, alone)
 
 
+def test_policies_are_told_of_optimizer_steps():
+    policy = pt.freeze.Schedule([0])
+    with engine_of(freeze=policy, accumulation_steps=STEPS) as engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(data_of(), BATCH):
+                engine.step(batch)
+    told = [entry["progress"] for entry in policy.log]
+    assert [each["step"] for each in told] == [0, 3, 6][: len(told)]
+    assert {each["total_steps"] for each in told} == {6}
+
+
 def lose(rank, dies_at, environment):
     """Rank 2 dies before a step of the second pass; the others train on."""
     os.environ.update(environment)

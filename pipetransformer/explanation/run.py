@@ -25,6 +25,7 @@ from pipetransformer.report import (
     PlanShape,
     RecoveryRecord,
     RefusalRecord,
+    Saved,
     TransformationRecord,
     parts_of,
 )
@@ -45,6 +46,7 @@ class RunExplanation:
         recoveries: losses of ranks that the run survived.
         counters: counts of the lead, by name.
         codecs: decisions on the codec of cached activations.
+        freezing: what freezing has saved; None where nothing can be compared.
     """
 
     world_size: int
@@ -57,6 +59,7 @@ class RunExplanation:
     recoveries: tuple[RecoveryRecord, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     codecs: tuple[CodecRecord, ...] = ()
+    freezing: Saved | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the explanation as JSON-ready values."""
@@ -70,6 +73,7 @@ class RunExplanation:
             "aborts": [_abort_dict(abort) for abort in self.aborts],
             "recoveries": [_recovery_dict(each) for each in self.recoveries],
             "codecs": [each.to_json() for each in self.codecs],
+            "freezing": None if self.freezing is None else self.freezing.to_json(),
             "counters": dict(self.counters),
             "phases_ns": dict(self.phases_ns),
             "measured": [
@@ -144,6 +148,7 @@ def run_sections(run: RunExplanation) -> list[Section]:
         Section("Refused", tuple(line for r in run.refusals for line in _refused(r))),
         Section("Aborted", tuple(_aborted(abort) for abort in run.aborts)),
         Section("Lost ranks", tuple(x for r in run.recoveries for x in _survived(r))),
+        Section("Freezing", () if run.freezing is None else (str(run.freezing),)),
         Section("Activation cache", tuple(str(each) for each in run.codecs)),
         measured_section(run.measured),
         Section("Where the time went", (), _phase_table(run)),

@@ -15,6 +15,7 @@ from pipetransformer.report import (
     PlanShape,
     RecoveryRecord,
     RefusalRecord,
+    Saved,
     TransformationRecord,
 )
 
@@ -52,6 +53,7 @@ def explain_run(summary: object) -> RunExplanation:
         recoveries=fields.read_tuple("recoveries", RecoveryRecord.from_json, ()),
         counters=fields.read_mapping("counters", check_int),
         codecs=fields.read_tuple("codecs", CodecRecord.from_json, ()),
+        freezing=fields.read_or_none("freezing", Saved.from_json),
     )
 
 

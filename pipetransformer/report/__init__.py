@@ -26,6 +26,7 @@ from pipetransformer.report.history import History, write_summary
 from pipetransformer.report.page import page, write_page
 from pipetransformer.report.phases import Phases, parts_of
 from pipetransformer.report.ranges import profiled
+from pipetransformer.report.saved import Saved, saved_by_freezing
 from pipetransformer.report.trace import MOST, Timeline
 from pipetransformer.report.transformations import (
     AbortRecord,
@@ -50,6 +51,7 @@ __all__ = [
     "ProgressBar",
     "RecoveryRecord",
     "RefusalRecord",
+    "Saved",
     "SegmentRecord",
     "StepRecord",
     "TensorBoardWriter",
@@ -65,6 +67,7 @@ __all__ = [
     "profiled",
     "recovery_line",
     "refusal_line",
+    "saved_by_freezing",
     "transformation_line",
     "write_page",
     "write_summary",

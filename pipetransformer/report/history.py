@@ -13,6 +13,7 @@ from pipetransformer.core import disk
 from pipetransformer.report.codecs import CodecRecord
 from pipetransformer.report.counters import Counters
 from pipetransformer.report.epochs import EpochRecord
+from pipetransformer.report.saved import Saved, saved_by_freezing
 from pipetransformer.report.transformations import (
     AbortRecord,
     RecoveryRecord,
@@ -85,6 +86,11 @@ class History:
         """The last epoch's metric named ``accuracy``."""
         return self.epochs[-1].metrics.get("accuracy") if self.epochs else None
 
+    @property
+    def freezing(self) -> Saved | None:
+        """What freezing has saved so far; None where nothing can be compared."""
+        return saved_by_freezing(self.epochs, self.transformations)
+
     def to_json(self) -> dict[str, Any]:
         """Return the whole history in the summary's format."""
         return {
@@ -102,6 +108,7 @@ class History:
             "codecs": [record.to_json() for record in self.codecs],
             "freezes": [dict(entry) for entry in self.freezes],
             "decisions": self.decisions,
+            "freezing": None if self.freezing is None else self.freezing.to_json(),
             "counters": self.counters.to_json(),
             "final_accuracy": self.final_accuracy,
             "total_seconds": self.total_seconds,

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipetransformer.core import disk, text_files
+from pipetransformer.report.saved import Saved
 
 _PLACE = "__DATA__"
 _DIGITS = 6  # of what is shown
@@ -78,6 +79,7 @@ def _run_data(name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     recoveries = [_recovery(r, when(r["step"])) for r in summary.get("recoveries", ())]
     lasting = [p for p in segments if p["K"]]
     slots = max((p["K"] * p["R"] for p in lasting), default=1)
+    saved = summary.get("freezing")
     return {
         "name": name,
         "world": summary["world_size"],
@@ -111,6 +113,7 @@ def _run_data(name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
             for c in summary.get("codecs", ())
         ],
         "decisions": [_decision(d) for d in summary.get("decisions", ())],
+        "saved": None if saved is None else str(Saved.from_json(saved, "freezing")),
         "phases": sorted(
             ((n, _rounded(s)) for n, s in summary["phase_seconds"].items()),
             key=lambda entry: -entry[1],

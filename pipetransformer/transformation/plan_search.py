@@ -128,13 +128,17 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
     """
     boundary, admission = replica.plan.boundary, run.in_force.admission
     profile, cluster, workload = _known_now(run, boundary)
+    saved = run.history.freezing
     return explain_plan(
         replica.plan,
         profile,
         cluster,
         measured=explain_run(run.history.to_json()).measured,
         codecs=[str(each) for each in run.history.codecs],
-        freezing=[told(decision) for decision in run.policy.log],
+        freezing=[
+            *(told(decision) for decision in run.policy.log),
+            *([] if saved is None else [str(saved)]),
+        ],
         options=_options(run, workload, boundary, None, admission),
         cache=None
         if admission is None

@@ -46,9 +46,18 @@ def train(policy, settings, *, epochs=EPOCHS, labels=None):
         if end is not None:
             decisions = [pt.freeze.told(each) for each in policy.log]
             explanation = engine.explain()
-            assert explanation.freezing == tuple(decisions)
-            assert decisions[-1] in str(explanation)
+            saved = engine.history.freezing
+            told = [*decisions, *([] if saved is None else [str(saved)])]
+            assert explanation.freezing == tuple(told)
+            assert told[-1] in str(explanation)
+            # Of a policy that froze something in some passes alone.
+            units = {part.shape.num_frozen_layers for part in parts_of_passes(engine)}
+            assert (saved is None) == (len(units) < 2)
     return engine, steps, end
+
+
+def parts_of_passes(engine):
+    return [part for each in engine.history.epochs for part in each.segments]
 
 
 def mean(steps, first, last):

@@ -15,6 +15,7 @@ from pipetransformer.report import (
     PlanShape,
     RecoveryRecord,
     RefusalRecord,
+    Saved,
     TransformationRecord,
     recovery_line,
     write_summary,
@@ -99,6 +100,24 @@ def a_history():
 
 def a_summary():
     return json.loads(json.dumps(a_history().to_json()))
+
+
+def test_what_freezing_saved_is_told():
+    saved = Saved(1.5, 0.25, 0.02, 0.0085)
+    summary = {**a_summary(), "freezing": saved.to_json()}
+    found = explain_run(summary)
+    assert found.freezing == saved
+    assert found.to_dict()["freezing"] == summary["freezing"]
+    assert (
+        "so far freezing has saved 1.50 s of training: a step took 8.500 ms, and "
+        "20.000 ms with all units that train; changes of plan took 0.25 s"
+    ) in str(found)
+    cost = explain_run({**summary, "freezing": {**saved.to_json(), "seconds": -1.5}})
+    assert "has cost 1.50 s" in str(cost)
+    for wrong in ("much", True, float("nan"), -float("inf")):
+        broken = {**saved.to_json(), "seconds": wrong}
+        with pytest.raises(ValueError, match="summary freezing seconds"):
+            explain_run({**summary, "freezing": broken})
 
 
 def test_steps_and_pauses_are_put_beside_their_predictions():

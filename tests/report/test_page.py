@@ -97,6 +97,14 @@ def test_its_data_are_those_of_the_run(folder, summary):
     )
 
 
+def test_what_freezing_saved_stands_with_the_decisions(summary):
+    assert summary["freezing"] is not None
+    (run,) = data_of(page({"a": summary}))
+    assert run["saved"].startswith("so far freezing has ")
+    (other,) = data_of(page({"a": {**summary, "freezing": None}}))
+    assert other["saved"] is None
+
+
 def test_texts_of_a_run_cannot_leave_their_place(summary):
     evil = "</script><script>alert(1)</script><!--"
     summary = json.loads(json.dumps(summary))

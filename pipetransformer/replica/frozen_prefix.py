@@ -39,6 +39,7 @@ from pipetransformer.autocache import (
     values_context,
 )
 from pipetransformer.core.devices import HOST, to_device
+from pipetransformer.core.fixed_values import tensors_have_rows
 from pipetransformer.data.structures import (
     call_layers,
     fit_together,
@@ -51,6 +52,7 @@ from pipetransformer.data.structures import (
 from pipetransformer.pipe import Workers, draw_scope
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.faulty_layer import faulty_layer
+from pipetransformer.replica.fixed_tensors import with_fixed
 from pipetransformer.replica.in_place import run_in_place
 from pipetransformer.report.clock import Clock
 from pipetransformer.skip import SkipTracker, use_skip_tracker
@@ -131,6 +133,7 @@ class FrozenPrefix:
         self._needed = True  # in training, since the pass began
         self._length: int | None = None  # padded, of the last inputs
         self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
+        self._have_rows: dict[tuple[int, int], list[bool]] = {}  # by boundary, tensors
         self._chains: dict[object, list[int]] = {}  # by what was in force, see `_chain`
         self.refusal = cacheable(self._layers)
         if self.refusal is not None:
@@ -281,9 +284,11 @@ class FrozenPrefix:
 
         Returns:
             What the last frozen layer returns: a tensor or a tuple of tensors with
-            ``rows`` rows.
+            ``rows`` rows, or a structure with fixed values; tensors among these are
+            `NoChunk`.
 
         Raises:
+            TypeError: something in that structure has no rows and is not fixed.
             ValueError: with `debug`, a row computed again differs from its record.
         """
         unused = cache is None or cache.given_up or not self.uses_cache
@@ -612,16 +617,29 @@ class FrozenPrefix:
                 taken = to_device(piece, device)
                 return self._here(call_layers(layers, taken, first=start == 0))
 
+        ends = [rows * i // pieces for i in range(pieces + 1)]
         with self._clock.phase("prefix"), torch.no_grad():
             if pieces == 1:
-                return forward((first, inputs))
-            ends = [rows * i // pieces for i in range(pieces + 1)]
-            cut = [
-                (first + i, slice_rows(inputs, slice(a, b)))
-                for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False))
-            ]
-            outputs = self.spread(forward, cut)
-        return join_rows(outputs)
+                outputs = [forward((first, inputs))]
+            else:
+                cut = [
+                    (first + i, slice_rows(inputs, slice(a, b)))
+                    for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False))
+                ]
+                outputs = self.spread(forward, cut)
+            if not isinstance(outputs[0], Tensor):
+                end = self.boundary if end is None else end
+                key = end, len(tensors_of(outputs[0]))
+                if key not in self._have_rows:
+                    few = 2 if ends[1] == 1 else 1
+                    taken = slice_rows(inputs, torch.zeros(few, dtype=torch.int64))
+                    self._have_rows[key] = tensors_have_rows(
+                        f"{end - 1} ({type(self._layers[end - 1]).__name__})",
+                        (outputs[0], forward((first, taken))),
+                        (ends[1], few),
+                    )
+                outputs = with_fixed(outputs, self._have_rows[key])
+        return outputs[0] if pieces == 1 else join_rows(outputs)
 
 
 def _copied(layers: Sequence[nn.Module], device: torch.device) -> list[nn.Module]:

@@ -129,7 +129,7 @@ class CodecGate:
             else tuple(t.clone() for t in tensors_of(value))
         )
         with use_skip_tracker(SkipTracker()):
-            outputs = call_layers(list(layers), inputs, first=False, follow=True)
+            outputs = call_layers(list(layers), inputs, follow=True)
             wanted = copy.deepcopy(beside(outputs, targets))
             value = self._scaled(loss(outputs, wanted))
         gradients = torch.autograd.grad(

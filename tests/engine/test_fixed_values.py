@@ -9,7 +9,9 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.core.fixed_values import same, tensors_have_rows
 from pipetransformer.replica.fixed_tensors import with_fixed
+from pipetransformer.replica.unit_activations import unit_activations
 from tests.engine.scenario import config
+from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, toy_model
 
 SCALE, TABLE = torch.tensor(2.0), torch.arange(6.0).reshape(3, 2)
@@ -52,7 +54,7 @@ class Take(nn.Module):
         return self.layer(x)
 
 
-def train(more, slots, *, value=None, freeze=None, **options):
+def train(more, slots, *, value=None, freeze=None, schedule="gpipe", **options):
     """Train with two micro-batches; return the losses."""
     first, second, third, *others = toy_model(3, dtype=torch.float64)
     engine = pt.PipeTransformer(
@@ -61,7 +63,7 @@ def train(more, slots, *, value=None, freeze=None, **options):
         loss=nn.CrossEntropyLoss(),
         freeze=freeze or pt.freeze.Schedule([0, 2, 2]),
         config=config(
-            pipe=pt.PipeConfig(num_slots=slots),
+            pipe=pt.PipeConfig(num_slots=slots, schedule=schedule),
             plan=pt.PlanConfig(num_stages=slots, num_microbatches=2),
         ),
         **options,
@@ -94,6 +96,32 @@ def test_fixed_values_reach_every_micro_batch(name, slots):
     more, value = FIXED[name]
     expected = train(lambda x: x, slots, value=value)
     assert train(more, slots) == pytest.approx(expected, rel=1e-9)
+
+
+def train_as_rank(_rank, name):
+    more, value = FIXED[name]
+    return train(more, 1), train(lambda x: x, 1, value=value)
+
+
+@pytest.mark.distributed
+def test_fixed_values_reach_every_replica():
+    for found, expected in run_ranks(train_as_rank, 2, "table"):
+        assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("name", ["0-dim in a dict", "table"])
+def test_fixed_values_reach_steps_that_have_the_loss(name, schedule):
+    more, value = FIXED[name]
+    expected = train(lambda x: x, 2, value=value, schedule=schedule)
+    assert train(more, 2, schedule=schedule) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_unit_is_known_by_what_has_rows():
+    layer = Hand(nn.Linear(4, 3), lambda x: {"table": TABLE[:1], "x": x})
+    inputs = torch.randn(5, 4)
+    (found,) = unit_activations(nn.Sequential(layer), [1], inputs, most_rows=3, seed=0)
+    assert torch.equal(found, layer.layer(inputs))
 
 
 CHANGING = {

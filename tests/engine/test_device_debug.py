@@ -10,6 +10,7 @@ from torch import nn
 import pipetransformer as pt
 from tests.engine.scenario import config
 from tests.engine.test_cache_debug import AlwaysDropout, Mixing
+from tests.engine.test_cached_structures import Hand, Take
 from tests.support.device_ranks import MARKS, NODE, pretend
 from tests.support.private import model_of
 from tests.support.ranks import run_ranks
@@ -20,10 +21,16 @@ pytestmark = MARKS
 SIZE, BATCH, FROZEN = 24, 12, 4
 
 
-def train(_rank, libraries, layer, debug=True, changes=None):
+def fixed():
+    return torch.tensor(2.0)
+
+
+def train(_rank, libraries, layer, debug=True, changes=None, hands_on=False):
     """Train with frozen layers on two devices; return what came, or the error."""
     fake = pretend(libraries)
     toy = list(toy_model(3))
+    if hands_on:
+        layer, toy[3] = Hand(layer, fixed), Take(toy[3])
     engine = pt.PipeTransformer(
         nn.Sequential(*toy[:3], layer, *toy[3:]),
         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
@@ -53,9 +60,10 @@ def train(_rank, libraries, layer, debug=True, changes=None):
     return losses, places, engine.history.cache, error, fake.violations()
 
 
-def test_a_clean_model_trains_with_the_same_losses(libraries):
+@pytest.mark.parametrize("hands_on", [False, True])
+def test_a_clean_model_trains_with_the_same_losses(libraries, hands_on):
     ((losses, places, cache, error, violations),) = run_ranks(
-        train, 1, libraries, nn.Tanh()
+        train, 1, libraries, nn.Tanh(), True, None, hands_on
     )
     assert (error, violations) == (None, [])
     assert all(place == set(NODE[:2]) for place in places)  # chunks that never rest
@@ -64,7 +72,9 @@ def test_a_clean_model_trains_with_the_same_losses(libraries):
         (SIZE, SIZE),
         (SIZE, SIZE),
     ]
-    ((plain, *_, violations),) = run_ranks(train, 1, libraries, nn.Tanh(), False)
+    ((plain, *_, violations),) = run_ranks(
+        train, 1, libraries, nn.Tanh(), False, None, hands_on
+    )
     assert losses == plain and violations == []
 
 

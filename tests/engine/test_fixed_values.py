@@ -8,7 +8,7 @@ from torch import nn
 
 import pipetransformer as pt
 from pipetransformer.core.fixed_values import same, tensors_have_rows
-from pipetransformer.replica.fixed_tensors import with_fixed
+from pipetransformer.replica.handed_on import Form, as_given, handed_on
 from pipetransformer.replica.unit_activations import unit_activations
 from tests.engine.scenario import config
 from tests.support.ranks import run_ranks
@@ -161,11 +161,32 @@ def test_rows_are_told_from_tables():
         tensors_have_rows("L", ((TABLE, None), TABLE), (3, 1))
 
 
-def test_pieces_that_differ_in_a_fixed_tensor_are_refused():
+def test_pieces_that_differ_in_a_fixed_value_are_refused():
     pieces = [(torch.zeros(2, 3), torch.tensor(float(k))) for k in range(2)]
-    with pytest.raises(TypeError, match="expected equal tensors for each micro-batch"):
-        with_fixed(pieces, [True, False])
-    with pytest.raises(TypeError, match="expected equal tensors for each micro-batch"):
-        with_fixed([pieces[0], pieces[0][:1]], [True, False])
-    (x, whole), (_, other) = with_fixed([pieces[0]] * 2, [True, False])
-    assert x is pieces[0][0] and whole is other and whole.tensor is pieces[0][1]
+    for other in (pieces[1], pieces[0][:1], (*pieces[0], None)):
+        with pytest.raises(TypeError, match="expected equal values for each micro-b"):
+            handed_on([pieces[0], other], [True, False])
+    first, second = handed_on([pieces[0]] * 2, [True, False])
+    assert first.tensors == second.tensors == pieces[0][:1]
+    x, whole = as_given(first)
+    assert x is pieces[0][0] and torch.equal(whole.tensor, pieces[0][1])
+    whole.tensor.add_(1.0)  # as a layer behind may do
+    assert torch.equal(as_given(second)[1].tensor, pieces[0][1])
+
+
+def test_a_form_is_told_by_its_text():
+    def form(**changes):
+        output = {"x": TABLE, "t": SCALE, "n": [None, 1, "a"], "b": True, **changes}
+        return Form(output, [True, False])
+
+    assert form() == form(x=2 * TABLE) and form().text() == form().text()
+    others = [form(t=SCALE + 1), form(t=SCALE.double()), form(n=(None, 1, "a"))]
+    others += [form(n=[None, 1, "b"]), form(b=1), form(t=SCALE[None])]
+    assert all(form() != other for other in others)
+    assert len({each.text() for each in [form(), *others]}) == len(others) + 1
+    opaque = form(b=Equal("a"))
+    assert opaque.text() is None and opaque == opaque and opaque != form(b=Equal("a"))
+    assert (
+        form().has_numbers() and not Form({"x": TABLE, "n": "a"}, [True]).has_numbers()
+    )
+    assert form(t=SCALE.bfloat16()).text() and form(t=TABLE[:0]).text()

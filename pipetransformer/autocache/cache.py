@@ -512,7 +512,7 @@ class ActivationCache:
             tier.keep(ids, input_hashes, each, ragged) if each.boundary == top else each
             for each in found
         ]
-        return kept if copies is None else joined(kept, copies)
+        return kept if copies is None else joined([*kept, copies])
 
     def _read(
         self,

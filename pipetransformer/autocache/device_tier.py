@@ -177,13 +177,12 @@ class DeviceTier:
             if length is None:
                 return None
             there &= self._length[ids] <= length
-        found: list[Records] = []
+        parts: list[Records] = []
         for number, held in enumerate(self._buffers):
             rows = (there & (self._buffer[ids] == number)).nonzero().squeeze(1)
             if len(rows):
-                part = self._taken(held, boundary, ids, rows, ragged, length)
-                found = joined(found, part)
-        return found[0] if found else None
+                parts.append(self._taken(held, boundary, ids, rows, ragged, length))
+        return joined(parts)[0] if parts else None
 
     def _taken(
         self,

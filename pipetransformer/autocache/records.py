@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,37 +33,36 @@ class Records:
         return replace(self, tensors=tuple(t.to(device) for t in self.tensors))
 
 
-def joined(found: list[Records], other: Records) -> list[Records]:
-    """Add an entry; rows of the same boundary and layout become one."""
-    for number, each in enumerate(found):
-        if each.boundary == other.boundary and _is_like(each, other):
-            return [*found[:number], _merged(each, other), *found[number + 1 :]]
-    return [*found, other]
+def joined(found: Iterable[Records]) -> list[Records]:
+    """Return the entries, those of one boundary and layout as one."""
+    groups: dict[Hashable, list[Records]] = {}
+    for each in found:
+        groups.setdefault((each.boundary, _layout(each)), []).append(each)
+    return [_merged(group) for group in groups.values()]
 
 
-def _is_like(one: Records, other: Records) -> bool:
-    return (
-        len(one.tensors) == len(other.tensors)
-        and (one.lengths is None) == (other.lengths is None)
-        and all(
-            mine.dtype == theirs.dtype and mine.shape[1:] == theirs.shape[1:]
-            for mine, theirs in zip(one.tensors, other.tensors, strict=True)
-        )
-    )
+def _layout(records: Records) -> Hashable:
+    shapes = tuple((tensor.dtype, tensor.shape[1:]) for tensor in records.tensors)
+    return shapes, records.lengths is None
 
 
-def _merged(one: Records, other: Records) -> Records:
-    rows, order = torch.cat([one.rows, other.rows]).sort()
-    lengths = None
-    if one.lengths is not None and other.lengths is not None:
-        lengths = torch.cat([one.lengths, other.lengths])[order]
-    place = order.argsort()
-    here, there = place[: len(one.rows)], place[len(one.rows) :]
+def _merged(parts: Sequence[Records]) -> Records:
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    rows, order = torch.cat([part.rows for part in parts]).sort()
+    lengths = [part.lengths for part in parts if part.lengths is not None]
+    places = torch.split(order.argsort(), [len(part.rows) for part in parts])
     tensors = []
-    for mine, theirs in zip(one.tensors, other.tensors, strict=True):
-        whole = mine.new_empty((len(rows), *mine.shape[1:]))
-        whole.index_copy_(0, here.to(mine.device), mine)
-        whole.index_copy_(0, there.to(mine.device), theirs)
+    for column in zip(*(part.tensors for part in parts), strict=True):
+        whole = column[0].new_empty((len(rows), *column[0].shape[1:]))
+        for place, tensor in zip(places, column, strict=True):
+            whole.index_copy_(0, place.to(whole.device), tensor)
         tensors.append(whole)
-    lossy = one.lossy or other.lossy
-    return Records(one.boundary, rows, tuple(tensors), lengths, lossy)
+    return Records(
+        first.boundary,
+        rows,
+        tuple(tensors),
+        torch.cat(lengths)[order] if lengths else None,
+        any(part.lossy for part in parts),
+    )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.core.containers import refilled
+from pipetransformer.core.containers import map_tensors
 
 HOST = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def to_device(tree: _T, device: torch.device) -> _T:
     Returns:
         The same structure; itself where every tensor is there already.
     """
-    moved: _T = _mapped(tree, lambda tensor: tensor.to(device))
+    moved: _T = map_tensors(tree, lambda tensor: tensor.to(device))
     return moved
 
 
@@ -46,21 +46,6 @@ def beside(tree: Any, other: _T) -> _T:
     """Return `other` with its tensors where the first tensor of `tree` is."""
     device = device_of(tree)
     return other if device is None else to_device(other, device)
-
-
-def _mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(tree, Tensor):
-        return change(tree)
-    if isinstance(tree, Mapping):
-        parts = {key: _mapped(part, change) for key, part in tree.items()}
-        same = all(parts[key] is part for key, part in tree.items())
-        return tree if same else parts
-    if isinstance(tree, (tuple, list)):
-        items = [_mapped(part, change) for part in tree]
-        if all(one is other for one, other in zip(items, tree, strict=True)):
-            return tree
-        return refilled(tree, items)
-    return tree
 
 
 def move_modules(modules: Iterable[nn.Module], device: torch.device) -> None:

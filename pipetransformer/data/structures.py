@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 
 from pipetransformer.core.containers import refilled
 from pipetransformer.core.devices import to_device
+from pipetransformer.core.fixed_values import same
 
 
 def arguments_of(
@@ -133,7 +134,7 @@ def join_rows(pieces: Sequence[Any]) -> Any:
     if isinstance(first, (tuple, list)):
         columns = zip(*pieces, strict=True)
         return refilled(first, [join_rows(list(column)) for column in columns])
-    if any(piece != first for piece in pieces):
+    if not all(same(piece, first) for piece in pieces):
         raise TypeError(
             "outputs of micro-batches: expected equal values where they are no "
             f"tensors, got {list(pieces)}"

@@ -480,8 +480,9 @@ class PipeTransformer:
         """Return a copy of the plain model's ``state_dict``, on the CPU.
 
         Names are those of the ``nn.Sequential`` that the engine was made with,
-        whatever is frozen and however it is cut. No other rank is needed. After the
-        ``with`` block ask the model itself, on the lead.
+        whatever is frozen and however it is cut. No other rank is needed. Which ranks
+        stand by follows from the plan, so ask on the lead (`is_main`), which is active
+        always; after the ``with`` block ask the model itself there.
 
         Raises:
             ValueError: a rank that stands by: its weights are old.
@@ -490,7 +491,8 @@ class PipeTransformer:
         if coordinator.replica is None and not coordinator.is_lead:
             raise ValueError(
                 f"state_dict of rank {coordinator.run.info.rank}: expected an active "
-                "rank, got a standby; use engine.export, or ask the lead"
+                "rank, got a standby, whose weights are old; ask where engine.is_main "
+                "is true, or call engine.export(path) on every rank"
             )
         named = persistence.weights(coordinator.run)
         return {

@@ -271,7 +271,12 @@ def finite(run: Run, loss: Tensor) -> float:
 
 
 def update(run: Run, replica: Replica) -> None:
-    """Clip, step optimizer and scheduler, clear gradients."""
+    """Clip, step optimizer and scheduler, clear gradients.
+
+    Raises:
+        FloatingPointError: gradients that were clipped on the host are NaN; no weight
+            has been changed.
+    """
     state, config = run.state, run.config
     if state.optimizer is None:
         raise RuntimeError("step without an optimizer; please report")
@@ -282,7 +287,9 @@ def update(run: Run, replica: Replica) -> None:
                 _observe(run, replica)
         if config.clip_grad_norm is not None:
             active = [p for p in replica.active_model.parameters() if p.requires_grad]
-            nn.utils.clip_grad_norm_(active, config.clip_grad_norm)
+            norm = nn.utils.clip_grad_norm_(active, config.clip_grad_norm)
+            if norm.is_cpu and state.scaler is None:  # else reading it is a wait
+                _refuse_nan(run, replica, norm)
         stepped = state.take_step()
         # In a region around several steps they would outlive their weights.
         torch.clear_autocast_cache()
@@ -293,6 +300,17 @@ def update(run: Run, replica: Replica) -> None:
         state.optimizer.zero_grad(set_to_none=True)
     if run.arguments.listeners and run.is_lead:
         run.arguments.listeners.step(_record_of(run))
+
+
+def _refuse_nan(run: Run, replica: Replica, norm: Tensor) -> None:
+    """Refuse clipped gradients with NaN; a norm that overflowed has made them zero."""
+    if math.isfinite(norm.item()):
+        return
+    if any(bool(gradient.isnan().any()) for gradient in _gradients(replica)):
+        raise FloatingPointError(
+            f"gradients: expected finite values, got a norm of {norm.item()} at step "
+            f"{run.state.step} on rank {run.info.rank}"
+        )
 
 
 def _record_of(run: Run) -> StepRecord:

@@ -118,12 +118,14 @@ class Runner:
         """Run given micro-batches forward, without gradients."""
         return self._get_engine(stages).run(
             self._call_stages(stages, record=False),
-            [(args, dict(kwargs)) for args, kwargs in calls],
+            [self.plain_arguments(call) for call in calls],
             self._options("never", record=False),
         )
 
-    def plain_arguments(self, arguments: Arguments) -> Arguments:
-        """Return the arguments of a call of a lone stage, whole tensors taken out."""
+    def plain_arguments(
+        self, arguments: Arguments
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Return arguments that are not cut, whole tensors taken out."""
         # The old interface hands containers on as they are.
         depth = 0 if self.settings.strict else -1
         args = tuple(unwrap_whole(value, depth=depth) for value in arguments[0])

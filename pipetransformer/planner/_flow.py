@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
+from pipetransformer.core.containers import map_tensors
 from pipetransformer.planner import _values
 from pipetransformer.planner._stopwatch import Stopwatch
 from pipetransformer.skip import Namespace, Skippable, SkipTracker, use_skip_tracker
@@ -40,7 +41,7 @@ class Flow:
         skips = {
             key: None if skip is None else fn(skip) for key, skip in self.skips.items()
         }
-        return Flow(_values.map_tensors(self.value, fn), skips, self.spreads)
+        return Flow(map_tensors(self.value, fn), skips, self.spreads)
 
     def at(self, layer: nn.Module) -> Flow:
         """Return what of this the layer takes: the value, and the skips it pops."""

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from pipetransformer.core.containers import refilled
+from pipetransformer.core.containers import leaves, map_tensors
 
 
 def tensors(value: object) -> Iterator[Tensor]:
     """Yield the tensors of a value, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from tensors(entry)
-    elif isinstance(value, (tuple, list)):
-        for entry in value:
-            yield from tensors(entry)
-
-
-def map_tensors(value: object, fn: Callable[[Tensor], Tensor]) -> object:
-    """Return the value with ``fn`` applied to its tensors; mappings become dicts."""
-    if isinstance(value, Tensor):
-        return fn(value)
-    if isinstance(value, Mapping):
-        return {key: map_tensors(entry, fn) for key, entry in value.items()}
-    if isinstance(value, (tuple, list)):
-        return refilled(value, [map_tensors(entry, fn) for entry in value])
-    return value
+    return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
 
 
 def num_rows(inputs: object) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from typing import Any, TypeAlias, Union
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from pipetransformer.core import wire
 from pipetransformer.core.devices import move_modules, to_device
 from pipetransformer.planner import _values
+from pipetransformer.planner._handed_on import check_handed_on
 from pipetransformer.planner._in_a_row import run_in_a_row, scaled, time_in_a_row
 from pipetransformer.planner._optimizer import time_optimizer
 from pipetransformer.planner._saved import saved_and_boundary_bytes
@@ -42,6 +43,7 @@ def profile(
     name: str = "model",
     device: torch.device | str | None = None,
     optimizer: Optimizer | None = None,
+    boundaries: Collection[int] = (),
 ) -> Profile:
     """Measure what each layer costs, and leave the model as it was found.
 
@@ -58,7 +60,8 @@ def profile(
     ``2 (repeats + 1)`` forward-backward and ``repeats + 1`` forward passes over the
     layers that differ; one forward over the others. Then, with the largest, runs of all
     layers in a row until there are ``repeats`` or 0.15 s have passed. It is logged in
-    seconds.
+    seconds. With ``boundaries`` one row and two pass the layers once more, in eval
+    mode.
 
     A layer that pops a skip is called with what was stashed for it, as often as
     needed, and its gradient counts as one to an input. A skip counts in
@@ -81,6 +84,8 @@ def profile(
         optimizer: of the model's parameters; what its step takes for each layer is
             measured on copies of it and of them. None: not measured; nor is that of
             an optimizer which is none of torch's own.
+        boundaries: numbers of front layers that may be frozen. What the last of them
+            returns besides rows must be the same for every micro-batch.
 
     Returns:
         The profile. ``weight_grad_activation_bytes_per_sample`` is not measured: it
@@ -88,7 +93,8 @@ def profile(
 
     Raises:
         TypeError: ``model`` is no ``nn.Sequential``, its skips do not fit together,
-            or the sample holds no tensor.
+            the sample holds no tensor, or a layer before a boundary returns what other
+            micro-batches cannot be given.
         ValueError: an empty model, too few rows, or a malformed option.
 
     Source: the cost model keeps input gradients (b) and weight gradients (w) apart:
@@ -110,6 +116,7 @@ def profile(
         sample = to_device(sample, wanted)
         place = functools.partial(_on, wanted)
     with _left_as_found(model, next(_values.tensors(sample)).device):
+        check_handed_on(model, sample, boundaries, place=place)
         times: list[list[LayerTimes]] = []
         for size in sizes:
             rows = _values.first_rows(sample, size)

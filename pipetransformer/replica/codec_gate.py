@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.autocache import Codec
+from pipetransformer.core.containers import map_tensors
 from pipetransformer.core.devices import beside
 from pipetransformer.data.generators import GlobalGenerators
 from pipetransformer.data.structures import call_layers, rows_of, tensors_of
+from pipetransformer.pipe.no_chunk import unwrap_whole
 from pipetransformer.report.codecs import LEAST_COSINE, CodecRecord
 from pipetransformer.run.arguments import Loss, LossWeight
 from pipetransformer.skip import SkipTracker, use_skip_tracker
@@ -123,11 +125,7 @@ class CodecGate:
         loss = _twin(self._loss) if isinstance(self._loss, nn.Module) else self._loss
         weights = [p for p in layers.parameters() if p.requires_grad]
         # Copies, since a layer or a loss may change them in place.
-        inputs = (
-            value.clone()
-            if isinstance(value, Tensor)
-            else tuple(t.clone() for t in tensors_of(value))
-        )
+        inputs = map_tensors(unwrap_whole(value), torch.clone)
         with use_skip_tracker(SkipTracker()):
             outputs = call_layers(list(layers), inputs, first=False, follow=True)
             wanted = copy.deepcopy(beside(outputs, targets))

@@ -43,6 +43,10 @@ def faulty_layer(
             values = layer_outputs(layers, slice_rows(inputs, rows))
             return [[tensor.clone() for tensor in tensors_of(v)] for v in values]
 
+    def of_row(tensor: Tensor) -> Tensor:  # fixed values have none
+        has_rows = tensor.dim() > 0 and len(tensor) == len(whole)
+        return tensor[row : row + 1] if has_rows else tensor
+
     whole = torch.arange(rows_of(inputs))
     once, twice, alone = run(0, whole), run(1, whole), run(0, whole[row : row + 1])
     runs = zip(layers, once, twice, alone, strict=True)
@@ -53,7 +57,7 @@ def faulty_layer(
                 f"{name} gives a batch other values when it runs again: it draws "
                 "random numbers in eval mode, or its kernels are not deterministic"
             )
-        if differ([tensor[row : row + 1] for tensor in values], single) is not None:
+        if differ(list(map(of_row, values)), single) is not None:
             return (
                 f"{name} gives a row other values alone than in its batch: it mixes "
                 "rows"

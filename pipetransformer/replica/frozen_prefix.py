@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from pipetransformer._extension import hash_bytes
 from pipetransformer.autocache import (
     TOLERANCES,
     ActivationCache,
@@ -39,6 +40,7 @@ from pipetransformer.autocache import (
     values_context,
 )
 from pipetransformer.core.devices import HOST, to_device
+from pipetransformer.core.fixed_values import tensors_have_rows
 from pipetransformer.data.structures import (
     call_layers,
     fit_together,
@@ -51,6 +53,13 @@ from pipetransformer.data.structures import (
 from pipetransformer.pipe import Workers, draw_scope
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.faulty_layer import faulty_layer
+from pipetransformer.replica.handed_on import (
+    Form,
+    HandedOn,
+    as_given,
+    handed_on,
+    of_one_form,
+)
 from pipetransformer.replica.in_place import run_in_place
 from pipetransformer.report.clock import Clock
 from pipetransformer.skip import SkipTracker, use_skip_tracker
@@ -131,6 +140,8 @@ class FrozenPrefix:
         self._needed = True  # in training, since the pass began
         self._length: int | None = None  # padded, of the last inputs
         self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
+        self._have_rows: dict[tuple[int, int], list[bool]] = {}  # by boundary, tensors
+        self._form: tuple[Form, str] | None = None  # of records at the boundary
         self._chains: dict[object, list[int]] = {}  # by what was in force, see `_chain`
         self.refusal = cacheable(self._layers)
         if self.refusal is not None:
@@ -164,6 +175,7 @@ class FrozenPrefix:
         """
         self._chains = {}
         if self._copied != self._chain() and not self._rests:
+            self._form = None
             self._copy()
 
     def _copy(self) -> None:
@@ -242,6 +254,13 @@ class FrozenPrefix:
             )
         return known[context]
 
+    def _record_chain(self) -> list[int]:
+        """Return the same of records: of rows alone, if what is fixed is known."""
+        chain = self._chain()
+        if self._form is None:
+            return chain
+        return [*chain[:-1], hash_bytes(f"{chain[-1]} {self._form[1]}".encode())]
+
     def __call__(
         self,
         inputs: Callable[[], Any],
@@ -281,14 +300,16 @@ class FrozenPrefix:
 
         Returns:
             What the last frozen layer returns: a tensor or a tuple of tensors with
-            ``rows`` rows.
+            ``rows`` rows, or a structure with fixed values; tensors among these are
+            `NoChunk`.
 
         Raises:
+            TypeError: something in that structure has no rows and is not fixed.
             ValueError: with `debug`, a row computed again differs from its record.
         """
         unused = cache is None or cache.given_up or not self.uses_cache
         if cache is None or ids is None or unused:
-            return self._run(inputs(), 0, position, whole)
+            return as_given(self._run(inputs(), 0, position, whole))
         if not whole:
             self._use_device(cache)
         ids = cache.record_ids(ids, view)
@@ -299,10 +320,9 @@ class FrozenPrefix:
             hashes = keys
             if hashes is None:
                 hashes = self._hashes(inputs(), rows, cache)
-            chain = self._chain()
             found = cache.fetch(
                 ids,
-                chain=chain,
+                chain=self._record_chain(),
                 input_hashes=hashes,
                 ragged=self._ragged,
                 length=self._length,
@@ -318,16 +338,17 @@ class FrozenPrefix:
             and cache.audit_due()
             and not self._passes_audit(inputs(), found[0], cache, position, codec)
         ):
-            return self._run(inputs(), 0, position, whole)
+            return as_given(self._run(inputs(), 0, position, whole))
         complete = len(found) == 1 and len(found[0].rows) == len(ids)
         if whole and not complete:
             found = []
         if complete and found[0].boundary == self.boundary and compare is None:
-            return self._advance(found[0], position, whole)
+            return as_given(self._advance(found[0], position, whole))
         if self._ragged is not None and rows is None:
             rows = self._rows(inputs())
         parts = self._assemble(inputs, found, len(ids), position, whole)
-        if not fit_together([value for _, value in parts]):
+        values = [value for _, value in parts]
+        if not fit_together(values) or not of_one_form(values):
             # Padded to the longest row of other batches: nothing found is of use.
             found, parts = [], self._assemble(inputs, [], len(ids), position, whole)
         result = parts[0][1] if len(parts) == 1 else _merge(parts, len(ids))
@@ -337,24 +358,45 @@ class FrozenPrefix:
                 found, result = [], self._run(inputs(), 0, position, whole)
             if served is not None:
                 with self._clock.phase("codec"):
-                    compare(result, self._here(served))
+                    compare(as_given(result), as_given(self._here(served)))
             codec = "native"
         if write:
             with self._clock.phase("cache_write"):
-                self._store(cache, ids, result, hashes, found, chain[-1], rows, codec)
-        return result
+                self._store(cache, ids, result, hashes, found, rows, codec)
+        return as_given(result)
 
     def _rounded(
         self, value: Any, rows: int, codec: Codec, ragged: RaggedRows | None
     ) -> Any:
         """Return what a codec makes of activations; None: they cannot be stored."""
-        tensors = flat_tensors(value, rows)
+        tensors = self._storable(value, rows)
         if tensors is None or self._misfit(tensors, ragged) is not None:
             return None
         lengths = ragged.lengths if ragged is not None else None
-        return _as_read(
+        return self._as_read(
             round_trip(tensors, codec, ragged=self._ragged, lengths=lengths)
         )
+
+    def _storable(self, value: Any, rows: int) -> tuple[Tensor, ...] | None:
+        """Return what a record holds; None: it could not be made whole again."""
+        if isinstance(value, HandedOn):
+            form, text = value.form, value.form.text()
+            # A batch of rows that were padded to another length may have others.
+            if text is None or (self._ragged is not None and form.has_numbers()):
+                return None
+            self._form = self._form or (form, text)
+            if text != self._form[1]:
+                return None
+            value = value.tensors
+        elif self._form is not None:
+            return None
+        return flat_tensors(value, rows)
+
+    def _as_read(self, tensors: Sequence[Tensor]) -> Any:
+        """Return the value at the boundary that the tensors of a record stand for."""
+        if self._form is not None:
+            return HandedOn(tuple(tensors), self._form[0])
+        return _flat(tensors)
 
     def _misfit(
         self, tensors: Sequence[Tensor], ragged: RaggedRows | None
@@ -451,7 +493,11 @@ class FrozenPrefix:
         layers = self._layers[: found.boundary]
         row = self._here(slice_rows(inputs, found.rows[:1]))
         with self._scope(position):
-            return tensors_of(run_in_place(layers, row))
+            value = self._here(run_in_place(layers, row))
+        if self._form is None or found.boundary < self.boundary:
+            return tensors_of(value)
+        form = self._form[0]
+        return list(form.rows_of(value)) if form.fits(value) else []
 
     @contextlib.contextmanager
     def _scope(self, position: DrawPosition) -> Iterator[None]:
@@ -515,15 +561,14 @@ class FrozenPrefix:
         result: Any,
         hashes: Tensor,
         found: Sequence[Records],
-        fingerprint: int,
         ragged: RaggedRows | None,
         codec: Codec,
     ) -> None:
-        tensors = flat_tensors(result, len(ids))
+        tensors = self._storable(result, len(ids))
         if tensors is None:
             self._refuse(
                 f"layer {self.boundary - 1} returns more than tensors with one row per "
-                "sample"
+                "sample, and plain values and tensors that are always the same"
             )
             return
         reason = self._misfit(tensors, ragged)
@@ -544,7 +589,7 @@ class FrozenPrefix:
             ids,
             tensors,
             boundary=self.boundary,
-            fingerprint=fingerprint,
+            fingerprint=self._record_chain()[-1],
             input_hashes=hashes,
             ragged=self._ragged,
             lengths=lengths,
@@ -553,7 +598,9 @@ class FrozenPrefix:
         )
 
     def _advance(self, records: Records, position: DrawPosition, whole: bool) -> Any:
-        return self._run(_as_read(records.tensors), records.boundary, position, whole)
+        if records.boundary == self.boundary:
+            return self._here(self._as_read(records.tensors))
+        return self._run(_flat(records.tensors), records.boundary, position, whole)
 
     def _assemble(
         self,
@@ -612,16 +659,29 @@ class FrozenPrefix:
                 taken = to_device(piece, device)
                 return self._here(call_layers(layers, taken, first=start == 0))
 
+        ends = [rows * i // pieces for i in range(pieces + 1)]
         with self._clock.phase("prefix"), torch.no_grad():
             if pieces == 1:
-                return forward((first, inputs))
-            ends = [rows * i // pieces for i in range(pieces + 1)]
-            cut = [
-                (first + i, slice_rows(inputs, slice(a, b)))
-                for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False))
-            ]
-            outputs = self.spread(forward, cut)
-        return join_rows(outputs)
+                outputs = [forward((first, inputs))]
+            else:
+                cut = [
+                    (first + i, slice_rows(inputs, slice(a, b)))
+                    for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False))
+                ]
+                outputs = self.spread(forward, cut)
+            if not isinstance(outputs[0], Tensor):
+                end = self.boundary if end is None else end
+                key = end, len(tensors_of(outputs[0]))
+                if key not in self._have_rows:
+                    few = 2 if ends[1] == 1 else 1
+                    taken = slice_rows(inputs, torch.zeros(few, dtype=torch.int64))
+                    self._have_rows[key] = tensors_have_rows(
+                        f"{end - 1} ({type(self._layers[end - 1]).__name__})",
+                        (outputs[0], forward((first, taken))),
+                        (ends[1], few),
+                    )
+                outputs = handed_on(outputs, self._have_rows[key])
+        return outputs[0] if pieces == 1 else join_rows(outputs)
 
 
 def _copied(layers: Sequence[nn.Module], device: torch.device) -> list[nn.Module]:
@@ -686,8 +746,7 @@ def _difference(
     return None
 
 
-def _as_read(tensors: Sequence[Tensor]) -> Any:
-    """Return the value that the tensors of a record stand for."""
+def _flat(tensors: Sequence[Tensor]) -> Any:
     return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
 

@@ -34,32 +34,28 @@ def unit_activations(
         seed: Of layers that draw even so.
 
     Returns:
-        Of each unit the first floating-point tensor, ``(rows, ...)`` on the host:
-        others are masks or positions.
+        Of each unit the first floating-point tensor with the inputs' rows, ``(rows,
+        ...)`` on the host: others are masks, positions or fixed values.
     """
-    rows = rows_of(inputs)
-    parts = [
-        list(
-            _unit_outputs(
-                model, unit_ends, slice_rows(inputs, slice(at, at + most_rows)), seed
-            )
-        )
-        for at in range(0, rows, most_rows)
+    cut = [
+        slice_rows(inputs, slice(at, at + most_rows))
+        for at in range(0, rows_of(inputs), most_rows)
     ]
+    parts = [list(_unit_outputs(model, unit_ends, piece, seed)) for piece in cut]
     return [torch.cat(each) for each in zip(*parts, strict=True)]
 
 
 def _unit_outputs(
     model: nn.Sequential, unit_ends: Collection[int], value: Any, seed: int
 ) -> Iterator[Tensor]:
+    rows = rows_of(value)
     with draw_scope(seed, 0, microbatch=0, layer=0):
         for number, output in enumerate(outputs_in_place(model, value), start=1):
             if number in unit_ends:
-                yield _first(output).flatten(1).to(HOST)
+                yield _first(output, rows).flatten(1).to(HOST)
 
 
-def _first(value: Any) -> Tensor:
-    for tensor in tensors_of(value):
-        if tensor.is_floating_point() and tensor.dim() > 0:
-            return tensor
-    return torch.zeros(rows_of(value), 1)
+def _first(value: Any, rows: int) -> Tensor:
+    found = [t for t in tensors_of(value) if t.is_floating_point() and t.dim() > 0]
+    of_rows = (tensor for tensor in found if len(tensor) == rows)
+    return next(of_rows, found[0] if found else torch.zeros(rows, 1))

@@ -101,6 +101,7 @@ class Run:
         self.total_epochs = 0
         self.began_at = 0, 0  # steps and freeze decision of the first plan
         self.loss_checked = not self.config.check_loss
+        self.warned_of_lone_replica = False  # where ranks go on after losses
         self.memory_limit: int | None = None  # of a slot, since a device ran out of it
         self.keeps_copies = True  # of records on devices, which have memory for them
         self.drops_copies = False  # as this rank's device has run out of it

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pipetransformer.autofreeze import (
     FreezeStatistics,
+    Never,
     boundary_of,
     movable_boundary,
 )
@@ -209,6 +210,14 @@ def allowed_units(run: Run, wanted: int) -> tuple[int, str | None]:
         units -= 1
         held = "behind it nothing would be left to train"
     return units, held
+
+
+def possible_boundaries(run: Run) -> set[int]:
+    """Return where the frozen layers of the run may end."""
+    ends, start = run.arguments.unit_ends, run.policy.starting_units
+    most = start if isinstance(run.policy, Never) else len(ends)
+    counts = {allowed_units(run, units)[0] for units in range(start, most + 1)}
+    return {boundary_of(ends, units) for units in counts} - {0}
 
 
 def _trainable_from(run: Run, boundary: int) -> bool:

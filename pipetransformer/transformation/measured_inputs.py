@@ -25,6 +25,7 @@ from pipetransformer.run.arguments import Workload
 from pipetransformer.run.cache_costs import rates_before_run
 from pipetransformer.run.context import Run
 from pipetransformer.transformation.crowding import Work, keep_busy, measure_cores
+from pipetransformer.transformation.freeze_decision import possible_boundaries
 from pipetransformer.transformation.kept_profiles import (
     conditions,
     measured_or_kept,
@@ -62,6 +63,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
                     microbatch_samples=sizes,
                     device=None if run.slots.on_host else _own_device(run),
                     optimizer=optimizer,
+                    boundaries=possible_boundaries(run),
                 ),
                 rates=lambda profile: _rates(run, workload, profile, inputs),
                 cores=lambda profile: _cores_together(run, workload, profile),

@@ -57,6 +57,31 @@ def learn(run: Run, outcome: Outcome, before: Plan | None) -> None:
         moved_bytes=transition.moved_bytes if transition and taken else 0,
         first=before is None,
     )
+    _warn_of_lone_replica(run, plan)
+
+
+def _warn_of_lone_replica(run: Run, plan: Plan) -> None:
+    """Say once that the run would not survive a loss that it is asked to survive."""
+    layout, config = run.in_force.layout, run.config
+    if (
+        run.warned_of_lone_replica
+        or layout is None
+        or len(layout.active) > 1
+        or run.info.world_size == 1
+        or config.autodp.on_peer_failure != "continue"
+    ):
+        return
+    run.warned_of_lone_replica = True
+    if not run.is_lead:
+        return
+    there, most = len(run.plane.members), config.plan.max_replicas
+    why = f"K={plan.num_stages} on {there} of {run.info.world_size} ranks"
+    _LOG.warning(
+        "on_peer_failure='continue': the plan has one replica (%s); the run ends if "
+        "rank %d is lost, which drives it and alone holds the training state",
+        "max_replicas=1" if most == 1 else why,
+        *layout.active,
+    )
 
 
 def count(run: Run) -> None:

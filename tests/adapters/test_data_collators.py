@@ -106,7 +106,10 @@ def predict_words(rank, folder):
         adapted,
         optimizer=functools.partial(torch.optim.SGD, lr=0.1),
         freeze=pt.freeze.Never(),
-        config=pt.Config(eval_microbatch_rows=3),
+        config=pt.Config(
+            eval_microbatch_rows=3,
+            plan=pt.PlanConfig(num_stages=1, replicas="all"),  # none stands by
+        ),
     )
     collate = transformers.DataCollatorWithPadding(tokenizer(folder))  # no labels
     samples = samples_of("words")

@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipetransformer.autocache import ActivationCache, Ragged, record_bytes
 from pipetransformer.autocache.device_tier import DeviceTier, Version
-from pipetransformer.autocache.records import Records
+from pipetransformer.autocache.records import Records, joined
 
 HERE = torch.device("cpu")
 RECORDS, WIDTH, PADDED = 12, 3, 5
@@ -105,6 +106,33 @@ def test_copies_of_other_inputs_are_not_found():
     hashes = torch.tensor([0, 9, 2, 9])
     found = tier.find(NATIVE, 1, ids, hashes, None, None)
     assert found.rows.tolist() == [0, 2]
+
+
+class CopiedRows(TorchDispatchMode):
+    """Counts the rows that are copied into others."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.index_copy_.default:
+            self.count += len(args[3])
+        return function(*args, **kwargs or {})
+
+
+def test_many_parts_are_joined_with_one_copy_of_each_row():
+    ids = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+    parts = [
+        Records(2, rows, (rows.double()[:, None],), 10 * rows, lossy=number == 1)
+        for number, rows in enumerate(part.sort()[0] for part in ids.split(3))
+    ]
+    below = Records(1, torch.tensor([20]), (torch.zeros(1, 1),))
+    with CopiedRows() as copied:
+        whole, other = joined([parts[0], below, *parts[1:]])
+    assert other is below
+    assert whole.rows.tolist() == whole.tensors[0][:, 0].tolist() == [*range(20)]
+    assert whole.lengths.tolist() == [10 * n for n in range(20)]
+    assert whole.lossy and whole.boundary == 2
+    assert copied.count == 20
 
 
 def test_copies_tell_that_they_were_rounded():

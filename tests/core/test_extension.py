@@ -10,6 +10,19 @@ import pytest
 from pipetransformer import _extension
 
 
+def last_error(script, **options):
+    """Run a script that must fail; return the last line of what it says."""
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        **options,
+    )
+    assert result.returncode != 0
+    return result.stderr.splitlines()[-1]
+
+
 def test_build_for_another_torch_is_named(monkeypatch):
     from pipetransformer import _build_info
 
@@ -18,29 +31,22 @@ def test_build_for_another_torch_is_named(monkeypatch):
         _extension.load()
 
 
-def test_an_import_under_another_torch_ends_in_one_line_with_both_versions(tmp_path):
+def test_an_import_under_another_torch_ends_in_one_line_with_both_versions():
     # What an installation with build isolation leaves: a record of another torch.
     script = """
         import torch
         torch.__version__ = "1.0.0"
         from pipetransformer import PipeTransformer
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
     from pipetransformer import _build_info
 
-    assert result.returncode != 0
-    last = result.stderr.splitlines()[-1]
+    last = last_error(script)
     assert last.startswith("ImportError: pipetransformer._C: expected a build for")
     assert f"for torch 1.0.0, got one for torch {_build_info.TORCH_VERSION};" in last
     assert "pip install --no-build-isolation" in last
 
 
-def test_missing_build_says_how_to_rebuild(tmp_path):
+def test_missing_build_says_how_to_rebuild():
     script = """
         import sys
         class Hide:
@@ -50,31 +56,21 @@ def test_missing_build_says_how_to_rebuild(tmp_path):
         sys.meta_path.insert(0, Hide())
         from pipetransformer import PipeTransformer
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert result.returncode != 0
-    assert "expected a built extension, got none" in result.stderr
-    assert "setup.py build_ext --inplace" in result.stderr
+    last = last_error(script)
+    assert "expected a built extension, got none" in last
+    assert "setup.py build_ext --inplace" in last
 
 
 def test_the_stubs_alone_are_no_extension(tmp_path):
     package = pathlib.Path(_extension.__file__).parent
     without = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(package, tmp_path / "pipetransformer", ignore=without)
-    result = subprocess.run(
-        [sys.executable, "-c", "from pipetransformer import Plan"],
+    last = last_error(
+        "from pipetransformer import Plan",
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=150,
     )
-    assert result.returncode != 0
-    assert "fails with: no file that fits this Python; rebuild it" in result.stderr
+    assert "fails with: no file that fits this Python; rebuild it" in last
 
 
 def test_a_room_is_a_module_of_its_own():

@@ -229,6 +229,59 @@ def test_nan_loss_stops_before_the_step_and_keeps_the_checkpoint(tmp_path):
     assert all(torch.isfinite(value).all() for value in weights.values())
 
 
+class NanBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(context, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * float("nan")
+
+
+@pytest.mark.parametrize(
+    ("clip", "expected", "step"),
+    [
+        (1.0, "gradients: expected finite values, got a norm of nan at step 3", 3),
+        (None, "loss: expected a finite value, got nan at step 4", None),
+    ],
+)
+def test_nan_gradients_stop_before_the_step_where_they_are_clipped(
+    clip, expected, step, tmp_path
+):
+    def loss(outputs, targets):
+        if engine.history.epochs:
+            outputs = NanBackward.apply(outputs)
+        return nn.functional.cross_entropy(outputs, targets)
+
+    engine = make_engine(
+        freeze=pt.freeze.Never(),
+        loss=loss,
+        config=config(
+            clip_grad_norm=clip,
+            checkpoint=pt.CheckpointConfig(directory=str(tmp_path), every_epochs=9),
+        ),
+    )
+    with pytest.raises(FloatingPointError, match=expected), engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(12), 4):
+                engine.step(batch)
+    kept = [path.name for path in tmp_path.iterdir()]
+    assert kept == ([] if step is None else [f"step-{step:010}.pt"])
+
+
+def test_a_norm_that_overflows_is_no_error():
+    engine = make_engine(
+        freeze=pt.freeze.Never(),
+        loss=lambda outputs, targets: outputs.mean() * 1e30,
+        config=config(clip_grad_norm=1.0, check_loss=False),
+    )
+    with engine:
+        for batch in engine.batches(ToySet(12), 4):
+            engine.step(batch)
+        assert all(value.isfinite().all() for value in engine.state_dict().values())
+
+
 def test_closed_engine_refuses_everything():
     engine = make_engine(freeze=pt.freeze.Manual())
     expected = "engine: expected a call inside its with block, got a closed engine"

@@ -281,6 +281,24 @@ def test_layers_that_work_in_place_are_not_blamed():
     assert cause([nn.Tanh(), drops], inputs).startswith("layer 1 ")
 
 
+class Fixed(nn.Module):
+    """Hands on what has no rows, too."""
+
+    def forward(self, x):
+        return x, torch.tensor(2.0), torch.ones(2, 2)
+
+
+class Scaled(nn.Module):
+    def forward(self, x, scale, more):
+        return x * scale * more.sum()
+
+
+def test_fixed_values_are_not_blamed():
+    inputs = torch.randn(5, 3)
+    assert cause([Fixed(), Scaled()], inputs, 3) is None
+    assert cause([Fixed(), Scaled(), Mixing()], inputs, 3).startswith("layer 2 ")
+
+
 def test_a_clean_layer_is_blamed_for_nothing():
     assert cause(list(toy_model(3)), torch.randn(7, 4), row=6) is None
 

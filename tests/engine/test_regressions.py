@@ -1,6 +1,5 @@
 """Past bugs, each named by its cause."""
 
-import logging
 import os
 import resource
 import time
@@ -254,7 +253,7 @@ class TakesMore(nn.Module):
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_boundary_values_that_are_no_tensors_survive_freezing(stages, caplog):
+def test_boundary_values_that_are_no_tensors_survive_freezing(stages):
     model = nn.Sequential(
         nn.Linear(4, 8), PassesMore(), TakesMore(), nn.Tanh(), nn.Linear(8, 3)
     )
@@ -267,14 +266,14 @@ def test_boundary_values_that_are_no_tensors_survive_freezing(stages, caplog):
             plan=pt.PlanConfig(num_stages=stages), pipe=pt.PipeConfig(num_slots=stages)
         ),
     )
-    with engine, caplog.at_level(logging.WARNING):
+    with engine:
         losses = []
         for _ in engine.epochs(3):
             for batch in engine.batches(ToySet(8), 4):
                 engine.step(batch)
             losses.append(engine.evaluate(ToySet(16))["loss"])
     assert losses[1:] == pytest.approx(losses[:-1], rel=1e-6)
-    assert "returns more than tensors" in caplog.text
+    assert engine.history.cache[-1]["hits"] == 8
 
 
 def test_changed_frozen_weights_are_seen_by_the_next_evaluation():

@@ -208,6 +208,13 @@ _ALL = (
         MODELS,
     ),
     _script(
+        "memory_prediction",
+        (*PRODUCT, "benchmarks/training/prediction_worker.py"),
+        MODELS,
+        file="step_prediction",
+        options=("--memory",),
+    ),
+    _script(
         "text_cache",
         (*PRODUCT, "examples", "benchmarks/training/text_worker.py"),
         MODELS,

@@ -7,7 +7,9 @@ times do not depend on them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +86,44 @@ def _bert(layers: int, width: int, heads: int, vocabulary: int) -> Any:
     return from_transformers(BertForSequenceClassification(settings))
 
 
+class PeakMemory:
+    """The most memory that a process held of its own, as a thread sees it.
+
+    Pages that processes share are not in it, nor are files: so neither is the slab of
+    the cache. Read every 2 ms: what is there for less may be missed.
+    """
+
+    def __init__(self) -> None:
+        self._begun, self._done = private_bytes(), threading.Event()
+        self._peak = self._begun
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.002):
+            self._peak = max(self._peak, private_bytes())
+
+    def __enter__(self) -> PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    @property
+    def peak(self) -> int:
+        """Return it in bytes."""
+        return self._peak
+
+
+def private_bytes() -> int:
+    """Return the bytes in memory that this process alone has, and that are no file."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return 1024 * int(line.split()[1])
+    raise RuntimeError("/proc/self/status: expected RssAnon, got none")
+
+
 def make_case(name: str) -> tuple[Any, dict[str, Any], int, int]:
     """Return the engine's arguments, those of the data, samples and batch."""
     if name == "vit":
@@ -150,9 +190,12 @@ def main() -> None:
     add("--epochs", type=int, default=3)
     add("--no-cache", action="store_true")
     add("--schedule", default="gpipe")
+    add("--memory", action="store_true", help="watch it in the last pass")
     add("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.manual_seed(0)
+    torch.ones(64, 64).matmul(torch.ones(64, 64))  # what torch itself sets up
+    before = private_bytes()
     model, given, batch, count = make_case(args.model)
     collate = given.pop("collate_fn", None)
     rows = make_rows(args.model, count)
@@ -171,14 +214,21 @@ def main() -> None:
         ),
         **given,
     )
+    memory = PeakMemory()
     with engine:
-        for _ in engine.epochs(args.epochs):
-            for each in engine.batches(rows, batch, collate_fn=collate):
-                engine.step(each)
+        for epoch in engine.epochs(args.epochs):
+            watches = args.memory and epoch == args.epochs - 1
+            with memory if watches else contextlib.nullcontext():
+                for each in engine.batches(rows, batch, collate_fn=collate):
+                    engine.step(each)
         main = engine.is_main
         layers_ns = layers_alone_ns(engine) if main else 0
     if main:
-        told = {**engine.history.to_json(), "layers_ns": layers_ns}
+        told = {
+            **engine.history.to_json(),
+            "layers_ns": layers_ns,
+            "peak_bytes": memory.peak - before,
+        }
         args.out.write_text(json.dumps(told))
 
 

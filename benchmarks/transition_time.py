@@ -82,7 +82,14 @@ def pause_rows(name: str, run: PauseRun) -> list[Row]:
         still = tuple(
             (c.pause_s - c.phases.get("move", 0.0)) / run.step_s for c in changes
         )
-        rows += [Row(system, "pause", "ms", pauses), Row(system, "move", "ms", moved)]
+        whole = tuple(1e3 * c.whole_s for c in changes)
+        predicted = tuple(1e3 * c.predicted_s for c in changes)
+        rows += [
+            Row(system, "pause", "ms", pauses),
+            Row(system, "move", "ms", moved),
+            Row(system, "with its first step", "ms", whole),
+            Row(system, "predicted", "ms", predicted),
+        ]
         rows += [
             Row(
                 system,

@@ -90,7 +90,10 @@ def endurance(content: Content) -> list[str]:
 
 def pauses(content: Content) -> list[str]:
     """Whole pauses by kind of change: milliseconds, the move, steps."""
-    metrics = ("pause", "move", "pause in steps", "without moved bytes")
+    metrics = (
+        *("pause", "move", "pause in steps", "without moved bytes"),
+        *("with its first step", "predicted"),
+    )
     return _by_system(content, metrics, "pause")
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import pipetransformer as pt
 from harness.forked import Log, Ranks
+from pipetransformer.planner import Transition
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 from vit_digits import build_vit, freeze_units  # noqa: E402  # in examples/
@@ -87,12 +88,19 @@ class Change:
         pause_s: From the end of an epoch's work to the first batch of the next.
         phases: Seconds of each phase on the lead, in their order.
         joins: Whether new replicas got weights and moments.
+        predicted_s: Of the pause with what the first step takes more.
     """
 
     name: str
     pause_s: float
     phases: dict[str, float]
     joins: bool
+    predicted_s: float
+
+    @property
+    def whole_s(self) -> float:
+        """The pause with what the first step takes more than the others."""
+        return self.pause_s + self.phases.get("first_step", 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,12 +186,14 @@ def run_load(load: Load, cycles: int, *, timeout_s: float = 500.0) -> PauseRun:
 
 def _change(record: dict[str, Any]) -> Change:
     shapes = [record["from"], record["to"]]
+    priced = Transition.from_dict(record["transition"])
     before, after = (f"{s['num_stages']}x{s['num_replicas']}" for s in shapes)
     return Change(
         name=f"{before} -> {after}",
         pause_s=record["pause_seconds"],
         phases=record["phases"],
         joins=shapes[1]["num_replicas"] > shapes[0]["num_replicas"],
+        predicted_s=sum(priced.expected_terms_ns.values()) / 1e9,
     )
 
 

@@ -56,9 +56,13 @@ def test_change_of_groups_and_still_pause_have_targets(monkeypatch):
 
 
 def test_pause_of_a_model_is_of_the_changes_of_one_run():
-    changes = [Change("4x1 -> 2x2", 0.2, {"decide": 0.1, "move": 0.1}, True)] * 2
+    phases = {"decide": 0.1, "move": 0.1, "first_step": 0.04}
+    changes = [Change("4x1 -> 2x2", 0.2, phases, joins=True, predicted_s=0.3)] * 2
     rows = transition_time.pause_rows("model", PauseRun(1, 0.05, changes))
     assert {row.values_of for row in rows} == {"changes of one run"}
+    values = {row.metric: row.values for row in rows}
+    assert values["with its first step"] == pytest.approx((240.0, 240.0))
+    assert values["predicted"] == pytest.approx((300.0, 300.0))
     (aimed,) = (row for row in rows if row.target is not None)
     assert aimed.metric == "without moved bytes"
     assert aimed.median == pytest.approx(2.0)

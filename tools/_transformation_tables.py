@@ -106,6 +106,7 @@ def switches(content: Content) -> list[str]:
 def _by_system(content: Content, metrics: tuple[str, ...], needed: str) -> list[str]:
     cells = {(row["system"], row["metric"]): row for row in content["rows"]}
     units = {row["metric"]: row["unit"] for row in content["rows"]}
+    metrics = tuple(metric for metric in metrics if metric in units)
     systems = [system for system, metric in cells if metric == needed]
     return markdown(
         ["", *(f"{m} ({units[m]})" if units[m] == "ms" else m for m in metrics)],

@@ -86,6 +86,7 @@ def pair(python: str, torch: str) -> Entry:
     wanted = [f"torch=={torch}.*", *PACKAGES]
     if call([own, *PIP, *wanted], log, DOWNLOAD_S):
         return {"state": "not to be had", "what": "torch: " + last_line(log)}
+    commit = shown(["git", "-C", str(ROOT), "describe", "--always", "--dirty"])
     start = time.monotonic()
     flags = ["--no-build-isolation", "--no-deps", "--force-reinstall"]
     if call([own, *PIP, *flags, str(sdist(own, log))], log, BUILD_S):
@@ -95,8 +96,10 @@ def pair(python: str, torch: str) -> Entry:
     tests = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
     failed = call(tests, log, TEST_S, cwd=place)
     what = counts(log.read_text()) or last_line(log)
+    exact = shown([own, "-c", "import torch; print(torch.__version__)"])
     entry: Entry = {"state": "failed" if failed else "passed", "what": what}
-    return {**entry, "build_s": seconds, "tests": list(TESTS)}
+    entry |= {"torch": exact, "commit": commit, "build_s": seconds}
+    return {**entry, "tests": list(TESTS)}
 
 
 def runnable(python: str) -> str | None:
@@ -106,12 +109,15 @@ def runnable(python: str) -> str | None:
     for found in [shutil.which(f"python{python}"), *map(str, homes)]:
         if found is None:
             continue
-        shown = subprocess.run(
-            [found, "-c", code], capture_output=True, text=True, check=False
-        )
-        if shown.returncode == 0 and shown.stdout.split()[-1] == python:
+        if shown([found, "-c", code]).split()[-1:] == [python]:
             return found
     return None
+
+
+def shown(command: Sequence[str]) -> str:
+    """Return what a command prints; empty if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def sdist(python: str, log: pathlib.Path) -> pathlib.Path:

@@ -59,3 +59,8 @@ def test_a_python_that_is_missing_is_no_failure(monkeypatch, tmp_path):
 
 def test_the_tests_of_the_matrix_exist():
     assert all((matrix.ROOT / path).exists() for path in matrix.TESTS)
+
+
+def test_what_a_command_prints_is_shown_unless_it_fails():
+    assert matrix.shown(["echo", "2.13.0"]) == "2.13.0"
+    assert matrix.shown(["sh", "-c", "echo 2.13.0; false"]) == ""

@@ -5,7 +5,8 @@ Usage: ``python3 tools/matrix.py [--python 3.11 ...] [--torch 2.13 ...] [--again
 For each pair: an environment below ``build/matrix``, torch, an installation from the
 sdist without build isolation, and the tests of ``TESTS`` away from the checkout's own
 package. The table is printed and kept in ``build/matrix/matrix.json`` after each pair;
-a later call goes on with the pairs that it lacks. PyPI's torch for Linux is the CUDA
+a later call goes on with the pairs that it lacks, and two calls may run different
+pairs at the same time. PyPI's torch for Linux is the CUDA
 build, gigabytes each. Exits with 1 if a pair failed; one not to be had is no failure.
 """
 
@@ -52,18 +53,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     FOLDER.mkdir(parents=True, exist_ok=True)
     kept = FOLDER / "matrix.json"
-    table: dict[str, Entry] = {}
-    if kept.exists() and not options.again:
-        table = json.loads(kept.read_text())
+    if options.again:
+        kept.unlink(missing_ok=True)
     for python in options.python:
         for torch in options.torch:
             name = f"python {python}, torch {torch}"
-            if table.get(name, {}).get("state") != "passed":
-                table[name] = pair(python, torch)
+            if read(kept).get(name, {}).get("state") != "passed":
+                made = pair(python, torch)
+                # Read again: another call may have run other pairs meanwhile.
+                table = {**read(kept), name: made}
                 kept.write_text(json.dumps(table, indent=2) + "\n")
-                print(row(name, table[name]), flush=True)
+                print(row(name, made), flush=True)
+    table = read(kept)
     print("\n" + "\n".join(row(name, entry) for name, entry in sorted(table.items())))
     return int(any(entry["state"] == "failed" for entry in table.values()))
+
+
+def read(kept: pathlib.Path) -> dict[str, Entry]:
+    """Return the table of earlier pairs."""
+    table: dict[str, Entry] = json.loads(kept.read_text()) if kept.exists() else {}
+    return table
 
 
 def row(name: str, entry: Entry) -> str:
@@ -89,7 +98,7 @@ def pair(python: str, torch: str) -> Entry:
     commit = shown(["git", "-C", str(ROOT), "describe", "--always", "--dirty"])
     start = time.monotonic()
     flags = ["--no-build-isolation", "--no-deps", "--force-reinstall"]
-    if call([own, *PIP, *flags, str(sdist(own, log))], log, BUILD_S):
+    if call([own, *PIP, *flags, str(sdist(own, log, folder))], log, BUILD_S):
         return {"state": "failed", "what": "build: " + last_line(log)}
     seconds = round(time.monotonic() - start)
     place = checkout_without_package(folder / "tests")
@@ -120,13 +129,13 @@ def shown(command: Sequence[str]) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def sdist(python: str, log: pathlib.Path) -> pathlib.Path:
+def sdist(python: str, log: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Make the source distribution anew; setup.py asks for a torch, any will do."""
-    folder = FOLDER / "sdist"
-    shutil.rmtree(folder, ignore_errors=True)
-    command = [python, "setup.py", "-q", "sdist", "--dist-dir", str(folder)]
+    target = folder / "sdist"
+    shutil.rmtree(target, ignore_errors=True)
+    command = [python, "setup.py", "-q", "sdist", "--dist-dir", str(target)]
     call(command, log, 300, cwd=ROOT)
-    (made,) = folder.glob("*.tar.gz")
+    (made,) = target.glob("*.tar.gz")
     return made
 
 

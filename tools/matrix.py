@@ -97,7 +97,8 @@ def pair(python: str, torch: str) -> Entry:
         return {"state": "not to be had", "what": "torch: " + last_line(log)}
     commit = shown(["git", "-C", str(ROOT), "describe", "--always", "--dirty"])
     start = time.monotonic()
-    flags = ["--no-build-isolation", "--no-deps", "--force-reinstall"]
+    flags = ["--no-build-isolation", "--no-cache-dir", "--no-deps"]
+    flags += ["--force-reinstall"]
     if call([own, *PIP, *flags, str(sdist(own, log, folder))], log, BUILD_S):
         return {"state": "failed", "what": "build: " + last_line(log)}
     seconds = round(time.monotonic() - start)

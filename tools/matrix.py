@@ -96,13 +96,14 @@ def pair(python: str, torch: str) -> Entry:
     if call([own, *PIP, *wanted], log, DOWNLOAD_S):
         return {"state": "not to be had", "what": "torch: " + last_line(log)}
     commit = shown(["git", "-C", str(ROOT), "describe", "--always", "--dirty"])
+    # Both now: the checkout may change during the build.
+    source, place = sdist(own, log, folder), checkout_without_package(folder / "tests")
     start = time.monotonic()
     flags = ["--no-build-isolation", "--no-cache-dir", "--no-deps"]
     flags += ["--force-reinstall"]
-    if call([own, *PIP, *flags, str(sdist(own, log, folder))], log, BUILD_S):
+    if call([own, *PIP, *flags, str(source)], log, BUILD_S):
         return {"state": "failed", "what": "build: " + last_line(log)}
     seconds = round(time.monotonic() - start)
-    place = checkout_without_package(folder / "tests")
     tests = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
     failed = call(tests, log, TEST_S, cwd=place)
     what = counts(log.read_text()) or last_line(log)

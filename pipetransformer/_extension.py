@@ -13,9 +13,10 @@ import torch
 if TYPE_CHECKING:
     from pipetransformer import _C
 
+# Without --no-cache-dir pip takes the wheel that it kept of the wrong build.
 _REBUILD = (
     "rebuild it in this environment: pip install --no-build-isolation "
-    "--force-reinstall --no-deps pipetransformer (or, in a checkout: "
+    "--no-cache-dir --force-reinstall --no-deps pipetransformer (or, in a checkout: "
     "python setup.py build_ext --inplace)"
 )
 

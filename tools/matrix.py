@@ -5,7 +5,8 @@ Usage: ``python3 tools/matrix.py [--python 3.11 ...] [--torch 2.13 ...] [--again
 For each pair: an environment below ``build/matrix``, torch, an installation from the
 sdist without build isolation, and the tests of ``TESTS`` away from the checkout's own
 package. The table is printed and kept in ``build/matrix/matrix.json`` after each pair;
-a later call goes on with the pairs that it lacks. PyPI's torch for Linux is the CUDA
+a later call goes on with the pairs that it lacks, and two calls may run different
+pairs at the same time. PyPI's torch for Linux is the CUDA
 build, gigabytes each. Exits with 1 if a pair failed; one not to be had is no failure.
 """
 
@@ -52,18 +53,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     FOLDER.mkdir(parents=True, exist_ok=True)
     kept = FOLDER / "matrix.json"
-    table: dict[str, Entry] = {}
-    if kept.exists() and not options.again:
-        table = json.loads(kept.read_text())
+    if options.again:
+        kept.unlink(missing_ok=True)
     for python in options.python:
         for torch in options.torch:
             name = f"python {python}, torch {torch}"
-            if table.get(name, {}).get("state") != "passed":
-                table[name] = pair(python, torch)
+            if read(kept).get(name, {}).get("state") != "passed":
+                made = pair(python, torch)
+                # Read again: another call may have run other pairs meanwhile.
+                table = {**read(kept), name: made}
                 kept.write_text(json.dumps(table, indent=2) + "\n")
-                print(row(name, table[name]), flush=True)
+                print(row(name, made), flush=True)
+    table = read(kept)
     print("\n" + "\n".join(row(name, entry) for name, entry in sorted(table.items())))
     return int(any(entry["state"] == "failed" for entry in table.values()))
+
+
+def read(kept: pathlib.Path) -> dict[str, Entry]:
+    """Return the table of earlier pairs."""
+    table: dict[str, Entry] = json.loads(kept.read_text()) if kept.exists() else {}
+    return table
 
 
 def row(name: str, entry: Entry) -> str:
@@ -86,17 +95,22 @@ def pair(python: str, torch: str) -> Entry:
     wanted = [f"torch=={torch}.*", *PACKAGES]
     if call([own, *PIP, *wanted], log, DOWNLOAD_S):
         return {"state": "not to be had", "what": "torch: " + last_line(log)}
+    commit = shown(["git", "-C", str(ROOT), "describe", "--always", "--dirty"])
+    # Both now: the checkout may change during the build.
+    source, place = sdist(own, log, folder), checkout_without_package(folder / "tests")
     start = time.monotonic()
-    flags = ["--no-build-isolation", "--no-deps", "--force-reinstall"]
-    if call([own, *PIP, *flags, str(sdist(own, log))], log, BUILD_S):
+    flags = ["--no-build-isolation", "--no-cache-dir", "--no-deps"]
+    flags += ["--force-reinstall"]
+    if call([own, *PIP, *flags, str(source)], log, BUILD_S):
         return {"state": "failed", "what": "build: " + last_line(log)}
     seconds = round(time.monotonic() - start)
-    place = checkout_without_package(folder / "tests")
     tests = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
     failed = call(tests, log, TEST_S, cwd=place)
     what = counts(log.read_text()) or last_line(log)
+    exact = shown([own, "-c", "import torch; print(torch.__version__)"])
     entry: Entry = {"state": "failed" if failed else "passed", "what": what}
-    return {**entry, "build_s": seconds, "tests": list(TESTS)}
+    entry |= {"torch": exact, "commit": commit, "build_s": seconds}
+    return {**entry, "tests": list(TESTS)}
 
 
 def runnable(python: str) -> str | None:
@@ -106,21 +120,24 @@ def runnable(python: str) -> str | None:
     for found in [shutil.which(f"python{python}"), *map(str, homes)]:
         if found is None:
             continue
-        shown = subprocess.run(
-            [found, "-c", code], capture_output=True, text=True, check=False
-        )
-        if shown.returncode == 0 and shown.stdout.split()[-1] == python:
+        if shown([found, "-c", code]).split()[-1:] == [python]:
             return found
     return None
 
 
-def sdist(python: str, log: pathlib.Path) -> pathlib.Path:
+def shown(command: Sequence[str]) -> str:
+    """Return what a command prints; empty if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def sdist(python: str, log: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Make the source distribution anew; setup.py asks for a torch, any will do."""
-    folder = FOLDER / "sdist"
-    shutil.rmtree(folder, ignore_errors=True)
-    command = [python, "setup.py", "-q", "sdist", "--dist-dir", str(folder)]
+    target = folder / "sdist"
+    shutil.rmtree(target, ignore_errors=True)
+    command = [python, "setup.py", "-q", "sdist", "--dist-dir", str(target)]
     call(command, log, 300, cwd=ROOT)
-    (made,) = folder.glob("*.tar.gz")
+    (made,) = target.glob("*.tar.gz")
     return made
 
 

@@ -43,7 +43,8 @@ def test_an_import_under_another_torch_ends_in_one_line_with_both_versions():
     last = last_error(script)
     assert last.startswith("ImportError: pipetransformer._C: expected a build for")
     assert f"for torch 1.0.0, got one for torch {_build_info.TORCH_VERSION};" in last
-    assert "pip install --no-build-isolation" in last
+    # pip keeps wheels by their source, whatever torch: the wrong one would come again.
+    assert "pip install --no-build-isolation --no-cache-dir --force-reinstall" in last
 
 
 def test_missing_build_says_how_to_rebuild():

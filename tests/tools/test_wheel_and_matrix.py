@@ -51,6 +51,23 @@ def test_the_matrix_goes_on_where_it_stopped(monkeypatch, tmp_path, capsys):
     assert asked == ["2.12", "2.13", "2.12"]
 
 
+def test_pairs_of_another_call_meanwhile_stay_in_the_table(monkeypatch, tmp_path):
+    def pair(python, torch):
+        if torch == "2.12":
+            matrix.main(["--python", "3.11", "--torch", "2.13"])
+        return {"state": "passed", "what": "1 passed"}
+
+    monkeypatch.setattr(matrix, "FOLDER", tmp_path)
+    monkeypatch.setattr(matrix, "pair", pair)
+    matrix.main(["--python", "3.11", "--torch", "2.12"])
+    kept = tmp_path / "matrix.json"
+    assert set(matrix.read(kept)) == {
+        f"python 3.11, torch {t}" for t in ("2.12", "2.13")
+    }
+    matrix.main(["--python", "3.11", "--torch", "2.13", "--again"])
+    assert set(matrix.read(kept)) == {"python 3.11, torch 2.13"}
+
+
 def test_a_python_that_is_missing_is_no_failure(monkeypatch, tmp_path):
     monkeypatch.setattr(matrix, "FOLDER", tmp_path)
     assert matrix.main(["--python", "3.99", "--torch", "2.13"]) == 0
@@ -59,3 +76,8 @@ def test_a_python_that_is_missing_is_no_failure(monkeypatch, tmp_path):
 
 def test_the_tests_of_the_matrix_exist():
     assert all((matrix.ROOT / path).exists() for path in matrix.TESTS)
+
+
+def test_what_a_command_prints_is_shown_unless_it_fails():
+    assert matrix.shown(["echo", "2.13.0"]) == "2.13.0"
+    assert matrix.shown(["sh", "-c", "echo 2.13.0; false"]) == ""

@@ -89,7 +89,7 @@ def measured_section(measured: tuple[Measurement, ...]) -> Section:
     )
     table = Table(columns("what, predicted, measured, error", what="word"), rows)
     held = (
-        "a predicted step also holds optimizer, loading and work of the process, as far "
-        "as they were measured; a measured one all that the script does in it, too",
+        "a predicted step also holds optimizer, loading and work of the process, as "
+        "far as they were measured; a measured one all that the script does in it, too",
     )
     return Section(title, held, table)

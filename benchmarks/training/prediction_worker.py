@@ -180,6 +180,20 @@ def layers_alone_ns(engine: pt.PipeTransformer) -> int:
     return alone.simulated_step_ns
 
 
+def planned_bytes(engine: pt.PipeTransformer) -> int:
+    """Return what the plan says of a replica's slots together.
+
+    Slots of the host share its memory: frozen layers, of which each device has a copy
+    of its own, are there once.
+    """
+    profile, plan = run_of(engine).inputs.profile, engine.plan
+    if profile is None or plan is None:
+        raise RuntimeError("expected a run with a plan, got none")
+    frozen = sum(each.parameter_bytes for each in profile.layers[: plan.boundary])
+    copies = plan.num_stages - 1 if plan.prefix == "replicated" else 0
+    return sum(plan.bytes_per_stage) - copies * frozen
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
@@ -223,11 +237,13 @@ def main() -> None:
                     engine.step(each)
         main = engine.is_main
         layers_ns = layers_alone_ns(engine) if main else 0
+        planned = planned_bytes(engine) if main else 0
     if main:
         told = {
             **engine.history.to_json(),
             "layers_ns": layers_ns,
             "peak_bytes": memory.peak - before,
+            "planned_bytes": planned,
         }
         args.out.write_text(json.dumps(told))
 

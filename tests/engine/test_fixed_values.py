@@ -84,6 +84,7 @@ FIXED = {
     "table": (lambda x: (x, TABLE * 1), TABLE),
     "long table": (lambda x: (x, TABLE.reshape(6, 1) * 1), TABLE),
     "one row": (lambda x: (x, TABLE[:1] * 1), TABLE[:1]),
+    "keys of two kinds": (lambda x: {"x": x, 1: SCALE * 1}, SCALE),
     "no row": (lambda x: (x, TABLE[:0] * 1), TABLE[:0]),
     "equal objects": (lambda x: {"x": x, "more": Equal("a")}, None),
     "one object": (lambda x: {"x": x, "more": ONE}, None),

@@ -148,6 +148,8 @@ def test_values_are_told_apart():
     assert same(Equal("a"), Equal("a")) and not same(Equal("a"), Equal("b"))
     assert same(ONE, ONE) and not same(Opaque(), Opaque())
     assert same(TABLE, TABLE.clone()) and not same(TABLE, TABLE.double())
+    unknown = torch.tensor([1.0, float("nan")])
+    assert same(unknown, unknown) and not same(unknown, unknown.clone())
     held = [Equal(torch.ones(2)) for _ in range(2)]
     assert not same(*held)  # how tensors compare is not for us to say
 

@@ -126,7 +126,7 @@ def _text(tree: Any) -> str:
     if tree is _ROWS:
         return "rows"
     if isinstance(tree, Tensor):
-        tensor = tree.detach().cpu().contiguous()
+        tensor = tree.detach().cpu().resolve_conj().resolve_neg().contiguous()
         content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{tensor.dtype} {tuple(tensor.shape)} {hash_bytes(content):016x}"
     kind = f"{type(tree).__module__}.{type(tree).__qualname__}"

@@ -193,3 +193,6 @@ def test_a_form_is_told_by_its_text():
         form().has_numbers() and not Form({"x": TABLE, "n": "a"}, [True]).has_numbers()
     )
     assert form(t=SCALE.bfloat16()).text() and form(t=TABLE[:0]).text()
+    turned = torch.tensor([1.0 + 2.0j])
+    assert form(t=turned.conj()) == form(t=turned.conj().resolve_conj())
+    assert form(t=turned.conj()) != form(t=turned)

@@ -113,7 +113,7 @@ def handed_on(pieces: Sequence[Any], have_rows: Sequence[bool]) -> list[Any]:
 
 def of_one_form(values: Sequence[Any]) -> bool:
     """Tell whether parts of a batch differ in rows alone, as far as forms tell."""
-    forms = [value.form for value in values if isinstance(value, HandedOn)]
+    forms = [value.form if isinstance(value, HandedOn) else None for value in values]
     return all(form == forms[0] for form in forms)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import pipetransformer as pt
 from pipetransformer.core.fixed_values import same, tensors_have_rows
-from pipetransformer.replica.handed_on import Form, as_given, handed_on
+from pipetransformer.replica.handed_on import Form, as_given, handed_on, of_one_form
 from pipetransformer.replica.unit_activations import unit_activations
 from tests.engine.scenario import config
 from tests.support.ranks import run_ranks
@@ -173,6 +173,8 @@ def test_pieces_that_differ_in_a_fixed_value_are_refused():
     assert first.tensors == second.tensors == pieces[0][:1]
     x, whole = as_given(first)
     assert x is pieces[0][0] and torch.equal(whole.tensor, pieces[0][1])
+    assert of_one_form([first, second]) and of_one_form([TABLE, TABLE])
+    assert not of_one_form([first, TABLE]) and not of_one_form([TABLE, first])
     whole.tensor.add_(1.0)  # as a layer behind may do
     assert torch.equal(as_given(second)[1].tensor, pieces[0][1])
 

@@ -363,6 +363,8 @@ class FrozenPrefix:
         if write:
             with self._clock.phase("cache_write"):
                 self._store(cache, ids, result, hashes, found, rows, codec)
+        else:
+            self._storable(result, len(ids))  # shows what is fixed: records are read
         return as_given(result)
 
     def _rounded(

@@ -704,6 +704,8 @@ _COARSE = 1e-1
 
 def _other_kind(fresh: Sequence[Tensor], cached: Sequence[Tensor]) -> str | None:
     """Say how the kinds of tensors differ, or None."""
+    if cached and not fresh:
+        return "another structure or other fixed values"
     kinds = [
         ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors)
         for tensors in (fresh, cached)

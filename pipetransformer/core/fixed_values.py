@@ -10,10 +10,10 @@ from pipetransformer.core.containers import leaves
 
 def same(one: object, other: object) -> bool:
     """Tell whether two values that are no containers are equal."""
+    if one is other:  # also where it holds NaN
+        return True
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
-    if one is other:
-        return True
     try:
         return type(one) is type(other) and bool(one == other)
     except (RuntimeError, TypeError, ValueError):  # arrays and tensors in it

@@ -86,7 +86,7 @@ def tensors_of(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):
-        return [t for key in sorted(value) for t in tensors_of(value[key])]
+        return [t for key in sorted(value, key=str) for t in tensors_of(value[key])]
     if isinstance(value, (tuple, list)):
         return [t for part in value for t in tensors_of(part)]
     return []

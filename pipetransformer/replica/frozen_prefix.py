@@ -363,6 +363,8 @@ class FrozenPrefix:
         if write:
             with self._clock.phase("cache_write"):
                 self._store(cache, ids, result, hashes, found, rows, codec)
+        else:
+            self._storable(result, len(ids))  # shows what is fixed: records are read
         return as_given(result)
 
     def _rounded(
@@ -702,6 +704,8 @@ _COARSE = 1e-1
 
 def _other_kind(fresh: Sequence[Tensor], cached: Sequence[Tensor]) -> str | None:
     """Say how the kinds of tensors differ, or None."""
+    if cached and not fresh:
+        return "another structure or other fixed values"
     kinds = [
         ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors)
         for tensors in (fresh, cached)

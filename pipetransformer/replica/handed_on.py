@@ -113,7 +113,7 @@ def handed_on(pieces: Sequence[Any], have_rows: Sequence[bool]) -> list[Any]:
 
 def of_one_form(values: Sequence[Any]) -> bool:
     """Tell whether parts of a batch differ in rows alone, as far as forms tell."""
-    forms = [value.form for value in values if isinstance(value, HandedOn)]
+    forms = [value.form if isinstance(value, HandedOn) else None for value in values]
     return all(form == forms[0] for form in forms)
 
 
@@ -126,7 +126,7 @@ def _text(tree: Any) -> str:
     if tree is _ROWS:
         return "rows"
     if isinstance(tree, Tensor):
-        tensor = tree.detach().cpu().contiguous()
+        tensor = tree.detach().cpu().resolve_conj().resolve_neg().contiguous()
         content = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{tensor.dtype} {tuple(tensor.shape)} {hash_bytes(content):016x}"
     kind = f"{type(tree).__module__}.{type(tree).__qualname__}"

@@ -25,6 +25,11 @@ class Pair(nn.Module):
         return 2 * hidden, 3 * hidden
 
 
+class Named(nn.Module):
+    def forward(self, hidden):
+        return {"hidden": 2 * hidden, "name": "twice"}
+
+
 def run(cache, spec, *, dtype=torch.float32):
     layers = [Pair().eval()]
     inputs = INPUTS.to(dtype)
@@ -49,6 +54,26 @@ def test_records_of_another_padding_are_misses_and_no_error():
     run(cache, spec())
     run(cache, spec())
     assert cache.counters.hits == 4
+
+
+def test_a_pass_that_writes_nothing_reads_records_of_structures():
+    cache = make_cache(num_samples=4)
+    for write in (True, False):  # each of them a plan of its own
+        with Workers(1) as workers:
+            prefix = FrozenPrefix([Named().eval()], 1, workers, Clock(), seed=0)
+            for ids in IDS.split(2):
+                given = INPUTS[ids]
+                found = prefix(
+                    lambda given=given: given,
+                    ids,
+                    cache,
+                    position=DrawPosition(0, 0),
+                    write=write,
+                )
+                assert torch.equal(found["hidden"], 2 * given)
+                assert found["name"] == "twice"
+    assert cache.counters.stored == 4
+    assert cache.counters.hits == 2  # all but the first batch
 
 
 def test_a_fill_that_a_tensor_cannot_hold_is_refused_before_it_is_stored(caplog):

@@ -104,7 +104,7 @@ def test_debug_mode_computes_again():
         train(plain, debug=True, mixing=True)
 
 
-def test_what_is_fixed_and_changes_ends_the_use_of_the_cache():
+def test_what_is_fixed_and_changes_ends_the_use_of_the_cache(caplog):
     by = [1.0]
 
     def change(epoch):
@@ -116,7 +116,10 @@ def test_what_is_fixed_and_changes_ends_the_use_of_the_cache():
     # As many as its first epoch stored, until a batch is computed again: an audit's.
     losses, hits, _, refusal = run(audit_every=1)
     assert hits[:2] == [0, SIZE] and hits[3] == 0
+    assert "its record (another structure or other fixed values)" in caplog.text
     assert losses == run(enabled=False)[0]
+    with pytest.raises(ValueError, match="got another structure or other fixed val"):
+        run(debug=True)
 
 
 @pytest.mark.parametrize("slots", [1, 2])

@@ -8,7 +8,7 @@ from torch import nn
 
 import pipetransformer as pt
 from pipetransformer.core.fixed_values import same, tensors_have_rows
-from pipetransformer.replica.handed_on import Form, as_given, handed_on
+from pipetransformer.replica.handed_on import Form, as_given, handed_on, of_one_form
 from pipetransformer.replica.unit_activations import unit_activations
 from tests.engine.scenario import config
 from tests.support.ranks import run_ranks
@@ -84,6 +84,7 @@ FIXED = {
     "table": (lambda x: (x, TABLE * 1), TABLE),
     "long table": (lambda x: (x, TABLE.reshape(6, 1) * 1), TABLE),
     "one row": (lambda x: (x, TABLE[:1] * 1), TABLE[:1]),
+    "keys of two kinds": (lambda x: {"x": x, 1: SCALE * 1}, SCALE),
     "no row": (lambda x: (x, TABLE[:0] * 1), TABLE[:0]),
     "equal objects": (lambda x: {"x": x, "more": Equal("a")}, None),
     "one object": (lambda x: {"x": x, "more": ONE}, None),
@@ -147,6 +148,8 @@ def test_values_are_told_apart():
     assert same(Equal("a"), Equal("a")) and not same(Equal("a"), Equal("b"))
     assert same(ONE, ONE) and not same(Opaque(), Opaque())
     assert same(TABLE, TABLE.clone()) and not same(TABLE, TABLE.double())
+    unknown = torch.tensor([1.0, float("nan")])
+    assert same(unknown, unknown) and not same(unknown, unknown.clone())
     held = [Equal(torch.ones(2)) for _ in range(2)]
     assert not same(*held)  # how tensors compare is not for us to say
 
@@ -170,6 +173,8 @@ def test_pieces_that_differ_in_a_fixed_value_are_refused():
     assert first.tensors == second.tensors == pieces[0][:1]
     x, whole = as_given(first)
     assert x is pieces[0][0] and torch.equal(whole.tensor, pieces[0][1])
+    assert of_one_form([first, second]) and of_one_form([TABLE, TABLE])
+    assert not of_one_form([first, TABLE]) and not of_one_form([TABLE, first])
     whole.tensor.add_(1.0)  # as a layer behind may do
     assert torch.equal(as_given(second)[1].tensor, pieces[0][1])
 
@@ -190,3 +195,6 @@ def test_a_form_is_told_by_its_text():
         form().has_numbers() and not Form({"x": TABLE, "n": "a"}, [True]).has_numbers()
     )
     assert form(t=SCALE.bfloat16()).text() and form(t=TABLE[:0]).text()
+    turned = torch.tensor([1.0 + 2.0j])
+    assert form(t=turned.conj()) == form(t=turned.conj().resolve_conj())
+    assert form(t=turned.conj()) != form(t=turned)

@@ -17,6 +17,7 @@ import contextlib
 import copy
 import dataclasses
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -141,7 +142,10 @@ class FrozenPrefix:
         self._length: int | None = None  # padded, of the last inputs
         self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
         self._have_rows: dict[tuple[int, int], list[bool]] = {}  # by boundary, tensors
-        self._form: tuple[Form, str] | None = None  # of records at the boundary
+        self._form: tuple[Form, str] | None = None  # of the cache's records here
+        self._forms: weakref.WeakKeyDictionary[ActivationCache, tuple[Form, str]] = (
+            weakref.WeakKeyDictionary()  # sets may be of other shapes
+        )
         self._chains: dict[object, list[int]] = {}  # by what was in force, see `_chain`
         self.refusal = cacheable(self._layers)
         if self.refusal is not None:
@@ -175,7 +179,7 @@ class FrozenPrefix:
         """
         self._chains = {}
         if self._copied != self._chain() and not self._rests:
-            self._form = None
+            self._forms.clear()
             self._copy()
 
     def _copy(self) -> None:
@@ -312,6 +316,7 @@ class FrozenPrefix:
             return as_given(self._run(inputs(), 0, position, whole))
         if not whole:
             self._use_device(cache)
+        self._form = self._forms.get(cache)
         ids = cache.record_ids(ids, view)
         with self._clock.phase("cache_read"):
             rows = None
@@ -353,7 +358,7 @@ class FrozenPrefix:
             found, parts = [], self._assemble(inputs, [], len(ids), position, whole)
         result = parts[0][1] if len(parts) == 1 else _merge(parts, len(ids))
         if compare is not None:
-            served = self._rounded(result, len(ids), codec, rows)
+            served = self._rounded(result, len(ids), cache, codec, rows)
             if any(records.lossy for records in found):
                 found, result = [], self._run(inputs(), 0, position, whole)
             if served is not None:
@@ -364,14 +369,21 @@ class FrozenPrefix:
             with self._clock.phase("cache_write"):
                 self._store(cache, ids, result, hashes, found, rows, codec)
         else:
-            self._storable(result, len(ids))  # shows what is fixed: records are read
+            self._storable(
+                result, len(ids), cache
+            )  # shows what is fixed: records are read
         return as_given(result)
 
     def _rounded(
-        self, value: Any, rows: int, codec: Codec, ragged: RaggedRows | None
+        self,
+        value: Any,
+        rows: int,
+        cache: ActivationCache,
+        codec: Codec,
+        ragged: RaggedRows | None,
     ) -> Any:
         """Return what a codec makes of activations; None: they cannot be stored."""
-        tensors = self._storable(value, rows)
+        tensors = self._storable(value, rows, cache)
         if tensors is None or self._misfit(tensors, ragged) is not None:
             return None
         lengths = ragged.lengths if ragged is not None else None
@@ -379,14 +391,16 @@ class FrozenPrefix:
             round_trip(tensors, codec, ragged=self._ragged, lengths=lengths)
         )
 
-    def _storable(self, value: Any, rows: int) -> tuple[Tensor, ...] | None:
+    def _storable(
+        self, value: Any, rows: int, cache: ActivationCache
+    ) -> tuple[Tensor, ...] | None:
         """Return what a record holds; None: it could not be made whole again."""
         if isinstance(value, HandedOn):
             form, text = value.form, value.form.text()
             # A batch of rows that were padded to another length may have others.
             if text is None or (self._ragged is not None and form.has_numbers()):
                 return None
-            self._form = self._form or (form, text)
+            self._form = self._forms.setdefault(cache, (form, text))
             if text != self._form[1]:
                 return None
             value = value.tensors
@@ -566,7 +580,7 @@ class FrozenPrefix:
         ragged: RaggedRows | None,
         codec: Codec,
     ) -> None:
-        tensors = self._storable(result, len(ids))
+        tensors = self._storable(result, len(ids), cache)
         if tensors is None:
             self._refuse(
                 f"layer {self.boundary - 1} returns more than tensors with one row per "

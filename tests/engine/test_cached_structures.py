@@ -202,3 +202,60 @@ def test_of_padded_rows_numbers_may_come_of_lengths(more, hits):
     losses, found = run()
     assert found == hits
     assert losses == pytest.approx(run(enabled=False)[0], rel=1e-5)
+
+
+# -- sets of other shapes -----------------------------------------------------------
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return {"x": self.layer(x), "positions": torch.arange(x.shape[1])}
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, given):
+        return self.layer((given["x"] + given["positions"][None, :, None]).mean(1))
+
+
+class Sequences(torch.utils.data.Dataset):
+    def __init__(self, length):
+        draws = torch.Generator().manual_seed(length)
+        self.rows = torch.randn(SIZE, length, 4, generator=draws)
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        return self.rows[index], index % 3
+
+    def input_key(self, index, epoch):
+        return index
+
+
+def test_an_evaluation_set_of_another_length_has_a_form_of_its_own():
+    torch.manual_seed(0)
+    engine = pt.PipeTransformer(
+        nn.Sequential(Positions(), nn.Identity(), Pooled()),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Schedule([1]),
+        config=config(),
+    )
+    told = []
+    with engine:
+        for _ in engine.epochs(EPOCHS):
+            for batch in engine.batches(Sequences(5), BATCH):
+                engine.step(batch)
+            told.append(engine.evaluate(Sequences(7), name="dev")["loss"])
+            assert engine._open().active().prefix.refusal is None
+            assert len(engine._open().active().prefix._forms) == 2
+    assert [each["hits"] for each in engine.history.cache] == [0, *[SIZE] * 3]
+    assert len(set(told)) == EPOCHS

@@ -25,7 +25,7 @@ class AlphaCap(Policy):
     answer.
 
     Args:
-        alpha: freeze_alpha, in [0, 1).
+        alpha: freeze_alpha, in [0, 1); the paper and the demo take 1/3.
         gradient_term: freeze no further than the active unit with the smallest
             gradient norm, as the paper's rule has it. Needs gradient norms; without
             them a point is refused. False: the cap alone, which knows nothing of the
@@ -91,9 +91,10 @@ class AlphaCap(Policy):
         return self._told
 
     def _tell(self, norms: tuple[float, ...]) -> str:
+        rounded = "" if f"{self._frozen:.4g}".isdigit() else ", rounded up"
         if not norms:
-            return f"the cap stands at {self._frozen:.4g} units"
-        return f"cap and smallest gradient norm allow {self._frozen:.4g} units"
+            return f"the cap stands at {self._frozen:.4g} units{rounded}"
+        return f"cap and smallest gradient norm allow {self._frozen:.4g} units{rounded}"
 
     def _find_change(self, progress: Progress) -> int | None:
         """Let the cap alone go on; what gradients will say nobody knows."""

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -75,6 +75,18 @@ class Batch:
     input_keys: Tensor | None = None
     lazy: bool = False
     view: int = 0
+
+    def __iter__(self) -> NoReturn:
+        """Refuse ``for x, y in engine.batches(...)``.
+
+        Raises:
+            TypeError: always; it says what to write.
+        """
+        raise TypeError(
+            "batch: expected engine.step(batch), got an iteration over it, as in 'for "
+            "x, y in engine.batches(...)'; its halves are batch.inputs and "
+            "batch.targets"
+        )
 
     @property
     def rows(self) -> int:

@@ -45,15 +45,25 @@ def transition(plan: Plan) -> Section:
     return Section("Transition", lines, _transition_table(change))
 
 
-def transition_lines(change: Transition) -> tuple[str, ...]:
-    """Return what was priced, the rule that decided, and when it pays back."""
+def transition_lines(change: Transition, told: str = "") -> tuple[str, ...]:
+    """Return what was priced, the rule that decided, and when it pays back.
+
+    Args:
+        change: A change that was accepted without a gain (a boundary that moves, a
+            shape that cannot go on) was not made for one: nothing is said of it.
+        told: What has been said before; a rule in it is not said again.
+    """
     verdict = "accepted" if change.accepted else "refused"
     offered = f" to {change.offered}" if change.offered else ""
+    rule = "" if change.rule in told else f": {change.rule}"
+    first = f"change of {change.kind}{offered}, {verdict}{rule}"
+    if change.accepted and not change.gain_ns_per_step:
+        return (first,)
     pay_back = "does not pay back"
     if change.pay_back_steps is not None:
         pay_back = f"pays back after {counted(change.pay_back_steps, 'step')}"
     return (
-        f"change of {change.kind}{offered}, {verdict}: {change.rule}",
+        first,
         f"gain {milliseconds(change.gain_ns_per_step)} a step over "
         f"{counted(change.remaining_steps, 'step')} left; {pay_back}",
     )
@@ -88,8 +98,10 @@ def measured_section(measured: tuple[Measurement, ...]) -> Section:
         for entry in measured
     )
     table = Table(columns("what, predicted, measured, error", what="word"), rows)
-    held = (
+    held = [
         "a predicted step also holds optimizer, loading and work of the process, as "
         "far as they were measured; a measured one all that the script does in it, too",
-    )
-    return Section(title, held, table)
+    ]
+    if any(entry.what.startswith("pause") for entry in measured):
+        held.append("a pause here also holds what the first step after it took longer")
+    return Section(title, tuple(held), table)

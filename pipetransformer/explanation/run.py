@@ -164,7 +164,7 @@ def _lines(change: TransformationRecord) -> list[str]:
     lines.append(f"  {change.reason}")
     priced = change.transition
     if priced is not None:
-        lines += [f"  {line}" for line in transition_lines(priced)]
+        lines += [f"  {line}" for line in transition_lines(priced, change.reason)]
         terms = [f"{n} {milliseconds(t)}" for n, t in priced.expected_terms_ns.items()]
         if terms:
             lines.append(f"  predicted: {', '.join(terms)}")

@@ -84,7 +84,8 @@ class Coordinator:
         if not self.has_plan:
             raise ValueError(
                 f"{call}: expected a plan, got none before the first pass; "
-                "engine.prepare(dataset, batch_size) makes one"
+                "engine.prepare(dataset, batch_size) makes one, also where a resumed "
+                "run had finished, so that no pass follows"
             )
 
     def active(self) -> Replica:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 from torch import nn
 
@@ -53,6 +53,28 @@ class StageLayers(nn.Module):
                 f"layer index: expected one of {len(layers)} layers, got {position}"
             )
         return layers[position]
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load what `state_dict` of a pipeline with the same cuts gave.
+
+        Raises:
+            RuntimeError: as of ``nn.Module``; where only the names are others, it says
+                what renames them.
+        """
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            own = self.state_dict()
+            if len(own) != len(state_dict) or own.keys() == state_dict.keys():
+                raise
+            raise RuntimeError(
+                f"{error}\n\tThe state has as many entries under other names. That of "
+                "the plain model: load from_plain_state_dict(pipe, state). That of a "
+                "pipeline with other cuts: load it into one with the same cuts around "
+                "this model, Pipe(partition_model(model, balance, devices))."
+            ) from None
 
     def _stages(self) -> list[PipeSequential]:
         return cast("list[PipeSequential]", list(self.partitions))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 import torch
 from torch.utils import _pytree
@@ -32,6 +32,17 @@ class PipeResult(Generic[T]):
     def local_value(self) -> T:
         """Return the value."""
         return self.value
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Name the way to the output for who takes the result for it.
+
+        Raises:
+            AttributeError: always; only missing attributes are asked for here.
+        """
+        raise AttributeError(
+            f"PipeResult has no attribute {name!r}; the output is local_value(), and "
+            "Pipe(..., return_tensors=True) returns it bare"
+        )
 
     def to_here(self, timeout: float = -1.0) -> T:
         """Return the value.

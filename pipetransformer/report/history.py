@@ -93,6 +93,7 @@ class History:
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole history in the summary's format."""
+        saved = self.freezing
         return {
             "version": _VERSION,
             "world_size": self.world_size,
@@ -108,7 +109,7 @@ class History:
             "codecs": [record.to_json() for record in self.codecs],
             "freezes": [dict(entry) for entry in self.freezes],
             "decisions": self.decisions,
-            "freezing": None if self.freezing is None else self.freezing.to_json(),
+            "freezing": None if saved is None else saved.to_json(),
             "counters": self.counters.to_json(),
             "final_accuracy": self.final_accuracy,
             "total_seconds": self.total_seconds,

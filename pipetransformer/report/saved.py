@@ -34,10 +34,10 @@ class Saved:
         """Return it as a sentence."""
         verb = "saved" if self.seconds >= 0 else "cost"
         return (
-            f"so far freezing has {verb} {abs(self.seconds):.2f} s of training: a step "
-            f"took {1e3 * self.frozen_step_seconds:.3f} ms, and "
-            f"{1e3 * self.active_step_seconds:.3f} ms with all units that train; "
-            f"changes of plan took {self.pause_seconds:.2f} s"
+            f"so far freezing has {verb} {abs(self.seconds):.2f} s of training, and "
+            f"changes of plan took {self.pause_seconds:.2f} s: the mean step took "
+            f"{1e3 * self.active_step_seconds:.3f} ms before units froze, and "
+            f"{1e3 * self.frozen_step_seconds:.3f} ms with frozen units"
         )
 
     @classmethod

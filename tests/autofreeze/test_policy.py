@@ -98,6 +98,16 @@ def test_policy_logs_every_input():
     ]
 
 
+def test_a_cap_that_is_no_whole_number_is_said_to_be_rounded_up():
+    # Without it "5 of 7 units frozen: the cap stands at 4.926 units" looks wrong.
+    policy = AlphaCap(1 / 3, gradient_term=False)
+    policy.bind(7)
+    for point in range(4):
+        frozen = policy.decide(Progress(point, 7 * point, 35, 1e-3, {}))
+    assert frozen == 5
+    assert policy.log[-1]["why"] == "the cap stands at 4.926 units, rounded up"
+
+
 def test_a_log_of_gradient_norms_alone_is_replayed():
     policy = AlphaCap(1 / 3)
     policy.bind(6)

@@ -345,7 +345,18 @@ def _evaluate_without_a_plan(rank, call):
 @pytest.mark.parametrize("call", ["evaluate", "predict"])
 def test_calls_before_the_first_plan_are_refused_on_every_rank(call):
     text = f"{call}: expected a plan, got none before the first pass; engine.prepare"
-    assert all(text in told for told in run_ranks(_evaluate_without_a_plan, 2, call))
+    for told in run_ranks(_evaluate_without_a_plan, 2, call):
+        assert text in told and "where a resumed run had finished" in told
+
+
+def test_a_loop_that_takes_a_batch_apart_is_told_what_to_write():
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        told = (
+            r"batch: expected engine\.step\(batch\).*batch\.inputs and batch\.targets"
+        )
+        with pytest.raises(TypeError, match=told):
+            for inputs, targets in engine.batches(ToySet(4), 4):
+                engine.step(inputs, targets)
 
 
 def test_unknown_config_values_are_refused():

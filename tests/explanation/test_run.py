@@ -109,8 +109,9 @@ def test_what_freezing_saved_is_told():
     assert found.freezing == saved
     assert found.to_dict()["freezing"] == summary["freezing"]
     assert (
-        "so far freezing has saved 1.50 s of training: a step took 8.500 ms, and "
-        "20.000 ms with all units that train; changes of plan took 0.25 s"
+        "so far freezing has saved 1.50 s of training, and changes of plan took "
+        "0.25 s: the mean step took 20.000 ms before units froze, and 8.500 ms with "
+        "frozen units"
     ) in str(found)
     cost = explain_run({**summary, "freezing": {**saved.to_json(), "seconds": -1.5}})
     assert "has cost 1.50 s" in str(cost)
@@ -131,6 +132,7 @@ def test_steps_and_pauses_are_put_beside_their_predictions():
     first = found["pause before epoch 0"]
     assert (first.predicted_ns, first.measured_ns) == (None, 250_000_000)
     # The first step comes after the pause, and is part of what was predicted.
+    assert "a pause here also holds what the first" in str(explain_run(a_summary()))
     pause = found["pause before epoch 1"]
     assert (pause.predicted_ns, pause.measured_ns) == (31_000_000, 47_000_000)
     prepare = found["prepare before epoch 1"]
@@ -148,6 +150,23 @@ def test_a_refused_change_is_compared_with_what_was_done_anyway():
     ]
     found = {m.what: m for m in explain_run(history.to_json()).measured}
     assert found["pause before epoch 1"].predicted_ns == 15_000_000
+
+
+def test_a_change_that_was_not_made_for_a_gain_is_not_said_to_pay_nothing_back():
+    history = a_history()
+    (record,) = history.transformations
+    moved = a_transition(
+        kind="boundary", gain_ns_per_step=0, pay_back_steps=None, rule="shorter"
+    )
+    history.transformations = [
+        TransformationRecord(**{**vars(record), "transition": moved})
+    ]
+    history.refusals = []
+    text = str(explain_run(json.loads(json.dumps(history.to_json()))))
+    # The rule is part of the reason that has been told: once is enough.
+    assert "change of boundary to K=2 R=2 M=4, accepted\n" in text
+    assert "pay back" not in text
+    assert "gain 0" not in text
 
 
 def test_text_tells_changes_reasons_prices_and_refusals():

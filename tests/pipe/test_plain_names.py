@@ -12,6 +12,7 @@ from pipetransformer.pipe import (
     Pipe,
     WithDevice,
     from_plain_state_dict,
+    partition_model,
     to_plain_state_dict,
 )
 from pipetransformer.pipe.skip import pop, skippable, stash
@@ -140,3 +141,28 @@ def test_values_may_be_anything():
     renamed = to_plain_state_dict(pipe, moments)
     assert renamed == {"0.weight": 1, "0.bias": "two"}
     assert from_plain_state_dict(pipe, renamed) == moments
+
+
+def test_state_under_other_names_is_refused_with_what_renames_it():
+    layers = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    state = copy.deepcopy(layers.state_dict())
+    pipe = Pipe(layers)
+    with pytest.raises(RuntimeError, match=r"from_plain_state_dict\(pipe, state\)"):
+        pipe.load_state_dict(state)
+    # An old checkpoint of two devices: its cuts around the same layers.
+    of_two = {
+        "partitions.0.0.weight": torch.zeros(3, 3),
+        "partitions.0.0.bias": torch.zeros(3),
+        "partitions.1.0.weight": torch.ones(3, 3),
+        "partitions.1.0.bias": torch.ones(3),
+    }
+    with pytest.raises(RuntimeError, match="other cuts.*partition_model"):
+        pipe.load_state_dict(of_two)
+    Pipe(partition_model(layers, [2, 1], devices=["cpu", "cpu"])).load_state_dict(
+        of_two
+    )
+    assert layers[0].bias.sum() == 0 and layers[2].bias.sum() == 3
+    wrong_shape = {**pipe.state_dict(), "partitions.0.0.bias": torch.zeros(4)}
+    with pytest.raises(RuntimeError) as caught:
+        pipe.load_state_dict(wrong_shape)
+    assert "other names" not in str(caught.value)

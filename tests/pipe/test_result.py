@@ -28,6 +28,14 @@ def test_call_returns_the_result_object_unless_told_otherwise():
     assert type(Pipe(nn.Sequential(nn.ReLU()))(X)) is PipeResult  # the plain path
 
 
+def test_who_takes_the_result_for_the_output_is_told_where_it_is():
+    result = Pipe(dense(), 2)(X)
+    told = r"no attribute 'sum'; the output is local_value\(\), and Pipe\(\.\.\., ret"
+    with pytest.raises(AttributeError, match=told):
+        result.sum()
+    assert not hasattr(result, "shape")
+
+
 def test_return_tensors_is_keyword_only():
     with pytest.raises(TypeError, match="positional argument"):
         Pipe(dense(), 2, "never", False, True, True)

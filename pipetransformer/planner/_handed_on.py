@@ -16,7 +16,9 @@ from pipetransformer.planner._timing import Place, evaluating
 def check_handed_on(
     layers: nn.Sequential, sample: object, boundaries: Collection[int], *, place: Place
 ) -> None:
-    """Run one row and two, as frozen layers do, and compare what has no rows.
+    """Run the sample, and it twice in one, and compare what has no rows.
+
+    Fewer rows than the sample has may be too few for a layer, as for batch statistics.
 
     Args:
         layers: the model.
@@ -29,7 +31,9 @@ def check_handed_on(
     """
     if _values.num_rows(sample) < 2:
         return
-    one, two = (Flow(_values.first_rows(sample, n), spreads=True) for n in (1, 2))
+    rows = _values.num_rows(sample)
+    one = Flow(_values.first_rows(sample, rows), spreads=True)
+    two = Flow(_values.twice(sample), spreads=True)
     with torch.no_grad():
         for index, layer in enumerate(list(layers)[: max(boundaries, default=0)]):
             with place(layer), evaluating(layer):
@@ -37,4 +41,4 @@ def check_handed_on(
                 two = two.after(layer, call(layer, two.at(layer)))
             if index + 1 in boundaries and not isinstance(one.value, Tensor):
                 named = f"{index} ({type(layer).__name__})"
-                tensors_have_rows(named, (one.value, two.value), (1, 2))
+                tensors_have_rows(named, (one.value, two.value), (rows, 2 * rows))

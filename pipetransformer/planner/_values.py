@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from pipetransformer.core.containers import leaves, map_tensors
@@ -60,10 +61,19 @@ def check_returned(layer: str, value: object) -> None:
 
 def first_rows(inputs: object, size: int) -> object:
     """Return copies of the first ``size`` rows; tensors without rows stay."""
+    return _with_rows(inputs, lambda rows: rows[:size].clone())
+
+
+def twice(inputs: object) -> object:
+    """Return all rows twice; tensors without rows stay."""
+    return _with_rows(inputs, lambda rows: torch.cat([rows, rows]))
+
+
+def _with_rows(inputs: object, change: Callable[[Tensor], Tensor]) -> object:
     total = num_rows(inputs)
 
-    def cut(tensor: Tensor) -> Tensor:
+    def changed(tensor: Tensor) -> Tensor:
         has_rows = tensor.dim() > 0 and tensor.size(0) == total
-        return tensor[:size].clone() if has_rows else tensor
+        return change(tensor) if has_rows else tensor
 
-    return map_tensors(inputs, cut)
+    return map_tensors(inputs, changed)

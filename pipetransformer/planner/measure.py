@@ -60,8 +60,8 @@ def profile(
     ``2 (repeats + 1)`` forward-backward and ``repeats + 1`` forward passes over the
     layers that differ; one forward over the others. Then, with the largest, runs of all
     layers in a row until there are ``repeats`` or 0.15 s have passed. It is logged in
-    seconds. With ``boundaries`` one row and two pass the layers once more, in eval
-    mode.
+    seconds. With ``boundaries`` the sample passes the layers up to the last of them
+    once more, and once twice in one, in eval mode.
 
     A layer that pops a skip is called with what was stashed for it, as often as
     needed, and its gradient counts as one to an input. A skip counts in

@@ -689,12 +689,12 @@ class FrozenPrefix:
                 end = self.boundary if end is None else end
                 key = end, len(tensors_of(outputs[0]))
                 if key not in self._have_rows:
-                    few = 2 if ends[1] == 1 else 1
-                    taken = slice_rows(inputs, torch.zeros(few, dtype=torch.int64))
+                    most = 2 * ends[1]  # fewer may be too few for a layer
+                    taken = slice_rows(inputs, torch.arange(most) % ends[1])
                     self._have_rows[key] = tensors_have_rows(
                         f"{end - 1} ({type(self._layers[end - 1]).__name__})",
                         (outputs[0], forward((first, taken))),
-                        (ends[1], few),
+                        (ends[1], most),
                     )
                 outputs = handed_on(outputs, self._have_rows[key])
         return outputs[0] if pieces == 1 else join_rows(outputs)

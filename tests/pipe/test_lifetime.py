@@ -31,9 +31,18 @@ def wait_for_threads(expected):
     return num_threads()
 
 
+def settled_threads():
+    """Return their number once those of tests before have ended."""
+    deadline, same, last = time.monotonic() + DEADLINE_S, 0, num_threads()
+    while same < 20 and time.monotonic() < deadline:
+        time.sleep(0.01)
+        same, last = (same + 1 if num_threads() == last else 0), num_threads()
+    return last
+
+
 def test_threads_end_with_close_and_with_deletion():
     pipe = make_pipe(dense(), 4, 2)
-    before = num_threads()
+    before = settled_threads()
     pipe(torch.randn(4, 5, dtype=torch.double)).sum().backward()
     assert num_threads() == before + 4
     pipe.close()
@@ -48,7 +57,7 @@ def test_threads_end_with_close_and_with_deletion():
 @pytest.mark.parametrize("mode", MODES)
 def test_hook_that_refers_to_the_pipe_does_not_keep_it(mode):
     gc.collect()
-    before = num_threads()
+    before = settled_threads()
     pipe = make_pipe(nn.Sequential(*linears(2)), 2, 2, mode)
     pipe.partitions[0].register_forward_hook(lambda *_, pipe=pipe: None)
     pipe(torch.randn(4, 5, dtype=torch.double)).sum().backward()
@@ -102,7 +111,7 @@ def test_two_pipes_in_turn_share_workers():
     ]
     for idents in ran_on:
         idents.clear()
-    before = num_threads()
+    before = settled_threads()
     with Workers(2) as workers:
         pipes = [
             make_pipe(model, 2, 3, workers=workers, dispatch="threads")
@@ -124,7 +133,7 @@ def test_two_pipes_with_threads_of_their_own_work_in_turn(dispatch):
     models = [dense() for _ in range(2)]
     pipes = [make_pipe(m, 4, 3, "always", dispatch=dispatch) for m in models]
     x = torch.randn(6, 5, dtype=torch.double)
-    before = num_threads()
+    before = settled_threads()
     for _ in range(3):
         first, second = [pipe(x).sum() for pipe in pipes]
         (first * second).backward()  # one backward goes through both

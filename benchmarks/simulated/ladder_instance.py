@@ -80,10 +80,18 @@ class Instance:
         """Return the pipeline length of each epoch by the paper's rule."""
         return paper.num_stages_by_epoch(self.unit_sizes(), self.frozen_blocks())
 
-    def cluster(self, rates: Rates) -> Cluster:
-        """Return the machines, with one optimizer value per parameter (momentum)."""
+    def cluster(
+        self, rates: Rates, num_stages: int = 2, num_microbatches: int = 2
+    ) -> Cluster:
+        """Return the machines, with one optimizer value per parameter (momentum).
+
+        A device's limit has room for the further gradients that such pipelines hold
+        for a moment: the paper's rule counts none.
+        """
         largest = paper.largest_load(self.unit_sizes(), STATIC_LENGTH)
-        limit = 3 * FLOAT_BYTES * largest  # parameter, gradient, momentum
+        plain = num_stages == num_microbatches == 1
+        further = 0 if plain else 1 + (num_microbatches > 1)  # sums, those that pass
+        limit = (3 + further) * FLOAT_BYTES * largest  # parameter, gradient, momentum
         return Cluster(
             num_nodes=self.num_nodes,
             devices_per_node=self.devices_per_node,

@@ -205,7 +205,7 @@ class Ladder:
         try:
             plan = search(
                 profile,
-                self._cluster,
+                self.instance.cluster(self.rates, length, count),
                 global_batch=batch,
                 boundary=0 if left else boundary_of(boundary.frozen_blocks),
                 num_stages=None if left else length,

@@ -191,7 +191,11 @@ void bind_costs(py::module_& m) {
       .def_readwrite("kept_bytes", &StageCosts::kept_bytes)
       .def_readwrite("recomputed_bytes", &StageCosts::recomputed_bytes)
       .def_readwrite(
-          "kept_for_weights_bytes", &StageCosts::kept_for_weights_bytes);
+          "kept_for_weights_bytes", &StageCosts::kept_for_weights_bytes)
+      .def_readwrite(
+          "summed_gradient_bytes", &StageCosts::summed_gradient_bytes)
+      .def_readwrite(
+          "passing_gradient_bytes", &StageCosts::passing_gradient_bytes);
   py::class_<StepCosts>(m, "StepCosts")
       .def(py::init<>())
       .def_readwrite("schedule", &StepCosts::schedule)

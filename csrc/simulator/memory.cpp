@@ -16,6 +16,7 @@ int64_t peak_of_stage(
     int64_t num_recomputed) {
   int64_t live = stage.state_bytes;
   int64_t peak = live;
+  bool has_gradients = false;
   const int64_t whole = stage.kept_bytes + stage.recomputed_bytes;
   for (const Op& op : ops) {
     const bool recomputed = op.microbatch < num_recomputed;
@@ -41,6 +42,12 @@ int64_t peak_of_stage(
     }
     peak = std::max(peak, live + taken);
     live += taken - given_back;
+    if (op.kind == OpKind::kBackward || op.kind == OpKind::kWeightGrad) {
+      peak = std::max(
+          peak, live + (has_gradients ? stage.passing_gradient_bytes : 0));
+      live += has_gradients ? 0 : stage.summed_gradient_bytes;
+      has_gradients = true;
+    }
     peak = std::max(peak, live);
   }
   return peak;

@@ -50,6 +50,14 @@ void check_bytes(
   check_range(stage.recomputed_bytes, most, what + " recomputed_bytes");
   check_range(
       stage.kept_for_weights_bytes, most, what + " kept_for_weights_bytes");
+  check_range(
+      stage.summed_gradient_bytes,
+      kMostBytes / 4,
+      what + " summed_gradient_bytes");
+  check_range(
+      stage.passing_gradient_bytes,
+      kMostBytes / 4,
+      what + " passing_gradient_bytes");
 }
 
 void check_times(const StageCosts& stage, const std::string& what) {

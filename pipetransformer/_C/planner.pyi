@@ -440,6 +440,8 @@ class StageCosts:
     kept_bytes: int
     recomputed_bytes: int
     kept_for_weights_bytes: int
+    summed_gradient_bytes: int
+    passing_gradient_bytes: int
     def __init__(self) -> None: ...
 
 class StepCosts:

@@ -15,8 +15,8 @@ def lost(candidate: _C.planner.Candidate, chosen: _C.planner.Candidate) -> str:
     slower = candidate.simulated_ns - chosen.simulated_ns
     if slower == 0:
         return (
-            "equal step time: ties go to the first cuts, more replicas, then fewer "
-            "micro-batches"
+            "equal step time: ties go to fewer stages, the first cuts, more replicas, "
+            "then fewer micro-batches"
         )
     return f"{_percent(slower, chosen.simulated_ns)} slower"
 

@@ -172,6 +172,8 @@ def test_memory_asks_for_eight_stages_before_anything_freezes(rates):
                 instance.cluster(rates),
                 global_batch=instance.global_batch,
                 num_stages=num_stages,
+                num_microbatches=2 * num_stages,
+                replicas="all",
             )
         except InfeasiblePlan:
             assert not fits

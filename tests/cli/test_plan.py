@@ -93,7 +93,7 @@ def test_auto_takes_the_fastest_schedule(files):
 
 def test_cache_tiers_of_the_cluster_are_tried_once_layers_are_frozen(files):
     assert {c["cache"] for c in plan_of(files)["candidates"]} == {"none"}
-    frozen = plan_of(files, "--frozen", 3)
+    frozen = plan_of(files, "--frozen", 3, "--num-microbatches", 4)
     assert frozen["cache"] == "host"
     assert {c["cache"] for c in frozen["candidates"]} == {"none", "host"}
     files.write("cluster.json", a_cluster().to_json())
@@ -103,7 +103,7 @@ def test_cache_tiers_of_the_cluster_are_tried_once_layers_are_frozen(files):
 def test_devices_are_a_tier_for_a_known_number_of_samples(files):
     files.write("cluster.json", a_cluster().to_json())
     assert plan_of(files, "--num-samples", 40)["cache"] == "none"
-    frozen = plan_of(files, "--frozen", 3, "--num-samples", 40)
+    frozen = plan_of(files, "--frozen", 3, "--num-samples", 40, "--num-microbatches", 4)
     assert frozen["cache"] == "device"
     assert {c["cache"] for c in frozen["candidates"]} == {"none", "device"}
 

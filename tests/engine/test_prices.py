@@ -75,7 +75,7 @@ def test_freezing_is_carried_out_even_where_no_shape_may_change():
     # Two blocks fit a slot alongside what is frozen: K=3, and then one active layer.
     options = {
         "config": config(
-            plan=pt.PlanConfig(slot_memory_bytes=16_000, reshape="never"),
+            plan=pt.PlanConfig(slot_memory_bytes=18_000, reshape="never"),
             pipe=pt.PipeConfig(num_slots=3),
         )
     }

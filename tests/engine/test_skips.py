@@ -28,7 +28,7 @@ WORLDS = {
     1: (pt.PlanConfig(num_stages=3), (3, 3, 3, 1, 3)),
     2: (pt.PlanConfig(slot_memory_bytes=50_000, reshape="always"), (2, 2, 1, 1, 2)),
     3: (pt.PlanConfig(num_stages=3), (3, 3, 3, 1, 3)),
-    4: (pt.PlanConfig(slot_memory_bytes=28_000, reshape="always"), (4, 4, 2, 1, 4)),
+    4: (pt.PlanConfig(slot_memory_bytes=30_000, reshape="always"), (4, 4, 2, 1, 4)),
 }
 
 

@@ -1,5 +1,6 @@
 """Schedules, placements of the prefix and cache tiers: what each costs and saves."""
 
+import random
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipetransformer.planner import CacheTiers, InfeasiblePlan, prefix_cuts, search
+from pipetransformer.simulator import simulate
 from tests.planner.instances import (
     all_cuts,
     cluster,
@@ -45,6 +47,66 @@ def test_stages_keep_the_microbatches_that_their_schedule_has_in_flight(schedule
     )
     assert plan.samples_per_microbatch == 4
     assert plan.bytes_per_stage == tuple(int(count * 400 * 4) for count in kept)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_gradients_that_are_there_besides_are_those_of_the_simulated_order(
+    schedule, num_replicas
+):
+    """Sums beside DDP's buckets, a micro-batch's gradients beside the sums."""
+    rng = random.Random(11)
+    for _ in range(60):
+        num_stages = rng.randint(1, 4)
+        layers = [
+            layer(i, parameters=rng.randint(0, 200), activation=rng.randint(0, 50))
+            for i in range(num_stages + rng.randint(0, 3))
+        ]
+        machines = cluster(4, num_nodes=2)
+        plan = find(
+            profile(layers),
+            machines,
+            num_stages=num_stages,
+            max_replicas=num_replicas,
+            replicas="all",
+            num_microbatches=rng.choice([1, 2, 4, 8]),
+            schedules=(schedule,),
+        )
+        assert plan.num_replicas == num_replicas
+        result = simulate(plan, profile(layers), machines)
+        assert result.peak_bytes_per_stage == plan.bytes_per_stage
+
+
+def test_a_plain_replica_holds_its_gradients_once():
+    model = equal_profile(4, parameters=1000)
+    alone = dict(num_stages=1, num_microbatches=1, replicas="all")
+    for num_replicas in (1, 2):
+        plan = find(model, cluster(4), max_replicas=num_replicas, **alone)
+        assert plan.bytes_per_stage == (4 * 4 * 1000,)
+    pipelined = dict(cuts=(0, 2, 4), replicas="all")
+    sizes = {
+        (replicas, count): find(
+            model,
+            cluster(4),
+            max_replicas=replicas,
+            num_microbatches=count,
+            **pipelined,
+        ).bytes_per_stage[0]
+        for replicas in (1, 2)
+        for count in (1, 2)
+    }
+    assert sizes == {(1, 1): 8000, (1, 2): 10000, (2, 1): 10000, (2, 2): 12000}
+
+
+def test_equal_steps_give_the_shorter_pipeline():
+    # Two stages win nothing with one micro-batch, and copies are free here.
+    model = equal_profile(4)
+    options = dict(num_microbatches=1, max_replicas=1, replicas="all")
+    plan = find(model, cluster(4), **options)
+    longer = [each for each in plan.candidates if each.num_stages > 1]
+    assert plan.num_stages == 1
+    assert longer and longer[0].simulated_step_ns == plan.simulated_step_ns
+    assert longer[0].lost.startswith("equal step time: ties go to fewer stages")
 
 
 def test_cuts_use_what_later_stages_of_1f1b_have_left():
@@ -114,10 +176,11 @@ def test_prefix_is_split_over_the_devices_where_a_copy_on_each_does_not_fit():
     options = dict(boundary=4, num_stages=4, num_microbatches=4, global_batch=4)
     wide = find(model, cluster(4), **options)
     assert wide.prefix == "replicated"
-    assert wide.bytes_per_stage == (400 + 400,) * 4
+    # A fifth time a layer: the gradients of a micro-batch beside their sums.
+    assert wide.bytes_per_stage == (400 + 500,) * 4
     tight = find(model, cluster(4, 600), **options)
     assert tight.prefix == "pipelined"
-    assert tight.bytes_per_stage == (100 + 400,) * 4
+    assert tight.bytes_per_stage == (100 + 500,) * 4
     # Four chunks in turn: M + K - 1 of them instead of ceil(M / K) whole ones.
     assert tight.predicted_step_ns - wide.predicted_step_ns == (7 - 4) * 10
     with pytest.raises(InfeasiblePlan, match="context and frozen layers alone miss"):
@@ -245,7 +308,7 @@ def test_both_placements_of_the_prefix_are_compared():
         for i, (t, p) in enumerate([(500, 25), (500, 25), (10, 150)], start=2)
     ]
     options = dict(boundary=2, num_stages=2, num_microbatches=8, global_batch=8)
-    machines = cluster(2, 400 + 650)
+    machines = cluster(2, 400 + 800)
     replicated = find(
         profile(layers), machines, prefix_placements=("replicated",), **options
     )
@@ -291,8 +354,9 @@ def test_a_device_cache_takes_the_devices_memory():
     tiers = dict(cache_tiers=("none", "device"))
     plan = find(model, cluster(4), **tiers, **options)
     assert plan.cache == "device"
-    # 400 samples over four devices, alongside four frozen layers.
-    assert plan.bytes_per_stage == (400 // 4 * 10 + 4 + 2 * 4,) * 2
+    # 400 samples over four devices, alongside four frozen layers; two active ones
+    # whose gradients are there three times: in DDP, as sums, of a micro-batch.
+    assert plan.bytes_per_stage == (400 // 4 * 10 + 4 + 2 * (4 + 2),) * 2
     assert find(model, cluster(4, 1000), **tiers, **options).cache == "none"
 
 

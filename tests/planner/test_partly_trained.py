@@ -30,14 +30,15 @@ def adapters(num_layers=4, *, first=0, parameters=1000, trained=10):
 
 def test_only_what_trains_has_gradients_and_moments():
     plan = search(adapters(), cluster(2), global_batch=8, cuts=(0, 2, 4))
-    assert plan.bytes_per_stage == (2 * (1000 + 10 + 20),) * 2
+    assert plan.num_replicas == 1 < plan.num_microbatches
+    assert plan.bytes_per_stage == (2 * (1000 + 10 + 20 + 10),) * 2
     whole = search(
         profile([layer(k, parameters=1000) for k in range(4)]),
         cluster(2),
         global_batch=8,
         cuts=(0, 2, 4),
     )
-    assert whole.bytes_per_stage == (2 * 4000,) * 2
+    assert whole.bytes_per_stage == (2 * 5000,) * 2
 
 
 def test_only_what_trains_is_reduced_between_replicas():

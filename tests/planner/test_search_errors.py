@@ -140,9 +140,10 @@ def test_search_cuts_between_layers_that_a_skip_joins():
 def test_infeasible_memory_names_length_layer_and_missing_bytes():
     layers = [layer(i, parameters=100) for i in range(4)]
     layers[2] = layer(2, parameters=1000)
-    # The large layer alone needs 4 * 1000 bytes of state.
+    # The large layer alone needs 4 * 1000 bytes of state, and as much as its weights
+    # while the gradients of a micro-batch are added to the others'.
     text = (
-        "K=4 does not fit: layers 2-2 miss 1000 bytes of 3000, the largest is layer 2 "
+        "K=4 does not fit: layers 2-2 miss 2000 bytes of 3000, the largest is layer 2 "
         r"\(2.Layer\)"
     )
     with pytest.raises(InfeasiblePlan, match=text) as caught:
@@ -160,7 +161,7 @@ def test_infeasible_prefix_names_what_is_frozen():
 
 def test_infeasible_forced_cuts_name_their_stage():
     model = equal_profile(8, parameters=100)
-    text = "K=2 does not fit: layers 1-7 miss 800 bytes of 2000"
+    text = "K=2 does not fit: layers 1-7 miss 1500 bytes of 2000"
     with pytest.raises(InfeasiblePlan, match=text):
         find(model, cluster(4, 2000), cuts=[0, 1, 8])
 

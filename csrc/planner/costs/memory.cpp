@@ -79,6 +79,17 @@ std::vector<int64_t> in_flight(ScheduleKind schedule, const Shape& shape) {
 // has run for the whole batch before the first F: on the first stage its
 // outputs wait for the micro-batches that are not yet in flight. All
 // micro-batches are charged with the rows of the largest.
+//
+// Note [Gradients beside gradients]
+// A plain module (K=1, M=1) leaves each gradient where it belongs. A pipeline
+// adds them up over micro-batches and hands them over at the stage's end. With
+// DDP that is into buckets which are always there (and are those of the state):
+// the sums come on top, from the end of the first backward on. And backward
+// gives the gradients of one micro-batch of a stage together: from the second
+// on they stand beside the sums until they are added, when the micro-batch's
+// activations are gone. At those two points 1F1B and ZB-H1 hold as many
+// micro-batches as ever, as long as forwards are left to run; else those whose
+// backward is over are gone, but for what ZB-H1's W needs, which the state has.
 StageMemory stage_memory(
     const Profile& profile,
     const Cluster& cluster,
@@ -115,14 +126,35 @@ StageMemory stage_memory(
           input_bytes(profile, boundary, i, samples);
     }
   }
-  return StageMemory{
+  StageMemory memory{
       cluster.context_bytes + prefix_bytes,
-      SpanCost(base),
       SpanCost(
           per_microbatch,
           std::move(inputs),
           std::vector<int64_t>(static_cast<std::size_t>(num_active) + 1, 0)),
-      in_flight(schedule, shape)};
+      {{SpanCost(base), in_flight(schedule, shape)}}};
+  const FurtherGradients further =
+      further_gradients(profile, boundary, shape, 0, num_active);
+  const auto add_point = [&](int64_t copies, int64_t over) {
+    std::vector<int64_t> layers = base;
+    for (int64_t i = 0; i < num_active; ++i) {
+      layers[static_cast<std::size_t>(i)] +=
+          copies * layer_at(profile, boundary + i).trainable_bytes;
+    }
+    std::vector<int64_t> counts = in_flight(schedule, shape);
+    for (int64_t& count : counts) {
+      const bool all_in = count == shape.num_microbatches;
+      count -= all_in ? over : split ? 0 : over - 1;
+    }
+    memory.points.push_back({SpanCost(layers), std::move(counts)});
+  };
+  if (further.sums > 0) {
+    add_point(1, 1);
+  }
+  if (further.passing > 0) {
+    add_point(further.sums > 0 ? 2 : 1, 2);
+  }
+  return memory;
 }
 
 KeptBytes kept_bytes(
@@ -147,6 +179,22 @@ KeptBytes kept_bytes(
                      : input_bytes(profile, workload.boundary, begin, samples);
   }
   return bytes;
+}
+
+FurtherGradients further_gradients(
+    const Profile& profile,
+    int64_t boundary,
+    const Shape& shape,
+    int64_t begin,
+    int64_t end) {
+  FurtherGradients further;
+  const bool plain = shape.num_stages == 1 && shape.num_microbatches == 1;
+  for (int64_t i = begin; i < end && !plain; ++i) {
+    const int64_t bytes = layer_at(profile, boundary + i).trainable_bytes;
+    further.sums += shape.num_replicas > 1 ? bytes : 0;
+    further.passing += shape.num_microbatches > 1 ? bytes : 0;
+  }
+  return further;
 }
 
 int64_t state_bytes(

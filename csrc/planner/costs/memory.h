@@ -3,6 +3,8 @@
 // bytes, thread-safe. Layers are counted from the boundary.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -13,19 +15,29 @@
 
 namespace pipetransformer::planner {
 
-// Stage k takes fixed + base + counts[k] * per_microbatch.
+// At this point of a step stage k takes base + counts[k] * per_microbatch.
+struct MemoryPoint {
+  // State, what a recomputed micro-batch takes, and further gradients.
+  SpanCost base;
+  std::vector<int64_t> counts;
+};
+
+// Stage k takes what it takes at the point where that is most.
 struct StageMemory {
   int64_t fixed = 0;  // context and prefix, on every device
-  // State, and what a recomputed micro-batch takes; on entry, what waits for
-  // the first stage.
-  SpanCost base;
   SpanCost per_microbatch;
-  std::vector<int64_t> counts;
+  std::vector<MemoryPoint> points;  // at least one
 
   int64_t stage(int64_t index, int64_t begin, int64_t end) const {
-    return fixed + base.stage(begin, end) +
-           counts[static_cast<std::size_t>(index)] *
-               per_microbatch.stage(begin, end);
+    const int64_t repeated = per_microbatch.stage(begin, end);
+    int64_t most = 0;
+    for (const MemoryPoint& point : points) {
+      most = std::max(
+          most,
+          point.base.stage(begin, end) +
+              point.counts[static_cast<std::size_t>(index)] * repeated);
+    }
+    return fixed + most;
   }
 };
 
@@ -33,7 +45,7 @@ struct StageMemory {
 // B or I. GPipe: all M; 1F1B and ZB-H1: min(M, K - k).
 std::vector<int64_t> in_flight(ScheduleKind schedule, const Shape& shape);
 
-// See Note [What a stage keeps].
+// See Note [What a stage keeps] and Note [Gradients beside gradients].
 StageMemory stage_memory(
     const Profile& profile,
     const Cluster& cluster,
@@ -51,6 +63,19 @@ struct KeptBytes {
 KeptBytes kept_bytes(
     const Profile& profile,
     const Workload& workload,
+    const Shape& shape,
+    int64_t begin,
+    int64_t end);
+
+// Gradients of the layers [begin, end) that are there beside those that the
+// state counts.
+struct FurtherGradients {
+  int64_t sums = 0;     // from the first backward on
+  int64_t passing = 0;  // as each later backward ends
+};
+FurtherGradients further_gradients(
+    const Profile& profile,
+    int64_t boundary,
     const Shape& shape,
     int64_t begin,
     int64_t end);

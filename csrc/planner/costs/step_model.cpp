@@ -142,6 +142,12 @@ StepCosts StepModel::step(const Cuts& cuts) const {
     stage.kept_bytes = kept.kept;
     stage.recomputed_bytes = kept.recomputed;
     stage.kept_for_weights_bytes = kept.for_weights;
+    if (stage.has_backward) {
+      const FurtherGradients further =
+          further_gradients(profile_, workload_.boundary, shape_, begin, end);
+      stage.summed_gradient_bytes = further.sums;
+      stage.passing_gradient_bytes = further.passing;
+    }
     costs.stages.push_back(stage);
   }
   return costs;

@@ -15,6 +15,7 @@ namespace pipetransformer::planner {
 namespace {
 
 using TieBreak = std::tuple<
+    int64_t,
     const Cuts&,
     int64_t,
     int64_t,
@@ -25,6 +26,7 @@ using TieBreak = std::tuple<
 TieBreak tie_break(const Candidate& candidate) {
   const Choice& choice = candidate.choice;
   return TieBreak(
+      choice.shape.num_stages,  // so must a longer pipeline
       choice.cuts,
       -choice.shape.num_replicas,  // idle devices must win something
       choice.shape.num_microbatches,
@@ -41,7 +43,7 @@ Cuts shifted(Cuts cuts, int64_t by) {
 }
 
 bool fits(const Rules& rules, const StepModel& model, const Cuts& cuts) {
-  const int64_t cap = rules.stage_limits.front().cap;
+  const int64_t cap = rules.stage_limits.front().cap;  // that of all of them
   for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
     const auto stage = static_cast<int64_t>(k);
     if (model.memory().stage(stage, cuts[k], cuts[k + 1]) -
@@ -218,11 +220,13 @@ Rules rules_of(
     const Cluster& cluster,
     int64_t boundary) {
   const StageMemory& memory = model.memory();
-  return Rules{
-      allowed_cuts(profile, boundary, profile.num_layers()),
-      {},
-      {{{memory.base, memory.per_microbatch, memory.counts},
-        cluster.device_memory_bytes - memory.fixed}}};
+  Rules rules{allowed_cuts(profile, boundary, profile.num_layers()), {}, {}};
+  for (const MemoryPoint& point : memory.points) {
+    rules.stage_limits.push_back(
+        {{point.base, memory.per_microbatch, point.counts},
+         cluster.device_memory_bytes - memory.fixed});
+  }
+  return rules;
 }
 
 std::vector<Candidate> candidates_of(

@@ -1,5 +1,6 @@
 #include "planner/search/refusals.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -18,7 +19,17 @@ Cuts shifted_back(const Cuts& cuts) {
   return shifted;
 }
 
-// Cuts whose fullest stage is as small as it can be; forced ones as given.
+int64_t fullest(const StageMemory& memory, const Cuts& cuts) {
+  int64_t most = 0;
+  for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
+    const auto stage = static_cast<int64_t>(k);
+    most = std::max(most, memory.stage(stage, cuts[k], cuts[k + 1]));
+  }
+  return most;
+}
+
+// Of the cuts that are best at one point of a step those whose fullest stage is
+// smallest; forced ones as given.
 std::optional<Cuts> leanest_cuts(
     const StageMemory& memory,
     const Request& request,
@@ -27,10 +38,17 @@ std::optional<Cuts> leanest_cuts(
   if (request.cuts) {
     return shifted_back(*request.cuts);
   }
-  const StageCost bytes{memory.base, memory.per_microbatch, memory.counts};
   const Rules no_limits{rules.cut_allowed, {}, {}};
-  auto found = min_max(bytes, no_limits, num_stages);
-  return found ? std::optional<Cuts>(std::move(found->cuts)) : std::nullopt;
+  std::optional<Cuts> best;
+  for (const MemoryPoint& point : memory.points) {
+    const StageCost bytes{point.base, memory.per_microbatch, point.counts};
+    auto found = min_max(bytes, no_limits, num_stages);
+    if (found &&
+        (!best || fullest(memory, found->cuts) < fullest(memory, *best))) {
+      best = std::move(found->cuts);
+    }
+  }
+  return best;
 }
 
 void name_worst_stage(
@@ -50,8 +68,14 @@ void name_worst_stage(
     }
   }
   const auto size = [&memory](int64_t i) {
-    return memory.base.layers(i, i + 1) +
-           memory.counts.front() * memory.per_microbatch.layers(i, i + 1);
+    int64_t bytes = 0;
+    for (const MemoryPoint& point : memory.points) {
+      bytes = std::max(
+          bytes,
+          point.base.layers(i, i + 1) +
+              point.counts.front() * memory.per_microbatch.layers(i, i + 1));
+    }
+    return bytes;
   };
   refusal.layer = refusal.stage_begin;
   for (int64_t i = refusal.stage_begin; i < refusal.stage_end; ++i) {

@@ -307,7 +307,8 @@ class Policy(abc.ABC):
         if sorted(state) != expected:
             raise ValueError(
                 f"policy state: expected the entries {expected} of "
-                f"{type(self).__name__}, got {sorted(state)}"
+                f"{type(self).__name__}, got {sorted(state)}, of another policy "
+                "or version"
             )
         self._set_state(state)
 

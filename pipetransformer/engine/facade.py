@@ -139,8 +139,9 @@ class PipeTransformer:
 
     def _open(self) -> Coordinator:
         if self._coordinator is None:
+            state = "not opened yet" if self._session is None else "closed"
             raise ValueError(
-                "engine: expected a call inside its with block, got a closed engine"
+                f"engine: expected a call inside its with block, got one {state}"
             )
         return self._coordinator
 

@@ -36,8 +36,8 @@ class Saved:
         return (
             f"so far freezing has {verb} {abs(self.seconds):.2f} s of training, and "
             f"changes of plan took {self.pause_seconds:.2f} s: the mean step took "
-            f"{1e3 * self.active_step_seconds:.3f} ms before units froze, and "
-            f"{1e3 * self.frozen_step_seconds:.3f} ms with frozen units"
+            f"{1e3 * self.active_step_seconds:.3f} ms with the fewest units "
+            f"frozen, and {1e3 * self.frozen_step_seconds:.3f} ms with more"
         )
 
     @classmethod

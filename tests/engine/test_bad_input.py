@@ -284,7 +284,7 @@ def test_a_norm_that_overflows_is_no_error():
 
 def test_closed_engine_refuses_everything():
     engine = make_engine(freeze=pt.freeze.Manual())
-    expected = "engine: expected a call inside its with block, got a closed engine"
+    expected = "engine: expected a call inside its with block, got one closed"
     with engine:
         pass
     for call in (

@@ -54,6 +54,45 @@ def test_frozen_running_statistics_are_those_of_replica_0():
     assert first[2] == [0, 0, 48, 48]
 
 
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("cached", [False, True])
+def test_active_layers_may_begin_with_one_that_works_in_place(num_stages, cached):
+    # Micro-batches are rows of one tensor: with two of them autograd refused what the
+    # first had saved, in the first pass whose frozen layers end before such a layer.
+    data = ToySet(48, dtype=torch.float64, vouch=True)
+
+    def trained(num_microbatches):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = nn.Sequential(
+                nn.Linear(4, 8),
+                nn.ReLU(inplace=True),
+                nn.Linear(8, 8),
+                nn.ReLU(inplace=True),
+                nn.Linear(8, 3),
+            ).double()
+        losses = []
+        settings = {
+            "plan": pt.PlanConfig(
+                num_stages=num_stages, num_microbatches=num_microbatches
+            ),
+            "pipe": pt.PipeConfig(num_slots=num_stages),
+            "cache": pt.CacheConfig(enabled=cached),
+        }
+        with engine_of(model, freeze=schedule(0, 1, 3, 3), **settings) as engine:
+            for _ in engine.epochs(4):
+                for batch in engine.batches(data, 12):
+                    losses.append(float(engine.step(batch)))
+            epochs = engine.history.to_json()["epochs"]
+        assert [each["boundary"] for each in epochs] == [0, 1, 3, 3]
+        assert (epochs[-1]["cache_hits"] > 0) == cached
+        return losses
+
+    expected = trained(1)
+    assert expected[-1] < expected[0]
+    assert trained(3) == pytest.approx(expected, rel=1e-12)
+
+
 def test_evaluation_inside_the_batch_loop_leaves_the_pass_open():
     engine = make_engine(freeze=schedule(0))
     with engine:

@@ -202,6 +202,26 @@ def test_in_place_layer_at_a_border(workers, mode):
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
+def test_first_layer_that_works_in_place_trains_as_plain(workers, num_stages):
+    """Rows of one tensor: what one micro-batch saved is not what another changes."""
+    layers = dense()
+    layers.insert(0, nn.ReLU(inplace=True))
+    x = torch.randn(8, 5, dtype=torch.double)
+    plain = copy.deepcopy(layers)
+    pipe = make_pipe(layers, num_stages, 4, workers=workers)
+    ours, theirs = x.clone(), x.clone()
+    pipe(ours).pow(2).sum().backward()
+    plain(theirs).pow(2).sum().backward()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    torch.testing.assert_close(grads(layers), grads(plain))
+    # Whoever changes the whole input before backward is refused, as ever.
+    loss = pipe(ours).pow(2).sum()
+    ours.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
 def test_in_place_change_of_an_input_without_gradient_is_refused(workers, num_stages):
     layers = dense()
     layers.insert(0, Functional(lambda t: t.mul_(2)))

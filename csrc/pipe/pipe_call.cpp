@@ -127,25 +127,6 @@ Activations PipeCall::bring_inputs(CellId id, Cell& cell) {
   return inputs;
 }
 
-// Note [Inputs that are changed in place]
-// Micro-batches are rows of one tensor and share its version counter: a layer
-// that changes the first one's rows in place would make autograd refuse what
-// the micro-batches before have saved of theirs. Where the first micro-batch
-// has seen such a layer, the others get counters of their own. The first one
-// still counts for whoever holds the whole tensor. An input that each
-// micro-batch gets whole is none of its own: autograd goes on to refuse it.
-void PipeCall::part_from_others(CellId id, Activations& inputs) const {
-  if (id.stage > 0 || id.microbatch == 0) {
-    return;
-  }
-  for (std::size_t p = 0; p < written_inputs_.size(); ++p) {
-    at::Tensor& value = inputs[p].value;
-    if (written_inputs_[p] && value.storage_offset() != *written_inputs_[p]) {
-      value = value.variable_data();
-    }
-  }
-}
-
 void PipeCall::send_outputs(CellId id, Activations outputs) {
   const std::vector<int32_t>& stashed = settings_.lanes->stashed[id.stage];
   const std::size_t num_border = outputs.size() - stashed.size();
@@ -238,7 +219,6 @@ void PipeCall::forward_cell(CellId id) {
   const CellRange range(id, "");
   Cell cell;
   Activations received = bring_inputs(id, cell);
-  part_from_others(id, received);
   std::vector<int64_t> versions;
   GeneratorStates draws;
   if (checkpoint && settings_.record) {
@@ -259,20 +239,11 @@ void PipeCall::forward_cell(CellId id) {
   const bool several = settings_.record && attached.size() > 1;
   const std::vector<int64_t> before =
       several ? versions_of(attached) : std::vector<int64_t>();
-  const std::vector<int64_t> at_first = id.stage == 0 && id.microbatch == 0
-                                            ? versions_of(attached)
-                                            : std::vector<int64_t>();
   const Tensors outputs = call_stage(
       id,
       checkpoint ? Phase::kCheckpointing : Phase::kPlain,
       attached,
       *casts_);
-  for (std::size_t p = 0; p < at_first.size(); ++p) {
-    written_inputs_.push_back(
-        version_of(attached[p]) != at_first[p] && attached[p].has_storage()
-            ? std::optional<int64_t>(attached[p].storage_offset())
-            : std::nullopt);
-  }
   if (drawn && default_offset(settings_.devices[id.stage]) != drawn) {
     TORCH_WARN_ONCE(
         "pipe: the default generator of ",

@@ -12,7 +12,6 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "device/pipeline_streams.h"
@@ -154,7 +153,6 @@ class PipeCall {
 
  private:
   Activations bring_inputs(CellId id, Cell& cell);
-  void part_from_others(CellId id, Activations& inputs) const;
   void send_outputs(CellId id, Activations outputs);
   Tensors
   call_stage(CellId id, Phase phase, const Tensors& inputs, StageCasts& casts);
@@ -178,8 +176,6 @@ class PipeCall {
   const CallerContext context_;
   const std::shared_ptr<StageCasts> casts_;
   std::vector<Cell> cells_;  // by stage, then micro-batch
-  // Of inputs that the first micro-batch has changed in place: where it begins.
-  std::vector<std::optional<int64_t>> written_inputs_;
   // Handed from stage to stage, by micro-batch.
   std::vector<Activations> in_flight_;
   std::vector<Activation> in_lanes_;  // by micro-batch, then lane

@@ -5,9 +5,17 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace pipetransformer::pipe {
 
+// Note [Rows that are changed in place]
+// Views share one version counter: a layer that changes a micro-batch's rows in
+// place would make autograd refuse what the others have saved of theirs. So
+// micro-batches count for themselves, where no memory is in two of them. The
+// first one goes on to count with the caller's tensor: what changes that
+// between forward and backward is refused as ever. Nor does an input that
+// carries gradient part: its history is the caller's.
 Scattered scatter(
     const Tensors& tensors,
     const std::vector<bool>& whole,
@@ -40,11 +48,16 @@ Scattered scatter(
     const at::Tensor data = tensors[p].detach();
     const bool requires_grad = record && tensors[p].requires_grad();
     const auto& rows = result.rows[p];
+    const bool uncut = rows.empty() || count == 1;
+    const bool apart = !uncut && !tensors[p].requires_grad() &&
+                       data.is_non_overlapping_and_dense();
     int64_t start = 0;
     for (std::size_t i = 0; i < result.microbatches.size(); ++i) {
-      const bool uncut = rows.empty() || count == 1;
-      result.microbatches[i].push_back(
-          {uncut ? data : data.narrow(0, start, rows[i]), requires_grad, 0});
+      at::Tensor part = uncut ? data : data.narrow(0, start, rows[i]);
+      if (apart && i > 0) {
+        part = part.variable_data();
+      }
+      result.microbatches[i].push_back({std::move(part), requires_grad, 0});
       start += uncut ? 0 : rows[i];
     }
   }

@@ -202,13 +202,19 @@ def test_in_place_layer_at_a_border(workers, mode):
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
-def test_first_layer_that_works_in_place_trains_as_plain(workers, num_stages):
+@pytest.mark.parametrize("first", [None, nn.Identity, nn.Flatten])
+def test_first_layer_that_works_in_place_trains_as_plain(workers, num_stages, first):
     """Rows of one tensor: what one micro-batch saved is not what another changes."""
     layers = dense()
-    layers.insert(0, nn.ReLU(inplace=True))
+    layers.insert(0, nn.LeakyReLU(0.3, inplace=True))
+    cuts = [0, 1, len(layers)]
+    if first is not None:  # hands on a view of the rows, over the border
+        layers.insert(0, first())
+        cuts[-1] += 1
     x = torch.randn(8, 5, dtype=torch.double)
     plain = copy.deepcopy(layers)
-    pipe = make_pipe(layers, num_stages, 4, workers=workers)
+    cuts = cuts if num_stages == 2 else [0, cuts[-1]]
+    pipe = Pipe.from_plan(layers, cuts=cuts, num_microbatches=4, workers=workers)
     ours, theirs = x.clone(), x.clone()
     pipe(ours).pow(2).sum().backward()
     plain(theirs).pow(2).sum().backward()
@@ -217,6 +223,16 @@ def test_first_layer_that_works_in_place_trains_as_plain(workers, num_stages):
     # Whoever changes the whole input before backward is refused, as ever.
     loss = pipe(ours).pow(2).sum()
     ours.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_in_place_change_of_rows_that_overlap_is_refused(workers):
+    layers = dense()
+    layers.insert(0, nn.LeakyReLU(0.3, inplace=True))
+    x = torch.randn(12, dtype=torch.double).unfold(0, 5, 1)
+    pipe = make_pipe(layers, 1, 8, workers=workers)
+    loss = pipe(x).sum()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 

@@ -1,5 +1,8 @@
 """What the search refuses, by text."""
 
+import random
+import re
+
 import pytest
 
 from pipetransformer.planner import CacheTiers, InfeasiblePlan, search
@@ -150,6 +153,39 @@ def test_infeasible_memory_names_length_layer_and_missing_bytes():
         find(profile(layers), cluster(4, 3000))
     for num_stages in (1, 2, 3, 4):
         assert f"K={num_stages} does not fit" in str(caught.value)
+
+
+def test_missing_bytes_are_exactly_what_is_missing():
+    rng = random.Random(5)
+    for _ in range(150):
+        layers = [
+            layer(
+                i,
+                parameters=rng.choice([0, 2, 40, 150, 260]),
+                activation=rng.choice([0, 20, 35]),
+                boundary_bytes_per_sample=rng.choice([0, 2, 34, 53]),
+            )
+            for i in range(6)
+        ]
+        options = dict(
+            num_stages=rng.choice([2, 3]),
+            num_microbatches=rng.choice([1, 2, 4]),
+            checkpoint=rng.choice(["never", "always"]),
+            max_replicas=rng.choice([1, 2]),
+            replicas="all",
+            schedules=(rng.choice(["gpipe", "1f1b"]),),
+            global_batch=16,
+        )
+
+        def fits(room, layers=layers, options=options):
+            return find(profile(layers), cluster(8, room), **options)
+
+        with pytest.raises(InfeasiblePlan, match=r"miss \d+ bytes") as caught:
+            fits(30)
+        missing = int(re.search(r"miss (\d+) bytes", str(caught.value))[1])
+        fits(30 + missing)
+        with pytest.raises(InfeasiblePlan):
+            fits(30 + missing - 1)
 
 
 def test_infeasible_prefix_names_what_is_frozen():

@@ -28,8 +28,7 @@ int64_t fullest(const StageMemory& memory, const Cuts& cuts) {
   return most;
 }
 
-// Of the cuts that are best at one point of a step those whose fullest stage is
-// smallest; forced ones as given.
+// Cuts whose fullest stage is as small as it can be; forced ones as given.
 std::optional<Cuts> leanest_cuts(
     const StageMemory& memory,
     const Request& request,
@@ -40,12 +39,30 @@ std::optional<Cuts> leanest_cuts(
   }
   const Rules no_limits{rules.cut_allowed, {}, {}};
   std::optional<Cuts> best;
+  int64_t least = 0;  // no cuts take less
   for (const MemoryPoint& point : memory.points) {
     const StageCost bytes{point.base, memory.per_microbatch, point.counts};
     auto found = min_max(bytes, no_limits, num_stages);
-    if (found &&
-        (!best || fullest(memory, found->cuts) < fullest(memory, *best))) {
+    if (!found) {
+      return std::nullopt;
+    }
+    least = std::max(least, found->value);
+    if (!best || fullest(memory, found->cuts) < fullest(memory, *best)) {
       best = std::move(found->cuts);
+    }
+  }
+  Rules capped = rules;
+  int64_t most = fullest(memory, *best) - memory.fixed;
+  while (least < most) {
+    const int64_t cap = least + (most - least) / 2;
+    for (StageLimit& limit : capped.stage_limits) {
+      limit.cap = cap;
+    }
+    if (auto cuts = cuts_within(capped, num_stages)) {
+      best = std::move(cuts);
+      most = fullest(memory, *best) - memory.fixed;
+    } else {
+      least = cap + 1;
     }
   }
   return best;

@@ -1,5 +1,6 @@
 """Markers, skips and per-test hygiene, declared once for the whole suite."""
 
+import importlib.util
 import os
 import random
 
@@ -29,6 +30,11 @@ def pytest_configure(config):
         "compat: interplay with other versions and packages",
     ):
         config.addinivalue_line("markers", line)
+    if importlib.util.find_spec("hypothesis") is not None:  # tests/gpu goes without
+        from hypothesis import settings
+
+        settings.register_profile("no deadline", deadline=None)  # nothing is timed
+        settings.load_profile("no deadline")
     if _RERUN:
         if not hasattr(config.option, "max_suite_reruns"):
             raise pytest.UsageError(

@@ -301,21 +301,21 @@ class Shares(Dataset[_Share]):
         return self.division.half(name, tree)
 
     def collated(self, get: Callable[[int], object], ids: list[int]) -> object:
-        users = self.view is not None and not in_loader_process()
-        with generators_kept() if users else contextlib.nullcontext():
-            # No row would leave the shapes open: take some sample's and drop its row.
-            samples = [self._sample(get, i) for i in ids or [0]]
-            self._seed("collate", *ids[:1])
+        # No row would leave the shapes open: take some sample's and drop its row.
+        taken = ids or [0]
+        loaders = in_loader_process()
+        if self.view is None and not loaders:  # nobody seeds the caller's generators
+            tree = self.collate([get(i) for i in taken])
+            return tree if ids else no_rows(tree)
+        with contextlib.nullcontext() if loaders else generators_kept():
+            samples = [self._seeded(get, i) for i in taken]
+            seed_generators("collate", self.seed, self.epoch, *ids[:1])
             tree = self.collate(samples)
         return tree if ids else no_rows(tree)
 
-    def _sample(self, get: Callable[[int], object], index: int) -> object:
-        self._seed("sample", index)
+    def _seeded(self, get: Callable[[int], object], index: int) -> object:
+        seed_generators("sample", self.seed, self.epoch, index)
         return get(index)
-
-    def _seed(self, stream: str, *ids: int) -> None:
-        if self.view is not None or in_loader_process():
-            seed_generators(stream, self.seed, self.epoch, *ids)
 
 
 def _load(

@@ -85,8 +85,13 @@ class Instance:
     ) -> Cluster:
         """Return the machines, with one optimizer value per parameter (momentum).
 
-        A device's limit has room for the further gradients that such pipelines hold
-        for a moment: the paper's rule counts none.
+        The paper's rule counts no gradients besides the parameters', which pipelines
+        hold for a moment: the limit has room for those of a pipeline of this shape.
+
+        Args:
+            rates: Of links and the cache.
+            num_stages: K.
+            num_microbatches: M.
         """
         largest = paper.largest_load(self.unit_sizes(), STATIC_LENGTH)
         plain = num_stages == num_microbatches == 1

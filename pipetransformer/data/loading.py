@@ -303,11 +303,11 @@ class Shares(Dataset[_Share]):
     def collated(self, get: Callable[[int], object], ids: list[int]) -> object:
         # No row would leave the shapes open: take some sample's and drop its row.
         taken = ids or [0]
-        loaders = in_loader_process()
-        if self.view is None and not loaders:  # nobody seeds the caller's generators
+        in_loader = in_loader_process()
+        if self.view is None and not in_loader:  # nobody seeds the caller's generators
             tree = self.collate([get(i) for i in taken])
             return tree if ids else no_rows(tree)
-        with contextlib.nullcontext() if loaders else generators_kept():
+        with contextlib.nullcontext() if in_loader else generators_kept():
             samples = [self._seeded(get, i) for i in taken]
             seed_generators("collate", self.seed, self.epoch, *ids[:1])
             tree = self.collate(samples)

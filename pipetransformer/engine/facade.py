@@ -139,9 +139,10 @@ class PipeTransformer:
 
     def _open(self) -> Coordinator:
         if self._coordinator is None:
-            state = "not opened yet" if self._session is None else "closed"
+            state = "not open yet" if self._session is None else "closed"
             raise ValueError(
-                f"engine: expected a call inside its with block, got one {state}"
+                "engine: expected a call inside its with block, got an engine that is "
+                f"{state}"
             )
         return self._coordinator
 

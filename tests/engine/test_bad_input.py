@@ -284,7 +284,9 @@ def test_a_norm_that_overflows_is_no_error():
 
 def test_closed_engine_refuses_everything():
     engine = make_engine(freeze=pt.freeze.Manual())
-    expected = "engine: expected a call inside its with block, got one closed"
+    expected = "engine: expected a call inside its with block, got an engine that is "
+    with pytest.raises(ValueError, match=expected + "not open yet"):
+        engine.step(torch.zeros(1, 4), torch.zeros(1))
     with engine:
         pass
     for call in (
@@ -296,7 +298,7 @@ def test_closed_engine_refuses_everything():
         lambda: next(iter(engine.batches(ToySet(4), 2))),
         lambda: engine.save("nowhere"),
     ):
-        with pytest.raises(ValueError, match=expected):
+        with pytest.raises(ValueError, match=expected + "closed"):
             call()
     with pytest.raises(ValueError, match="one use per engine"):
         engine.__enter__()

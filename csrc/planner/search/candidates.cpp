@@ -26,9 +26,9 @@ using TieBreak = std::tuple<
 TieBreak tie_break(const Candidate& candidate) {
   const Choice& choice = candidate.choice;
   return TieBreak(
-      choice.shape.num_stages,  // so must a longer pipeline
+      choice.shape.num_stages,  // a longer pipeline must win something
       choice.cuts,
-      -choice.shape.num_replicas,  // idle devices must win something
+      -choice.shape.num_replicas,  // so must idle devices
       choice.shape.num_microbatches,
       choice.schedule,
       choice.prefix,

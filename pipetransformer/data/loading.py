@@ -91,7 +91,7 @@ class Batch:
     @property
     def rows(self) -> int:
         """Number of samples in this share."""
-        return len(self.ids)
+        return self.ids.shape[0]  # asked for often: less than `len`
 
     @functools.cached_property
     def inputs(self) -> Tree:
@@ -198,7 +198,7 @@ def batches(
             lazy=lazy,
             views=views,
         ),
-        iter(sampler),
+        sampler.shares(),
         [sampler.global_rows(b) for b in range(sampler.position, sampler.num_batches)],
         sampler.position,
         num_workers=num_workers,
@@ -267,15 +267,17 @@ class Shares(Dataset[_Share]):
     def __getitems__(self, ids: list[int]) -> _Share:
         return self.load(ids)
 
-    def load(self, ids: list[int]) -> _Share:
+    def load(self, ids: list[int] | Tensor) -> _Share:
         """Load the samples `ids`; without any: zero rows of the usual shapes."""
+        listed = ids.tolist() if isinstance(ids, Tensor) else ids
         if self.lazy:
-            return self._share(ids, None, self.half("targets", ids))
-        return self.taken(ids, self.collated(self.dataset.__getitem__, ids))
+            return self._share(ids, listed, None, self.half("targets", listed))
+        pair = self.division.pair(self.collated(self.dataset.__getitem__, listed))
+        return self._share(ids, listed, *pair)
 
     def taken(self, ids: list[int], collated: object) -> _Share:
         """Return the share of the samples `ids`, which were collated elsewhere."""
-        return self._share(ids, *self.division.pair(collated))
+        return self._share(ids, ids, *self.division.pair(collated))
 
     def batch(self, share: _Share, global_rows: int, index: int) -> Batch:
         """Return a share as a batch of a pass."""
@@ -290,11 +292,17 @@ class Shares(Dataset[_Share]):
             view=self.view or 0,
         )
 
-    def _share(self, ids: list[int], inputs: Tree | None, targets: Tree) -> _Share:
+    def _share(
+        self,
+        ids: list[int] | Tensor,
+        listed: list[int],
+        inputs: Tree | None,
+        targets: Tree,
+    ) -> _Share:
         keys = None
         if self.input_key is not None:
-            keys = _keys([self.input_key(i, self.epoch) for i in ids])
-        return _Share(torch.tensor(ids, dtype=torch.int64), inputs, targets, keys)
+            keys = _keys([self.input_key(i, self.epoch) for i in listed])
+        return _Share(torch.as_tensor(ids, dtype=torch.int64), inputs, targets, keys)
 
     def half(self, name: str, ids: list[int]) -> Tree:
         tree = cast(Tree, self.collated(getattr(self.dataset, name), ids))
@@ -320,7 +328,7 @@ class Shares(Dataset[_Share]):
 
 def _load(
     shares: Shares,
-    lists: Iterator[list[int]],
+    ids: Sequence[Tensor],
     sizes: Sequence[int],
     first: int,
     *,
@@ -328,8 +336,9 @@ def _load(
     pin_memory: bool,
     options: Mapping[str, Any],
 ) -> Generator[Batch, None, None]:
-    loaded: Iterable[_Share] = map(shares.load, lists)
+    loaded: Iterable[_Share] = map(shares.load, ids)
     if num_workers > 0 or pin_memory:
+        lists = (each.tolist() for each in ids)
         loaded = _loader(shares, lists, num_workers, pin_memory, options)
     for index, (share, rows) in enumerate(zip(loaded, sizes, strict=True), first):
         yield shares.batch(share, rows, index)

@@ -91,15 +91,18 @@ class ElasticSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield lists of ids; later calls of the setters do not change this pass."""
+        return (ids.tolist() for ids in self.shares())
+
+    def shares(self) -> list[Tensor]:
+        """Return what `__iter__` yields, each batch's ids as ``(rows,)`` int64."""
         orders = {
             node: owned[_permutation(len(owned), "epoch", self.seed, self.epoch, node)]
             for node, owned in self._owned.items()
         }
-        shares = [
+        return [
             self._share(batch, orders)
             for batch in range(self.position, self.num_batches)
         ]
-        return (ids.tolist() for ids in shares)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the shuffle of the next pass, which starts at its first batch."""

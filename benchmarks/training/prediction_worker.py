@@ -94,8 +94,7 @@ class PeakMemory:
     """
 
     def __init__(self) -> None:
-        self._begun, self._done = private_bytes(), threading.Event()
-        self._peak = self._begun
+        self._peak, self._done = private_bytes(), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def _watch(self) -> None:

@@ -98,12 +98,19 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     """
     folder = pathlib.Path(path)
     try:
-        os.mkdir(folder, 0o755)
+        _make_one(folder)
     except FileNotFoundError:
         if folder.parent == folder:
             raise
         make_folder(folder.parent)
-        make_folder(folder)
+        _make_one(folder)  # once: /proc says the same of what it does not make
+
+
+def _make_one(folder: pathlib.Path) -> None:
+    try:
+        os.mkdir(folder, 0o755)
+    except FileNotFoundError:
+        raise
     except OSError:  # that it is there, or what the system noticed before
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISDIR(os.stat(folder).st_mode):

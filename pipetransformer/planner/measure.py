@@ -116,7 +116,7 @@ def profile(
         sample = to_device(sample, wanted)
         place = functools.partial(_on, wanted)
     with _left_as_found(model, next(_values.tensors(sample)).device):
-        check_handed_on(model, sample, boundaries, place=place)
+        check_handed_on(model, sample, boundaries, least=sizes[0], place=place)
         times: list[list[LayerTimes]] = []
         for size in sizes:
             rows = _values.first_rows(sample, size)

@@ -184,6 +184,11 @@ def test_file_system_without_locks_still_takes_files(tmp_path, monkeypatch):
     assert set(tmp_path.iterdir()) == {path, left}  # nobody knows whether it is dead
 
 
+def test_a_folder_where_none_can_be_made_is_an_error_and_no_endless_try():
+    with pytest.raises(FileNotFoundError, match="/proc/none"):
+        disk.make_folder("/proc/none/below")
+
+
 def test_a_folder_without_the_right_to_write_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     with pytest.raises(ValueError, match="^folder: expected a .*, which is read-only$"):

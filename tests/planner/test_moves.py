@@ -161,6 +161,14 @@ def test_known_links_price_what_travels_over_them():
     assert pause(cache_bytes=1000)["cache"] == 0
 
 
+def test_state_travels_like_gradients_between_processes_that_share_a_host():
+    host = cluster(replica_link_bytes_per_s=10**9, replica_link_latency_ns=500)
+    assert pause(machines=host)["move"] == 2400 + 500
+    linked = cluster(device_link_bytes_per_s=10**8, replica_link_bytes_per_s=10**9)
+    moved = moves(FOUR, placed((4, 6, 8), replicas=2), linked)
+    assert pause(moved=moved, machines=linked)["move"] == 10 * (1200 + 2400)
+
+
 def test_terms_follow_the_mean_of_what_was_measured():
     model = PauseModel()
     model = model.observed(

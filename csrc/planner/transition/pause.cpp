@@ -55,11 +55,18 @@ int64_t hand_over_ns(
     return saturated(
         (Wide{bytes} * measured.sum_ns + measured.count - 1) / measured.count);
   }
-  const auto& rate = moves.across_nodes ? cluster.network_bytes_per_s
-                                        : cluster.device_link_bytes_per_s;
-  const int64_t latency = moves.across_nodes ? cluster.network_latency_ns
-                                             : cluster.device_link_latency_ns;
-  return over_link(bytes, rate.value_or(kUnmeasuredBytesPerS), latency);
+  const auto over = [bytes](const auto& bytes_per_s, int64_t latency_ns) {
+    const int64_t rate = bytes_per_s.value_or(kUnmeasuredBytesPerS);
+    return over_link(bytes, rate, latency_ns);
+  };
+  if (moves.across_nodes) {
+    return over(cluster.network_bytes_per_s, cluster.network_latency_ns);
+  }
+  if (!cluster.device_link_bytes_per_s && cluster.replica_link_bytes_per_s) {
+    return over(
+        cluster.replica_link_bytes_per_s, cluster.replica_link_latency_ns);
+  }
+  return over(cluster.device_link_bytes_per_s, cluster.device_link_latency_ns);
 }
 
 }  // namespace

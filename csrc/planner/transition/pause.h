@@ -50,8 +50,8 @@ struct Pause {
 
 // The pause of a change of that kind; none for kNone. `cache_bytes` must be
 // read again over the device link (0: nothing is lost). Unknown rates of links
-// are taken as free between devices, and as kUnmeasuredBytesPerS between
-// processes.
+// are taken as free between devices; between processes of a node as that of
+// their replicas' link, and as kUnmeasuredBytesPerS without any.
 Pause predicted_pause(
     const PauseModel& model,
     const Cluster& cluster,

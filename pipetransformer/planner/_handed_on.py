@@ -41,8 +41,8 @@ def check_handed_on(
         return
     front = list(layers)[: max(boundaries, default=0)]
     few = _values.first_rows(sample, least)
-    shown = list(_through(front, few, place=place))
-    ends = [end for end in boundaries if not isinstance(shown[end - 1], Tensor)]
+    shown = enumerate(_through(front, few, place=place), 1)
+    ends = [e for e, v in shown if e in boundaries and not isinstance(v, Tensor)]
     front = front[: max(ends, default=0)]
     one = _through(front, _values.first_rows(sample, rows), place=place)
     two = _through(front, _values.twice(sample), place=place)

@@ -463,6 +463,7 @@ class _Seen(nn.Module):
         (lambda x: x * 1, (1, 2), False),
         (lambda x: (x, 2.0), (1, 2), True),
         (lambda x: (x, 2.0), (2,), False),  # no boundary behind the tuple
+        (lambda x: (x, 2.0), (0, 9), False),  # none at all
     ],
 )
 def test_a_sample_is_run_twice_only_where_more_than_a_tensor_is_handed_on(

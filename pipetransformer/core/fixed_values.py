@@ -55,8 +55,8 @@ def _length(value: object) -> int:
 def _changing(layer: str, got: str) -> TypeError:
     return TypeError(
         f"layer {layer}: expected tensors with the batch's rows, and what has none to "
-        f"be the same for every micro-batch, as layers up to it may freeze, got {got}; "
-        "let no unit end there (units=), or none freeze (freeze=pt.freeze.Never())"
+        "be the same for every micro-batch, as layers up to it may freeze (unless no "
+        f"unit ends there, units=, or with freeze=pt.freeze.Never()), got {got}"
     )
 
 

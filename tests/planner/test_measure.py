@@ -444,41 +444,6 @@ def calls_per_layer(layers, inputs):
 TIMED, KNOWN = 3 * 3 + 1 + 5, 1 + 1 + 5
 
 
-class _Seen(nn.Module):
-    """Notes the rows of each call; hands on what `form` makes of them."""
-
-    def __init__(self, form):
-        super().__init__()
-        self.form = form
-        self.rows = set()
-
-    def forward(self, x):
-        self.rows.add(len(x))
-        return self.form(x)
-
-
-@pytest.mark.parametrize(
-    ("form", "ends", "twice"),
-    [
-        (lambda x: x * 1, (1, 2), False),
-        (lambda x: (x, 2.0), (1, 2), True),
-        (lambda x: (x, 2.0), (2,), False),  # no boundary behind the tuple
-        (lambda x: (x, 2.0), (0, 9), False),  # none at all
-    ],
-)
-def test_a_sample_is_run_twice_only_where_more_than_a_tensor_is_handed_on(
-    form, ends, twice
-):
-    class Taken(nn.Module):
-        def forward(self, x, factor=1.0):
-            return x * factor
-
-    seen = _Seen(form)
-    model = nn.Sequential(seen, Taken(), nn.Linear(4, 4))
-    planner.profile(model, torch.rand(6, 4), microbatch_samples=[1, 6], boundaries=ends)
-    assert max(seen.rows) == (12 if twice else 6)
-
-
 def test_layers_that_do_the_same_work_are_timed_once_and_cost_the_same():
     layers = [Power(3), Power(3), Power(9), Power(3)]
     calls, measured = calls_per_layer(layers, torch.randn(4, 4))
@@ -530,3 +495,38 @@ def test_layers_called_with_another_shape_are_timed_apart():
     layers = [nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.ReLU()]
     calls, _ = calls_per_layer(layers, torch.randn(4, 4))
     assert calls == [TIMED, TIMED, TIMED, KNOWN]
+
+
+class _Seen(nn.Module):
+    """Notes the rows of each call; hands on what `form` makes of them."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+        self.rows = set()
+
+    def forward(self, x):
+        self.rows.add(len(x))
+        return self.form(x)
+
+
+@pytest.mark.parametrize(
+    ("form", "ends", "twice"),
+    [
+        (lambda x: x * 1, (1, 2), False),
+        (lambda x: (x, 2.0), (1, 2), True),
+        (lambda x: (x, 2.0), (2,), False),  # no boundary behind the tuple
+        (lambda x: (x, 2.0), (0, 9), False),  # none at all
+    ],
+)
+def test_a_sample_is_run_twice_only_where_more_than_a_tensor_is_handed_on(
+    form, ends, twice
+):
+    class Taken(nn.Module):
+        def forward(self, x, factor=1.0):
+            return x * factor
+
+    seen = _Seen(form)
+    model = nn.Sequential(seen, Taken(), nn.Linear(4, 4))
+    planner.profile(model, torch.rand(6, 4), microbatch_samples=[1, 6], boundaries=ends)
+    assert max(seen.rows) == (12 if twice else 6)

@@ -19,7 +19,7 @@ from pipetransformer.planner._flow import Flow, call
 from pipetransformer.planner._stopwatch import stopwatch
 from pipetransformer.planner._timing import LayerTimes, evaluating, timed_backward
 
-_MOST_SECONDS = 0.15  # until the last run begins; one run is there in any case
+_MOST_SECONDS = 0.15  # until the last timed run begins; one is there in any case
 
 
 class RowTimes(NamedTuple):
@@ -40,10 +40,8 @@ def time_in_a_row(layers: nn.Sequential, value: object, repeats: int) -> RowTime
     """
     parameters = [p for p in layers.parameters() if p.requires_grad]
     sums = [torch.zeros_like(p) for p in parameters]
+    run_in_a_row(layers, value, parameters, sums)  # finds no memory of its own
     began = time.perf_counter()
-    first = run_in_a_row(layers, value, parameters, sums)
-    if time.perf_counter() - began > _MOST_SECONDS:  # long runs are warm by themselves
-        return RowTimes(*first, _forward_only_ns(layers, value))
     runs: list[RowTimes] = []
     while len(runs) < repeats:
         both = run_in_a_row(layers, value, parameters, sums)

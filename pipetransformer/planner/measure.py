@@ -59,9 +59,9 @@ def profile(
     The overhead, per micro-batch size and on top of it one pass to count bytes:
     ``2 (repeats + 1)`` forward-backward and ``repeats + 1`` forward passes over the
     layers that differ; one forward over the others. Then, with the largest, runs of all
-    layers in a row until there are ``repeats`` or 0.15 s have passed. It is logged in
-    seconds. With ``boundaries`` the sample passes the layers up to the last of them
-    once more, and once twice in one, in eval mode.
+    layers in a row, one that is not timed and then until there are ``repeats`` or
+    0.15 s have passed. It is logged in seconds. With ``boundaries`` the sample passes
+    the layers up to the last of them once more, and once twice in one, in eval mode.
 
     A layer that pops a skip is called with what was stashed for it, as often as
     needed, and its gradient counts as one to an input. A skip counts in

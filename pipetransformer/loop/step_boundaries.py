@@ -73,9 +73,15 @@ class StepBoundaries:
             # Gradients that wait for a later batch's optimizer step would be dropped.
             if position >= due_at and run.state.batch == position:
                 self._meet(lambda: self._switch(position))
-        elif is_due(run):
+        elif is_due(run) or self._turns(position):
             begins = self._begin_ahead if self._steps_ahead else self._change
             self._meet(lambda: begins(position))
+
+    def _turns(self, position: int) -> bool:
+        """Tell whether another plan is tried out from batch `position` on."""
+        state, trial = self._run.state, self._run.costs.trial
+        whole = state.batch == position  # no gradients wait for a later batch
+        return trial is not None and whole and trial.turns_at(state.step)
 
     def at_end(self) -> None:
         """Go over to a plan that was still being prepared when the pass ended."""
@@ -117,6 +123,8 @@ class StepBoundaries:
         self._decide()
         if not self._changes.are_possible():
             return False
+        if self._turns(position):
+            self._open.close_segment()  # what its steps took is what plans are tried by
         proposal = self._changes.propose(position)
         if proposal is None:
             return self._resume_pass(None)

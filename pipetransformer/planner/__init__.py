@@ -17,10 +17,11 @@ from pipetransformer.planner.native import prefix_cuts, step_costs
 from pipetransformer.planner.options import SearchOptions
 from pipetransformer.planner.pauses import PauseModel, RunningMean
 from pipetransformer.planner.plan import Plan
-from pipetransformer.planner.replan import replan
+from pipetransformer.planner.replan import replan, try_out
 from pipetransformer.planner.run_plan import RunPlan
 from pipetransformer.planner.search import InfeasiblePlan, search
 from pipetransformer.planner.transition import Transition
+from pipetransformer.planner.trial import Trial, corrected
 
 __all__ = [
     "HOST_LINK_BYTES_PER_S",
@@ -39,6 +40,8 @@ __all__ = [
     "RunningMean",
     "SearchOptions",
     "Transition",
+    "Trial",
+    "corrected",
     "least_rows",
     "paper",
     "prefix_cuts",
@@ -47,4 +50,5 @@ __all__ = [
     "search",
     "seconds_in_a_row",
     "step_costs",
+    "try_out",
 ]

@@ -106,7 +106,7 @@ class Pricing:
             priced.offer,
             priced.verdict,
             name=self._name(priced.candidate),
-            staying=self._why_not if staying is None else short(staying),
+            staying=self._why_not if staying is None else staying.name,
             crowded=priced.moves.crowded,
             memory_bytes=self._places.cluster.device_memory_bytes,
         )
@@ -134,18 +134,18 @@ class Pricing:
         moved = staying.boundary != self._current.boundary
         return Transition(
             kind="boundary" if moved else "none",
-            offered=short(staying),
+            offered=staying.name,
             terms_ns=self._anyway,
             anyway_terms_ns=self._anyway,
             pause_ns=total_ns(self._anyway),
             remaining_steps=self._terms.remaining_steps,
-            rule=_transition_text.nothing_better(short(staying), moved),
+            rule=_transition_text.nothing_better(staying.name, moved),
         )
 
     def _name(self, candidate: Candidate) -> str:
         """Return a candidate in short, with its cuts where only these differ."""
-        staying, name = self._staying, short(candidate)
-        if staying is not None and name == short(staying):
+        staying, name = self._staying, candidate.name
+        if staying is not None and name == staying.name:
             return f"{name} cut at {list(candidate.cuts[1:-1])}"
         return name
 
@@ -170,11 +170,3 @@ class Pricing:
         if current.boundary == 0 or self._places.boundary == 0:
             return same
         return same and (plan.prefix, plan.cache) == (current.prefix, current.cache)
-
-
-def short(plan: Plan | Candidate) -> str:
-    """Return K, R, M, and what is not usual: a schedule or place of frozen layers."""
-    k, r, m = plan.shape
-    schedule = "" if plan.schedule == "gpipe" else f" {plan.schedule}"
-    prefix = " prefix pipelined" if plan.prefix == "pipelined" else ""
-    return f"K={k} R={r} M={m}{schedule}{prefix}"

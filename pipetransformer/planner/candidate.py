@@ -66,6 +66,11 @@ class Candidate:
         """(K, R, M)."""
         return self.num_stages, self.num_replicas, self.num_microbatches
 
+    @property
+    def name(self) -> str:
+        """K, R, M, and what is not usual: a schedule or place of frozen layers."""
+        return short_name(self.shape, self.schedule, self.prefix)
+
     def to_dict(self) -> dict[str, object]:
         """Return the candidate as JSON-ready values."""
         return {**vars(self), "cuts": list(self.cuts)}
@@ -80,3 +85,11 @@ class Candidate:
         except ValueError as error:
             text = str(error).removeprefix("candidate ")
             raise ValueError(f"{what} {text}") from None
+
+
+def short_name(shape: tuple[int, int, int], schedule: str, prefix: str) -> str:
+    """Return K, R, M, and what is not usual: a schedule or place of frozen layers."""
+    k, r, m = shape
+    order = "" if schedule == "gpipe" else f" {schedule}"
+    place = " prefix pipelined" if prefix == "pipelined" else ""
+    return f"K={k} R={r} M={m}{order}{place}"

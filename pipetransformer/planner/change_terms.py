@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pipetransformer.core import wire
 from pipetransformer.planner.pauses import PauseModel
@@ -25,6 +26,8 @@ class ChangeTerms:
         reshape: ``"priced"``; ``"always"``: whenever a step gets 2 % shorter, without
             a price or a look at devices that hold both plans; ``"never"``: only when
             the plan in force cannot go on.
+        factors: what steps took over what is simulated, by `Candidate.name`, against
+            those of names that are not in it; of a `Trial`.
 
     Raises:
         ValueError: a field is malformed; the text names it.
@@ -36,6 +39,7 @@ class ChangeTerms:
     elapsed_since_last_ns: int | None = None
     hysteresis: float = 0.25
     reshape: str = "priced"
+    factors: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -47,6 +51,8 @@ class ChangeTerms:
             if factor > 1000:
                 raise ValueError(f"{name}: expected at most 1000, got {factor}")
         wire.check_choice(self.reshape, "reshape", RESHAPE_MODES)
+        for name, factor in self.factors.items():
+            wire.check_float(factor, f"factor of {name}")
 
     @property
     def pace_permille(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from pipetransformer import _C
 from pipetransformer.planner import _reasons
-from pipetransformer.planner._offers import Priced, Pricing, short
+from pipetransformer.planner._offers import Priced, Pricing
 from pipetransformer.planner._places import Places
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.change_terms import ChangeTerms
@@ -19,6 +19,7 @@ from pipetransformer.planner.options import SearchOptions, merged
 from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.search import InfeasiblePlan, search
 from pipetransformer.planner.transition import Transition
+from pipetransformer.planner.trial import corrected, slower
 
 _Find: TypeAlias = Callable[[SearchOptions], Plan]
 
@@ -70,7 +71,7 @@ def replan(
     of_terms = {entry.name for entry in dataclasses.fields(ChangeTerms)} & {*choices}
     terms = merged(ChangeTerms, terms, {n: choices.pop(n) for n in of_terms})
     asked = merged(SearchOptions, options, choices)
-    find = functools.partial(search, profile, cluster, boundary=boundary)
+    find = _finder(profile, cluster, boundary, terms)
     best = find(asked)
     why_not = asked.forbid(current, len(profile.layers) - boundary, cluster)
     others = list(best.candidates)
@@ -98,6 +99,75 @@ def replan(
     return _settle(find, cluster, asked, best, staying, pricing, offers)
 
 
+def try_out(
+    profile: Profile,
+    cluster: Cluster,
+    options: SearchOptions,
+    terms: ChangeTerms,
+    candidate: Candidate,
+    *,
+    current: Plan,
+    boundary: int,
+    rule: str,
+) -> Plan | None:
+    """Plan to run one candidate, whatever a change to it costs.
+
+    Args:
+        profile: as for `search`.
+        cluster: as for `search`.
+        options: as for `search`.
+        terms: what prices depend on besides the plans.
+        candidate: what is to be run.
+        current: the plan in force.
+        boundary: index of the first active layer, of both.
+        rule: why, as a sentence.
+
+    Returns:
+        The plan; None where it does not fit, or no device has room for it beside the
+        plan in force.
+    """
+    most = options.max_replicas
+    if most is not None and candidate.num_replicas > most:
+        return None
+    find = _finder(profile, cluster, boundary, terms)
+    try:
+        plan = find(
+            dataclasses.replace(
+                options.exactly(candidate), cache_tiers=options.cache_tiers
+            )
+        )
+    except InfeasiblePlan:
+        return None
+    if (plan.name, plan.cuts) != (candidate.name, candidate.cuts):
+        return None
+    places = Places(profile, cluster, options, boundary)
+    pricing = Pricing(places, current, None, rule, terms)
+    priced = pricing.price(candidate)
+    if priced.moves.crowded is not None:
+        return None
+    transition = pricing.transition(priced)
+    return dataclasses.replace(
+        plan,
+        transition=dataclasses.replace(transition, accepted=True, rule=rule),
+        reasons=(rule, *plan.reasons[1:]),
+        plan_hash=-1,
+    )
+
+
+def _finder(
+    profile: Profile, cluster: Cluster, boundary: int, terms: ChangeTerms
+) -> _Find:
+    """Return a search whose step times are those that the run's factors give."""
+    find = functools.partial(search, profile, cluster, boundary=boundary)
+
+    def found(options: SearchOptions) -> Plan:
+        return corrected(
+            find(options), terms.factors, lambda each: find(options.exactly(each))
+        )
+
+    return found
+
+
 def _plan_in_force(
     find: _Find, asked: SearchOptions, current: Plan, boundary: int
 ) -> tuple[Plan | None, str]:
@@ -107,9 +177,9 @@ def _plan_in_force(
         plan = find(dataclasses.replace(asked.like(current, boundary), cuts=cuts))
     except InfeasiblePlan as error:
         missing = str(error).partition("; ")[2] or str(error)
-        return None, f"{short(current)} cannot go on: {missing}"
+        return None, f"{current.name} cannot go on: {missing}"
     if plan.num_replicas != current.num_replicas:
-        return None, f"{short(current)} cannot go on: its replicas do not fit any more"
+        return None, f"{current.name} cannot go on: its replicas do not fit any more"
     return plan, ""
 
 
@@ -170,7 +240,7 @@ def _settle(
         shape = (plan.num_stages, plan.num_replicas)
         used, idle = plan.bytes_per_stage, plan.idle_devices
         compared = [
-            (each.num_stages * each.num_replicas, each.simulated_step_ns, short(each))
+            (each.num_stages * each.num_replicas, each.simulated_step_ns, each.name)
             for each in best.candidates
         ]
         reasons = (
@@ -221,8 +291,4 @@ def _lost(candidate: Candidate, plan: Plan, rule: str) -> str:
     """Return why `plan` was chosen and not `candidate`."""
     if candidate.simulated_step_ns < plan.simulated_step_ns:
         return rule or "the plan in force stays"
-    if candidate.simulated_step_ns == plan.simulated_step_ns:
-        return "equal step time"
-    slower = candidate.simulated_step_ns - plan.simulated_step_ns
-    permille = slower * 1000 // max(plan.simulated_step_ns, 1)
-    return f"{permille // 10}.{permille % 10} % slower"
+    return slower(candidate, plan.simulated_step_ns)

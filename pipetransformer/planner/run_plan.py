@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from pipetransformer.core import wire
-from pipetransformer.planner.candidate import SCHEDULES
+from pipetransformer.planner.candidate import SCHEDULES, short_name
 
 CHECKPOINT_MODES = ("never", "except_last", "always")
 
@@ -74,6 +74,11 @@ class RunPlan:
     def shape(self) -> tuple[int, int, int]:
         """(K, R, M)."""
         return self.num_stages, self.num_replicas, self.num_microbatches
+
+    @property
+    def name(self) -> str:
+        """K, R, M, and what is not usual: a schedule or place of frozen layers."""
+        return short_name(self.shape, self.schedule, self.prefix)
 
     def describe(self) -> str:
         """Return one line, such as ``K=2 R=2 M=4 layers 4-8|9-13``."""

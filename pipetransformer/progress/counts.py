@@ -49,12 +49,14 @@ class Counts:
         self._began_at = run.clock.elapsed()
         self._began: float | None = None
         self._durations: list[float] = []
+        self._begins: list[float] = []  # of whole batches
         self._before = _cache_counts(run)
 
     def begin_step(self) -> None:
         """Note that a forward begins, and that the step before is done."""
         self.settle()
         self._began = time.perf_counter()
+        self._begins.append(self._began)
 
     def first_step_extra_s(self) -> float | None:
         """Return what the first step took more than the others; None if unknown.
@@ -65,6 +67,19 @@ class Counts:
         if not others:
             return None
         return max(0.0, first - sum(others) / len(others))
+
+    def batch_seconds(self, per_step: int) -> list[float]:
+        """Return what each batch took, all that a script does included.
+
+        The first step under a plan is left out.
+
+        Args:
+            per_step: Batches of an optimizer step, which are taken together.
+        """
+        begins = self._begins[::per_step]
+        ends = [*begins[1:], time.perf_counter()] if begins else []
+        taken = [b - a for a, b in zip(begins, ends, strict=True)]
+        return [each / per_step for each in taken[1:]]
 
     def count(
         self,

@@ -151,6 +151,10 @@ class OpenPass:
         if counted.open is not None:
             counted.open.settle()
             extra_s = counted.open.first_step_extra_s()
+            per_step = self._run.config.accumulation_steps
+            self._run.costs.record_steps(
+                self._role.active().plan, counted.open.batch_seconds(per_step)
+            )
             counted.close_segment(self._run, self._role.active())
             self._changes.note_first_step(extra_s)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipetransformer.autocache import Admission
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.core.wire import check_object
-from pipetransformer.planner import PauseModel, Plan
+from pipetransformer.planner import PauseModel, Plan, Trial
 from pipetransformer.run.cache_costs import CacheCosts
 from pipetransformer.run.step_costs import StepFactors, StepLearner
 
@@ -31,6 +31,7 @@ class PricingInputs:
         cache_slots: Samples that the slab of the lead's node holds at the boundary; 0
             where its frozen layers run for every batch.
         admission: Why they do, or do not; None: it was not compared.
+        trial: Plans that are tried out, or were; None: there was nothing to try.
     """
 
     pauses: PauseModel
@@ -39,6 +40,7 @@ class PricingInputs:
     steps: StepFactors
     cache_slots: int
     admission: Admission | None = None
+    trial: Trial | None = None
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON."""
@@ -49,6 +51,7 @@ class PricingInputs:
             "steps": self.steps.to_dict(),
             "cache_slots": self.cache_slots,
             "admission": self.admission and self.admission.to_dict(),
+            "trial": self.trial and self.trial.to_dict(),
         }
         return json.dumps(content, sort_keys=True).encode()
 
@@ -56,7 +59,7 @@ class PricingInputs:
     def from_bytes(cls, data: bytes) -> PricingInputs:
         """Read what `to_bytes` gave."""
         content = json.loads(data)
-        admission = content["admission"]
+        admission, trial = content["admission"], content["trial"]
         return cls(
             pauses=PauseModel.from_dict(content["pauses"]),
             elapsed_ns=content["elapsed_ns"],
@@ -64,6 +67,7 @@ class PricingInputs:
             steps=StepFactors.from_dict(content["steps"], "pricing steps"),
             cache_slots=content["cache_slots"],
             admission=admission and Admission.from_dict(admission),
+            trial=trial and Trial.from_dict(trial),
         )
 
 
@@ -75,6 +79,8 @@ class MeasuredCosts:
         cache: What the cache and the frozen layers have taken.
         steps: What steps take over what was expected, as all active ranks plan by it.
         learner: What this rank has found of that.
+        trial: Plans that are tried out, or were, as all active ranks know them; None:
+            there was nothing to try.
     """
 
     def __init__(self) -> None:
@@ -82,6 +88,8 @@ class MeasuredCosts:
         self.pauses = PauseModel()
         self.steps = StepFactors()
         self.learner = StepLearner()
+        self.trial: Trial | None = None
+        self._tried: dict[str, list[float]] = {}  # seconds of batches, by plan
         self._reshaped_at: float | None = None
 
     def agree(
@@ -104,10 +112,12 @@ class MeasuredCosts:
             self.learner.factors,
             cache_slots,
             admission,
+            self.trial and self.trial.measured(self._tried),
         )
         first = mine.to_bytes() if group.rank == 0 else b""
         pricing = PricingInputs.from_bytes(group.all_gather_bytes(first)[0])
         self.pauses, self.steps = pricing.pauses, pricing.steps
+        self.trial = pricing.trial
         return pricing
 
     def elapsed_ns(self) -> int | None:
@@ -158,9 +168,20 @@ class MeasuredCosts:
         """Take in what the first step after a change took more than the others."""
         self.pauses = self.pauses.observed({"first_step": seconds}, kind="none")
 
+    def record_steps(self, plan: Plan, seconds: Sequence[float]) -> None:
+        """Take in what batches took under a plan, as long as plans are tried out."""
+        if self.trial is not None and not self.trial.ended:
+            self._tried.setdefault(plan.name, []).extend(seconds)
+
+    def end_trial(self, boundary: int) -> None:
+        """Try no more plans out once the boundary is another one than theirs."""
+        if self.trial is not None and self.trial.boundary != boundary:
+            self.trial = dataclasses.replace(self.trial, ended=True)
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint and a plan's message keep."""
-        return {**self.pauses.to_dict(), "steps": self.steps.to_dict()}
+        trial = {} if self.trial is None else {"trial": self.trial.to_dict()}
+        return {**self.pauses.to_dict(), "steps": self.steps.to_dict(), **trial}
 
     def load(self, state: object) -> None:
         """Take over what another rank or a checkpoint knows.
@@ -169,11 +190,12 @@ class MeasuredCosts:
             ValueError: malformed; the text names the field.
         """
         given = dict(check_object(state, "measured pauses"))
-        steps = given.pop("steps", None)
+        steps, trial = given.pop("steps", None), given.pop("trial", None)
         self.pauses = PauseModel.from_dict(given)
         if steps is not None:
             self.steps = StepFactors.from_dict(steps, "measured steps")
             self.learner.follow(self.steps)
+        self.trial = None if trial is None else Trial.from_dict(trial)
 
 
 def kind_of(before: Plan | None, after: Plan) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from pipetransformer.autocache import Admission
 from pipetransformer.autofreeze import Progress, told
 from pipetransformer.explanation import Explanation, explain_plan, explain_run
@@ -12,9 +14,12 @@ from pipetransformer.planner import (
     Plan,
     Profile,
     SearchOptions,
+    Trial,
+    corrected,
     least_rows,
     replan,
     search,
+    try_out,
 )
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.arguments import Workload
@@ -45,7 +50,31 @@ def first_plan(
     """
     profile, cluster, workload = _known(run, boundary, cache_slots, admission)
     options = _options(run, workload, boundary, most, admission)
-    return search(profile, cluster, options, boundary=boundary)
+    find, tried = functools.partial(search, profile, cluster, boundary=boundary), None
+    if run.costs.trial is not None:
+        tried = run.costs.trial.factors  # of the run that this one resumes
+    plan = find(options)
+    return corrected(plan, tried or {}, lambda each: find(options.exactly(each)))
+
+
+def first_trial(run: Run, plan: Plan) -> Trial | None:
+    """Return what is tried out at the start of a run, if anything is.
+
+    A run that resumes where plans had been compared does not compare them again.
+
+    Args:
+        run: The run.
+        plan: What it begins with.
+    """
+    before, asked = run.costs.trial, run.config.plan.trial_steps
+    workload, state, every = run.inputs.workload, run.state, run.config
+    if before is not None and before.is_over(state.step):
+        return before
+    if not asked or workload is None:
+        return None
+    steps = -(-workload.num_batches // every.accumulation_steps)
+    left = run.total_epochs * steps - state.step
+    return Trial.begin(plan, asked, begun=state.step, total_steps=left)
 
 
 def next_plan(
@@ -71,22 +100,31 @@ def next_plan(
     profile, cluster, workload = _known(
         run, boundary, pricing.cache_slots, pricing.admission
     )
-    settings = run.config.plan
-    return replan(
-        profile,
-        cluster,
-        _options(run, workload, boundary, most, pricing.admission),
-        ChangeTerms(
-            remaining_steps=pricing.remaining_steps,
-            pace=pricing.steps.pace,
-            pauses=pricing.pauses,
-            elapsed_since_last_ns=pricing.elapsed_ns,
-            hysteresis=settings.hysteresis,
-            reshape=settings.reshape,
-        ),
-        current=current,
-        boundary=boundary,
+    settings, trial = run.config.plan, pricing.trial
+    options = _options(run, workload, boundary, most, pricing.admission)
+    terms = ChangeTerms(
+        remaining_steps=pricing.remaining_steps,
+        pace=pricing.steps.pace,
+        pauses=pricing.pauses,
+        elapsed_since_last_ns=pricing.elapsed_ns,
+        hysteresis=settings.hysteresis,
+        reshape=settings.reshape,
+        factors={} if trial is None else trial.factors,
     )
+    if trial is not None and not trial.ended:
+        plan = try_out(
+            profile,
+            cluster,
+            options,
+            terms,
+            trial.wanted(run.state.step),
+            current=current,
+            boundary=boundary,
+            rule=trial.rule(run.state.step),
+        )
+        if plan is not None:
+            return plan
+    return replan(profile, cluster, options, terms, current=current, boundary=boundary)
 
 
 def fits(run: Run, plan: Plan) -> bool:

@@ -17,6 +17,7 @@ from pipetransformer.transformation.cache_capacity import admission, cache_room
 from pipetransformer.transformation.freeze_decision import decide
 from pipetransformer.transformation.plan_search import (
     first_plan,
+    first_trial,
     next_plan,
     remaining_steps,
 )
@@ -65,8 +66,10 @@ def propose(
                 run, decision.boundary, slots, most, admission=admitted
             ),
         )
+        run.costs.trial = first_trial(run, plan)
     else:
         held = replica.plan
+        run.costs.end_trial(decision.boundary)
         pricing = run.costs.agree(
             replica.group,
             remaining_steps(run),
@@ -74,6 +77,7 @@ def propose(
             admission=admitted,
         )
         slots, admitted = pricing.cache_slots, pricing.admission
+        _tell_trial(run)
         plan, layout = placed(
             run,
             absent,
@@ -140,6 +144,15 @@ def _readmit(run: Run, replica: Replica, plan: Plan, pricing: PricingInputs) -> 
         run.caches.obtain("train", workload.num_samples, run.in_force.layout)
     if run.is_lead:
         _LOG.info("[epoch %d] %s", run.state.epoch, now.text)
+
+
+def _tell_trial(run: Run) -> None:
+    """Say what the plans took that were tried out, once the last has had its turn."""
+    trial, step = run.costs.trial, run.state.step
+    if trial is None or not run.is_lead:
+        return
+    if trial.turns_at(step) and trial.is_over(step):
+        _LOG.info("[epoch %d] %s", run.state.epoch, trial.told())
 
 
 def _told(admitted: Admission | None) -> list[str]:

@@ -113,7 +113,7 @@ class Block(nn.Module):
         self.attention_mask = attention
         # Its buffers follow from the config: each layer has its own, so that none is
         # shared between a frozen and an active layer.
-        self.rotary = None if rotary is None else copy.deepcopy(rotary)
+        self.rotary = None if rotary is None else _own_rotary(rotary)
         self._call = call
 
     def forward(self, hidden: Tensor, padding: Tensor | None = None) -> State:
@@ -127,6 +127,12 @@ class Block(nn.Module):
             extra["position_embeddings"] = self.rotary(hidden, positions)
         value = self._call(self, hidden, mask, **extra)
         return value if padding is None else (value, padding)
+
+
+def _own_rotary(rotary: nn.Module) -> nn.Module:
+    """Return a copy that shares the model's config, by which blocks are told alike."""
+    config = getattr(rotary, "config", None)
+    return copy.deepcopy(rotary, {} if config is None else {id(config): config})
 
 
 def _positions(hidden: Tensor) -> Tensor:

@@ -14,15 +14,29 @@ from pipetransformer.skip import Skippable
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 # What every module has (hooks, submodules, parameters, training): not a setting.
 _MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}
+# Which layer it is, not what it does: what follows from it is a setting of its own.
+_WHICH = frozenset(
+    {
+        "block_idx",
+        "block_index",
+        "layer_id",
+        "layer_idx",
+        "layer_index",
+        "layer_number",
+        "target_name",
+    }
+)
+_DEEPEST = 4  # containers in containers
 
 
 def cost_key(layer: nn.Module, taken: Flow) -> Hashable:
     """Return what a layer's time depends on; equal keys mean equal work.
 
     The key holds classes, settings, and the shapes of parameters, buffers and inputs,
-    never their values. A setting that is no plain value counts by identity: two
-    layers that hold different objects are told apart. Namespaces of skips do not
-    count, they say only whose they are.
+    never their values. A setting that is neither a plain value nor a container of
+    such counts by identity: two layers that hold different objects are told apart.
+    Namespaces of skips do not count, they say only whose they are; nor does what
+    says which layer it is, such as ``layer_idx``.
 
     Args:
         layer: the layer.
@@ -57,14 +71,31 @@ def _settings(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
             continue
         if isinstance(module, Skippable) and name == "namespaces":
             continue
-        if isinstance(value, Tensor):
-            yield name, _shape(value)
-        elif isinstance(value, _PLAIN):
-            yield name, (type(value), value)
-        elif isinstance(value, tuple) and all(isinstance(v, _PLAIN) for v in value):
-            yield name, tuple((type(v), v) for v in value)
-        else:
-            yield name, id(value)
+        if _says_which(name, value):
+            continue
+        yield name, _shape(value) if isinstance(value, Tensor) else _content(value)
+
+
+def _says_which(name: object, value: object) -> bool:
+    return name in _WHICH and type(value) in (int, str)
+
+
+def _content(value: object, depth: int = 0) -> Hashable:
+    """Return what tells settings apart: plain values, also in containers; identity."""
+    kind = type(value)
+    if isinstance(value, _PLAIN):
+        return kind, value
+    if depth == _DEEPEST:
+        return id(value)
+    if kind in (tuple, list):
+        return kind, tuple(_content(entry, depth + 1) for entry in value)
+    if kind in (set, frozenset):
+        return kind, frozenset(_content(entry, depth + 1) for entry in value)
+    if kind is dict:
+        entries = {k: v for k, v in value.items() if not _says_which(k, v)}
+        told = ((_content(k), _content(v, depth + 1)) for k, v in entries.items())
+        return kind, tuple(told)
+    return id(value)
 
 
 def _shape(tensor: Tensor) -> tuple[Hashable, ...]:

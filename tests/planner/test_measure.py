@@ -474,6 +474,54 @@ def test_layers_that_may_differ_are_timed_apart(other):
     assert calls == [TIMED, TIMED]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([1, "a"], [1, "a"]),
+        ({"rank": 8, "of": (1, {2})}, {"rank": 8, "of": (1, {2})}),
+        ({"target_name": "layer.1.query"}, {"target_name": "layer.2.query"}),
+    ],
+    ids=["list", "dict", "name of a module"],
+)
+def test_settings_in_containers_are_compared_by_what_they_hold(one, other):
+    calls, _ = calls_per_layer(
+        [Power(3, note=one), Power(3, note=other)], torch.randn(4, 4)
+    )
+    assert calls == [TIMED, KNOWN]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [([1], [2]), ([1], (1,)), ([1], [True]), ({"a": 1}, {"b": 1}), ([[]], [[0]])],
+    ids=repr,
+)
+def test_settings_in_containers_that_differ_are_told_apart(one, other):
+    calls, _ = calls_per_layer(
+        [Power(3, note=one), Power(3, note=other)], torch.randn(4, 4)
+    )
+    assert calls == [TIMED, TIMED]
+
+
+def test_containers_without_end_are_told_apart():
+    one, other = [], []
+    one.append(one)
+    other.append(other)
+    calls, _ = calls_per_layer(
+        [Power(3, note=one), Power(3, note=other)], torch.randn(4, 4)
+    )
+    assert calls == [TIMED, TIMED]
+
+
+def test_the_number_of_a_layer_is_no_setting():
+    first, second, third = Power(3), Power(3), Power(3)
+    first.layer_idx, second.layer_idx, third.width_idx = 0, 1, 1
+    calls, _ = calls_per_layer([first, second], torch.randn(4, 4))
+    assert calls == [TIMED, KNOWN]
+    first.width_idx = 0
+    calls, _ = calls_per_layer([first, third], torch.randn(4, 4))
+    assert calls == [TIMED, TIMED]
+
+
 def test_a_module_used_twice_in_a_layer_counts_twice():
     inner = Power(3)
     layers = [

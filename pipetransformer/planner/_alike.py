@@ -87,11 +87,11 @@ def _content(value: object, depth: int = 0) -> Hashable:
         return kind, value
     if depth == _DEEPEST:
         return id(value)
-    if kind in (tuple, list):
+    if isinstance(value, (tuple, list)):
         return kind, tuple(_content(entry, depth + 1) for entry in value)
-    if kind in (set, frozenset):
+    if isinstance(value, (set, frozenset)):
         return kind, frozenset(_content(entry, depth + 1) for entry in value)
-    if kind is dict:
+    if isinstance(value, dict):
         entries = {k: v for k, v in value.items() if not _says_which(k, v)}
         told = ((_content(k), _content(v, depth + 1)) for k, v in entries.items())
         return kind, tuple(told)

@@ -51,7 +51,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_common_arguments(parser, repeats=5)
+    add_common_arguments(parser, repeats=9)
     add_patience_argument(parser)
     add = parser.add_argument
     add("--slots", type=int, nargs="+", default=[1, 2], metavar="K")

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "core/hash.h"
+#include "core/heap.h"
 #include "core/host_cores.h"
 #include "core/host_memory.h"
 #include "core/keyed_hash.h"
@@ -43,6 +44,13 @@ void bind_core(pybind11::module_& m) {
       .def_readonly("available_bytes", &HostMemory::available_bytes)
       .def_readonly("limited_by", &HostMemory::limited_by);
   m.def("host_memory", &core::host_memory, pybind11::arg("root") = "");
+  using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
+  m.def("keep_freed_memory", &core::keep_freed_memory);
+  m.def("give_back_freed_memory", &core::give_back_freed_memory, Unlocked());
+  m.def(
+      "stop_keeping_freed_memory",
+      &core::stop_keeping_freed_memory,
+      Unlocked());
 }
 
 }  // namespace pipetransformer::bindings

@@ -173,12 +173,18 @@ class PipeConfig:
             The loss is then called for each micro-batch; it is to be a mean over
             rows, or over what ``loss_weight`` counts. "auto": the planner's choice.
             A loop of your own, with ``engine.model``, runs GPipe under any plan.
+        keep_freed_memory: On the host: let the C library (glibc) keep what a step
+            frees for the next one, until K or R changes or the engine is left, instead
+            of giving it to the system and taking it anew. The process then holds the
+            most that it needed. Settings of the environment (``MALLOC_*_``,
+            ``GLIBC_TUNABLES``) go before it.
     """
 
     checkpoint: CheckpointMode = "never"
     threads_per_stage: int | None = None
     num_slots: int = 1
     schedule: Schedule = "gpipe"
+    keep_freed_memory: bool = True
 
     def __post_init__(self) -> None:
         """Validate each field."""

@@ -8,6 +8,7 @@ import os
 
 import torch
 
+from pipetransformer import _C
 from pipetransformer.autodp import ControlPlane, PeerFailure, build_group, connect
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint import format as checkpoint
@@ -65,6 +66,9 @@ class Session:
             self._exits.enter_context(self._plane.termination())
             self._exits.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(run.threads_per_stage)
+            if run.keeps_freed_memory:
+                _C.core.keep_freed_memory()
+                self._exits.callback(_C.core.stop_keeping_freed_memory)
             self._announce()
             with self._plane.guard():
                 self._compare()

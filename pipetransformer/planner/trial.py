@@ -67,7 +67,7 @@ class Trial:
 
     @classmethod
     def begin(
-        cls, plan: Plan, steps: int, *, begun: int = 0, total_steps: int
+        cls, plan: Plan, steps: int, *, begun: int = 0, total_steps: int | None = None
     ) -> Trial | None:
         """Return the trial of what comes close to a plan that was searched.
 
@@ -75,14 +75,16 @@ class Trial:
             plan: what the run begins with, with what it was compared with.
             steps: optimizer steps of each that are measured.
             begun: optimizer steps before.
-            total_steps: optimizer steps of the run that are to come; a trial takes at
-                most a quarter of them.
+            total_steps: optimizer steps of the run that are to come, of which a trial
+                takes a quarter at most; None: nobody knows.
 
         Returns:
             The trial of at most 4 plans, whose simulated steps are at most 10 % longer
             than the plan's; None where there is nothing to compare, or no time.
         """
-        most = min(_MOST, total_steps // _SHARE // (steps + 1))
+        most = _MOST
+        if total_steps is not None:
+            most = min(most, total_steps // _SHARE // (steps + 1))
         longest = plan.simulated_step_ns * (100 + WITHIN_PERCENT)
         close: dict[str, Candidate] = {}
         for each in plan.candidates:

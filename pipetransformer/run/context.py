@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipetransformer import _C
 from pipetransformer.autodp import (
     ActiveGroup,
     ControlPlane,
@@ -158,6 +159,16 @@ class Run:
     def num_slots(self) -> int:
         """Slots of this node that pipelines may use."""
         return len(self.slots.devices)
+
+    @property
+    def keeps_freed_memory(self) -> bool:
+        """Whether what a step frees on the host stays there for the next one."""
+        return self.slots.on_host and self.config.pipe.keep_freed_memory
+
+    def give_back_memory(self) -> None:
+        """Give what is free to the host, for processes that have more to do now."""
+        if self.keeps_freed_memory:
+            _C.core.give_back_freed_memory()
 
     @property
     def device_cache_bytes(self) -> int:

@@ -245,6 +245,7 @@ def _carry_out(
         run.placement.release(plan, proposal.plan_epoch)
         if group is None:
             run.state.become(Integrity.OLD)
+            run.give_back_memory()
             return None, 0
         had, receives = run.state.holds, run.info.rank in proposal.receivers
         if receives:
@@ -254,6 +255,8 @@ def _carry_out(
             run.placement.take(plan, frozen, proposal.plan_epoch, proposal.absent)
             moved = move(run, group, proposal.source, proposal.receivers, phases)
         with phases.phase("rewire"):
+            if current is not None and current.plan.shape[:2] != plan.shape[:2]:
+                run.give_back_memory()
             replica = rewire(run, group, proposal)
         # Who trained in this pass has counts of its own until it receives others'.
         waits = receives and not had and proposal.position is not None

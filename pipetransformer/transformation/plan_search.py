@@ -67,13 +67,15 @@ def first_trial(run: Run, plan: Plan) -> Trial | None:
         plan: What it begins with.
     """
     before, asked = run.costs.trial, run.config.plan.trial_steps
-    workload, state, every = run.inputs.workload, run.state, run.config
+    workload, state = run.inputs.workload, run.state
     if before is not None and before.is_over(state.step):
         return before
     if not asked or workload is None:
         return None
-    steps = -(-workload.num_batches // every.accumulation_steps)
-    left = run.total_epochs * steps - state.step
+    left = None  # planned before the script says how many epochs there are
+    if run.total_epochs:
+        steps = -(-workload.num_batches // run.config.accumulation_steps)
+        left = run.total_epochs * steps - state.step
     return Trial.begin(plan, asked, begun=state.step, total_steps=left)
 
 

@@ -37,7 +37,15 @@ def pretend(fast):
     trials.WITHIN_PERCENT = 300
 
 
-def train(rank, settings, fast=None, counts=(0,), epochs=EPOCHS, stop_after=None):
+def train(
+    rank,
+    settings,
+    fast=None,
+    counts=(0,),
+    epochs=EPOCHS,
+    stop_after=None,
+    prepares=False,
+):
     """Train in fp64; return what ran at each step, the weights, and the history."""
     if settings.plan.trial_steps:
         pretend(fast)
@@ -45,6 +53,8 @@ def train(rank, settings, fast=None, counts=(0,), epochs=EPOCHS, stop_after=None
     engine = make_engine(freeze=schedule(*counts), dtype=torch.float64, config=settings)
     data = ToySet(SAMPLES, dtype=torch.float64)
     with engine:
+        if prepares:
+            engine.prepare(data, BATCH)
         for epoch in engine.epochs(epochs):
             for batch in engine.batches(data, BATCH, num_workers=0):
                 plan = engine.plan
@@ -147,6 +157,12 @@ def test_a_boundary_that_moves_ends_the_trial_and_what_was_found_counts(plain):
 def test_a_run_with_too_few_steps_tries_nothing_out():
     result = trained(2, TRIED, None, epochs=4)  # 20 steps; two turns take 6
     assert result["trial"] is None and result["rules"] == []
+
+
+def test_a_plan_that_was_made_before_the_epochs_are_known_is_compared(tried):
+    result = trained(2, TRIED, prepares=True)
+    assert shapes_of(result) == shapes_of(tried)
+    assert result["trial"].is_over(9)
 
 
 def test_one_process_tries_its_own_plans_out(plain):

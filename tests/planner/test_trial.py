@@ -71,6 +71,7 @@ def test_a_trial_takes_a_quarter_of_the_run_at_most():
     assert names(trial(1000, 1000, 1000, 1000, total=63)) == [1, 2, 3]
     assert names(trial(1000, 1000, 1000, 1000, total=32)) == [1, 2]
     assert trial(1000, 1000, 1000, 1000, total=31) is None
+    assert names(trial(1000, 1000, 1000, 1000, total=None)) == [1, 2, 3, 4]
 
 
 def test_each_has_its_turn_and_then_the_fastest_runs():

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import pipetransformer as pt
+from pipetransformer import _C
 from training import plain_loops, workload
 from training.systems import SYSTEMS, System
 from training.work import LayerCounter
@@ -102,6 +103,7 @@ def main() -> None:
     if rank == 0:
         logging.getLogger("pipetransformer").setLevel(logging.INFO)
     torch.set_num_threads(1)  # one slot, one core; where a process has all, see there
+    _C.core.keep_freed_memory()  # as the engine does: no rival is to lose by that
     system = SYSTEMS[args.system]
     if rank == 0 and args.baseline_pipe is None:
         print(system.describe(), flush=True)

@@ -15,8 +15,8 @@ bool keep_freed_memory();
 void give_back_freed_memory();
 
 // Ends what `keep_freed_memory` began: the thresholds are those to which glibc
-// raises its own at most, and what is free is given back. Threads that begin
-// later go on sharing a pool, which cannot be undone.
+// raises its own at most, and what is free is given back. That threads which
+// begin later share the pools that there are cannot be undone.
 void stop_keeping_freed_memory();
 
 }  // namespace pipetransformer::core

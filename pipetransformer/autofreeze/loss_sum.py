@@ -44,6 +44,16 @@ class LossSum:
         self.know(total / weight if weight else None)
         return self._mean
 
+    def gather(self, parts: Iterable[tuple[float, float]], *, keeps: bool) -> None:
+        """Take in `own` of every replica where their number may change.
+
+        Args:
+            parts: In the same order on all.
+            keeps: On one of them, which goes on with the sum; the others begin anew.
+        """
+        pairs = list(parts) if keeps else []
+        self._own = math.fsum(p[0] for p in pairs), math.fsum(p[1] for p in pairs)
+
     def know(self, mean: float | None) -> None:
         """Take over the mean from a rank that has settled it."""
         self._mean = mean

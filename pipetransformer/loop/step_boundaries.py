@@ -18,6 +18,7 @@ from pipetransformer.run.context import Run
 from pipetransformer.transformation.attempts import Changes
 from pipetransformer.transformation.background import Ahead
 from pipetransformer.transformation.freeze_decision import (
+    gather_losses,
     is_due,
     share_signals,
     take_decision,
@@ -125,6 +126,7 @@ class StepBoundaries:
             return False
         if self._turns(position):
             self._open.close_segment()  # what its steps took is what plans are tried by
+            gather_losses(self._run, self._role.active())
         proposal = self._changes.propose(position)
         if proposal is None:
             return self._resume_pass(None)

@@ -11,6 +11,8 @@ from torch.nn.parameter import is_lazy
 from pipetransformer.planner._flow import Flow
 from pipetransformer.skip import Skippable
 
+_UNORDERED = (set, frozenset)
+_CONTAINERS = (tuple, list, dict, *_UNORDERED)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 # What every module has (hooks, submodules, parameters, training): not a setting.
 _MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}
@@ -26,7 +28,7 @@ _WHICH = frozenset(
         "target_name",
     }
 )
-_DEEPEST = 4  # containers in containers
+_DEEPEST, _LONGEST = 3, 32  # of containers that are compared by what they hold
 
 
 def cost_key(layer: nn.Module, taken: Flow) -> Hashable:
@@ -83,19 +85,22 @@ def _says_which(name: object, value: object) -> bool:
 def _content(value: object, depth: int = 0) -> Hashable:
     """Return what tells settings apart: plain values, also in containers; identity."""
     kind = type(value)
-    if isinstance(value, _PLAIN):
+    if kind in _PLAIN:
         return kind, value
-    if depth == _DEEPEST:
+    # Others than these very classes may make what they hold as it is asked for.
+    if not isinstance(value, _CONTAINERS) or kind not in (*_CONTAINERS, torch.Size):
         return id(value)
-    if isinstance(value, (tuple, list)):
-        return kind, tuple(_content(entry, depth + 1) for entry in value)
-    if isinstance(value, (set, frozenset)):
-        return kind, frozenset(_content(entry, depth + 1) for entry in value)
+    if depth == _DEEPEST or len(value) > _LONGEST:
+        return id(value)
+    deeper = depth + 1
     if isinstance(value, dict):
-        entries = {k: v for k, v in value.items() if not _says_which(k, v)}
-        told = ((_content(k), _content(v, depth + 1)) for k, v in entries.items())
-        return kind, tuple(told)
-    return id(value)
+        return kind, tuple(
+            (_content(name, deeper), _content(entry, deeper))
+            for name, entry in value.items()
+            if not _says_which(name, entry)
+        )
+    entries = [_content(entry, deeper) for entry in value]
+    return kind, frozenset(entries) if kind in _UNORDERED else tuple(entries)
 
 
 def _shape(tensor: Tensor) -> tuple[Hashable, ...]:

@@ -130,12 +130,10 @@ def try_out(
     if most is not None and candidate.num_replicas > most:
         return None
     find = _finder(profile, cluster, boundary, terms)
+    narrow = options.exactly(candidate)
+    narrow = dataclasses.replace(narrow, cache_tiers=options.cache_tiers)
     try:
-        plan = find(
-            dataclasses.replace(
-                options.exactly(candidate), cache_tiers=options.cache_tiers
-            )
-        )
+        best, plan = find(options), find(narrow)
     except InfeasiblePlan:
         return None
     if (plan.name, plan.cuts) != (candidate.name, candidate.cuts):
@@ -145,13 +143,10 @@ def try_out(
     priced = pricing.price(candidate)
     if priced.moves.crowded is not None:
         return None
-    transition = pricing.transition(priced)
-    return dataclasses.replace(
-        plan,
-        transition=dataclasses.replace(transition, accepted=True, rule=rule),
-        reasons=(rule, *plan.reasons[1:]),
-        plan_hash=-1,
+    transition = dataclasses.replace(
+        pricing.transition(priced), accepted=True, rule=rule
     )
+    return _recorded(plan, best, transition, (rule, *plan.reasons[1:]), {})
 
 
 def _finder(

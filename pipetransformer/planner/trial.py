@@ -23,7 +23,7 @@ class Trial:
 
     The steps are steps of the training: a plan does not change what they compute. The
     plan whose steps took the shortest then stays for as long as the boundary does. At
-    later boundaries what was found goes on to count, by shape: see `factors`.
+    later boundaries what was found goes on to count, by name: see `factors`.
 
     Args:
         boundary: number of frozen layers of all the plans.
@@ -139,17 +139,20 @@ class Trial:
         }
         return dataclasses.replace(self, step_ns={**self.step_ns, **found})
 
-    @property
-    def factors(self) -> dict[str, float]:
-        """What steps took over what was simulated, against the first plan measured.
+    def factors(self, simulated_ns: Mapping[str, int]) -> dict[str, float]:
+        """Return what steps took over what is simulated, by name.
 
-        By name. Where it is 0.9, what is simulated at any boundary is 10 % too much,
-        compared with the others.
+        All against the first plan that has both. Where it is 0.9, what is simulated at
+        any boundary is 10 % too much, compared with the others.
+
+        Args:
+            simulated_ns: Steps of the candidates at the trial's boundary, as they are
+                simulated by now, by name.
         """
         found = {
-            each.name: self.step_ns[each.name] / max(1, each.simulated_step_ns)
+            each.name: self.step_ns[each.name] / max(1, simulated_ns[each.name])
             for each in self.candidates
-            if each.name in self.step_ns
+            if each.name in self.step_ns and each.name in simulated_ns
         }
         first = next(iter(found.values()), 1.0)
         return {name: round(each / first, 3) for name, each in found.items()}

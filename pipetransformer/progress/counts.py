@@ -76,10 +76,13 @@ class Counts:
         Args:
             per_step: Batches of an optimizer step, which are taken together.
         """
-        begins = self._begins[::per_step]
-        ends = [*begins[1:], time.perf_counter()] if begins else []
-        taken = [b - a for a, b in zip(begins, ends, strict=True)]
-        return [each / per_step for each in taken[1:]]
+        begins = [*self._begins, time.perf_counter()]
+        firsts = range(per_step, len(self._begins), per_step)
+        nexts = (min(first + per_step, len(self._begins)) for first in firsts)
+        return [
+            (begins[end] - begins[first]) / (end - first)
+            for first, end in zip(firsts, nexts, strict=True)
+        ]
 
     def count(
         self,

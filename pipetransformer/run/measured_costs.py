@@ -180,8 +180,9 @@ class MeasuredCosts:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint and a plan's message keep."""
-        trial = {} if self.trial is None else {"trial": self.trial.to_dict()}
-        return {**self.pauses.to_dict(), "steps": self.steps.to_dict(), **trial}
+        trial = self.trial and self.trial.measured(self._tried)
+        told = {} if trial is None else {"trial": trial.to_dict()}
+        return {**self.pauses.to_dict(), "steps": self.steps.to_dict(), **told}
 
     def load(self, state: object) -> None:
         """Take over what another rank or a checkpoint knows.

@@ -103,6 +103,18 @@ def share_signals(run: Run, replica: Replica, *, ends: bool = False) -> Signals:
     )
 
 
+def gather_losses(run: Run, replica: Replica) -> None:
+    """Give the lead all replicas' losses before the number of replicas changes.
+
+    Collective; for a change of plan between two decisions, which settle them.
+    """
+    losses, group = run.state.losses, replica.group
+    if losses is not None:
+        told = json.dumps(losses.own).encode()
+        parts = [tuple(json.loads(part)) for part in group.all_gather_bytes(told)]
+        losses.gather(parts, keeps=group.rank == 0)
+
+
 def know_signals(run: Run, signals: Signals) -> None:
     """Take over what other ranks have settled."""
     if run.state.losses is not None:

@@ -29,6 +29,7 @@ from pipetransformer.autodp import (
     PlanAgreement,
     Unreachable,
 )
+from pipetransformer.planner import Plan
 from pipetransformer.replica.replica import Replica
 from pipetransformer.report import Phases
 from pipetransformer.run.context import Run
@@ -255,7 +256,7 @@ def _carry_out(
             run.placement.take(plan, frozen, proposal.plan_epoch, proposal.absent)
             moved = move(run, group, proposal.source, proposal.receivers, phases)
         with phases.phase("rewire"):
-            if current is not None and current.plan.shape[:2] != plan.shape[:2]:
+            if _needs_less(current, plan):
                 run.give_back_memory()
             replica = rewire(run, group, proposal)
         # Who trained in this pass has counts of its own until it receives others'.
@@ -312,6 +313,17 @@ def _build(
             waited = isinstance(error, Unreachable | MissingKeptGroup)
             return Built(refusal=f"{type(error).__name__}: {error}", waited=waited)
     return Built(group)
+
+
+def _needs_less(current: Replica | None, plan: Plan) -> bool:
+    """Tell whether other processes may need what this one has held so far.
+
+    Measuring, before the first plan, took the whole model; another K or R takes another
+    part of it.
+    """
+    if current is None:
+        return plan.num_stages > 1
+    return current.plan.shape[:2] != plan.shape[:2]
 
 
 def _adopt(run: Run, proposal: Proposal) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 from pipetransformer.autocache import Admission
@@ -50,32 +51,34 @@ def first_plan(
     """
     profile, cluster, workload = _known(run, boundary, cache_slots, admission)
     options = _options(run, workload, boundary, most, admission)
-    find, tried = functools.partial(search, profile, cluster, boundary=boundary), None
-    if run.costs.trial is not None:
-        tried = run.costs.trial.factors  # of the run that this one resumes
-    plan = find(options)
-    return corrected(plan, tried or {}, lambda each: find(options.exactly(each)))
+    find = functools.partial(search, profile, cluster, boundary=boundary)
+    factors = _factors(run, options)  # of the run that this one resumes, if it does
+    return corrected(find(options), factors, lambda each: find(options.exactly(each)))
 
 
 def first_trial(run: Run, plan: Plan) -> Trial | None:
     """Return what is tried out at the start of a run, if anything is.
 
-    A run that resumes where plans had been compared does not compare them again.
+    A run that resumes where plans had been compared does not compare them again: what
+    was found counts in its plans, of which there may be others now.
 
     Args:
         run: The run.
         plan: What it begins with.
     """
     before, asked = run.costs.trial, run.config.plan.trial_steps
-    workload, state = run.inputs.workload, run.state
+    workload, state, each = run.inputs.workload, run.state, run.config
     if before is not None and before.is_over(state.step):
-        return before
+        return dataclasses.replace(before, ended=True)
     if not asked or workload is None:
         return None
+    steps = -(-workload.num_batches // each.accumulation_steps)
+    if steps < 2:
+        return None  # of a pass, whose first one tells nothing
     left = None  # planned before the script says how many epochs there are
     if run.total_epochs:
-        steps = -(-workload.num_batches // run.config.accumulation_steps)
-        left = run.total_epochs * steps - state.step
+        done = -(-state.batch // each.accumulation_steps)
+        left = max(0, (run.total_epochs - state.epoch) * steps - done)
     return Trial.begin(plan, asked, begun=state.step, total_steps=left)
 
 
@@ -102,7 +105,7 @@ def next_plan(
     profile, cluster, workload = _known(
         run, boundary, pricing.cache_slots, pricing.admission
     )
-    settings, trial = run.config.plan, pricing.trial
+    settings, trial = run.config.plan, run.costs.trial
     options = _options(run, workload, boundary, most, pricing.admission)
     terms = ChangeTerms(
         remaining_steps=pricing.remaining_steps,
@@ -111,7 +114,7 @@ def next_plan(
         elapsed_since_last_ns=pricing.elapsed_ns,
         hysteresis=settings.hysteresis,
         reshape=settings.reshape,
-        factors={} if trial is None else trial.factors,
+        factors=_factors(run, options),
     )
     if trial is not None and not trial.ended:
         plan = try_out(
@@ -127,6 +130,29 @@ def next_plan(
         if plan is not None:
             return plan
     return replan(profile, cluster, options, terms, current=current, boundary=boundary)
+
+
+def _factors(run: Run, options: SearchOptions) -> dict[str, float]:
+    """Return what steps took in a trial over what is simulated of them by now.
+
+    The cluster may have been learned better since, by which a part of what a plan took
+    more than another is in the simulation.
+    """
+    trial = run.costs.trial
+    if trial is None or not trial.step_ns:
+        return {}
+    profile, cluster, _ = _known_now(run, trial.boundary)
+    simulated = {}
+    for each in trial.candidates:
+        narrow = dataclasses.replace(
+            options.exactly(each), cache_tiers=options.cache_tiers
+        )
+        try:
+            plan = search(profile, cluster, narrow, boundary=trial.boundary)
+        except ValueError:  # it does not fit any more, nor the number of layers
+            continue
+        simulated[plan.name] = plan.simulated_step_ns
+    return trial.factors(simulated)
 
 
 def fits(run: Run, plan: Plan) -> bool:

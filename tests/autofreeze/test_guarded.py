@@ -282,3 +282,15 @@ def test_losses_of_replicas_add_up_to_the_mean_over_all_rows():
     assert one.take() is None, "a mean is used once"
     one.settle([(0.0, 0.0)])
     assert one.take() is None, "of no rows there is none"
+
+
+def test_losses_of_replicas_that_leave_are_gathered_by_one_that_stays():
+    one, other = LossSum(), LossSum()
+    one.add(2.0, 3)
+    other.add(1.0, 4)
+    parts = [one.own, other.own]
+    one.gather(parts, keeps=True)
+    other.gather(parts, keeps=False)
+    assert one.own == (10.0, 7.0) and other.own == (0.0, 0.0)
+    one.settle([one.own])
+    assert one.take() == 10 / 7

@@ -41,7 +41,7 @@ def train(
     rank,
     settings,
     fast=None,
-    counts=(0,),
+    freeze=None,
     epochs=EPOCHS,
     stop_after=None,
     prepares=False,
@@ -50,7 +50,7 @@ def train(
     if settings.plan.trial_steps:
         pretend(fast)
     steps, losses = {}, []
-    engine = make_engine(freeze=schedule(*counts), dtype=torch.float64, config=settings)
+    engine = make_engine(freeze=freeze or schedule(0), dtype=torch.float64, config=settings)
     data = ToySet(SAMPLES, dtype=torch.float64)
     with engine:
         if prepares:
@@ -73,6 +73,7 @@ def train(
             for change in engine.history.to_json()["transformations"]
             if change["transition"] is not None
         ],
+        "decisions": engine.history.to_json()["decisions"],
         "trial": trial,
     }
 
@@ -143,7 +144,7 @@ def test_the_fastest_stays(tried, plain, index):
 
 def test_a_boundary_that_moves_ends_the_trial_and_what_was_found_counts(plain):
     # Two plans have had their turn when the first layers freeze.
-    counts = (0, 2)
+    counts = schedule(0, 2)
     result = trained(2, TRIED, None, counts)
     trial = result["trial"]
     assert trial.ended and trial.boundary == 0
@@ -152,6 +153,24 @@ def test_a_boundary_that_moves_ends_the_trial_and_what_was_found_counts(plain):
     frozen = {at for step, (_, at) in result["steps"].items() if step >= 5}
     assert frozen == {3}
     assert_trained_alike(result, trained(2, config(), None, counts))
+
+
+def test_a_policy_is_told_the_loss_of_all_rows_whatever_is_tried(tried):
+    fast = shapes_of(tried)[1]  # rank 1, which had rows of its own, then stands by
+    results = [
+        trained(2, settings, fast, pt.freeze.Guarded())
+        for settings in (TRIED, dataclasses.replace(TRIED, plan=pt.PlanConfig()))
+    ]
+    found, expected = (
+        {
+            entry["step"]: entry["statistics"]["loss"]
+            for entry in result["decisions"]
+            if "loss" in entry["statistics"]
+        }
+        for result in results
+    )
+    assert len(expected) >= 5
+    assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_run_with_too_few_steps_tries_nothing_out():
@@ -175,12 +194,12 @@ def test_one_process_tries_its_own_plans_out(plain):
 
 def test_batches_that_share_a_step_are_tried_out_together():
     settings = dataclasses.replace(TRIED, accumulation_steps=2)
-    result = trained(2, settings, epochs=12)  # 3 steps a pass, the last of one batch
+    result = trained(2, settings, epochs=14)  # 3 steps a pass, the last of one batch
     shapes = shapes_of(result)
     for step, (shape, _) in result["steps"].items():
         turn = step // 3
         assert shape == (shapes[turn] if turn < len(shapes) else shapes[0])
-    plain = trained(2, config(accumulation_steps=2), epochs=12)
+    plain = trained(2, config(accumulation_steps=2), epochs=14)
     assert_trained_alike(result, plain)
 
 
@@ -193,9 +212,37 @@ def test_a_resumed_run_knows_what_was_found(tmp_path, tried):
         settings, checkpoint=dataclasses.replace(saved, resume=True)
     )
     second = trained(2, resumed, fast)
-    assert second["trial"] == first["trial"]
+    assert second["trial"] == dataclasses.replace(first["trial"], ended=True)
     assert {shape for shape, _ in second["steps"].values()} == {fast}
     assert second["rules"] == []
+
+
+def test_a_resumed_run_may_ask_for_another_plan(tmp_path, tried):
+    fast = shapes_of(tried)[2]
+    saved = pt.CheckpointConfig(directory=str(tmp_path), every_epochs=1)
+    settings = dataclasses.replace(TRIED, checkpoint=saved)
+    trained(2, settings, fast, stop_after=3)
+    other = dataclasses.replace(
+        settings,
+        plan=pt.PlanConfig(num_microbatches=4, num_stages=2),
+        checkpoint=dataclasses.replace(saved, resume=True),
+    )
+    second = trained(2, other)
+    assert {shape for shape, _ in second["steps"].values()} == {(2, 1, 4)}
+
+
+def test_what_the_last_turn_took_is_in_the_file_of_the_pass_that_ends_with_it(tmp_path):
+    saved = pt.CheckpointConfig(directory=str(tmp_path), every_epochs=1)
+    # Three turns of five steps each: a pass a turn.
+    plan = dataclasses.replace(TRIED.plan, trial_steps=4)
+    settings = dataclasses.replace(TRIED, plan=plan, checkpoint=saved)
+    trained(2, settings, (1, 1, 2), epochs=14, stop_after=3)
+    resumed = dataclasses.replace(
+        settings, checkpoint=dataclasses.replace(saved, resume=True)
+    )
+    second = trained(2, resumed, (1, 1, 2), epochs=14)
+    assert len(second["trial"].step_ns) == 3
+    assert second["trial"].fastest.shape == (1, 1, 2)
 
 
 def test_a_resumed_run_begins_anew_what_was_not_ended(tmp_path):

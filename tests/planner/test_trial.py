@@ -95,7 +95,7 @@ def test_the_searchs_own_choice_stays_where_nothing_was_measured():
     tried = trial(1000, 1001)
     assert tried.wanted(100) == tried.candidates[0]
     assert tried.rule(100) == "trial: no step was measured"
-    assert tried.factors == {}
+    assert tried.factors({each.name: 1000 for each in tried.candidates}) == {}
 
 
 def test_a_trial_that_has_ended_has_no_more_turns():
@@ -112,10 +112,14 @@ def test_factors_give_what_was_measured_against_the_first(taken_us):
             for each, us in zip(tried.candidates, taken_us, strict=True)
         }
     )
-    first = tried.candidates[0]
+    first, *others = tried.candidates
+    now = {each.name: 2 * each.simulated_step_ns for each in tried.candidates}
+    factors = found.factors(now)
     for each, us in zip(tried.candidates, taken_us, strict=True):
-        expected = us / taken_us[0] * first.simulated_step_ns / each.simulated_step_ns
-        assert found.factors[each.name] == pytest.approx(expected, abs=6e-4)
+        expected = us / taken_us[0] * now[first.name] / now[each.name]
+        assert factors[each.name] == pytest.approx(expected, abs=6e-4)
+    del now[first.name]  # it does not fit any more: the next one is compared with
+    assert found.factors(now)[others[0].name] == 1.0
     best = min(range(len(taken_us)), key=taken_us.__getitem__)
     assert found.fastest == tried.candidates[best]
 
@@ -153,7 +157,7 @@ def test_a_correction_chooses_the_plan_that_it_makes_the_shortest():
     assert steps == sorted(steps) and len(steps) == len(FIRST.candidates)
     assert plan.candidates[0].lost == "" and all(c.lost for c in plan.candidates[1:])
     stays = corrected(FIRST, {second.name: 1.5}, again)
-    assert stays.run == FIRST.run
+    assert stays.run == FIRST.run and stays.reasons == FIRST.reasons
     assert stays.simulated_step_ns == chosen.simulated_step_ns
 
 
@@ -192,6 +196,9 @@ def test_what_is_tried_out_runs_whatever_it_costs(index):
     assert (plan.name, plan.cuts) == (candidate.name, candidate.cuts)
     assert plan.transition.accepted and plan.transition.rule == "trial 2 of 3"
     assert plan.reasons[0] == "trial 2 of 3"
+    assert plan.candidates[0].name == candidate.name
+    compared = {(each.name, each.cuts) for each in plan.candidates}
+    assert compared >= {(each.name, each.cuts) for each in FIRST.candidates[:-1]}
     same = plan.run == FIRST.run
     assert same or plan.transition.pause_ns > 0
 

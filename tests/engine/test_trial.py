@@ -50,7 +50,9 @@ def train(
     if settings.plan.trial_steps:
         pretend(fast)
     steps, losses = {}, []
-    engine = make_engine(freeze=freeze or schedule(0), dtype=torch.float64, config=settings)
+    engine = make_engine(
+        freeze=freeze or schedule(0), dtype=torch.float64, config=settings
+    )
     data = ToySet(SAMPLES, dtype=torch.float64)
     with engine:
         if prepares:

@@ -130,8 +130,8 @@ def test_the_secret_is_neither_written_nor_read():
         (
             {"pipe": {"slots": 3}},
             ValueError,
-            "Config.pipe.slots: expected one of checkpoint, num_slots, "
-            "schedule, threads_per_stage, got an unknown name",
+            "Config.pipe.slots: expected one of checkpoint, keep_freed_memory, "
+            "num_slots, schedule, threads_per_stage, got an unknown name",
         ),
         (
             {"plan": {"num_stages": "2"}},

@@ -27,7 +27,7 @@ class Trial:
 
     Args:
         boundary: number of frozen layers of all the plans.
-        candidates: the plans; the search's own choice is the first.
+        candidates: the plans, 2 to 4; the search's own choice is the first.
         steps: optimizer steps of each that are measured; one more comes before them.
         begun: the optimizer step that the trial began before.
         step_ns: what a batch took, ns, by the name of what ran; see `Candidate.name`.
@@ -51,9 +51,9 @@ class Trial:
         for name, low in (("boundary", 0), ("steps", 1), ("begun", 0)):
             wire.check_int(getattr(self, name), f"trial {name}", low=low)
         candidates = tuple(self.candidates)
-        if len(candidates) < 2:
+        if not 2 <= len(candidates) <= _MOST:
             raise ValueError(
-                f"trial candidates: expected at least 2, got {len(candidates)}"
+                f"trial candidates: expected 2 to {_MOST}, got {len(candidates)}"
             )
         object.__setattr__(self, "candidates", candidates)
         names = [each.name for each in candidates]

@@ -153,7 +153,9 @@ class OpenPass:
             extra_s = counted.open.first_step_extra_s()
             per_step = self._run.config.accumulation_steps
             self._run.costs.record_steps(
-                self._role.active().plan, counted.open.batch_seconds(per_step)
+                self._role.active().plan,
+                counted.open.batch_seconds(per_step),
+                first_step=counted.open.first_step,
             )
             counted.close_segment(self._run, self._role.active())
             self._changes.note_first_step(extra_s)

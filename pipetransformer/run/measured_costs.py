@@ -168,9 +168,18 @@ class MeasuredCosts:
         """Take in what the first step after a change took more than the others."""
         self.pauses = self.pauses.observed({"first_step": seconds}, kind="none")
 
-    def record_steps(self, plan: Plan, seconds: Sequence[float]) -> None:
-        """Take in what batches took under a plan, as long as plans are tried out."""
-        if self.trial is not None and not self.trial.ended:
+    def record_steps(
+        self, plan: Plan, seconds: Sequence[float], *, first_step: int
+    ) -> None:
+        """Take in what batches took under a plan, as long as plans are tried out.
+
+        Args:
+            plan: The plan.
+            seconds: Of each batch.
+            first_step: The optimizer step that they began before. What comes after the
+                trial says nothing of the plans that do not run any more.
+        """
+        if self.trial is not None and not self.trial.is_over(first_step):
             self._tried.setdefault(plan.name, []).extend(seconds)
 
     def end_trial(self, boundary: int) -> None:

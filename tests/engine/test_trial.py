@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import pipetransformer as pt
+from pipetransformer.planner import Trial
 from pipetransformer.planner import trial as trials
 from pipetransformer.progress.counts import Counts
+from pipetransformer.run.measured_costs import MeasuredCosts
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import model_of, run_of
 from tests.support.ranks import run_ranks
@@ -173,6 +175,18 @@ def test_a_policy_is_told_the_loss_of_all_rows_whatever_is_tried(tried):
     )
     assert len(expected) >= 5
     assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_what_steps_take_after_the_trial_changes_nothing_of_it(tried):
+    costs, trial = MeasuredCosts(), tried["trial"]
+    fastest = trial.fastest
+    costs.trial = dataclasses.replace(trial, step_ns={})
+    for each, seconds in zip(trial.candidates, (1.0, 2.0, 3.0), strict=True):
+        costs.record_steps(each, [seconds], first_step=0)
+    costs.record_steps(fastest, [9.0] * 100, first_step=9)  # the machine is busy now
+    told = Trial.from_dict(costs.state()["trial"])
+    assert told.fastest == fastest
+    assert told.step_ns[fastest.name] == 1_000_000_000
 
 
 def test_a_run_with_too_few_steps_tries_nothing_out():

@@ -130,7 +130,8 @@ def test_it_comes_back_from_json_and_refuses_what_is_malformed():
     assert Trial.from_dict(told) == tried
     assert tried.step_ns == {"K=1 R=2 M=1": 500_000_000}
     for field, value, message in (
-        ("candidates", told["candidates"][:1], "trial candidates: expected at least 2"),
+        ("candidates", told["candidates"][:1], "candidates: expected 2 to 4, got 1"),
+        ("candidates", told["candidates"] * 3, "candidates: expected 2 to 4, got 6"),
         ("steps", 0, "trial steps: expected"),
         ("step_ns", {"K=9 R=9 M=9": 5}, "trial step_ns: "),
         ("step_ns", {"K=1 R=2 M=1": 0}, "trial step_ns of K=1 R=2 M=1: expected"),

@@ -19,6 +19,11 @@ _LOG = logging.getLogger(__name__)
 _ALL = 0.98  # of the slots' speed, from which on they share nothing
 _MOST_WAIT = timedelta(seconds=10)  # for the others' first run
 
+# A scheduler's slices of time are some ms: a mean of three short runs is one of few.
+_LEAST_TIME = 0.2  # s
+_FEWEST_RUNS = 2
+_MOST_RUNS = 500
+
 Work = Callable[[], float]
 """Runs the layers once; returns the seconds."""
 
@@ -72,8 +77,15 @@ def measure_cores(
 
 
 def _typical(work: Work) -> float:
-    """Return the median of three: the first may pay for memory that is new to it."""
-    return statistics.median(work() for _ in range(3))
+    """Return the mean of runs that last long enough for slots to take turns in.
+
+    The first run is not counted: it may pay for memory that is new to it.
+    """
+    work()
+    taken = [work() for _ in range(_FEWEST_RUNS)]
+    while sum(taken) < _LEAST_TIME and len(taken) < _MOST_RUNS:
+        taken.append(work())
+    return statistics.fmean(taken)
 
 
 def keep_busy(run: Run, make_work: MakeWork) -> None:

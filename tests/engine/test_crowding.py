@@ -1,5 +1,6 @@
 """How much slots of a host slow each other: measured with all of them at work."""
 
+import itertools
 import os
 import signal
 import types
@@ -80,6 +81,25 @@ def test_cores_follow_from_how_much_slower_it_is(alone, together, usable, cores)
     assert run.plane.keys["busy/4/ask"] == b"4"
     (((waited,), _),) = run.plane.asked
     assert waited == ["busy/4/1", "busy/4/2", "busy/4/3"]
+
+
+def test_short_runs_are_averaged_over_turns_of_the_scheduler():
+    """A slot that works undisturbed and then waits has no typical run."""
+    made = []
+
+    def make(rows):
+        alone = itertools.repeat(0.004)
+        shared = itertools.cycle([0.004] * 3 + [0.020])
+        return lambda: (made.append(1), next(shared if asked() else alone))[1]
+
+    run = run_on(range(4))
+
+    def asked():
+        return bool(run.plane.keys)
+
+    found = measure_cores(run, make, ROWS, 0)
+    assert found == pytest.approx(2000, rel=0.04), "twice as slow, four slots"
+    assert 50 < len(made) < 200, "0.2 s each"
 
 
 def test_a_lone_slot_measures_nothing():

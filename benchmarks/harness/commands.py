@@ -208,6 +208,11 @@ _ALL = (
         MODELS,
     ),
     _script(
+        "bubble_filling",
+        (*PRODUCT, "benchmarks/training/prediction_worker.py"),
+        MODELS,
+    ),
+    _script(
         "memory_prediction",
         (*PRODUCT, "benchmarks/training/prediction_worker.py"),
         MODELS,

@@ -1,7 +1,7 @@
 """Trains one model under one plan and tells each pass's step: predicted and measured.
 
-Started under torchrun by benchmarks/step_prediction.py. Weights and data are made up:
-times do not depend on them.
+Started under torchrun by benchmarks/step_prediction.py and bubble_filling.py. Weights
+and data are made up: times do not depend on them.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def planned_bytes(engine: pt.PipeTransformer) -> int:
     if profile is None or plan is None:
         raise RuntimeError("expected a run with a plan, got none")
     frozen = sum(each.parameter_bytes for each in profile.layers[: plan.boundary])
-    copies = plan.num_stages - 1 if plan.prefix == "replicated" else 0
+    copies = plan.num_stages - 1 if plan.prefix in ("replicated", "filled") else 0
     return sum(plan.bytes_per_stage) - copies * frozen
 
 
@@ -203,6 +203,8 @@ def main() -> None:
     add("--epochs", type=int, default=3)
     add("--no-cache", action="store_true")
     add("--schedule", default="gpipe")
+    add("--microbatches", type=int, help="default: the planner's")
+    add("--prefix", default="auto")
     add("--memory", action="store_true", help="watch it in the last pass")
     add("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -218,7 +220,11 @@ def main() -> None:
         freeze=pt.freeze.Schedule([args.frozen]),
         config=pt.Config(
             plan=pt.PlanConfig(
-                num_stages=args.stages, max_replicas=args.replicas, replicas="all"
+                num_stages=args.stages,
+                num_microbatches=args.microbatches,
+                max_replicas=args.replicas,
+                replicas="all",
+                prefix=args.prefix,
             ),
             pipe=pt.PipeConfig(
                 num_slots=args.stages * args.replicas, schedule=args.schedule

@@ -8,6 +8,7 @@ rivals owe it nothing; see `plain_loops`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import pipetransformer as pt
 
@@ -24,6 +25,7 @@ class System:
         caches: Frozen activations are cached.
         loop: What it is, if it is a loop of plain PyTorch without the engine.
         one_process: One process with a thread per slot, not a process per slot.
+        schedule: Of `PipeConfig`.
     """
 
     name: str
@@ -33,6 +35,7 @@ class System:
     caches: bool
     loop: str | None = None
     one_process: bool = False
+    schedule: Literal["gpipe", "auto"] = "gpipe"
 
     @property
     def engine(self) -> bool:
@@ -54,9 +57,9 @@ class System:
             ("replicas", self.replicates),
             ("cache", self.caches),
         ]
-        return f"{self.name}: " + ", ".join(
-            f"{part} {'on' if on else 'off'}" for part, on in parts
-        )
+        told = [f"{part} {'on' if on else 'off'}" for part, on in parts]
+        told += ["the schedule the planner's"] if self.schedule == "auto" else []
+        return f"{self.name}: " + ", ".join(told)
 
     def plan_config(
         self, slots: int, microbatches: int | None, slot_memory: int | None
@@ -79,6 +82,7 @@ class System:
 STATIC_PIPE, AGAIN = "static-pipe", "static-pipe again"
 PLAIN, DDP, CACHED_DDP = "plain", "ddp", "ddp+freeze+cache"
 REFERENCE, UNCACHED, FULL = "best-static", "freeze+pipe+dp", "full"
+ANY_SCHEDULE = "full, any schedule"
 # What the whole system is compared with, each with a work bound.
 RIVALS = (STATIC_PIPE, PLAIN, DDP, CACHED_DDP, REFERENCE)
 
@@ -109,6 +113,7 @@ SYSTEMS = {
         System("freeze+pipe+cache", True, True, False, True),
         System(UNCACHED, True, True, True, False),
         System(FULL, True, True, True, True),
+        System(ANY_SCHEDULE, True, True, True, True, schedule="auto"),
         # The same system once more, last in a round where the first one is first:
         # their ratio is the size below which no other ratio means anything.
         System(AGAIN, False, False, False, False),

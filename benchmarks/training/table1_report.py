@@ -14,6 +14,7 @@ from training.losses import breakdown, losses, seconds_per_work
 from training.runs import ACCURACY, TRAINING_TIME, WALL_TIME, Result
 from training.systems import (
     AGAIN,
+    ANY_SCHEDULE,
     DDP,
     FULL,
     PLAIN,
@@ -78,7 +79,7 @@ class Table:
         """
         pairs = [(name, STATIC_PIPE) for name in self.series]
         pairs += [(FULL, rival) for rival in RIVALS if rival != STATIC_PIPE]
-        pairs += [(UNCACHED, DDP)]
+        pairs += [(UNCACHED, DDP), (ANY_SCHEDULE, FULL)]
         return [
             speedup
             for metric in TIMES

@@ -67,7 +67,9 @@ def run_engine(
         config=pt.Config(
             seed=args.seed,
             plan=system.plan_config(args.slots, args.microbatches, args.slot_memory),
-            pipe=pt.PipeConfig(num_slots=args.slots, threads_per_stage=1),
+            pipe=pt.PipeConfig(
+                num_slots=args.slots, threads_per_stage=1, schedule=system.schedule
+            ),
             cache=pt.CacheConfig(enabled=system.caches),
         ),
     )

@@ -17,7 +17,8 @@ namespace pipetransformer::pipe {
 // stage sets its counter to kOver when it ends, for whatever reason.
 // check_linked makes sure that clocks fall along every wait, so the operation
 // with the lowest clock never waits: some worker always moves, until all are
-// over. One dispatcher runs by rising clock and so never waits at all. After a
+// over. A worker that waits takes spare work of the pool meanwhile, which waits
+// for nothing. One dispatcher runs by rising clock and never waits at all. After a
 // failure at clock c, operations of clock <= c still find what they wait for:
 // it has a smaller clock, so it neither failed nor was left out. All other
 // operations are left out, whether their counter reads kOver or not. A caller
@@ -33,9 +34,13 @@ constexpr std::chrono::milliseconds kPollInterval{100};
 
 }  // namespace
 
-Execution::Execution(std::shared_ptr<const Schedule> schedule, Body body)
+Execution::Execution(
+    std::shared_ptr<const Schedule> schedule,
+    Body body,
+    Meanwhile meanwhile)
     : schedule_(std::move(schedule)),
       body_(std::move(body)),
+      meanwhile_(std::move(meanwhile)),
       progress_(schedule_->size()),
       last_clock_(kOver),
       over_(schedule_->size(), false),
@@ -57,11 +62,17 @@ std::shared_ptr<Execution> Execution::start(
   }
   // make_shared cannot reach the private constructor.
   struct Access : Execution {
-    Access(std::shared_ptr<const Schedule> schedule, Body body)
-        : Execution(std::move(schedule), std::move(body)) {}
+    Access(
+        std::shared_ptr<const Schedule> schedule,
+        Body body,
+        Meanwhile meanwhile)
+        : Execution(
+              std::move(schedule), std::move(body), std::move(meanwhile)) {}
   };
-  std::shared_ptr<Execution> run =
-      std::make_shared<Access>(std::move(schedule), std::move(body));
+  std::shared_ptr<Execution> run = std::make_shared<Access>(
+      std::move(schedule), std::move(body), [&pool] {
+        return pool.run_spare();
+      });
   if (dispatch == Dispatch::kHere) {
     pool.run_here([run] { run->run_serially(); });
     return run;
@@ -191,7 +202,9 @@ bool Execution::wait_for(const Op& op) const noexcept {
       seen = done.load(std::memory_order_acquire);
     }
     while (seen < wait.count) {
-      done.wait(seen, std::memory_order_acquire);
+      if (!meanwhile_()) {
+        done.wait(seen, std::memory_order_acquire);
+      }
       seen = done.load(std::memory_order_acquire);
     }
   }

@@ -4,7 +4,7 @@
 //
 // Thread safety: the wait functions and cancel() may be called from any thread
 // outside the pool. Ownership: the queued tasks keep the Execution and its body
-// alive; it does not keep the pool alive.
+// alive; it does not keep the pool alive, which outlives what its threads run.
 #pragma once
 
 #include <atomic>
@@ -43,6 +43,9 @@ class Execution : public std::enable_shared_from_this<Execution> {
     // works for this run.
     std::function<std::shared_ptr<void>()> enter = {};
   };
+  // Does something else for a moment, on a worker that would wait; false: there
+  // is nothing to do.
+  using Meanwhile = std::function<bool()>;
   // Called every 100 ms by a waiting caller; may throw to give up (signals).
   using Poll = std::function<void()>;
 
@@ -76,7 +79,10 @@ class Execution : public std::enable_shared_from_this<Execution> {
     std::exception_ptr error;
   };
 
-  Execution(std::shared_ptr<const Schedule> schedule, Body body);
+  Execution(
+      std::shared_ptr<const Schedule> schedule,
+      Body body,
+      Meanwhile meanwhile);
   void run_stage(int32_t stage) noexcept;
   void run_serially() noexcept;
   std::shared_ptr<void> enter() const;
@@ -90,6 +96,7 @@ class Execution : public std::enable_shared_from_this<Execution> {
 
   const std::shared_ptr<const Schedule> schedule_;
   Body body_;
+  const Meanwhile meanwhile_;
   std::vector<Counter> progress_;    // finished operations, or kOver
   std::atomic<int32_t> last_clock_;  // nothing of a later clock is started
   std::mutex mutex_;

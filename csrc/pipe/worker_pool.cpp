@@ -33,11 +33,48 @@ int64_t thread_cpu_ns() {
 
 }  // namespace
 
+// Work for whichever worker stands still.
+class WorkerPool::Spare {
+ public:
+  // Does not wake anybody.
+  void push(std::vector<WorkerPool::Task> pieces) {
+    const std::lock_guard lock(mutex_);
+    for (WorkerPool::Task& piece : pieces) {
+      pieces_.push_back(std::move(piece));
+    }
+    num_queued_.store(pieces_.size(), std::memory_order_release);
+  }
+
+  bool any() const noexcept {
+    return num_queued_.load(std::memory_order_acquire) > 0;
+  }
+
+  // Empty when there is none.
+  WorkerPool::Task take() {
+    if (!any()) {
+      return {};
+    }
+    const std::lock_guard lock(mutex_);
+    if (pieces_.empty()) {
+      return {};
+    }
+    WorkerPool::Task piece = std::move(pieces_.front());
+    pieces_.pop_front();
+    num_queued_.store(pieces_.size(), std::memory_order_release);
+    return piece;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<WorkerPool::Task> pieces_;
+  std::atomic<std::size_t> num_queued_{0};
+};
+
 // One thread and its queue.
 class WorkerPool::Worker {
  public:
-  explicit Worker(const WorkerPool::ThreadHooks& hooks)
-      : thread_([this, hooks] { main(hooks); }) {}
+  Worker(const WorkerPool::ThreadHooks& hooks, Spare& spare)
+      : spare_(spare), thread_([this, hooks] { main(hooks); }) {}
 
   void wait_started() {
     std::unique_lock lock(mutex_);
@@ -49,6 +86,15 @@ class WorkerPool::Worker {
       const std::lock_guard lock(mutex_);
       tasks_.push_back(std::move(task));
       num_queued_.fetch_add(1, std::memory_order_release);
+    }
+    changed_.notify_one();
+  }
+
+  // Looks for spare work. Under the lock: else a worker that has just seen
+  // none, and is about to wait, would miss it.
+  void wake() {
+    {
+      const std::lock_guard lock(mutex_);
     }
     changed_.notify_one();
   }
@@ -96,25 +142,38 @@ class WorkerPool::Worker {
     hooks.stop();
   }
 
-  // The next task; an empty one when stopping and nothing is queued.
+  // The next task, or else a piece of spare work; an empty one when stopping
+  // and nothing is queued.
   WorkerPool::Task next() {
     for (int k = 0; k < kSpinRounds; ++k) {
-      if (num_queued_.load(std::memory_order_acquire) > 0) {
+      if (num_queued_.load(std::memory_order_acquire) > 0 || spare_.any()) {
         break;
       }
       std::this_thread::yield();
     }
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
-    if (tasks_.empty()) {
-      return {};
+    while (true) {
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] {
+          return stopping_ || !tasks_.empty() || spare_.any();
+        });
+        if (!tasks_.empty()) {
+          WorkerPool::Task task = std::move(tasks_.front());
+          tasks_.pop_front();
+          num_queued_.fetch_sub(1, std::memory_order_relaxed);
+          return task;
+        }
+        if (stopping_ && !spare_.any()) {
+          return {};
+        }
+      }
+      if (WorkerPool::Task piece = spare_.take()) {
+        return piece;  // else another worker was faster
+      }
     }
-    WorkerPool::Task task = std::move(tasks_.front());
-    tasks_.pop_front();
-    num_queued_.fetch_sub(1, std::memory_order_relaxed);
-    return task;
   }
 
+  Spare& spare_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<WorkerPool::Task> tasks_;
@@ -128,7 +187,8 @@ struct WorkerPool::State {
   std::mutex submitting;
   bool closed = false;
   pid_t owner = getpid();
-  std::vector<std::unique_ptr<Worker>> workers;
+  Spare spare;
+  std::vector<std::unique_ptr<Worker>> workers;  // after what they use
   std::function<std::shared_ptr<void>()> borrow;
   std::atomic<int64_t> here_ns{0};  // processor time of run_here()
 };
@@ -142,7 +202,7 @@ WorkerPool::WorkerPool(int num_workers, ThreadHooks hooks) {
   state_->borrow = hooks.borrow;
   try {
     for (int w = 0; w < num_workers; ++w) {
-      state_->workers.push_back(std::make_unique<Worker>(hooks));
+      state_->workers.push_back(std::make_unique<Worker>(hooks, state_->spare));
     }
   } catch (const std::system_error& error) {
     const auto num_started = state_->workers.size();
@@ -174,11 +234,7 @@ int WorkerPool::num_workers() const noexcept {
 }
 
 void WorkerPool::submit(std::vector<Task> tasks) {
-  if (state_->owner != getpid()) {
-    throw std::runtime_error(
-        "workers: expected a call in the process that made them, got one in a "
-        "forked child");
-  }
+  refuse_forked_child();
   refuse_own_threads();
   const std::lock_guard lock(state_->submitting);
   if (state_->closed) {
@@ -191,12 +247,33 @@ void WorkerPool::submit(std::vector<Task> tasks) {
   }
 }
 
-void WorkerPool::run_here(const Task& task) {
-  if (state_->owner != getpid()) {
-    throw std::runtime_error(
-        "workers: expected a call in the process that made them, got one in a "
-        "forked child");
+void WorkerPool::add_spare(std::vector<Task> pieces) {
+  refuse_forked_child();
+  // A worker of the pool that is being joined runs what it adds itself.
+  std::unique_lock lock(state_->submitting, std::defer_lock);
+  if (!on_worker_thread()) {
+    lock.lock();
+    if (state_->closed) {
+      throw std::runtime_error(
+          "workers: expected open workers, got closed ones");
+    }
   }
+  state_->spare.push(std::move(pieces));
+  for (const auto& worker : state_->workers) {
+    worker->wake();
+  }
+}
+
+bool WorkerPool::run_spare() {
+  if (Task piece = state_->spare.take()) {
+    piece();
+    return true;
+  }
+  return false;
+}
+
+void WorkerPool::run_here(const Task& task) {
+  refuse_forked_child();
   {
     const std::lock_guard lock(state_->submitting);
     if (state_->closed) {
@@ -258,6 +335,14 @@ void WorkerPool::shutdown() {
   state_->closed = true;
   for (const auto& worker : state_->workers) {
     worker->stop_and_join();
+  }
+}
+
+void WorkerPool::refuse_forked_child() const {
+  if (state_->owner != getpid()) {
+    throw std::runtime_error(
+        "workers: expected a call in the process that made them, got one in a "
+        "forked child");
   }
 }
 

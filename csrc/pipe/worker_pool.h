@@ -1,6 +1,7 @@
 // Worker threads, one per device slot, each with its own first-in-first-out
-// queue. Torch-free and Python-free: what a thread needs at its start (number
-// of intra-op threads, a Python thread state) comes as hooks.
+// queue, and one queue of spare work that they share: a worker takes of it when
+// it has nothing else to do. Torch-free and Python-free: what a thread needs at
+// its start (number of intra-op threads, a Python thread state) comes as hooks.
 //
 // Thread safety: submit() and shutdown() may be called from any thread but the
 // pool's own. Ownership: tasks are destroyed on their worker. Fork: in a child
@@ -43,13 +44,24 @@ class WorkerPool {
   // shutdown, in a forked child, and on one of the pool's own threads.
   void submit(std::vector<Task> tasks);
 
+  // Queues work for whichever worker stands still: one without a task, or one
+  // whose task calls run_spare() while it waits. A task that gets ready
+  // meanwhile waits until the piece is done, so pieces should be short. Pieces
+  // are begun in this order. May be called from anywhere, the pool's own
+  // threads included; throws std::runtime_error in a forked child, and after
+  // shutdown.
+  void add_spare(std::vector<Task> pieces);
+
+  // On a worker thread: runs a piece of spare work, if there is any.
+  bool run_spare();
+
   // Runs the task on the calling thread, as worker 0 would. Throws
   // std::runtime_error after shutdown and in a forked child.
   void run_here(const Task& task);
 
-  // One future per worker, ready once all that is queued on it so far is over;
-  // none after shutdown and in a forked child, where nothing runs. Throws
-  // std::runtime_error on one of the pool's own threads.
+  // One future per worker, ready once all that is queued on it so far is over,
+  // spare work aside; none after shutdown and in a forked child, where nothing
+  // runs. Throws std::runtime_error on one of the pool's own threads.
   std::vector<std::future<void>> when_done();
 
   // Processor seconds that each worker's thread has used so far, and for
@@ -59,14 +71,16 @@ class WorkerPool {
   // std::runtime_error on one of the pool's own threads.
   std::vector<double> cpu_seconds() const;
 
-  // Runs what is queued, then joins; idempotent.
+  // Runs what is queued, spare work too, then joins; idempotent.
   void shutdown();
 
   bool on_worker_thread() const noexcept;
 
  private:
+  void refuse_forked_child() const;
   void refuse_own_threads() const;
 
+  class Spare;
   class Worker;
   struct State;
   std::unique_ptr<State> state_;

@@ -174,7 +174,8 @@ void bind_costs(py::module_& m) {
   py::enum_<PrefixPlacement>(m, "PrefixPlacement")
       .value("NONE", PrefixPlacement::kNone)
       .value("REPLICATED", PrefixPlacement::kReplicated)
-      .value("PIPELINED", PrefixPlacement::kPipelined);
+      .value("PIPELINED", PrefixPlacement::kPipelined)
+      .value("FILLED", PrefixPlacement::kFilled);
   py::class_<StageCosts>(m, "StageCosts")
       .def(py::init<>())
       .def_readwrite("forward_ns", &StageCosts::forward_ns)
@@ -204,6 +205,7 @@ void bind_costs(py::module_& m) {
       .def_readwrite("stages", &StepCosts::stages)
       .def_readwrite("prefix_placement", &StepCosts::prefix_placement)
       .def_readwrite("prefix_ns", &StepCosts::prefix_ns)
+      .def_readwrite("prefix_grain_ns", &StepCosts::prefix_grain_ns)
       .def_readwrite("prefix_copy_ns", &StepCosts::prefix_copy_ns)
       .def_readwrite("cache_read_ns", &StepCosts::cache_read_ns)
       .def_readwrite("cache_wait_ns", &StepCosts::cache_wait_ns)

@@ -49,7 +49,7 @@ class PipelineBuilder {
   void build() {
     add_waited_read();
     std::vector<int32_t> arrived;
-    if (options_.prefix != PrefixMode::kFilled) {
+    if (!fills_gaps(costs_, options_)) {
       arrived = add_prefix(
           graph_,
           costs_,

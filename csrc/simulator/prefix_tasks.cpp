@@ -83,6 +83,12 @@ class PrefixBuilder {
 
 }  // namespace
 
+bool fills_gaps(const planner::StepCosts& costs, const StepOptions& options) {
+  return options.prefix == PrefixMode::kFilled ||
+         (options.prefix == PrefixMode::kBarrier &&
+          costs.prefix_placement == PrefixPlacement::kFilled);
+}
+
 int64_t prefix_per_microbatch_ns(const planner::StepCosts& costs) {
   return std::accumulate(
       costs.prefix_ns.begin(), costs.prefix_ns.end(), int64_t{0});

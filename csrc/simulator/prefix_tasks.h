@@ -6,6 +6,7 @@
 
 #include "planner/costs/step_costs.h"
 #include "simulator/devices.h"
+#include "simulator/step_options.h"
 #include "simulator/task_graph.h"
 
 namespace pipetransformer::simulator {
@@ -22,6 +23,10 @@ std::vector<int32_t> add_prefix(
     bool serial,
     const Devices& devices,
     std::vector<int32_t>& last);
+
+// Whether the frozen layers run in the pipeline's gaps, for the next step: the
+// costs place them so, or the options say so.
+bool fills_gaps(const planner::StepCosts& costs, const StepOptions& options);
 
 // Of one micro-batch, over all frozen layers.
 int64_t prefix_per_microbatch_ns(const planner::StepCosts& costs);

@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "simulator/prefix_tasks.h"
 #include "simulator/step_tasks.h"
 
 namespace pipetransformer::simulator {
@@ -131,6 +132,7 @@ void check_prefix(const StepCosts& costs) {
         "at most 2^60 ns over all micro-batches",
         static_cast<int64_t>(std::min<Wide>(total, INT64_MAX)));
   }
+  check_ns(costs.prefix_grain_ns, "prefix_grain_ns");
   check_ns(costs.prefix_copy_ns, "prefix_copy_ns");
   check_ns(costs.cache_read_ns, "cache_read_ns");
   check_ns(costs.cache_wait_ns, "cache_wait_ns");
@@ -160,7 +162,7 @@ void check_replicas(
   if (count < 1) {
     refuse("replicas", "at least 1", count);
   }
-  if (count > 1 && options.prefix == PrefixMode::kFilled) {
+  if (count > 1 && fills_gaps(costs, options)) {
     refuse("replicas with a prefix in the pipeline's gaps", "1", count);
   }
   for (const Permille& permille : replicas) {

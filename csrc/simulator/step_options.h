@@ -8,11 +8,13 @@ namespace pipetransformer::simulator {
 
 // Where and when the frozen layers run.
 enum class PrefixMode {
-  // All micro-batches before the first F, placed as the costs say.
+  // All micro-batches before the first F, placed as the costs say; where these
+  // say kFilled as below.
   kBarrier,
   // The same, all on the first device: the paper's way.
   kSerial,
-  // Those of the next step, in the pipeline's gaps on all devices: the frozen
+  // Whatever the costs say: those of the next step, in the pipeline's gaps on
+  // all devices: the frozen
   // forward does not depend on this step's update. What does not fit follows
   // the step, spread over the devices.
   kFilled,

@@ -103,7 +103,8 @@ void add_process(
   wait_for_gradients(graph, graph.add(task), pipeline, all_reduces);
 }
 
-// In grains of a quarter of the longest forward; no more than 2^16 of them.
+// In grains as the costs say, else of a quarter of the longest forward; no more
+// than 2^16 of them.
 FillWork fill_work(const StepCosts& costs, const Devices& devices) {
   FillWork fill;
   fill.total_ns = prefix_per_microbatch_ns(costs) * costs.num_microbatches;
@@ -111,8 +112,10 @@ FillWork fill_work(const StepCosts& costs, const Devices& devices) {
   for (const StageCosts& stage : costs.stages) {
     longest = std::max(longest, stage.forward_ns);
   }
+  const int64_t grain_ns =
+      costs.prefix_grain_ns > 0 ? costs.prefix_grain_ns : longest / 4;
   fill.grain_ns =
-      std::max({int64_t{1}, longest / 4, (fill.total_ns >> 16) + 1});
+      std::max({int64_t{1}, grain_ns, (fill.total_ns >> 16) + 1});
   fill.resources = devices.compute;
   return fill;
 }
@@ -142,7 +145,7 @@ StepTasks tasks_of_step(
     add_optimizer(step.graph, pipeline, all_reduces, options);
     add_process(step.graph, costs, pipeline, all_reduces);
   }
-  if (options.prefix == PrefixMode::kFilled) {
+  if (fills_gaps(costs, options)) {
     step.fill = fill_work(costs, step.devices.front());
   }
   return step;

@@ -15,14 +15,14 @@ namespace pipetransformer::simulator {
 
 struct StepTasks {
   TaskGraph graph;
-  FillWork fill;                 // PrefixMode::kFilled
+  FillWork fill;                 // where the prefix fills gaps
   std::vector<Devices> devices;  // by replica
 };
 
 // Throws std::invalid_argument, naming the field, for costs that are negative
 // or too large, stages without a backward behind stages with one, a prefix that
 // has not the entries its placement needs, more than 2^22 operations of a kind,
-// and replicas whose speeds are not one per stage; for PrefixMode::kFilled with
+// and replicas whose speeds are not one per stage; where the prefix fills gaps
 // more than one replica.
 void check(
     const planner::StepCosts& costs,

@@ -417,6 +417,7 @@ class PrefixPlacement:
     NONE: PrefixPlacement
     REPLICATED: PrefixPlacement
     PIPELINED: PrefixPlacement
+    FILLED: PrefixPlacement
     __members__: dict[str, PrefixPlacement]
     def __init__(self, value: int) -> None: ...
     def __int__(self) -> int: ...
@@ -451,6 +452,7 @@ class StepCosts:
     stages: list[StageCosts]
     prefix_placement: PrefixPlacement
     prefix_ns: list[int]
+    prefix_grain_ns: int
     prefix_copy_ns: int
     cache_read_ns: int
     cache_wait_ns: int

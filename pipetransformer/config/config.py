@@ -20,7 +20,7 @@ AmpMode = Literal["bf16", "fp16"]
 Verify = Literal["sampled", "all"]
 Codec = Literal["native", "bf16", "fp16", "int8"]
 SchedulerInterval = Literal["step", "epoch"]
-Prefix = Literal["auto", "replicated", "pipelined"]
+Prefix = Literal["auto", "replicated", "pipelined", "filled"]
 Replicas = Literal["auto", "all"]
 Schedule = Literal["gpipe", "1f1b", "zb-h1", "auto"]
 
@@ -66,8 +66,11 @@ class PlanConfig:
         prefix: Where frozen layers run as long as their outputs are not cached:
             "replicated": each device has all of them, for a part of the rows;
             "pipelined": each has a chunk, which all micro-batches pass, so that they
-            take a device's memory once. "auto": the planner's choice, on slots of a
-            host "replicated", since they have the layers in common.
+            take a device's memory once; on accelerators alone, since slots of a host
+            have the layers in common. "filled": each has all of them, and runs those of
+            the next batch, which is loaded one step early, while it waits for other
+            stages; on slots of a host alone, and with one stage as "replicated".
+            "auto": the planner's choice.
         trial_steps: Tries out what the planner can't tell apart: the plans whose
             simulated steps are within 10 % of the shortest, at most four, each for so
             many optimizer steps of the training and one more, at the start, for a
@@ -130,7 +133,7 @@ class PlanConfig:
         _require(
             self.prefix in get_args(Prefix),
             "PlanConfig.prefix",
-            "'auto', 'replicated' or 'pipelined'",
+            "'auto', 'replicated', 'pipelined' or 'filled'",
             self.prefix,
         )
         _require(

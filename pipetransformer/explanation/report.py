@@ -243,7 +243,8 @@ def headline(plan: Plan) -> Section:
         ]
     frozen = "no frozen layers"
     if plan.boundary:
-        frozen = f"{counted(plan.boundary, 'frozen layer')} {plan.prefix}"
+        place = {"filled": "in the bubbles of the step before"}.get(plan.prefix)
+        frozen = f"{counted(plan.boundary, 'frozen layer')} {place or plan.prefix}"
         frozen += f", cache {plan.cache}"
     rows = (
         f"{plan.global_batch} rows a step, at most {plan.samples_per_microbatch} a "

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pipetransformer import _C
 
+SpareRun = _C.pipe.SpareRun
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -64,8 +65,32 @@ class Workers:
             return [fn(item) for item in items]
         return self._pool.map(fn, list(items))
 
+    def spare(self, function: Callable[[T], bool], items: Sequence[T]) -> SpareRun:
+        """Let workers that have nothing else to do call ``function`` on every item.
+
+        A call is made again as long as it returns True, each time on any worker: so
+        long work is cut into short parts, and a cell that gets ready waits for no more
+        than one. Workers take parts when they have no cell or call of `map`, and while
+        a cell waits for another one. The calls run in the context of this call: grad
+        mode, inference mode, autocast.
+
+        Args:
+            function: Function of one item; called from several threads at a time, but
+                not with one item at the same time.
+            items: The items; the parts of earlier ones begin first.
+
+        Returns:
+            The handle: ``wait()`` waits for all of it, and raises the failure of the
+            lowest item; ``cancel()`` lets what runs end and starts no more. One of
+            them is to be called before what the parts use is changed.
+
+        Raises:
+            RuntimeError: if the workers are closed.
+        """
+        return self._pool.spare(function, list(items))
+
     def drain(self, *, timeout_s: float = 30.0) -> None:
-        """Wait until every cell and call that was submitted before is over.
+        """Wait until every cell and call of `map` that was submitted before is over.
 
         A backward that raises elsewhere, as in a hook, leaves its cells running: drain
         before touching what they use. Closed workers have nothing left to wait for.
@@ -95,7 +120,10 @@ class Workers:
         return self._pool.cpu_seconds()
 
     def close(self) -> None:
-        """Run what is queued, then end the threads; may be called again."""
+        """Run what is queued, spare parts too, then end the threads.
+
+        May be called again.
+        """
         self._pool.shutdown()
 
     def __enter__(self) -> Workers:

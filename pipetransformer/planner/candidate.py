@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pipetransformer.core import wire
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
-PREFIX_PLACEMENTS = ("none", "replicated", "pipelined")
+PREFIX_PLACEMENTS = ("none", "replicated", "pipelined", "filled")
 CACHE_TIERS = ("none", "device", "host", "disk")
 COPY_MODELS = ("overlapped", "serial")
 
@@ -23,7 +23,7 @@ class Candidate:
         cuts: K + 1 layer indices from the boundary to the number of layers.
         schedule: ``"gpipe"``, ``"1f1b"`` or ``"zb-h1"``.
         prefix: where the frozen layers run: ``"none"`` (there are none),
-            ``"replicated"`` or ``"pipelined"``.
+            ``"replicated"``, ``"pipelined"`` or ``"filled"``.
         cache: tier that the frozen outputs are read from: ``"none"``, ``"device"``,
             ``"host"`` or ``"disk"``.
         predicted_step_ns: the closed form's estimate, which ranks, ns.
@@ -91,5 +91,5 @@ def short_name(shape: tuple[int, int, int], schedule: str, prefix: str) -> str:
     """Return K, R, M, and what is not usual: a schedule or place of frozen layers."""
     k, r, m = shape
     order = "" if schedule == "gpipe" else f" {schedule}"
-    place = " prefix pipelined" if prefix == "pipelined" else ""
+    place = f" prefix {prefix}" if prefix in ("pipelined", "filled") else ""
     return f"K={k} R={r} M={m}{order}{place}"

@@ -23,6 +23,7 @@ PLACEMENTS = {
     "none": _C.planner.PrefixPlacement.NONE,
     "replicated": _C.planner.PrefixPlacement.REPLICATED,
     "pipelined": _C.planner.PrefixPlacement.PIPELINED,
+    "filled": _C.planner.PrefixPlacement.FILLED,
 }
 TIERS = {
     "none": _C.planner.CacheTier.NONE,

@@ -51,8 +51,10 @@ class SearchOptions:
         checkpoint: ``"never"``, ``"except_last"`` or ``"always"``.
         schedules: those the caller can run, of ``"gpipe"``, ``"1f1b"`` and
             ``"zb-h1"``. A loss outside the pipeline allows GPipe only.
-        prefix_placements: where frozen layers may run, of ``"replicated"`` and
-            ``"pipelined"``.
+        prefix_placements: where frozen layers may run, of ``"replicated"``,
+            ``"pipelined"`` and ``"filled"``; the last is ``"replicated"`` with a single
+            stage, which has no bubbles, and where outputs are read from a tier. The
+            engine fills bubbles on slots of a host alone.
         cache_tiers: where frozen outputs may be read from, of ``"none"``,
             ``"device"``, ``"host"`` and ``"disk"``; those that the cluster has are
             compared.
@@ -107,11 +109,11 @@ class SearchOptions:
             global_batch=plan.global_batch,
             checkpoint=plan.checkpoint,
             schedules=sorted({each.schedule for each in compared}),
-            prefix_placements=[
-                name
-                for name in cls.prefix_placements
-                if plan.prefix == "none" or name in {each.prefix for each in compared}
-            ],
+            prefix_placements=cls.prefix_placements
+            if plan.prefix == "none"
+            else sorted(
+                {each.prefix for each in compared}, key=PREFIX_PLACEMENTS.index
+            ),
             cache_tiers=sorted({each.cache for each in compared}),
             num_samples=plan.num_samples,
             copies=plan.copies,

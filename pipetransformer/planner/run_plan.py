@@ -28,8 +28,10 @@ class RunPlan:
         schedule: order of the cells: ``"gpipe"``, ``"1f1b"`` or ``"zb-h1"``.
         checkpoint: ``"never"``, ``"except_last"`` or ``"always"``.
         prefix: where the frozen layers run: ``"none"`` (there are none),
-            ``"replicated"``, all of them on each device for a part of the rows, or
-            ``"pipelined"``, a chunk on each device that all rows pass.
+            ``"replicated"``, all of them on each device for a part of the rows,
+            ``"pipelined"``, a chunk on each device that all rows pass, or
+            ``"filled"``, all of them on each device, which runs those of the next
+            batch while it waits for other stages.
 
     Raises:
         ValueError: a field is malformed or does not fit the others.
@@ -86,7 +88,8 @@ class RunPlan:
             f"{a}-{b - 1}" if b - a > 1 else f"{a}"
             for a, b in zip(self.cuts, self.cuts[1:], strict=False)
         )
-        prefix = " prefix pipelined" if self.prefix == "pipelined" else ""
+        place = self.prefix if self.prefix in ("pipelined", "filled") else ""
+        prefix = f" prefix {place}" if place else ""
         return (
             f"K={self.num_stages} R={self.num_replicas} M={self.num_microbatches} "
             f"layers {stages}{prefix}"

@@ -96,8 +96,8 @@ def _placements(names: Sequence[str], boundary: int) -> list[str]:
     left = [name for name in names if name != "none" or boundary <= 0]
     if names and not left:
         raise ValueError(
-            f"prefix_placements: expected 'replicated' or 'pipelined' for {boundary} "
-            f"frozen layers, got {tuple(names)}"
+            "prefix_placements: expected 'replicated', 'pipelined' or 'filled' for "
+            f"{boundary} frozen layers, got {tuple(names)}"
         )
     return left
 

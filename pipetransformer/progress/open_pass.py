@@ -14,7 +14,12 @@ from pipetransformer.autodp import ActiveGroup, broadcast_tensors
 from pipetransformer.core.devices import to_device
 from pipetransformer.data import Batch
 from pipetransformer.progress.counts import Counts, Pass
-from pipetransformer.progress.sharding import EpochSharding, Loading, asking_ahead
+from pipetransformer.progress.sharding import (
+    EpochSharding,
+    Loading,
+    asking_ahead,
+    one_ahead,
+)
 from pipetransformer.replica.role import Role
 from pipetransformer.report import EpochRecord
 from pipetransformer.run.context import Run
@@ -106,6 +111,9 @@ class OpenPass:
         loaded, run = shares.loading.batches(sampler), self._run
         if not run.slots.on_host:
             loaded = self._placed_each(loaded)
+        prefix = self._role.active().prefix
+        if prefix is not None and prefix.fills:
+            loaded = one_ahead(loaded, self._note_upcoming)
         if not run.caches.reads_disk("train"):
             return loaded
         view = state.epoch % (shares.loading.views or 1)
@@ -115,6 +123,9 @@ class OpenPass:
                 run.caches.prefetch("train", ids, view)
 
         return asking_ahead(loaded, list(sampler), ask)
+
+    def _note_upcoming(self, batch: Batch | None) -> None:
+        self._run.upcoming = batch
 
     def load(self, number: int) -> Batch:
         """Load this replica's present share of one batch."""

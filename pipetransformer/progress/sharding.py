@@ -61,6 +61,27 @@ class Loading:
             here.close()
 
 
+def one_ahead(
+    loaded: Generator[Batch, None, None], tell: Callable[[Batch | None], None]
+) -> Generator[Batch, None, None]:
+    """Yield batches, each when the one after it is loaded, too.
+
+    Args:
+        loaded: The batches.
+        tell: Is given the one after that which is yielded next; None: there is none.
+    """
+    with contextlib.closing(loaded):
+        batch = next(loaded, None)
+        try:
+            while batch is not None:
+                following = next(loaded, None)
+                tell(following)
+                yield batch
+                batch = following
+        finally:
+            tell(None)
+
+
 def asking_ahead(
     loaded: Generator[Batch, None, None],
     lists: Sequence[Sequence[int]],

@@ -9,6 +9,9 @@ numbers even so draw keyed ones, as those of the pipeline do.
 
 Once a pass has found all of its records, the layers leave the devices for the host:
 they come back when something is missing.
+
+Where a plan fills gaps, and nothing is cached, the workers run the layers for the next
+batch whenever they wait, see `filled`.
 """
 
 from __future__ import annotations
@@ -54,6 +57,7 @@ from pipetransformer.data.structures import (
 from pipetransformer.pipe import Workers, draw_scope
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.faulty_layer import faulty_layer
+from pipetransformer.replica.filled import Ahead, FilledForward
 from pipetransformer.replica.handed_on import (
     Form,
     HandedOn,
@@ -82,7 +86,9 @@ class FrozenPrefix:
         devices: Of the workers, in their order.
         places: The device of each frozen layer. On several of them: micro-batches pass
             these. None: all are on the first.
-        num_microbatches: Micro-batches that pass them.
+        num_microbatches: Micro-batches that pass them; with `fills` all of them.
+        fills: Workers run the layers for a batch to come while they wait, see
+            `run_ahead`. Of a host's slots alone, and with several of them.
         seed: Seed of the random draws.
         ragged: How rows of different lengths are padded; None: they are not.
         debug: Compute all that was found again, and raise where it differs.
@@ -106,6 +112,7 @@ class FrozenPrefix:
         devices: Sequence[torch.device] = (HOST,),
         places: Sequence[torch.device] | None = None,
         num_microbatches: int = 1,
+        fills: bool = False,
         seed: int,
         ragged: Ragged | None = None,
         debug: bool = False,
@@ -122,6 +129,8 @@ class FrozenPrefix:
         self._places = list(places or [self._devices[0]] * boundary)
         self._passed_on = len(set(self._places)) > 1
         self._num_microbatches = num_microbatches
+        self.fills = fills and workers.num_workers > 1
+        self._ahead: Ahead | None = None
         self._on: dict[torch.device, list[nn.Module]] = {}
         self._copied: list[int] | None = None  # fingerprints of what was copied
         self._workers = workers
@@ -170,6 +179,7 @@ class FrozenPrefix:
         if not self._needed:
             self._rest()
         self._needed = False
+        self._give_up_ahead()  # of a pass that was left
         self.refresh()
 
     def refresh(self) -> None:
@@ -224,7 +234,11 @@ class FrozenPrefix:
             )
 
     def retire(self) -> None:
-        """Give back what is on the device for this prefix alone."""
+        """Give back what is on the device for this prefix alone.
+
+        No worker runs the layers any more, so they may be trained again.
+        """
+        self._give_up_ahead()
         if self._copied_from is not None:
             self._copied_from.use_device(self._devices[0], 0)
             self._copied_from = None
@@ -311,8 +325,9 @@ class FrozenPrefix:
             TypeError: something in that structure has no rows and is not fixed.
             ValueError: with `debug`, a row computed again differs from its record.
         """
-        unused = cache is None or cache.given_up or not self.uses_cache
-        if cache is None or ids is None or unused:
+        if cache is None or ids is None or not self._reads(cache):
+            if self.fills and ids is not None and not whole:
+                return as_given(self._run_filled(inputs, ids, position))
             return as_given(self._run(inputs(), 0, position, whole))
         if not whole:
             self._use_device(cache)
@@ -373,6 +388,64 @@ class FrozenPrefix:
                 result, len(ids), cache
             )  # shows what is fixed: records are read
         return as_given(result)
+
+    def _reads(self, cache: ActivationCache | None) -> bool:
+        return cache is not None and not cache.given_up and self.uses_cache
+
+    def run_ahead(
+        self,
+        inputs: Callable[[], Any],
+        ids: Tensor,
+        cache: ActivationCache | None,
+        *,
+        position: DrawPosition,
+    ) -> None:
+        """Let workers compute a batch to come while they have nothing else to do.
+
+        Nothing happens where the plan does not fill gaps, or a cache is in use.
+
+        Args:
+            inputs: Gives the batch's inputs.
+            ids: Its sample ids, the very tensor that it will be asked for with.
+            cache: As it will be given then.
+            position: The same; computed again if it turns out another one.
+        """
+        if not self.fills or self._reads(cache):
+            return
+        if self._ahead is None or not self._ahead.is_of(ids, position):
+            self._give_up_ahead()
+            self._ahead = self._begin(inputs(), ids, position)
+
+    def _give_up_ahead(self) -> None:
+        held, self._ahead = self._ahead, None
+        if held is not None:
+            held.forward.cancel()
+
+    def _begin(self, inputs: Any, ids: Tensor, position: DrawPosition) -> Ahead:
+        cut = self._cut(inputs, position, self._num_microbatches)
+        forward = FilledForward(
+            self._workers,
+            self._layers,
+            [piece for _, piece in cut],
+            seed=self._seed,
+            position=position,
+            first=cut[0][0],
+        )
+        return Ahead(ids, position, inputs, forward)
+
+    def _run_filled(
+        self, inputs: Callable[[], Any], ids: Tensor, position: DrawPosition
+    ) -> Any:
+        """Return what is ready of a batch, or will be soon."""
+        self.run_ahead(inputs, ids, None, position=position)  # unless it is
+        held, self._ahead = self._ahead, None
+        if held is None:
+            raise RuntimeError("batch that nobody has begun; please report")
+        with self._clock.phase("prefix"), torch.no_grad():
+            outputs = held.forward.outputs()
+            cut = self._cut(held.inputs, position, self._num_microbatches)
+            forward = self._forward(position, 0)
+            return self._joined(outputs, held.inputs, cut, forward, self.boundary)
 
     def _rounded(
         self,
@@ -650,13 +723,41 @@ class FrozenPrefix:
             return self._here(inputs)
         self._needed = self._needed or not whole  # else it is an evaluation
         self._wake()
-        rows = rows_of(inputs)
         most = self._workers.num_workers
-        if self._passed_on:
+        if self._passed_on or self.fills:
             most = self._num_microbatches
-        most = 1 if whole else most
+        cut = self._cut(inputs, position, 1 if whole else most)
+        forward = self._forward(position, start, end)
+        with self._clock.phase("prefix"), torch.no_grad():
+            if len(cut) == 1:
+                outputs = [forward(cut[0])]
+            else:
+                outputs = self.spread(forward, cut)
+            return self._joined(
+                outputs, inputs, cut, forward, self.boundary if end is None else end
+            )
+
+    @staticmethod
+    def _cut(inputs: Any, position: DrawPosition, most: int) -> list[tuple[int, Any]]:
+        """Cut a batch into at most so many micro-batches, each with its number."""
+        rows = rows_of(inputs)
         pieces = max(1, min(most, rows))
         first = position.first_microbatch * most  # replicas' pieces never meet
+        if pieces == 1:
+            return [(first, inputs)]
+        ends = [rows * i // pieces for i in range(pieces + 1)]
+        return [
+            (first + i, slice_rows(inputs, slice(a, b)))
+            for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False))
+        ]
+
+    def _forward(
+        self,
+        position: DrawPosition,
+        start: int,
+        end: int | None = None,
+    ) -> Callable[[tuple[int, Any]], Any]:
+        """Return what runs a numbered micro-batch through the layers."""
 
         def forward(numbered: tuple[int, Any]) -> Any:
             number, piece = numbered
@@ -668,36 +769,45 @@ class FrozenPrefix:
                     there = to_device(piece, self._places[start])
                     chunk = self._layers[start:end]
                     return self._here(run_in_place(chunk, there, first=start == 0))
-            worker = number if whole else number - first
-            device = self._devices[worker % len(self._devices)]
+            device = self._devices[number % len(self._devices)]
             layers = self._on[device][start:end]
             with use_skip_tracker(SkipTracker()), draws:
                 taken = to_device(piece, device)
                 return self._here(call_layers(layers, taken, first=start == 0))
 
-        ends = [rows * i // pieces for i in range(pieces + 1)]
-        with self._clock.phase("prefix"), torch.no_grad():
-            if pieces == 1:
-                outputs = [forward((first, inputs))]
-            else:
-                cut = [
-                    (first + i, slice_rows(inputs, slice(a, b)))
-                    for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False))
-                ]
-                outputs = self.spread(forward, cut)
-            if not isinstance(outputs[0], Tensor):
-                end = self.boundary if end is None else end
-                key = end, len(tensors_of(outputs[0]))
-                if key not in self._have_rows:
-                    most = 2 * ends[1]  # fewer may be too few for a layer
-                    taken = slice_rows(inputs, torch.arange(most) % ends[1])
-                    self._have_rows[key] = tensors_have_rows(
-                        f"{end - 1} ({type(self._layers[end - 1]).__name__})",
-                        (outputs[0], forward((first, taken))),
-                        (ends[1], most),
-                    )
-                outputs = handed_on(outputs, self._have_rows[key])
-        return outputs[0] if pieces == 1 else join_rows(outputs)
+        return forward
+
+    def _joined(
+        self,
+        outputs: list[Any],
+        inputs: Any,
+        cut: Sequence[tuple[int, Any]],
+        forward: Callable[[tuple[int, Any]], Any],
+        end: int,
+    ) -> Any:
+        """Return the outputs of a batch's micro-batches as one.
+
+        Args:
+            outputs: What layer ``end - 1`` has returned for each.
+            inputs: Of the batch.
+            cut: The micro-batches, with their numbers.
+            forward: Runs one of them again.
+            end: The layer behind.
+        """
+        if not isinstance(outputs[0], Tensor):
+            key = end, len(tensors_of(outputs[0]))
+            if key not in self._have_rows:
+                number, piece = cut[0]
+                rows = rows_of(piece)
+                most = 2 * rows  # fewer may be too few for a layer
+                taken = slice_rows(inputs, torch.arange(most) % rows)
+                self._have_rows[key] = tensors_have_rows(
+                    f"{end - 1} ({type(self._layers[end - 1]).__name__})",
+                    (outputs[0], forward((number, taken))),
+                    (rows, most),
+                )
+            outputs = handed_on(outputs, self._have_rows[key])
+        return outputs[0] if len(outputs) == 1 else join_rows(outputs)
 
 
 def _copied(layers: Sequence[nn.Module], device: torch.device) -> list[nn.Module]:

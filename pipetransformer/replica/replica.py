@@ -40,6 +40,8 @@ class ActiveModel(nn.Module):
         write: Tells whether prefix activations will be read again.
         gate: Decides on the codec of records.
         clock: Is told when inputs are loaded.
+        upcoming: Gives the batch after the one that is run, where it is known.
+        position_after: Gives the draw position of the forward after that of a batch.
         schedule: The order of cells in a step that has the loss.
     """
 
@@ -53,6 +55,8 @@ class ActiveModel(nn.Module):
         write: Callable[[], bool],
         gate: CodecGate,
         clock: Clock,
+        upcoming: Callable[[], Batch | None] = lambda: None,
+        position_after: Callable[[int], DrawPosition] | None = None,
         schedule: str = "gpipe",
     ) -> None:
         super().__init__()
@@ -64,6 +68,8 @@ class ActiveModel(nn.Module):
         self._write = write
         self._gate = gate
         self._clock = clock
+        self._upcoming = upcoming
+        self._position_after = position_after
         self._retired = False
         self.last_batch: Batch | None = None
 
@@ -127,6 +133,8 @@ class ActiveModel(nn.Module):
                 codec=codec,
                 compare=compare,
             )
+        if prefix is not None and batch is not None:
+            self._run_ahead(prefix, batch)
         arguments = arguments_of(value, first=prefix is None)
         named = dict(arguments) if isinstance(arguments, Mapping) else {}
         args = () if isinstance(arguments, Mapping) else arguments
@@ -135,6 +143,18 @@ class ActiveModel(nn.Module):
                 args, named, targets=targets, loss=loss, schedule=self._schedule
             )
         return self.pipe(*args, **named)
+
+    def _run_ahead(self, prefix: FrozenPrefix, batch: Batch) -> None:
+        """Let the workers fill their gaps with the frozen layers of the next batch."""
+        following = self._upcoming()
+        if following is None or following.rows == 0 or self._position_after is None:
+            return
+        prefix.run_ahead(
+            lambda: self._inputs(following),
+            following.ids,
+            self._cache(),
+            position=self._position_after(batch.index),
+        )
 
     def _inputs(self, batch: Batch) -> Any:
         with self._clock.phase("data"):

@@ -24,6 +24,7 @@ from pipetransformer.autofreeze import (
     LayerFreezer,
     LossSum,
 )
+from pipetransformer.data import Batch
 from pipetransformer.planner import Plan
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
@@ -108,6 +109,7 @@ class Run:
         self.drops_copies = False  # as this rank's device has run out of it
         self.forecast: Forecast | None = None  # of the lead, with callbacks
         self.last_loss = 0.0  # of the last forward of this replica
+        self.upcoming: Batch | None = None  # after the one handed out; if it is loaded
         self.step_buffers = StepBuffers(arguments.model, lambda: self.state.step)
 
     def build_group(

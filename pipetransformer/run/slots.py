@@ -80,8 +80,13 @@ def slots_of(config: Config, info: LaunchInfo) -> Slots:
     slots = Slots(dealt, 0 if alone else info.local_rank)
     if slots.on_host and config.plan.prefix == "pipelined":
         raise ValueError(
-            "PlanConfig.prefix: expected 'auto' or 'replicated' for slots of a host, "
-            "which have the frozen layers in common, got 'pipelined'"
+            "PlanConfig.prefix: expected 'auto', 'replicated' or 'filled' for slots of "
+            "a host, which have the frozen layers in common, got 'pipelined'"
+        )
+    if not slots.on_host and config.plan.prefix == "filled":
+        raise ValueError(
+            "PlanConfig.prefix: expected 'auto', 'replicated' or 'pipelined' for "
+            "accelerators, where bubbles stay, got 'filled'"
         )
     _check_blocks(slots)
     return slots

@@ -37,6 +37,6 @@ def _check_fits(plan: Plan, cluster: Cluster) -> None:
         )
     if plan.boundary > 0 and plan.prefix == "none":
         raise ValueError(
-            f"plan prefix: expected 'replicated' or 'pipelined' for {plan.boundary} "
-            f"frozen layers, got 'none'"
+            "plan prefix: expected 'replicated', 'pipelined' or 'filled' for "
+            f"{plan.boundary} frozen layers, got 'none'"
         )

@@ -113,10 +113,11 @@ def simulate(
         profile: measured costs of the layers.
         cluster: the machines.
         steps: how many, at least 1.
-        prefix: when and where the frozen layers run: ``"barrier"`` (before the first
-            forward, placed as the plan says: what the runtime does), ``"serial"``
-            (the same, all on the first device: the paper's way) or ``"filled"`` (those
-            of the next step in the gaps of this one).
+        prefix: when and where the frozen layers run: ``"barrier"`` (as the plan says,
+            before the first forward where it does not say "filled": what the runtime
+            does), ``"serial"`` (before the first forward, all on the first device: the
+            paper's way) or ``"filled"`` (those of the next step in the gaps of this
+            one, whatever the plan says).
 
     Returns:
         Times of a step and of all, memory and what ran when.

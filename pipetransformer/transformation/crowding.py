@@ -21,7 +21,6 @@ _MOST_WAIT = timedelta(seconds=10)  # for the others' first run
 
 # A scheduler's slices of time are some ms: a mean of three short runs is one of few.
 _LEAST_TIME = 0.2  # s
-_FEWEST_RUNS = 2
 _MOST_RUNS = 500
 
 Work = Callable[[], float]
@@ -82,7 +81,7 @@ def _typical(work: Work) -> float:
     The first run is not counted: it may pay for memory that is new to it.
     """
     work()
-    taken = [work() for _ in range(_FEWEST_RUNS)]
+    taken = [work()]
     while sum(taken) < _LEAST_TIME and len(taken) < _MOST_RUNS:
         taken.append(work())
     return statistics.fmean(taken)

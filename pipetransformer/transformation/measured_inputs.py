@@ -108,14 +108,25 @@ def _cores_together(run: Run, workload: Workload, profile: Profile) -> int:
     return measure_cores(
         run,
         lambda rows: _work(run, workload, rows),
-        rows_that_tell(profile),
+        rows_that_tell(profile, workload.global_batch // run.num_slots),
         _cores_permille(run),
     )
 
 
-def rows_that_tell(profile: Profile) -> int:
-    """Return the rows of the smallest micro-batch that takes long enough to time."""
+def rows_that_tell(profile: Profile, share: int) -> int:
+    """Return the rows of a micro-batch by which slots are compared.
+
+    Fewer rows of a large model wait for memory, more of them compute: so these are as
+    many as a step gives a slot, and enough to be timed, as far as they are profiled.
+
+    Args:
+        profile: Of the layers.
+        share: Rows of a step, over the slots.
+    """
     for index, rows in enumerate(profile.microbatch_samples):
+        following = profile.microbatch_samples[index + 1 : index + 2]
+        if following and following[0] <= share:
+            continue
         once = sum(
             layer.forward_ns[index]
             + layer.input_grad_ns[index]

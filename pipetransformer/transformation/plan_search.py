@@ -288,7 +288,7 @@ def _placements(run: Run) -> tuple[str, ...]:
     """Return where frozen layers may run; slots of a host have the layers in common."""
     asked = run.config.plan.prefix
     if asked == "auto":
-        return ("replicated",) if run.slots.on_host else ("replicated", "pipelined")
+        return "replicated", "filled" if run.slots.on_host else "pipelined"
     return (asked,)
 
 

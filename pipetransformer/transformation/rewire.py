@@ -122,6 +122,7 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
             devices=devices,
             places=run.frozen_places(plan) if plan.prefix == "pipelined" else None,
             num_microbatches=plan.num_microbatches,
+            fills=plan.prefix == "filled",
             seed=proposal.seed,
             ragged=run.arguments.ragged,
             debug=run.config.cache.debug,
@@ -153,6 +154,12 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         nth = max(0, number - run.state.batch) if number is not None else 0
         return DrawPosition(run.state.step, (nth * group.size + group.rank) * each)
 
+    def position_after(number: int) -> DrawPosition:
+        nth = number + 1 - run.state.batch  # in the step, if it is not the first there
+        if nth >= run.config.accumulation_steps:
+            return DrawPosition(run.state.step + 1, group.rank * each)
+        return DrawPosition(run.state.step, (nth * group.size + group.rank) * each)
+
     model = ActiveModel(
         pipe,
         prefix,
@@ -161,6 +168,8 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         write=run.will_read_again,
         gate=_gate(run, layers, plan.boundary),
         clock=run.clock,
+        upcoming=lambda: run.upcoming,
+        position_after=position_after,
         schedule=plan.schedule,
     )
     run.step_buffers.watch(model)

@@ -1,6 +1,8 @@
 """Which records a frozen prefix takes: of its own padding, and audited when kept."""
 
 import logging
+import threading
+import time
 
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from pipetransformer.pipe import Workers
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.frozen_prefix import FrozenPrefix
 from pipetransformer.report.clock import Clock
+from pipetransformer.skip import pop, skippable, stash
 
 from .test_cache import make_cache, values
 
@@ -108,3 +111,146 @@ def test_a_process_that_attaches_to_kept_records_audits_its_first_hit(tmp_path):
     fresh.store(IDS, (values(IDS, 1),), boundary=1, fingerprint=1)
     fresh.fetch(IDS, chain=[0, 1])
     assert not fresh.audit_due()
+
+
+@skippable(stash="skip")
+class Stash(nn.Module):
+    def forward(self, x):
+        yield stash("skip", x)
+        return 2 * x
+
+
+@skippable(pop="skip")
+class Pop(nn.Module):
+    def forward(self, x):
+        skip = yield pop("skip")
+        return x + skip, 3 * skip
+
+
+class Counted(nn.Module):
+    """Tells which rows it has seen, and in which threads."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        time.sleep(0.002)
+        self.seen.append((threading.get_ident(), x[:, 0].tolist()))
+        return x
+
+
+def filling(layers, workers, **options):
+    return FrozenPrefix(
+        [layer.eval() for layer in layers],
+        len(layers),
+        workers,
+        Clock(),
+        devices=[torch.device("cpu")] * workers.num_workers,
+        num_microbatches=3,
+        fills=True,
+        seed=0,
+        **options,
+    )
+
+
+def rows_of_batch(number):
+    return torch.arange(8.0 * number, 8.0 * number + 8)[:, None].expand(8, 2)
+
+
+def test_what_runs_ahead_is_what_its_own_step_would_give():
+    counted = Counted()
+    with Workers(2) as workers:
+        prefix = filling([counted, Stash(), nn.Identity(), Pop()], workers)
+        ids = [torch.arange(8) for _ in range(3)]
+        for number in range(3):
+            given = rows_of_batch(number)
+            first, second = prefix(
+                lambda given=given: given,
+                ids[number],
+                None,
+                position=DrawPosition(number, 0),
+            )
+            assert torch.equal(first, 3 * given) and torch.equal(second, 3 * given)
+            if number < 2:
+                prefix.run_ahead(
+                    lambda number=number: rows_of_batch(number + 1),
+                    ids[number + 1],
+                    None,
+                    position=DrawPosition(number + 1, 0),
+                )
+        prefix.retire()
+    rows = sorted(row for _, part in counted.seen for row in part)
+    again = rows[:6]  # told apart once: which of two tensors have rows
+    assert len(rows) == 24 + 4 and set(rows) == {float(n) for n in range(24)}, again
+    assert {len(part) for _, part in counted.seen} == {2, 3, 4}
+
+
+def test_a_batch_or_draws_that_were_not_foreseen_are_computed_anew():
+    counted = Counted()
+    with Workers(2) as workers:
+        prefix = filling([counted], workers)
+        foreseen, other = torch.arange(8), torch.arange(8)
+        given = rows_of_batch(0)
+        for ids, step in ((other, 1), (foreseen, 2)):
+            prefix.run_ahead(
+                lambda: rows_of_batch(1), foreseen, None, position=DrawPosition(1, 0)
+            )
+            found = prefix(lambda: given, ids, None, position=DrawPosition(step, 0))
+            assert torch.equal(found, given)
+        counted.seen.clear()
+        prefix.run_ahead(
+            lambda: rows_of_batch(1), foreseen, None, position=DrawPosition(1, 0)
+        )
+        again = prefix(lambda: given, foreseen, None, position=DrawPosition(1, 0))
+        assert torch.equal(again, rows_of_batch(1)), "that is what it was begun with"
+
+
+def test_nothing_runs_once_a_prefix_is_retired_or_a_pass_begins():
+    counted = Counted()
+    with Workers(2) as workers:
+        prefix = filling([counted] * 4, workers)
+        for leave in (prefix.begin_pass, prefix.retire):
+            prefix.run_ahead(
+                lambda: rows_of_batch(0),
+                torch.arange(8),
+                None,
+                position=DrawPosition(0, 0),
+            )
+            leave()
+            seen = len(counted.seen)
+            time.sleep(0.02)
+            assert len(counted.seen) == seen < 12
+
+
+def test_evaluations_and_caches_leave_alone_what_runs_ahead():
+    cache = make_cache(num_samples=8)
+    counted = Counted()
+    with Workers(2) as workers:
+        prefix = filling([counted], workers)
+        ids = torch.arange(8)
+        prefix.run_ahead(
+            lambda: rows_of_batch(0), ids, cache, position=DrawPosition(0, 0)
+        )
+        assert counted.seen == [], "rows of a cache in use are not computed ahead"
+        prefix.run_ahead(
+            lambda: rows_of_batch(0), ids, None, position=DrawPosition(0, 0)
+        )
+        held = rows_of_batch(2)
+        found = prefix(
+            lambda: held,
+            torch.arange(8),
+            None,
+            position=DrawPosition(-1, 0),
+            whole=True,
+        )
+        assert torch.equal(found, held)
+        ready = prefix(lambda: held, ids, None, position=DrawPosition(0, 0))
+        assert torch.equal(ready, rows_of_batch(0))
+        assert sum(len(part) for _, part in counted.seen) == 16
+
+
+def test_one_worker_fills_nothing():
+    with Workers(1) as workers:
+        prefix = filling([nn.Identity()], workers)
+        assert not prefix.fills

@@ -1,6 +1,7 @@
 // Stress of the torch-free engine (WorkerPool, Execution, schedules), meant for
 // the sanitizers: random schedules on random pools, failures at any operation,
-// cancelled and dropped runs, polls that throw, shutdown races, fork.
+// cancelled and dropped runs, polls that throw, spare work in between, shutdown
+// races, fork.
 //
 //   stress_execution SEED ROUNDS
 //
@@ -318,6 +319,73 @@ void several_callers(WorkerPool& pool) {
   }
 }
 
+// Spare work in pieces that follow each other, whichever thread runs them.
+struct Chain {
+  const int length;
+  int num_run = 0;  // not atomic on purpose
+};
+
+using Count = std::shared_ptr<std::atomic<int>>;
+
+void add_piece(
+    WorkerPool& pool,
+    const std::shared_ptr<Chain>& chain,
+    const Count& num_over) {
+  pool.add_spare({[&pool, chain, num_over] {
+    if (++chain->num_run == chain->length) {
+      ++*num_over;
+    } else {
+      add_piece(pool, chain, num_over);
+    }
+  }});
+}
+
+int add_chains(WorkerPool& pool, const Count& num_over) {
+  const int count = draw(0, 6);
+  for (int k = 0; k < count; ++k) {
+    add_piece(
+        pool, std::make_shared<Chain>(Chain{.length = draw(1, 40)}), num_over);
+  }
+  return count;
+}
+
+// A worker that waits for another stage takes spare work meanwhile: the first
+// stage waits until pieces have run, which only the second one's worker can do.
+struct Gap {
+  std::atomic<bool> begun{false};
+  std::atomic<bool> over{false};
+  std::atomic<int> num_run{0};  // pieces since the first stage has begun
+};
+
+void add_endless(WorkerPool& pool, const std::shared_ptr<Gap>& gap) {
+  pool.add_spare({[&pool, gap] {
+    gap->num_run += gap->begun ? 1 : 0;
+    if (!gap->over) {
+      add_endless(pool, gap);
+    }
+  }});
+}
+
+void spare_work_in_a_gap() {
+  WorkerPool pool(2, {[] {}, [] {}});
+  const auto gap = std::make_shared<Gap>();
+  add_endless(pool, gap);
+  const auto schedule =
+      std::make_shared<Schedule>(planner::forward_pass({1, 2, 0, 0}));
+  const auto run = Execution::start(
+      pool, schedule, Dispatch::kThreads, {[gap](int32_t stage, const Op&) {
+        if (stage == 0) {
+          gap->begun = true;
+          while (gap->num_run < 3) {
+            std::this_thread::yield();
+          }
+          gap->over = true;
+        }
+      }});
+  run->wait_all(kNoPoll);
+  check(gap->num_run >= 3, "spare work runs in a gap");
+}
+
 // A pool that is shut down by one thread while others submit and look at it.
 void shutdown_race() {
   WorkerPool pool(draw(1, 4), {[] {}, [] {}});
@@ -343,6 +411,18 @@ void shutdown_race() {
       }
     });
   }
+  const Count num_over = std::make_shared<std::atomic<int>>(0);
+  std::atomic<int> num_added{0};
+  callers.emplace_back([&] {
+    try {
+      for (int k = 0; k < 200; ++k) {
+        add_piece(
+            pool, std::make_shared<Chain>(Chain{.length = 3}), num_over);
+        ++num_added;
+      }
+    } catch (const std::runtime_error&) {  // closed
+    }
+  });
   callers.emplace_back([&] {
     pool.when_done();
     pool.cpu_seconds();
@@ -352,6 +432,7 @@ void shutdown_race() {
   for (std::thread& caller : callers) {
     caller.join();
   }
+  check(*num_over == num_added, "spare work that was taken runs to its end");
 }
 
 // The child of a fork has no such threads: its copy does nothing and frees
@@ -371,6 +452,11 @@ void fork_while_running() {
     } catch (const std::runtime_error&) {
       code = pool.when_done().empty() && pool.cpu_seconds().empty() ? 0 : 1;
     }
+    try {
+      pool.add_spare({[] {}});
+      code = 1;
+    } catch (const std::runtime_error&) {
+    }
     pool.shutdown();
     owner.reset();  // joins nothing, frees nothing that threads use
     _exit(code);
@@ -389,14 +475,21 @@ int main(int argc, char** argv) {
   alarm(110);  // a hang ends the program with a signal
   for (int round = 0; round < rounds; ++round) {
     WorkerPool pool(draw(1, 5), {[] {}, [] {}});
+    const Count num_over = std::make_shared<std::atomic<int>>(0);
+    int num_chains = 0;
     for (int k = 0; k < 8; ++k) {
+      num_chains += add_chains(pool, num_over);
       run_to_the_end(pool);
       run_with_failures(pool);
       cancel_or_drop(pool);
     }
     several_callers(pool);
+    pool.shutdown();
+    check(*num_over == num_chains, "all spare work runs before a pool closes");
     if (round % 10 == 0) {
-      poll_that_throws(pool);
+      WorkerPool other(draw(1, 5), {[] {}, [] {}});
+      poll_that_throws(other);
+      spare_work_in_a_gap();
       shutdown_race();
       fork_while_running();
     }

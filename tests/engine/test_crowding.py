@@ -54,7 +54,7 @@ def run_on(members, *, local=4, rank=0, **options):
 
 def work_of(*seconds):
     """Work that takes longer at first, each time that it is measured."""
-    times = iter([t for usual in seconds for t in (1.5 * usual, usual, usual)])
+    times = iter([t for usual in seconds for t in (1.5 * usual, usual)])
 
     def make(rows):
         assert rows == ROWS
@@ -160,14 +160,26 @@ def test_another_node_and_a_profile_that_is_there_ask_for_nothing(rank):
     keep_busy(run, never)
 
 
-@pytest.mark.parametrize(("each", "rows"), [(40, 1), (4, 4), (3, 16), (1, 16)])
-def test_slots_work_on_the_smallest_batch_that_can_be_timed(each, rows):
+@pytest.mark.parametrize(
+    ("each", "share", "rows"),
+    [
+        (40, 1, 1),
+        (4, 1, 4),
+        (3, 1, 16),
+        (1, 1, 16),
+        (40, 3, 1),
+        (40, 4, 4),
+        (3, 5, 16),
+        (40, 99, 16),
+    ],
+)
+def test_slots_work_on_what_a_step_gives_them_and_can_be_timed(each, share, rows):
     def times(ms):
         return tuple(int(ms * 1e6 * n / 3) for n in (1, 4, 16))
 
     layers = [layer(i, times=(times(each / 2),) * 3) for i in range(2)]
     found = profile(layers, microbatch_samples=(1, 4, 16))
-    assert measured_inputs.rows_that_tell(found) == rows
+    assert measured_inputs.rows_that_tell(found, share) == rows
 
 
 def planned(rank):

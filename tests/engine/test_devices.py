@@ -138,9 +138,21 @@ def test_each_device_has_a_chunk_of_a_pipelined_prefix(libraries):
 
 def test_a_prefix_is_not_pipelined_on_the_host():
     settings = config(plan=pt.PlanConfig(prefix="pipelined"))
-    with pytest.raises(ValueError, match="PlanConfig.prefix: expected 'auto' or"):
+    with pytest.raises(ValueError, match="expected 'auto', 'replicated' or 'filled'"):
         with make_engine(freeze=schedule(0), config=settings):
             pass
+
+
+def check_filled(_rank, libraries):
+    pretend(libraries)
+    settings = config(plan=pt.PlanConfig(prefix="filled"), devices=NODE[:2])
+    with pytest.raises(ValueError, match="expected 'auto', 'replicated' or 'pipelin"):
+        with make_engine(freeze=schedule(0), config=settings):
+            pass
+
+
+def test_gaps_are_not_filled_on_devices(libraries):
+    run_ranks(check_filled, 1, libraries)
 
 
 def check_tight(_rank, libraries, devices):
@@ -168,7 +180,7 @@ def check_tight(_rank, libraries, devices):
 def test_a_prefix_that_fits_only_in_chunks_is_pipelined_on_devices(libraries):
     (here,) = run_ranks(check_tight, 1, libraries, ("cpu",) * 2)
     (there,) = run_ranks(check_tight, 1, libraries, NODE[:2])
-    assert set(here.values()) == {"replicated", None}
+    assert set(here.values()) - {"replicated"} == {"filled", None}
     tight = [memory for memory, prefix in here.items() if prefix is None]
     assert "pipelined" in {there[memory] for memory in tight}
     assert all(there[memory] for memory, prefix in here.items() if prefix)

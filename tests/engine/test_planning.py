@@ -189,7 +189,7 @@ def test_explanations_offer_no_prefix_in_pieces(monkeypatch):
     with make_engine(freeze=schedule(4)) as engine:
         engine.prepare(ToySet(24), 12)
         engine.explain()
-    assert set(offered) == {("replicated",)}
+    assert set(offered) == {("replicated", "filled")}
 
 
 def train_short_in_two(rank):

@@ -248,3 +248,150 @@ def test_processor_time_is_refused_on_a_worker():
         for item in range(2):
             with pytest.raises(RuntimeError, match="expected a call from outside"):
                 workers.map(lambda _: workers.cpu_seconds(), [item, item])
+
+
+def test_spare_parts_run_until_all_are_over():
+    def part(item):
+        item.append(threading.get_ident())
+        return len(item) < 5
+
+    items = [[] for _ in range(7)]
+    with Workers(3) as workers:
+        workers.spare(part, items).wait()
+        assert [len(item) for item in items] == [5] * 7
+        assert threading.get_ident() not in {k for item in items for k in item}
+        handle = workers.spare(part, [])
+        handle.wait()
+        handle.wait()
+        handle.cancel()
+
+
+def test_spare_parts_keep_the_callers_context():
+    def state():
+        return (
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_cache_enabled(),
+        )
+
+    def part(item):
+        item.append(state())
+        return len(item) < 3
+
+    with Workers(2) as workers:
+        for grad in (True, False):
+            items = [[], []]
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+                expected = state()
+                handle = workers.spare(part, items)
+            handle.wait()
+            assert items == [[expected] * 3] * 2
+        assert workers.map(lambda _: state(), [0, 1]) == [state()] * 2
+
+
+def test_what_waits_for_a_worker_comes_before_spare_parts():
+    over = threading.Event()
+
+    def part(_):
+        return not over.is_set()
+
+    with Workers(2) as workers:
+        handle = workers.spare(part, range(4))  # for ever
+        assert workers.map(abs, [-1, -2, -3, -4]) == [1, 2, 3, 4]
+        workers.drain(timeout_s=DEADLINE_S)
+        over.set()
+        handle.wait()
+
+
+def test_a_stage_that_waits_for_another_runs_spare_parts():
+    begun, over = threading.Event(), threading.Event()
+    in_gap = []
+
+    def part(_):
+        if begun.is_set():
+            in_gap.append(threading.get_ident())
+        return not over.is_set()
+
+    def first_stage(x):
+        begun.set()
+        limit = time.monotonic() + DEADLINE_S
+        while len(in_gap) < 3:  # the other worker has nothing else to do
+            assert time.monotonic() < limit, "spare parts have not run"
+            time.sleep(0.001)
+        over.set()
+        return x
+
+    layers = nn.Sequential(Functional(first_stage), nn.Linear(3, 3))
+    with Workers(2) as workers:
+        pipe = make_pipe(layers, 2, 1, workers=workers)
+        handle = workers.spare(part, [0])
+        pipe(torch.randn(2, 3))
+        handle.wait()
+    assert len(set(in_gap)) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()], ids=repr)
+def test_a_failed_spare_part_ends_later_items(error):
+    meet = threading.Barrier(2)
+
+    def part(k):
+        if k < 2:
+            meet.wait(DEADLINE_S)
+            raise error if k == 0 else OSError("later")
+        return True  # for ever, unless it is stopped
+
+    with Workers(2) as workers:
+        handle = workers.spare(part, range(5))
+        with pytest.raises(type(error)) as caught:
+            handle.wait()
+        assert caught.value is error
+        handle.wait()
+        assert workers.map(abs, [-1, -2]) == [1, 2]
+
+
+def test_cancelled_spare_parts_are_over():
+    running = []
+
+    def part(k):
+        running.append(k)
+        time.sleep(0.001)
+        running.remove(k)
+        return True
+
+    with Workers(2) as workers:
+        handle = workers.spare(part, range(3))
+        handle.cancel()
+        assert not running
+        handle.wait()
+        handle.cancel()
+
+
+def test_workers_that_close_run_spare_parts_to_their_end():
+    items = [[], []]
+
+    def part(item):
+        item.append(0)
+        return len(item) < 50
+
+    workers = Workers(2)
+    handle = workers.spare(part, items)
+    workers.close()
+    handle.wait()
+    assert [len(item) for item in items] == [50, 50]
+    with pytest.raises(RuntimeError, match="expected open workers, got closed ones"):
+        workers.spare(part, items)
+
+
+def test_spare_parts_that_nobody_waits_for_let_the_process_end():
+    code = """
+import time
+import torch
+from pipetransformer.pipe import Workers
+def part(item):
+    item.append(torch.ones(3))
+    time.sleep(0.01)
+    return len(item) < 20
+handle = Workers(2).spare(part, [[], [], []])
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=150)

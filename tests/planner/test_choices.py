@@ -318,6 +318,57 @@ def test_both_placements_of_the_prefix_are_compared():
     assert both.simulated_step_ns < replicated.simulated_step_ns
 
 
+GAPS = dict(boundary=4, num_stages=2, num_microbatches=4, global_batch=4)
+BOTH = ("replicated", "filled")
+
+
+def test_frozen_layers_fill_the_gaps_where_that_is_faster():
+    model = equal_profile(8, times=(100,) * 3)
+    plan = find(model, cluster(2), prefix_placements=BOTH, **GAPS)
+    front = find(model, cluster(2), prefix_placements=("replicated",), **GAPS)
+    # Five times two layers each way, less the gradient that the first does not make,
+    # behind 4 micro-batches x 4 frozen layers on two devices.
+    assert front.simulated_step_ns == 100 * (5 * 6 + 8) - 33
+    # All gaps are filled: nothing but work is left, on both devices.
+    work = 4 * (100 * 3 * 4 - 33) + 100 * 4 * 4
+    assert plan.prefix == "filled"
+    assert plan.simulated_step_ns == pytest.approx(work / 2, abs=2)
+    assert plan.lower_bound_ns == plan.simulated_step_ns
+    times = {each.prefix: each.simulated_step_ns for each in plan.candidates}
+    assert times["replicated"] == front.simulated_step_ns
+    # Layers that take longer than all gaps delay cells, and the search sees it.
+    slow = profile([layer(i, times=((3000 if i < 4 else 100),) * 3) for i in range(8)])
+    found = find(slow, cluster(2), prefix_placements=BOTH, **GAPS)
+    alone = {
+        name: find(slow, cluster(2), prefix_placements=(name,), **GAPS) for name in BOTH
+    }
+    assert found.simulated_step_ns == min(p.simulated_step_ns for p in alone.values())
+
+
+def test_there_are_no_gaps_in_one_stage_and_nothing_cached_runs():
+    model = equal_profile(8)
+    options = {**GAPS, "num_stages": 1, "prefix_placements": ("filled",)}
+    assert find(model, cluster(2), **options).prefix == "replicated"
+    cached = {**GAPS, "prefix_placements": ("filled",), "cache_tiers": ("host",)}
+    plan = find(model, cluster(2), **cached)
+    assert (plan.prefix, plan.cache) == ("replicated", "host")
+
+
+def test_filled_gaps_hold_the_next_batchs_activations():
+    model = equal_profile(8, boundary_bytes_per_sample=10, parameters=7)
+    sizes = {
+        name: find(model, cluster(2), prefix_placements=(name,), **GAPS).bytes_per_stage
+        for name in BOTH
+    }
+    more = 4 * 10  # of the whole batch
+    assert sizes["filled"] == tuple(n + more for n in sizes["replicated"])
+    room = max(sizes["replicated"])
+    assert (
+        find(model, cluster(2, room), prefix_placements=BOTH, **GAPS).prefix
+        == "replicated"
+    )
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     times=st.lists(st.integers(1, 1000), min_size=2, max_size=7),

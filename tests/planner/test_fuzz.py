@@ -89,7 +89,14 @@ def test_whatever_can_be_read_can_be_searched_or_is_refused():
         batch = rng.choice((1, 16, 64, 64, 2**20, 2**40))
         boundary = rng.choice((0, 0, 1, 2, 2, 3))
         try:
-            plan = search(*read, global_batch=batch, boundary=boundary)
+            plan = search(
+                *read,
+                global_batch=batch,
+                boundary=boundary,
+                prefix_placements=rng.choice(
+                    (("filled",), ("replicated", "pipelined"))
+                ),
+            )
         except ValueError as error:
             num_refused += 1
             assert "expected" in str(error)

@@ -107,23 +107,28 @@ def test_no_plan_is_much_better_than_the_one_that_is_found(seed):
         step_ns=rng.randint(0, 5000),
         row_ns=rng.randint(0, 100),
     )
-    asked = dict(global_batch=16, schedules=("gpipe", "1f1b", "zb-h1"))
+    asked = dict(
+        global_batch=16,
+        schedules=("gpipe", "1f1b", "zb-h1"),
+        boundary=seed % 2 and len(layers) // 3,
+        prefix_placements=("replicated", "filled"),
+    )
     best = search(found, host, **asked)
     assert simulate(best, found, host).step_ns == best.simulated_step_ns
     for candidate in best.candidates:
         assert candidate.lower_bound_ns <= candidate.simulated_step_ns
-    for stages in range(1, min(4, len(layers)) + 1):
-        for cuts in all_cuts(len(layers), stages):
+    frozen = asked["boundary"]
+    for stages in range(1, min(4, len(layers) - frozen) + 1):
+        for cuts in all_cuts(len(layers) - frozen, stages):
             for microbatches in {stages, 2 * stages, 4 * stages}:
                 for schedule in asked["schedules"]:
                     try:
                         other = search(
                             found,
                             host,
-                            global_batch=16,
-                            cuts=cuts,
+                            cuts=[frozen + cut for cut in cuts],
                             num_microbatches=microbatches,
-                            schedules=(schedule,),
+                            **{**asked, "schedules": (schedule,)},
                         )
                     except InfeasiblePlan:
                         continue

@@ -14,6 +14,7 @@ from tests.planner.instances import (
 )
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1")
+PLACEMENTS = ("replicated", "pipelined", "filled")
 
 
 def instance(rng, most_layers):
@@ -50,6 +51,7 @@ def instance(rng, most_layers):
         num_microbatches=rng.choice([2, 4, 6]),
         checkpoint=rng.choice(["never", "never", "except_last", "always"]),
         copies=rng.choice(["overlapped", "serial"]),
+        prefix_placements=rng.choice([PLACEMENTS, PLACEMENTS[:2], PLACEMENTS[::2]]),
     )
     return profile(layers, tied_layers=tied), machines, options
 

@@ -271,7 +271,7 @@ def test_search_refuses_cuts_that_are_no_integers(cuts, error, text):
 
 
 def test_frozen_layers_need_a_place():
-    text = "prefix_placements: expected 'replicated' or 'pipelined' for 2 frozen layers"
+    text = "expected 'replicated', 'pipelined' or 'filled' for 2 frozen layers"
     with pytest.raises(ValueError, match=text):
         find(boundary=2, prefix_placements=("none",))
     plan = find(boundary=2, prefix_placements=("none", "pipelined"))

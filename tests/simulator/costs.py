@@ -11,6 +11,7 @@ PLACEMENTS = {
     "none": _C.planner.PrefixPlacement.NONE,
     "replicated": _C.planner.PrefixPlacement.REPLICATED,
     "pipelined": _C.planner.PrefixPlacement.PIPELINED,
+    "filled": _C.planner.PrefixPlacement.FILLED,
 }
 MODES = {
     "barrier": _C.simulator.PrefixMode.BARRIER,

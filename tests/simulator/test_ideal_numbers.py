@@ -105,6 +105,22 @@ def test_filled_gaps_leave_only_what_does_not_fit(schedule, frozen_share, rounds
         assert percent == pytest.approx(100 * left / base, abs=0.01)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_a_prefix_placed_in_gaps_is_one_that_the_options_put_there(schedule):
+    stages = [(10, 11, 9)] * 4
+    placed = step(schedule, stages, 8, prefix=("filled", [30]))
+    asked = step(schedule, stages, 8, prefix=("replicated", [30]))
+    assert step_ns(placed) == step_ns(asked, prefix_mode="filled")
+    assert step_ns(placed) < step_ns(asked)
+    serial = step_ns(asked, prefix_mode="serial")
+    assert step_ns(placed, prefix_mode="serial") == serial
+    # In parts that are not interrupted: of the whole, the gaps hold less.
+    whole = step(schedule, stages, 8, prefix=("filled", [30]), prefix_grain_ns=240)
+    assert step_ns(whole) > step_ns(placed)
+    with pytest.raises(ValueError, match="prefix in the pipeline's gaps: expected 1"):
+        step_ns(placed, replicas=((), ()))
+
+
 @pytest.mark.parametrize(("frozen_share", "rounds"), FILLED)
 def test_filled_gaps_of_stages_that_differ_cost_what_the_table_says(
     frozen_share, rounds

@@ -166,7 +166,7 @@ def test_trace_that_cannot_be_written_leaves_nothing(tmp_path):
         (small_plan(num_microbatches=3), "at most 2 .the global batch., got 3"),
         (
             small_plan(boundary=1, cuts=(1, 2, 3)),
-            "plan prefix: expected 'replicated' or 'pipelined' for 1 frozen layers",
+            "plan prefix: expected 'replicated', 'pipelined' or 'filled' for 1 frozen",
         ),
         (small_plan(cuts=(0, 1, 9)), "cut"),
     ],

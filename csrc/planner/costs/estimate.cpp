@@ -173,6 +173,19 @@ int64_t shared_cores_ns(const StepCosts& costs, const Sums& sums) {
   return on_cores_ns(work, costs.cores_permille, costs.replicas_per_node);
 }
 
+// All that devices and cores have to do where frozen layers fill the gaps,
+// those of the process that ends a step included.
+int64_t filled_ns(const StepCosts& costs, const Sums& sums) {
+  const auto devices = static_cast<int64_t>(costs.stages.size());
+  const Wide work =
+      costs.num_microbatches *
+          (Wide{sums.forward + sums.backward} + costs.prefix_ns.front()) +
+      costs.num_recomputed * Wide{sums.recompute} + costs.process_ns;
+  return std::max(
+      static_cast<int64_t>((work + devices - 1) / devices),
+      on_cores_ns(work, costs.cores_permille, costs.replicas_per_node));
+}
+
 // The pipe with what comes before, after and alongside it.
 int64_t
 whole_step_ns(const StepCosts& costs, const Sums& sums, int64_t pipe_ns) {
@@ -187,6 +200,9 @@ whole_step_ns(const StepCosts& costs, const Sums& sums, int64_t pipe_ns) {
       costs.process_ns,
       on_cores_ns(
           costs.process_ns, costs.cores_permille, costs.replicas_per_node));
+  if (costs.prefix_placement == PrefixPlacement::kFilled) {
+    return std::max({step + process, filled_ns(costs, sums), costs.cache_read_ns});
+  }
   return std::max(
       std::max(step, shared_cores_ns(costs, sums)) + process,
       costs.cache_read_ns);

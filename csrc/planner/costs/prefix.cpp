@@ -241,6 +241,13 @@ PrefixCosts prefix_costs(
       costs.bytes +=
           profile.layers[static_cast<std::size_t>(i)].parameter_bytes;
     }
+    if (placement == PrefixPlacement::kFilled && !times.empty()) {
+      costs.grain_ns = *std::max_element(times.begin(), times.end());
+      costs.bytes += static_cast<int64_t>(std::min<Wide>(
+          Wide{sample_bytes} *
+              samples_per_replica(workload.global_batch, shape),
+          kNeverFits));
+    }
   }
   costs.copy_ns = missed == 0 ? 0
                               : transfer_ns(
@@ -258,6 +265,7 @@ int64_t prefix_phase_ns(
     int64_t num_microbatches) {
   switch (placement) {
     case PrefixPlacement::kNone:
+    case PrefixPlacement::kFilled:
       return 0;
     case PrefixPlacement::kReplicated:
       return divide_up(num_microbatches, num_devices) * prefix_ns.front();

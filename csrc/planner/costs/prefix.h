@@ -16,10 +16,12 @@ struct PrefixCosts {
   PrefixPlacement placement = PrefixPlacement::kNone;
   // As in StepCosts, misses of the cache alone.
   std::vector<int64_t> per_microbatch_ns;
+  int64_t grain_ns = 0;  // filled: of the longest layer, per micro-batch
   int64_t copy_ns = 0;
   int64_t cache_read_ns = 0;
   int64_t cache_wait_ns = 0;
   // On every device: the weights it holds, and its part of a device cache.
+  // Filled: and what the next step's outputs take, wherever they are.
   int64_t bytes = 0;
 };
 
@@ -49,8 +51,8 @@ PrefixCosts prefix_costs(
     CacheTier tier);
 
 // Time of the frozen prefix before the first forward: of the device with the
-// most micro-batches, or of chunks that micro-batches pass in turn. `prefix_ns`
-// as in StepCosts.
+// most micro-batches, or of chunks that micro-batches pass in turn; 0 where it
+// fills gaps. `prefix_ns` as in StepCosts.
 int64_t prefix_phase_ns(
     PrefixPlacement placement,
     const std::vector<int64_t>& prefix_ns,

@@ -17,8 +17,10 @@ enum class ScheduleKind { kGPipe, kOneFOneB, kZbH1 };
 
 // Where the frozen layers run. Replicated: every device of the replica holds
 // them all and runs its share of the micro-batches. Pipelined: each device
-// holds a part, micro-batches pass them in turn.
-enum class PrefixPlacement { kNone, kReplicated, kPipelined };
+// holds a part, micro-batches pass them in turn. Filled: every device holds
+// them all, and runs those of the next step, which do not depend on this one's
+// update, while it waits for other stages.
+enum class PrefixPlacement { kNone, kReplicated, kPipelined, kFilled };
 
 // Where the frozen layers' outputs are read from instead of being computed.
 // Of equally fast ones the first is taken: device memory is the scarcest.
@@ -58,9 +60,11 @@ struct StepCosts {
   std::vector<StageCosts> stages;
 
   // The frozen prefix, before the first forward. Replicated: one entry, the
-  // whole prefix per micro-batch. Pipelined: one per device, its part.
+  // whole prefix per micro-batch. Pipelined: one per device, its part. Filled:
+  // one entry, not before the first forward, but in gaps.
   PrefixPlacement prefix_placement = PrefixPlacement::kNone;
   std::vector<int64_t> prefix_ns;
+  int64_t prefix_grain_ns = 0;  // filled: the longest of what is not interrupted
   int64_t prefix_copy_ns = 0;  // of one micro-batch between two devices
   // Reads from the cache that overlap with the step, which lasts no less.
   int64_t cache_read_ns = 0;

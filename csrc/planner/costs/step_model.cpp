@@ -100,6 +100,7 @@ StepCosts StepModel::step(const Cuts& cuts) const {
   costs.num_recomputed = num_recomputed(workload_.checkpoint, shape_);
   costs.prefix_placement = prefix_.placement;
   costs.prefix_ns = prefix_.per_microbatch_ns;
+  costs.prefix_grain_ns = prefix_.grain_ns;
   costs.prefix_copy_ns = prefix_.copy_ns;
   costs.cache_read_ns = prefix_.cache_read_ns;
   costs.cache_wait_ns = prefix_.cache_wait_ns;

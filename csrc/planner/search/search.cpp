@@ -88,7 +88,8 @@ class PlanSearch {
   }
 
   // Whether the same is there with the prefix placed otherwise, and no slower:
-  // cached, it takes no time wherever it is.
+  // cached, it takes no time wherever it is. How much of a prefix fits into
+  // gaps the simulator alone can tell.
   bool placed_no_worse(const Candidate& candidate) const {
     return std::any_of(best_.begin(), best_.end(), [&](const Candidate& other) {
       return same_but_for_placement(other, candidate) &&
@@ -97,7 +98,9 @@ class PlanSearch {
   }
 
   static bool same_but_for_placement(const Candidate& a, const Candidate& b) {
-    return a.choice.shape == b.choice.shape &&
+    const bool fills = a.choice.prefix == PrefixPlacement::kFilled;
+    return fills == (b.choice.prefix == PrefixPlacement::kFilled) &&
+           a.choice.shape == b.choice.shape &&
            a.choice.schedule == b.choice.schedule &&
            a.choice.cache == b.choice.cache && a.choice.cuts == b.choice.cuts;
   }

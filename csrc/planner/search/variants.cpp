@@ -59,10 +59,16 @@ int64_t bound_of(
       static_cast<__int128>(work) * count,
       cluster.cores_permille,
       replicas_per_node(cluster, variant.shape));
+  int64_t filled = 0;  // on all devices, with what fills the gaps
+  if (model.prefix().placement == PrefixPlacement::kFilled) {
+    const __int128 each = work + model.prefix().per_microbatch_ns.front();
+    filled = static_cast<int64_t>(count * each / num_stages);
+  }
   return std::max(
       {model.prefix().cache_wait_ns + prefix + pipe,
        model.prefix().cache_read_ns,
-       on_cores});
+       on_cores,
+       filled});
 }
 
 // A single micro-batch has one order; a single stage runs ZB-H1 as 1F1B.
@@ -93,10 +99,24 @@ std::vector<CacheTier> tiers(const Request& request, const Cluster& cluster) {
   return found.empty() ? std::vector<CacheTier>{CacheTier::kNone} : found;
 }
 
-std::vector<PrefixPlacement> placements(const Request& request) {
-  return request.workload.boundary == 0
-             ? std::vector<PrefixPlacement>{PrefixPlacement::kNone}
-             : request.prefix_placements;
+// A single stage has no gaps, and what is cached does not run: there all
+// devices hold the layers, as where they fill gaps.
+std::vector<PrefixPlacement>
+placements(const Request& request, const Shape& shape, CacheTier cache) {
+  if (request.workload.boundary == 0) {
+    return {PrefixPlacement::kNone};
+  }
+  std::vector<PrefixPlacement> all;
+  for (PrefixPlacement placement : request.prefix_placements) {
+    const bool fills = placement == PrefixPlacement::kFilled;
+    if (fills && (shape.num_stages == 1 || cache != CacheTier::kNone)) {
+      placement = PrefixPlacement::kReplicated;
+    }
+    if (std::find(all.begin(), all.end(), placement) == all.end()) {
+      all.push_back(placement);
+    }
+  }
+  return all;
 }
 
 // Those of one shape, for every schedule, tier and placement.
@@ -108,7 +128,8 @@ void add_variants(
     const Shape& shape) {
   for (const ScheduleKind schedule : schedules(request, shape)) {
     for (const CacheTier cache : tiers(request, cluster)) {
-      for (const PrefixPlacement placement : placements(request)) {
+      for (const PrefixPlacement placement :
+           placements(request, shape, cache)) {
         Variant variant{shape, schedule, placement, cache, 0};
         const StepModel model(
             profile,

@@ -202,6 +202,116 @@ bool drain_pool(const PoolPtr& pool, double timeout_s) {
   return true;
 }
 
+SpareRun::SpareRun(
+    pipe::WorkerPool* pool,
+    py::object function,
+    std::vector<py::object> items)
+    : pool_(pool),
+      function_(std::move(function)),
+      items_(std::move(items)),
+      autocast_cache_(at::autocast::is_autocast_cache_enabled()),
+      num_open_(items_.size()),
+      first_failure_(SIZE_MAX) {}
+
+std::shared_ptr<SpareRun> SpareRun::start(
+    const PoolPtr& pool,
+    py::object function,
+    std::vector<py::object> items) {
+  // make_shared cannot reach the private constructor.
+  const std::shared_ptr<SpareRun> run(
+      new SpareRun(pool.get(), std::move(function), std::move(items)));
+  std::vector<pipe::WorkerPool::Task> pieces;
+  for (std::size_t k = 0; k < run->items_.size(); ++k) {
+    pieces.emplace_back([run, k] { run->run_piece(k); });
+  }
+  const py::gil_scoped_release no_gil;
+  pool->add_spare(std::move(pieces));
+  return run;
+}
+
+void SpareRun::run_piece(std::size_t item) noexcept {
+  bool begins = false;
+  bool more = false;
+  {
+    const std::lock_guard lock(mutex_);
+    begins = item < first_failure_;
+  }
+  if (begins) {
+    const bool previous_cache = at::autocast::is_autocast_cache_enabled();
+    {
+      const at::ThreadLocalStateGuard guard(context_);
+      at::autocast::set_autocast_cache_enabled(autocast_cache_);
+      const py::gil_scoped_acquire gil;
+      try {
+        more = function_(items_[item]).cast<bool>();
+      } catch (...) {
+        const std::lock_guard lock(mutex_);
+        if (item < first_failure_) {
+          first_failure_ = item;
+          error_ = std::current_exception();
+        }
+      }
+    }
+    at::autocast::set_autocast_cache_enabled(previous_cache);
+  }
+  if (!more) {
+    end_item(item);
+    return;
+  }
+  // From a thread of the pool: it takes pieces until it is joined.
+  pool_->add_spare({[self = shared_from_this(), item] {
+    self->run_piece(item);
+  }});
+}
+
+void SpareRun::end_item(std::size_t item) noexcept {
+  // The lock is taken with the GIL held, never the other way round.
+  const py::gil_scoped_acquire gil;
+  items_[item] = py::object();
+  bool last = false;
+  {
+    const std::lock_guard lock(mutex_);
+    last = --num_open_ == 0;
+  }
+  if (last) {
+    function_ = py::object();
+    changed_.notify_all();
+  }
+}
+
+// Bounded by the pieces; looks up every 100 ms for signals.
+void SpareRun::wait() {
+  std::exception_ptr failure;
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(
+      lock, kPollInterval, [this] { return num_open_ == 0; })) {
+    lock.unlock();
+    try {
+      check_signals();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    if (failure != nullptr) {
+      first_failure_ = 0;
+    }
+  }
+  if (failure == nullptr) {
+    failure = std::exchange(error_, nullptr);
+  }
+  if (failure != nullptr) {
+    std::rethrow_exception(std::move(failure));
+  }
+}
+
+void SpareRun::cancel() noexcept {
+  std::exception_ptr untold;  // goes when the lock is free
+  std::unique_lock lock(mutex_);
+  first_failure_ = 0;
+  changed_.wait(lock, [this] { return num_open_ == 0; });
+  untold = std::exchange(error_, nullptr);
+}
+
 std::vector<py::object> map_on_pool(
     const PoolPtr& pool,
     py::object function,

@@ -3,7 +3,13 @@
 
 #include <pybind11/pybind11.h>
 
+#include <ATen/ThreadLocalState.h>
+
+#include <condition_variable>
+#include <cstddef>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "pipe/worker_pool.h"
@@ -32,5 +38,47 @@ std::vector<pybind11::object> map_on_pool(
     const PoolPtr& pool,
     pybind11::object function,
     std::vector<pybind11::object> items);
+
+// Calls in parts, made by workers that have nothing else to do: fn(item) again
+// and again, each time on any of them, until it returns false. In the maker's
+// thread-local state. The pieces of different items run at the same time.
+//
+// Thread safety: wait() and cancel() may be called from any thread outside the
+// pool; without the GIL. Ownership: queued pieces keep it alive.
+class SpareRun : public std::enable_shared_from_this<SpareRun> {
+ public:
+  // With the GIL. Throws what WorkerPool::add_spare throws.
+  static std::shared_ptr<SpareRun> start(
+      const PoolPtr& pool,
+      pybind11::object function,
+      std::vector<pybind11::object> items);
+
+  // Waits until all is over; raises the failure of the lowest item, and once
+  // there is one begins no further piece of later items. A second call returns
+  // at once. Interrupted by signals, as cancel() does.
+  void wait();
+
+  // Begins no further piece, and waits until those that run are over.
+  void cancel() noexcept;
+
+ private:
+  SpareRun(
+      pipe::WorkerPool* pool,
+      pybind11::object function,
+      std::vector<pybind11::object> items);
+  void run_piece(std::size_t item) noexcept;
+  void end_item(std::size_t item) noexcept;
+
+  pipe::WorkerPool* const pool_;  // outlives what its threads run
+  pybind11::object function_;     // this and the items: gone when all is over
+  std::vector<pybind11::object> items_;
+  const at::ThreadLocalState context_;
+  const bool autocast_cache_;  // the former leaves it out
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t num_open_;
+  std::size_t first_failure_;  // no piece of this item or a later one begins
+  std::exception_ptr error_;
+};
 
 }  // namespace pipetransformer::bindings

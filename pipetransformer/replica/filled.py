@@ -1,0 +1,134 @@
+"""Frozen layers of a batch to come, run by workers that have nothing else to do.
+
+The forward of frozen layers does not depend on the update of the step before it, so
+the gaps that a pipeline leaves can hold it (as DiffusionPipe does for frozen encoders,
+Tian et al., MLSys 2024). A part is one layer for one micro-batch: a cell that gets
+ready meanwhile waits for no more than that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.data.structures import layer_outputs
+from pipetransformer.pipe import Workers, draw_scope
+from pipetransformer.replica.draws import DrawPosition
+from pipetransformer.skip import SkipTracker, use_skip_tracker
+
+
+class _Piece:
+    """A micro-batch on its way through the layers.
+
+    Args:
+        layers: The layers.
+        inputs: Of the micro-batch.
+        seed: Of the random draws.
+        step: Of the random draws.
+        number: Of the micro-batch, for the random draws.
+
+    Attributes:
+        value: What the last layer that has run returned.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        inputs: Any,
+        *,
+        seed: int,
+        step: int,
+        number: int,
+    ) -> None:
+        self.value: Any = None
+        self._left = len(layers)
+        self._size = len(layers)
+        self._outputs: Iterator[Any] | None = layer_outputs(layers, inputs)
+        self._skips = SkipTracker()
+        self._keys = seed, step, number
+
+    def advance(self) -> bool:
+        """Run the next layer; return whether more are left."""
+        if self._outputs is None:
+            raise RuntimeError("piece that is over; please report")
+        seed, step, number = self._keys
+        layer = self._size - self._left
+        with (
+            draw_scope(seed, step, microbatch=number, layer=layer),
+            use_skip_tracker(self._skips),
+        ):
+            self.value = next(self._outputs)
+        self._left -= 1
+        if self._left == 0:
+            self._outputs = None  # with what it holds
+        return self._left > 0
+
+
+class FilledForward:
+    """The frozen layers' forward of one batch, in parts on idle workers.
+
+    It begins at once, in the grad mode and autocast of the call.
+
+    Args:
+        workers: Of the pipeline.
+        layers: Frozen ones, at least one, in eval mode.
+        pieces: Inputs of each micro-batch.
+        seed: Of the random draws.
+        position: Keys of the random draws.
+        first: Number of the first micro-batch.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        layers: Sequence[nn.Module],
+        pieces: Sequence[Any],
+        *,
+        seed: int,
+        position: DrawPosition,
+        first: int,
+    ) -> None:
+        self._pieces = [
+            _Piece(layers, piece, seed=seed, step=position.step, number=number)
+            for number, piece in enumerate(pieces, first)
+        ]
+        with torch.no_grad():
+            self._run = workers.spare(_Piece.advance, self._pieces)
+
+    def outputs(self) -> list[Any]:
+        """Wait for all, and return what each micro-batch gave.
+
+        Raises:
+            Exception: what a layer has raised.
+        """
+        self._run.wait()
+        return [piece.value for piece in self._pieces]
+
+    def cancel(self) -> None:
+        """Let the parts that run end, and begin no more."""
+        self._run.cancel()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ahead:
+    """What is under way for a batch to come.
+
+    Attributes:
+        ids: Of its samples: the very tensor of the batch.
+        position: The keys of its random draws, as they will be.
+        inputs: Its inputs.
+        forward: The frozen layers' forward.
+    """
+
+    ids: Tensor
+    position: DrawPosition
+    inputs: Any
+    forward: FilledForward
+
+    def is_of(self, ids: Tensor, position: DrawPosition) -> bool:
+        """Tell whether it is for this batch and these draws."""
+        return self.ids is ids and self.position == position

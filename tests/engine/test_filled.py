@@ -1,0 +1,288 @@
+"""Frozen layers of the next batch in the pipeline's gaps: the same training."""
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import pipetransformer as pt
+from pipetransformer.autodp import PeerFailure
+from tests.engine.losses import SURVIVING
+from tests.engine.scenario import config, is_active, make_engine, schedule
+from tests.support.private import model_of
+from tests.support.ranks import Ranks, run_ranks
+from tests.support.toy import ToySet, accuracy, toy_model, toy_units
+
+DEADLINE_S = 60
+UNCACHED = pt.CacheConfig(enabled=False)
+
+
+def settings(prefix, *, stages=2, microbatches=4, order="gpipe", **changes):
+    return config(
+        plan=pt.PlanConfig(
+            num_stages=stages, num_microbatches=microbatches, prefix=prefix
+        ),
+        pipe=pt.PipeConfig(num_slots=2, schedule=order),
+        cache=UNCACHED,
+        **changes,
+    )
+
+
+def weights(engine):
+    return [p.detach().clone() for p in model_of(engine).parameters()]
+
+
+def close(one, other, tolerance=1e-12):
+    return all(
+        torch.allclose(a, b, rtol=0, atol=tolerance)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+class RowsOf:
+    """Counts the rows that a layer has seen, and in which threads."""
+
+    def __init__(self, layer):
+        self.rows, self.threads = 0, set()
+        self._lock = threading.Lock()
+        layer.register_forward_hook(self._note)
+
+    def _note(self, layer, inputs, output):
+        with self._lock:
+            self.rows += len(output)
+            self.threads.add(threading.get_ident())
+
+
+def fit(freeze, config, *, epochs=3, size=50, own_loop=False, within=False, loss=None):
+    """Train; return weights, losses, rows of the first layer by epoch, and plans."""
+    engine = make_engine(freeze=freeze, dtype=torch.float64, config=config, loss=loss)
+    data = ToySet(size, dtype=torch.float64)
+    seen, rows, plans, metrics = RowsOf(model_of(engine)[0]), [], [], []
+    with engine:
+        for _ in engine.epochs(epochs):
+            before = seen.rows
+            for number, batch in enumerate(engine.batches(data, 12)):
+                if own_loop:
+                    output = engine.model(batch)
+                    engine.backward(nn.functional.cross_entropy(output, batch.targets))
+                    engine.update()
+                else:
+                    engine.step(batch)
+                if within and number == 1:
+                    found = engine.evaluate(ToySet(21, seed=2, dtype=torch.float64))
+                    metrics.append(found["loss"])
+            rows.append(seen.rows - before)
+            plans.append(engine.plan)
+        losses = [record.train_loss for record in engine.history.epochs]
+        return weights(engine), losses + metrics, rows, plans
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b", "zb-h1"])
+def test_filled_gaps_train_as_frozen_layers_in_front_of_the_step(order):
+    freezes = (0, 2, 4)
+    plain = fit(schedule(*freezes), settings("replicated", order=order))
+    alone = fit(schedule(*freezes), settings("replicated", stages=1, microbatches=1))
+    filled = fit(schedule(*freezes), settings("filled", order=order))
+    assert [p.prefix for p in filled[3]] == ["none", "filled", "filled"]
+    assert [p.prefix for p in plain[3]] == ["none", "replicated", "replicated"]
+    assert close(filled[0], plain[0]) and close(filled[0], alone[0])
+    assert filled[1] == pytest.approx(alone[1], rel=1e-12)
+    # The last epoch's next batch is not asked for; no sample passes twice.
+    assert filled[2][1:] == plain[2][1:]
+
+
+def test_no_sample_passes_a_frozen_layer_twice():
+    _, _, rows, plans = fit(schedule(3), settings("filled"))
+    assert plans[0].prefix == "filled"
+    # The first pass also measures; 50 samples in batches of 12.
+    assert rows[1:] == [50, 50]
+
+
+def test_the_next_batch_runs_before_this_step_is_over():
+    seen, wanted = None, [0]
+
+    class Waits(nn.CrossEntropyLoss):
+        def forward(self, outputs, targets):
+            limit = time.monotonic() + DEADLINE_S
+            while wanted[0] and seen.rows < wanted[0]:
+                assert time.monotonic() < limit, "nothing runs ahead"
+                time.sleep(0.001)
+            return super().forward(outputs, targets)
+
+    engine = make_engine(freeze=schedule(3), loss=Waits(), config=settings("filled"))
+    ahead = []
+    with engine:
+        for epoch in engine.epochs(2):
+            if epoch == 1:
+                seen = RowsOf(model_of(engine)[0])
+            for number, batch in enumerate(engine.batches(ToySet(48), 12)):
+                if epoch == 1:
+                    wanted[0] = 12 * min(number + 2, 4)  # this batch and the next
+                engine.step(batch)
+                if epoch == 1:
+                    ahead.append(seen.rows)
+    assert ahead == [24, 36, 48, 48]
+    assert threading.get_ident() not in seen.threads
+
+
+@pytest.mark.parametrize(
+    "changes", [{"accumulation_steps": 2}, {"freeze_every": 3}, {"amp": "bf16"}]
+)
+def test_other_settings_change_nothing_of_it(changes):
+    freezing = (0, 1, 2, 3, 4) if "freeze_every" in changes else (0, 2, 4)
+    tolerance = 5e-2 if "amp" in changes else 1e-12
+    plain = fit(schedule(*freezing), settings("replicated", **changes))
+    filled = fit(schedule(*freezing), settings("filled", **changes))
+    assert filled[3][-1].prefix == "filled"
+    assert close(filled[0], plain[0], tolerance)
+    assert filled[1] == pytest.approx(plain[1], rel=tolerance)
+    if "freeze_every" not in changes:
+        assert filled[2][1:] == plain[2][1:], "nothing is computed twice"
+
+
+def test_an_own_loop_and_evaluations_in_between_change_nothing_of_it():
+    freeze = (2, 2, 0, 3)  # layers thaw, too
+    options = {"epochs": 4, "own_loop": True, "within": True}
+    plain = fit(schedule(*freeze), settings("replicated"), **options)
+    filled = fit(schedule(*freeze), settings("filled"), **options)
+    assert close(filled[0], plain[0])
+    assert filled[1] == pytest.approx(plain[1], rel=1e-12)
+
+
+class Noisy(nn.Module):
+    """Draws random numbers in eval mode, too."""
+
+    def forward(self, x):
+        return x + 0.1 * torch.rand_like(x)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_draws_of_frozen_layers_are_those_of_their_own_step(steps, monkeypatch):
+    """Begun ahead or in their step, they are keyed alike, and nothing is redone."""
+
+    def train(ahead):
+        model = toy_model(dtype=torch.float64)
+        model = nn.Sequential(model[0], Noisy(), *model[1:])
+        seen = RowsOf(model[1])
+        engine = pt.PipeTransformer(
+            model,
+            optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+            loss=nn.CrossEntropyLoss(),
+            freeze=schedule(2),
+            units=[n + 1 for n in toy_units()],
+            config=settings("filled", accumulation_steps=steps),
+        )
+        with monkeypatch.context() as patch, engine:
+            if not ahead:
+                patch.setattr(
+                    "pipetransformer.replica.replica.ActiveModel._run_ahead",
+                    lambda *_: None,
+                )
+            for _ in engine.epochs(2):
+                before = seen.rows
+                for batch in engine.batches(ToySet(48, dtype=torch.float64), 12):
+                    engine.step(batch)
+            assert seen.rows - before == 48
+            return weights(engine)
+
+    assert all(map(torch.equal, train(True), train(False)))
+
+
+def test_a_single_stage_and_cached_activations_have_nothing_to_fill():
+    _, _, _, plans = fit(schedule(2), settings("filled", stages=1, microbatches=1))
+    assert {plan.prefix for plan in plans} == {"replicated"}
+    cached = dataclasses.replace(settings("filled"), cache=pt.CacheConfig())
+    _, _, _, plans = fit(schedule(2), cached)
+    assert {(p.prefix, p.cache) for p in plans} == {("replicated", "host")}
+
+
+def test_the_planner_fills_gaps_where_that_is_faster_and_says_so():
+    engine = make_engine(freeze=schedule(3), config=settings("auto"))
+    with engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(48), 12):
+                engine.step(batch)
+        plan, text = engine.plan, str(engine.explain())
+    assert plan.prefix == "filled"
+    assert "prefix filled" in plan.describe()
+    assert "4 frozen layers in the bubbles of the step before" in text
+    others = {c.prefix: c.simulated_step_ns for c in plan.candidates}
+    assert others["replicated"] > plan.simulated_step_ns
+
+
+def test_what_a_frozen_layer_raises_ahead_comes_with_its_own_step():
+    class Fails(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            if threading.current_thread() is not threading.main_thread():
+                Fails.calls += 1
+            if Fails.calls > 12:
+                raise ZeroDivisionError("in a frozen layer")
+            return x
+
+    model = toy_model()
+    model = nn.Sequential(model[0], Fails(), *model[1:])
+    engine = pt.PipeTransformer(
+        model,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        loss=nn.CrossEntropyLoss(),
+        freeze=schedule(2),
+        units=[n + 1 for n in toy_units()],
+        config=settings("filled"),
+    )
+    with pytest.raises(ZeroDivisionError, match="in a frozen layer"), engine:
+        for _ in engine.epochs(9):
+            for batch in engine.batches(ToySet(48), 12):
+                engine.step(batch)
+
+
+def survive(rank, prefix, dies):
+    """Train on two pipelines of two stages; one of them dies in a step."""
+    run = dataclasses.replace(settings(prefix, microbatches=2), autodp=SURVIVING)
+    engine = make_engine(freeze=schedule(2, 3), dtype=torch.float64, config=run)
+    data = ToySet(48, dtype=torch.float64)
+    try:
+        with engine:
+            for epoch in engine.epochs(3):
+                for number, batch in enumerate(engine.batches(data, 12)):
+                    if dies and rank == 2 and (epoch, number) == (1, 2):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    engine.step(batch)
+            prefixes = engine.plan.prefix if is_active(engine) else None
+            seen = [e.unique_samples for e in engine.history.epochs]
+            return (weights(engine), seen, prefixes) if is_active(engine) else None
+    except PeerFailure as failure:
+        return str(failure)
+
+
+@pytest.mark.distributed
+def test_survivors_of_a_kill_finish_as_if_nothing_had_happened():
+    expected, _, _ = run_ranks(survive, 4, "replicated", False)[0]
+    whole, _, prefix = run_ranks(survive, 4, "filled", False)[0]
+    assert prefix == "filled" and close(whole, expected)
+    with Ranks(survive, 4, "filled", True) as ranks:
+        outcomes = ranks.outcomes([0, 1, 3])
+    own, seen, _ = outcomes[0][1]
+    assert close(own, expected) and seen == [48, 48, 48]
+
+
+def test_metrics_within_a_pass_are_those_of_its_weights():
+    def run(prefix):
+        engine = make_engine(
+            freeze=schedule(3), dtype=torch.float64, config=settings(prefix)
+        )
+        test, found = ToySet(21, seed=2, dtype=torch.float64), []
+        with engine:
+            for _ in engine.epochs(1):
+                for batch in engine.batches(ToySet(48, dtype=torch.float64), 12):
+                    engine.step(batch)
+                    found.append(engine.evaluate(test, {"accuracy": accuracy}))
+        return [each["loss"] for each in found]
+
+    assert run("filled") == pytest.approx(run("replicated"), rel=1e-12)

@@ -18,12 +18,12 @@ namespace pipetransformer::pipe {
 // check_linked makes sure that clocks fall along every wait, so the operation
 // with the lowest clock never waits: some worker always moves, until all are
 // over. A worker that waits takes spare work of the pool meanwhile, which waits
-// for nothing. One dispatcher runs by rising clock and never waits at all. After a
-// failure at clock c, operations of clock <= c still find what they wait for:
-// it has a smaller clock, so it neither failed nor was left out. All other
-// operations are left out, whether their counter reads kOver or not. A caller
-// waits for workers only, so its wait is bounded by the stage calls; it looks
-// up every 100 ms for signals.
+// for nothing. One dispatcher runs by rising clock and never waits at all.
+// After a failure at clock c, operations of clock <= c still find what they
+// wait for: it has a smaller clock, so it neither failed nor was left out. All
+// other operations are left out, whether their counter reads kOver or not. A
+// caller waits for workers only, so its wait is bounded by the stage calls; it
+// looks up every 100 ms for signals.
 
 namespace {
 
@@ -67,10 +67,12 @@ std::shared_ptr<Execution> Execution::start(
         Body body,
         Meanwhile meanwhile)
         : Execution(
-              std::move(schedule), std::move(body), std::move(meanwhile)) {}
+              std::move(schedule),
+              std::move(body),
+              std::move(meanwhile)) {}
   };
-  std::shared_ptr<Execution> run = std::make_shared<Access>(
-      std::move(schedule), std::move(body), [&pool] {
+  std::shared_ptr<Execution> run =
+      std::make_shared<Access>(std::move(schedule), std::move(body), [&pool] {
         return pool.run_spare();
       });
   if (dispatch == Dispatch::kHere) {

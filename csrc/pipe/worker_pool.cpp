@@ -93,9 +93,7 @@ class WorkerPool::Worker {
   // Looks for spare work. Under the lock: else a worker that has just seen
   // none, and is about to wait, would miss it.
   void wake() {
-    {
-      const std::lock_guard lock(mutex_);
-    }
+    { const std::lock_guard lock(mutex_); }
     changed_.notify_one();
   }
 

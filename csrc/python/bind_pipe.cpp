@@ -66,10 +66,7 @@ class DrawScopeHandle {
 
 void bind_workers(py::module_& m) {
   py::class_<SpareRun, std::shared_ptr<SpareRun>>(m, "SpareRun")
-      .def(
-          "wait",
-          &SpareRun::wait,
-          py::call_guard<py::gil_scoped_release>())
+      .def("wait", &SpareRun::wait, py::call_guard<py::gil_scoped_release>())
       .def(
           "cancel",
           &SpareRun::cancel,
@@ -81,8 +78,7 @@ void bind_workers(py::module_& m) {
           py::arg("intra_op_threads"))
       .def_property_readonly("num_workers", &pipe::WorkerPool::num_workers)
       .def("map", &map_on_pool, py::arg("fn"), py::arg("items"))
-      .def(
-          "spare", &SpareRun::start, py::arg("function"), py::arg("items"))
+      .def("spare", &SpareRun::start, py::arg("function"), py::arg("items"))
       .def("drain", &drain_pool, py::arg("timeout_s"))
       .def(
           "cpu_seconds",

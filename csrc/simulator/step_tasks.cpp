@@ -114,8 +114,7 @@ FillWork fill_work(const StepCosts& costs, const Devices& devices) {
   }
   const int64_t grain_ns =
       costs.prefix_grain_ns > 0 ? costs.prefix_grain_ns : longest / 4;
-  fill.grain_ns =
-      std::max({int64_t{1}, grain_ns, (fill.total_ns >> 16) + 1});
+  fill.grain_ns = std::max({int64_t{1}, grain_ns, (fill.total_ns >> 16) + 1});
   fill.resources = devices.compute;
   return fill;
 }

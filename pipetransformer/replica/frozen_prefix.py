@@ -729,13 +729,10 @@ class FrozenPrefix:
         cut = self._cut(inputs, position, 1 if whole else most)
         forward = self._forward(position, start, end)
         with self._clock.phase("prefix"), torch.no_grad():
-            if len(cut) == 1:
-                outputs = [forward(cut[0])]
-            else:
-                outputs = self.spread(forward, cut)
-            return self._joined(
-                outputs, inputs, cut, forward, self.boundary if end is None else end
-            )
+            alone = len(cut) == 1
+            outputs = [forward(cut[0])] if alone else self.spread(forward, cut)
+            last = self.boundary if end is None else end
+            return self._joined(outputs, inputs, cut, forward, last)
 
     @staticmethod
     def _cut(inputs: Any, position: DrawPosition, most: int) -> list[tuple[int, Any]]:

@@ -416,8 +416,7 @@ void shutdown_race() {
   callers.emplace_back([&] {
     try {
       for (int k = 0; k < 200; ++k) {
-        add_piece(
-            pool, std::make_shared<Chain>(Chain{.length = 3}), num_over);
+        add_piece(pool, std::make_shared<Chain>(Chain{.length = 3}), num_over);
         ++num_added;
       }
     } catch (const std::runtime_error&) {  // closed

@@ -201,7 +201,8 @@ whole_step_ns(const StepCosts& costs, const Sums& sums, int64_t pipe_ns) {
       on_cores_ns(
           costs.process_ns, costs.cores_permille, costs.replicas_per_node));
   if (costs.prefix_placement == PrefixPlacement::kFilled) {
-    return std::max({step + process, filled_ns(costs, sums), costs.cache_read_ns});
+    return std::max(
+        {step + process, filled_ns(costs, sums), costs.cache_read_ns});
   }
   return std::max(
       std::max(step, shared_cores_ns(costs, sums)) + process,

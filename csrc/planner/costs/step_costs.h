@@ -64,7 +64,8 @@ struct StepCosts {
   // one entry, not before the first forward, but in gaps.
   PrefixPlacement prefix_placement = PrefixPlacement::kNone;
   std::vector<int64_t> prefix_ns;
-  int64_t prefix_grain_ns = 0;  // filled: the longest of what is not interrupted
+  int64_t prefix_grain_ns =
+      0;                       // filled: the longest of what is not interrupted
   int64_t prefix_copy_ns = 0;  // of one micro-batch between two devices
   // Reads from the cache that overlap with the step, which lasts no less.
   int64_t cache_read_ns = 0;

@@ -259,9 +259,8 @@ void SpareRun::run_piece(std::size_t item) noexcept {
     return;
   }
   // From a thread of the pool: it takes pieces until it is joined.
-  pool_->add_spare({[self = shared_from_this(), item] {
-    self->run_piece(item);
-  }});
+  pool_->add_spare(
+      {[self = shared_from_this(), item] { self->run_piece(item); }});
 }
 
 void SpareRun::end_item(std::size_t item) noexcept {

@@ -31,6 +31,7 @@ constexpr int32_t kOver = std::numeric_limits<int32_t>::max();
 constexpr int32_t kNone = -1;
 constexpr int kReadySpinRounds = 100;
 constexpr std::chrono::milliseconds kPollInterval{100};
+constexpr std::chrono::microseconds kShortSleep{50};
 
 }  // namespace
 
@@ -204,8 +205,14 @@ bool Execution::wait_for(const Op& op) const noexcept {
       seen = done.load(std::memory_order_acquire);
     }
     while (seen < wait.count) {
-      if (!meanwhile_()) {
-        done.wait(seen, std::memory_order_acquire);
+      switch (meanwhile_()) {
+        case WorkerPool::SpareStatus::kRan:
+          break;
+        case WorkerPool::SpareStatus::kOthersRun:  // who may leave more behind
+          std::this_thread::sleep_for(kShortSleep);
+          break;
+        case WorkerPool::SpareStatus::kNone:
+          done.wait(seen, std::memory_order_acquire);
       }
       seen = done.load(std::memory_order_acquire);
     }

@@ -43,9 +43,8 @@ class Execution : public std::enable_shared_from_this<Execution> {
     // works for this run.
     std::function<std::shared_ptr<void>()> enter = {};
   };
-  // Does something else for a moment, on a worker that would wait; false: there
-  // is nothing to do.
-  using Meanwhile = std::function<bool()>;
+  // Does something else for a moment, on a worker that would wait.
+  using Meanwhile = std::function<WorkerPool::SpareStatus()>;
   // Called every 100 ms by a waiting caller; may throw to give up (signals).
   using Poll = std::function<void()>;
 

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -37,11 +38,12 @@ int64_t thread_cpu_ns() {
 class WorkerPool::Spare {
  public:
   // Does not wake anybody.
-  void push(std::vector<WorkerPool::Task> pieces) {
+  void push(std::vector<WorkerPool::Task> pieces, WorkerPool::Place place) {
     const std::lock_guard lock(mutex_);
-    for (WorkerPool::Task& piece : pieces) {
-      pieces_.push_back(std::move(piece));
-    }
+    pieces_.insert(
+        place == WorkerPool::Place::kBehind ? pieces_.end() : pieces_.begin(),
+        std::make_move_iterator(pieces.begin()),
+        std::make_move_iterator(pieces.end()));
     num_queued_.store(pieces_.size(), std::memory_order_release);
   }
 
@@ -49,6 +51,23 @@ class WorkerPool::Spare {
     return num_queued_.load(std::memory_order_acquire) > 0;
   }
 
+  bool running() const noexcept {
+    return num_running_.load(std::memory_order_acquire) > 0;
+  }
+
+  // Runs a piece; false when there is none. What it adds is there before it is
+  // over.
+  bool run() {
+    const WorkerPool::Task piece = take();
+    if (!piece) {
+      return false;
+    }
+    piece();
+    num_running_.fetch_sub(1, std::memory_order_release);
+    return true;
+  }
+
+ private:
   // Empty when there is none.
   WorkerPool::Task take() {
     if (!any()) {
@@ -60,14 +79,15 @@ class WorkerPool::Spare {
     }
     WorkerPool::Task piece = std::move(pieces_.front());
     pieces_.pop_front();
+    num_running_.fetch_add(1, std::memory_order_relaxed);
     num_queued_.store(pieces_.size(), std::memory_order_release);
     return piece;
   }
 
- private:
   std::mutex mutex_;
   std::deque<WorkerPool::Task> pieces_;
   std::atomic<std::size_t> num_queued_{0};
+  std::atomic<int> num_running_{0};
 };
 
 // One thread and its queue.
@@ -140,8 +160,8 @@ class WorkerPool::Worker {
     hooks.stop();
   }
 
-  // The next task, or else a piece of spare work; an empty one when stopping
-  // and nothing is queued.
+  // The next task; an empty one when stopping and nothing is queued. Spare work
+  // is run until there is one.
   WorkerPool::Task next() {
     for (int k = 0; k < kSpinRounds; ++k) {
       if (num_queued_.load(std::memory_order_acquire) > 0 || spare_.any()) {
@@ -165,9 +185,7 @@ class WorkerPool::Worker {
           return {};
         }
       }
-      if (WorkerPool::Task piece = spare_.take()) {
-        return piece;  // else another worker was faster
-      }
+      spare_.run();  // unless another worker was faster
     }
   }
 
@@ -219,7 +237,7 @@ WorkerPool::WorkerPool(int num_workers, ThreadHooks hooks) {
 }
 
 WorkerPool::~WorkerPool() {
-  if (state_->owner != getpid()) {
+  if (is_forked_child()) {
     // A forked child has no such threads; their objects belong to the parent.
     static_cast<void>(state_.release());
     return;
@@ -245,7 +263,7 @@ void WorkerPool::submit(std::vector<Task> tasks) {
   }
 }
 
-void WorkerPool::add_spare(std::vector<Task> pieces) {
+void WorkerPool::add_spare(std::vector<Task> pieces, Place place) {
   refuse_forked_child();
   // A worker of the pool that is being joined runs what it adds itself.
   std::unique_lock lock(state_->submitting, std::defer_lock);
@@ -256,18 +274,18 @@ void WorkerPool::add_spare(std::vector<Task> pieces) {
           "workers: expected open workers, got closed ones");
     }
   }
-  state_->spare.push(std::move(pieces));
+  state_->spare.push(std::move(pieces), place);
   for (const auto& worker : state_->workers) {
     worker->wake();
   }
 }
 
-bool WorkerPool::run_spare() {
-  if (Task piece = state_->spare.take()) {
-    piece();
-    return true;
+WorkerPool::SpareStatus WorkerPool::run_spare() {
+  Spare& spare = state_->spare;
+  if (spare.run()) {
+    return SpareStatus::kRan;
   }
-  return false;
+  return spare.running() ? SpareStatus::kOthersRun : SpareStatus::kNone;
 }
 
 void WorkerPool::run_here(const Task& task) {
@@ -288,7 +306,7 @@ void WorkerPool::run_here(const Task& task) {
 
 std::vector<std::future<void>> WorkerPool::when_done() {
   std::vector<std::future<void>> futures;
-  if (state_->owner != getpid()) {
+  if (is_forked_child()) {
     return futures;
   }
   refuse_own_threads();
@@ -307,7 +325,7 @@ std::vector<std::future<void>> WorkerPool::when_done() {
 
 std::vector<double> WorkerPool::cpu_seconds() const {
   std::vector<double> seconds;
-  if (state_->owner != getpid()) {
+  if (is_forked_child()) {
     return seconds;
   }
   refuse_own_threads();
@@ -323,7 +341,7 @@ std::vector<double> WorkerPool::cpu_seconds() const {
 }
 
 void WorkerPool::shutdown() {
-  if (state_->owner != getpid()) {
+  if (is_forked_child()) {
     return;
   }
   const std::lock_guard lock(state_->submitting);
@@ -336,8 +354,12 @@ void WorkerPool::shutdown() {
   }
 }
 
+bool WorkerPool::is_forked_child() const noexcept {
+  return state_->owner != getpid();
+}
+
 void WorkerPool::refuse_forked_child() const {
-  if (state_->owner != getpid()) {
+  if (is_forked_child()) {
     throw std::runtime_error(
         "workers: expected a call in the process that made them, got one in a "
         "forked child");

@@ -9,6 +9,7 @@
 // threads use.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <future>
 #include <memory>
@@ -47,13 +48,20 @@ class WorkerPool {
   // Queues work for whichever worker stands still: one without a task, or one
   // whose task calls run_spare() while it waits. A task that gets ready
   // meanwhile waits until the piece is done, so pieces should be short. Pieces
-  // are begun in this order. May be called from anywhere, the pool's own
-  // threads included; throws std::runtime_error in a forked child, and after
-  // shutdown.
-  void add_spare(std::vector<Task> pieces);
+  // are begun in this order, behind those that wait, or in front of them. A
+  // worker that has slept in a task since before there were any stays asleep.
+  // May be called from anywhere, the pool's own threads included; throws
+  // std::runtime_error in a forked child, and after shutdown.
+  enum class Place : uint8_t { kBehind, kInFront };
+  void add_spare(std::vector<Task> pieces, Place place = Place::kBehind);
 
   // On a worker thread: runs a piece of spare work, if there is any.
-  bool run_spare();
+  enum class SpareStatus : uint8_t {
+    kRan,
+    kOthersRun,  // none waits; one that runs may bring more
+    kNone,
+  };
+  SpareStatus run_spare();
 
   // Runs the task on the calling thread, as worker 0 would. Throws
   // std::runtime_error after shutdown and in a forked child.
@@ -77,6 +85,7 @@ class WorkerPool {
   bool on_worker_thread() const noexcept;
 
  private:
+  bool is_forked_child() const noexcept;
   void refuse_forked_child() const;
   void refuse_own_threads() const;
 

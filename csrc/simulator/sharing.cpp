@@ -53,6 +53,20 @@ class Stretched {
   std::vector<int64_t> factor_;  // from `at` on, in thousandths
 };
 
+// What is left of the fill work runs beside grains that end behind the last
+// task: so these are part of it.
+void leave_what_overruns(Replay& replay) {
+  int64_t last_ns = 0;
+  for (const Span& span : replay.spans) {
+    last_ns = std::max(last_ns, span.end_ns);
+  }
+  for (FillSpan& span : replay.fills) {
+    const int64_t over_ns = std::max<int64_t>(0, span.end_ns - last_ns);
+    span.end_ns -= over_ns;
+    replay.fill_left_ns += over_ns;
+  }
+}
+
 }  // namespace
 
 void share_cores(
@@ -61,6 +75,9 @@ void share_cores(
     const Sharing& sharing) {
   if (sharing.cores_permille == 0) {
     return;
+  }
+  if (replay.fill_left_ns > 0) {
+    leave_what_overruns(replay);
   }
   std::vector<std::pair<int64_t, int32_t>> changes;
   const auto note = [&changes](int64_t begin_ns, int64_t end_ns) {

@@ -243,8 +243,11 @@ def headline(plan: Plan) -> Section:
         ]
     frozen = "no frozen layers"
     if plan.boundary:
-        place = {"filled": "in the bubbles of the step before"}.get(plan.prefix)
-        frozen = f"{counted(plan.boundary, 'frozen layer')} {place or plan.prefix}"
+        place = plan.prefix
+        if place == "filled":
+            runs = plan.num_stages > 1 and plan.cache == "none"
+            place = "in the bubbles of the step before" if runs else "replicated"
+        frozen = f"{counted(plan.boundary, 'frozen layer')} {place}"
         frozen += f", cache {plan.cache}"
     rows = (
         f"{plan.global_batch} rows a step, at most {plan.samples_per_microbatch} a "

@@ -2,7 +2,7 @@
 
 from pipetransformer.pipe.balance import balance_by_size, balance_by_time
 from pipetransformer.pipe.batchnorm import DeferredBatchNorm, accumulator_names
-from pipetransformer.pipe.draws import draw_scope
+from pipetransformer.pipe.draws import draw_scope, keyed_draws_work
 from pipetransformer.pipe.gpipe import GPipe
 from pipetransformer.pipe.no_chunk import NoChunk
 from pipetransformer.pipe.partition import partition_model
@@ -30,6 +30,7 @@ __all__ = [
     "from_plain_state_dict",
     "is_checkpointing",
     "is_recomputing",
+    "keyed_draws_work",
     "partition_model",
     "to_plain_state_dict",
 ]

@@ -7,6 +7,14 @@ import types
 from pipetransformer import _C
 
 
+def keyed_draws_work() -> bool:
+    """Tell whether threads draw from generators of their own under `draw_scope`.
+
+    Else they take turns with the process's default ones.
+    """
+    return _C.pipe.keyed_draws_work()
+
+
 class draw_scope:  # noqa: N801 - used like torch.no_grad
     """Context in which random operations of this thread draw from keyed generators.
 
@@ -39,7 +47,7 @@ class draw_scope:  # noqa: N801 - used like torch.no_grad
             step,
             microbatch,
             layer,
-            _C.pipe.keyed_draws_work(),
+            keyed_draws_work(),
         )
 
     def set_layer(self, layer: int) -> None:

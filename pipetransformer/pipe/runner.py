@@ -10,7 +10,7 @@ import torch
 
 from pipetransformer import _C
 from pipetransformer.pipe.ablation import Ablation
-from pipetransformer.pipe.draws import draw_scope
+from pipetransformer.pipe.draws import draw_scope, keyed_draws_work
 from pipetransformer.pipe.no_chunk import unwrap_whole
 from pipetransformer.pipe.stage import PipeSequential, stage_functions
 from pipetransformer.pipe.workers import Workers
@@ -212,7 +212,7 @@ class Runner:
         step, microbatch = self.position or (0, 0)
         if self.settings.strict:
             return _C.pipe.DrawSettings("global", None, step, microbatch)
-        mode = "keyed" if _C.pipe.keyed_draws_work() else "fallback"
+        mode = "keyed" if keyed_draws_work() else "fallback"
         return _C.pipe.DrawSettings(mode, self._call_seed(), step, microbatch)
 
     def _get_engine(self, stages: Sequence[PipeSequential]) -> _C.pipe.PipeEngine:

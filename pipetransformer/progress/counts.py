@@ -229,6 +229,7 @@ class Counts:
             began_seconds=self._began_at,
             cuts=list(plan.cuts) if plan is not None else [],
             schedule=plan.schedule if plan is not None else "gpipe",
+            prefix=plan.prefix if plan is not None else "none",
             bytes_per_stage=list(plan.bytes_per_stage) if plan is not None else [],
             slot_bytes=cluster.device_memory_bytes if cluster is not None else 0,
             learning_rate=_learning_rate(run),

@@ -113,7 +113,7 @@ class OpenPass:
             loaded = self._placed_each(loaded)
         prefix = self._role.active().prefix
         if prefix is not None and prefix.fills:
-            loaded = one_ahead(loaded, self._note_upcoming)
+            loaded = one_ahead(loaded, self._note_upcoming, prefix.give_up_ahead)
         if not run.caches.reads_disk("train"):
             return loaded
         view = state.epoch % (shares.loading.views or 1)

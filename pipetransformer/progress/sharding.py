@@ -62,24 +62,36 @@ class Loading:
 
 
 def one_ahead(
-    loaded: Generator[Batch, None, None], tell: Callable[[Batch | None], None]
+    loaded: Generator[Batch, None, None],
+    tell: Callable[[Batch | None], None],
+    leave: Callable[[], None],
 ) -> Generator[Batch, None, None]:
     """Yield batches, each when the one after it is loaded, too.
+
+    What loading raises comes where that batch would have come.
 
     Args:
         loaded: The batches.
         tell: Is given the one after that which is yielded next; None: there is none.
+        leave: Is called when no further one is wanted.
     """
     with contextlib.closing(loaded):
         batch = next(loaded, None)
         try:
             while batch is not None:
-                following = next(loaded, None)
+                following, error = None, None
+                try:
+                    following = next(loaded, None)
+                except Exception as raised:
+                    error = raised
                 tell(following)
                 yield batch
+                if error is not None:
+                    raise error
                 batch = following
         finally:
             tell(None)
+            leave()
 
 
 def asking_ahead(

@@ -9,13 +9,13 @@ ready meanwhile waits for no more than that.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.data.structures import layer_outputs
+from pipetransformer.data.structures import layer_outputs, tensors_of
 from pipetransformer.pipe import Workers, draw_scope
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.skip import SkipTracker, use_skip_tracker
@@ -121,14 +121,35 @@ class Ahead:
         ids: Of its samples: the very tensor of the batch.
         position: The keys of its random draws, as they will be.
         inputs: Its inputs.
+        state: What its values depend on besides, as `state_of` gave it.
         forward: The frozen layers' forward.
     """
 
     ids: Tensor
     position: DrawPosition
     inputs: Any
+    state: object
     forward: FilledForward
 
     def is_of(self, ids: Tensor, position: DrawPosition) -> bool:
         """Tell whether it is for this batch and these draws."""
         return self.ids is ids and self.position == position
+
+
+def state_of(inputs: Any, tensors: Iterable[Tensor], context: object) -> object:
+    """Return what tells whether values were computed from what is there now.
+
+    A tensor that is changed in place counts as another one; changes through ``.data``
+    are not seen.
+
+    Args:
+        inputs: Of the batch; tensors in a structure, compared by identity.
+        tensors: Weights and buffers of the layers.
+        context: What the values depend on besides.
+    """
+    given = tuple((id(each), _version(each)) for each in tensors_of(inputs))
+    return context, given, tuple(map(_version, tensors))
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

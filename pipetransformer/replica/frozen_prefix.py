@@ -54,10 +54,10 @@ from pipetransformer.data.structures import (
     slice_rows,
     tensors_of,
 )
-from pipetransformer.pipe import Workers, draw_scope
+from pipetransformer.pipe import Workers, draw_scope, keyed_draws_work
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.faulty_layer import faulty_layer
-from pipetransformer.replica.filled import Ahead, FilledForward
+from pipetransformer.replica.filled import Ahead, FilledForward, state_of
 from pipetransformer.replica.handed_on import (
     Form,
     HandedOn,
@@ -129,7 +129,8 @@ class FrozenPrefix:
         self._places = list(places or [self._devices[0]] * boundary)
         self._passed_on = len(set(self._places)) > 1
         self._num_microbatches = num_microbatches
-        self.fills = fills and workers.num_workers > 1
+        # Draws that are not keyed are those of the process: one thread's at a time.
+        self.fills = fills and workers.num_workers > 1 and keyed_draws_work()
         self._ahead: Ahead | None = None
         self._on: dict[torch.device, list[nn.Module]] = {}
         self._copied: list[int] | None = None  # fingerprints of what was copied
@@ -179,7 +180,7 @@ class FrozenPrefix:
         if not self._needed:
             self._rest()
         self._needed = False
-        self._give_up_ahead()  # of a pass that was left
+        self.give_up_ahead()  # of a pass that was left
         self.refresh()
 
     def refresh(self) -> None:
@@ -238,7 +239,7 @@ class FrozenPrefix:
 
         No worker runs the layers any more, so they may be trained again.
         """
-        self._give_up_ahead()
+        self.give_up_ahead()
         if self._copied_from is not None:
             self._copied_from.use_device(self._devices[0], 0)
             self._copied_from = None
@@ -411,18 +412,24 @@ class FrozenPrefix:
             position: The same; computed again if it turns out another one.
         """
         if not self.fills or self._reads(cache):
-            return
-        if self._ahead is None or not self._ahead.is_of(ids, position):
-            self._give_up_ahead()
-            self._ahead = self._begin(inputs(), ids, position)
+            self.give_up_ahead()
+        elif self._ahead is None or not self._ahead.is_of(ids, position):
+            self.give_up_ahead()
+            try:
+                given = inputs()
+            except Exception:  # it is loaded, and raises, again in its own step
+                return
+            self._ahead = self._begin(given, ids, position)
 
-    def _give_up_ahead(self) -> None:
+    def give_up_ahead(self) -> None:
+        """Let go of a batch to come: no worker runs layers for it any more."""
         held, self._ahead = self._ahead, None
         if held is not None:
             held.forward.cancel()
 
     def _begin(self, inputs: Any, ids: Tensor, position: DrawPosition) -> Ahead:
-        cut = self._cut(inputs, position, self._num_microbatches)
+        state = self._state(inputs)
+        cut = self._cut(self._here(inputs), position, self._num_microbatches)
         forward = FilledForward(
             self._workers,
             self._layers,
@@ -431,21 +438,29 @@ class FrozenPrefix:
             position=position,
             first=cut[0][0],
         )
-        return Ahead(ids, position, inputs, forward)
+        return Ahead(ids, position, inputs, state, forward)
+
+    def _state(self, inputs: Any) -> object:
+        """Return what tells whether values were computed from what is there now."""
+        held = (t for x in self._layers for t in (*x.parameters(), *x.buffers()))
+        return state_of(inputs, held, self._context())
 
     def _run_filled(
         self, inputs: Callable[[], Any], ids: Tensor, position: DrawPosition
     ) -> Any:
         """Return what is ready of a batch, or will be soon."""
-        self.run_ahead(inputs, ids, None, position=position)  # unless it is
+        given = inputs()
         held, self._ahead = self._ahead, None
-        if held is None:
-            raise RuntimeError("batch that nobody has begun; please report")
+        known = held is not None and held.is_of(ids, position)
+        if held is None or not known or held.state != self._state(given):
+            if held is not None:
+                held.forward.cancel()
+            held = self._begin(given, ids, position)
         with self._clock.phase("prefix"), torch.no_grad():
             outputs = held.forward.outputs()
-            cut = self._cut(held.inputs, position, self._num_microbatches)
+            cut = self._cut(given, position, self._num_microbatches)
             forward = self._forward(position, 0)
-            return self._joined(outputs, held.inputs, cut, forward, self.boundary)
+            return self._joined(outputs, given, cut, forward, self.boundary)
 
     def _rounded(
         self,

@@ -67,6 +67,7 @@ class SegmentRecord:
         began_seconds: From the run's opening to its begin, on the lead.
         cuts: Of the plan: layer indices from the boundary to the number of layers.
         schedule: Of the plan.
+        prefix: Where the plan has the frozen layers.
         bytes_per_stage: What the plan takes of each stage's slot.
         slot_bytes: What a slot may hold; 0 if unknown.
         learning_rate: Of the first group, at its end; None without an optimizer.
@@ -88,6 +89,7 @@ class SegmentRecord:
     began_seconds: float = 0.0
     cuts: list[int] = dataclasses.field(default_factory=list)
     schedule: str = "gpipe"
+    prefix: str = "none"
     bytes_per_stage: list[int] = dataclasses.field(default_factory=list)
     slot_bytes: int = 0
     learning_rate: float | None = None
@@ -108,6 +110,7 @@ class SegmentRecord:
             "train_loss": self.train_loss,
             "cuts": self.cuts,
             "schedule": self.schedule,
+            "prefix": self.prefix,
             "bytes_per_stage": self.bytes_per_stage,
             "slot_bytes": self.slot_bytes,
             "learning_rate": self.learning_rate,

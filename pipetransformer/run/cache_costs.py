@@ -192,7 +192,7 @@ class CacheCosts:
         if inputs.rates.disk is not None:
             sharers = disk_sharers(inputs, replicas)
             self._observe_disk(counts, inputs.rates.disk, sharers, size)
-        if hits == 0:
+        if hits == 0 and segment.prefix != "filled":  # else it ran beside the rest
             rows = prefix_rows(workload.global_batch, replicas, shape.num_stages)
             each = prefix_ns(profile, boundary, rows) / shape.num_stages
             self.prefix = _learned(

@@ -17,7 +17,7 @@ from pipetransformer.run.context import Run
 _LOG = logging.getLogger(__name__)
 
 _ALL = 0.98  # of the slots' speed, from which on they share nothing
-_MOST_WAIT = timedelta(seconds=10)  # for the others' first run
+_LEAST_WAIT = timedelta(seconds=10)  # for the others' first run
 
 # A scheduler's slices of time are some ms: a mean of three short runs is one of few.
 _LEAST_TIME = 0.2  # s
@@ -64,7 +64,9 @@ def measure_cores(
     alone = _typical(work)
     run.plane.publish(_key(run, "ask"), str(rows).encode())
     keys = [_key(run, str(rank)) for rank in others]
-    if run.plane.wait_any([keys], timeout=_MOST_WAIT) is None:
+    # The first run may take twice as long, and all of them share the cores.
+    wait = max(_LEAST_WAIT, 4 * (len(others) + 1) * timedelta(seconds=alone))
+    if run.plane.wait_any([keys], timeout=wait) is None:
         _LOG.warning("slots are not measured together: ranks %s did not come", others)
         return usable_permille
     together = _typical(work)

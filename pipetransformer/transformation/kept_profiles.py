@@ -28,7 +28,7 @@ from pipetransformer.state.signature import model_signature, trainable_lines
 
 _LOG = logging.getLogger(__name__)
 
-_VERSION = 4
+_VERSION = 5
 _LONGEST = 200  # letters of what a file holds, in errors
 
 

@@ -36,6 +36,7 @@ AS_DEVICES = "PIPETRANSFORMER_SLOTS_AS_DEVICES"
 with a core of its own, and nothing to pay besides its layers."""
 
 _TELLING_NS = 15_000_000  # of a forward and backward: many turns of a busy core
+_LONGEST_NS = 1_500_000_000  # the same: it is done four times before the first plan
 _ALLOCATED = 0.95  # of an accelerator's memory; the rest are gaps between blocks
 _CONTEXT_BYTES = 1 << 30  # of a process on an accelerator: its kernels and libraries
 
@@ -108,7 +109,9 @@ def _cores_together(run: Run, workload: Workload, profile: Profile) -> int:
     return measure_cores(
         run,
         lambda rows: _work(run, workload, rows),
-        rows_that_tell(profile, workload.global_batch // run.num_slots),
+        rows_that_tell(
+            profile, workload.global_batch // (run.num_slots * run.info.num_nodes)
+        ),
         _cores_permille(run),
     )
 
@@ -117,25 +120,25 @@ def rows_that_tell(profile: Profile, share: int) -> int:
     """Return the rows of a micro-batch by which slots are compared.
 
     Fewer rows of a large model wait for memory, more of them compute: so these are as
-    many as a step gives a slot, and enough to be timed, as far as they are profiled.
+    many as a step gives a slot, and enough to be timed, as far as they are profiled and
+    do not take long.
 
     Args:
         profile: Of the layers.
         share: Rows of a step, over the slots.
     """
+    found = times = 0
     for index, rows in enumerate(profile.microbatch_samples):
-        following = profile.microbatch_samples[index + 1 : index + 2]
-        if following and following[0] <= share:
-            continue
         once = sum(
             layer.forward_ns[index]
             + layer.input_grad_ns[index]
             + layer.weight_grad_ns[index]
             for layer in profile.layers
         )
-        if once >= _TELLING_NS:
-            return rows
-    return profile.microbatch_samples[-1]
+        if times >= _TELLING_NS and (rows > share or once > _LONGEST_NS):
+            break
+        found, times = rows, once
+    return found
 
 
 def _rates(run: Run, workload: Workload, profile: Profile, inputs: Any) -> CacheRates:

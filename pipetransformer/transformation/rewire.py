@@ -155,10 +155,10 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
         return DrawPosition(run.state.step, (nth * group.size + group.rank) * each)
 
     def position_after(number: int) -> DrawPosition:
-        nth = number + 1 - run.state.batch  # in the step, if it is not the first there
-        if nth >= run.config.accumulation_steps:
+        # As `loop.accumulation.window_of` has it: steps end with whole turns.
+        if (number + 1) % run.config.accumulation_steps == 0:
             return DrawPosition(run.state.step + 1, group.rank * each)
-        return DrawPosition(run.state.step, (nth * group.size + group.rank) * each)
+        return position(number + 1)
 
     model = ActiveModel(
         pipe,

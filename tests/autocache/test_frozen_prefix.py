@@ -163,8 +163,8 @@ def test_what_runs_ahead_is_what_its_own_step_would_give():
     with Workers(2) as workers:
         prefix = filling([counted, Stash(), nn.Identity(), Pop()], workers)
         ids = [torch.arange(8) for _ in range(3)]
-        for number in range(3):
-            given = rows_of_batch(number)
+        batches = [rows_of_batch(number) for number in range(3)]
+        for number, given in enumerate(batches):
             first, second = prefix(
                 lambda given=given: given,
                 ids[number],
@@ -174,7 +174,7 @@ def test_what_runs_ahead_is_what_its_own_step_would_give():
             assert torch.equal(first, 3 * given) and torch.equal(second, 3 * given)
             if number < 2:
                 prefix.run_ahead(
-                    lambda number=number: rows_of_batch(number + 1),
+                    lambda number=number: batches[number + 1],
                     ids[number + 1],
                     None,
                     position=DrawPosition(number + 1, 0),
@@ -203,13 +203,13 @@ def test_a_batch_or_draws_that_were_not_foreseen_are_computed_anew():
             lambda: rows_of_batch(1), foreseen, None, position=DrawPosition(1, 0)
         )
         again = prefix(lambda: given, foreseen, None, position=DrawPosition(1, 0))
-        assert torch.equal(again, rows_of_batch(1)), "that is what it was begun with"
+        assert torch.equal(again, given), "other inputs than it was begun with"
 
 
 def test_nothing_runs_once_a_prefix_is_retired_or_a_pass_begins():
     counted = Counted()
     with Workers(2) as workers:
-        prefix = filling([counted] * 4, workers)
+        prefix = filling([counted] * 100, workers)
         for leave in (prefix.begin_pass, prefix.retire):
             prefix.run_ahead(
                 lambda: rows_of_batch(0),
@@ -220,7 +220,7 @@ def test_nothing_runs_once_a_prefix_is_retired_or_a_pass_begins():
             leave()
             seen = len(counted.seen)
             time.sleep(0.02)
-            assert len(counted.seen) == seen < 12
+            assert len(counted.seen) == seen < 300
 
 
 def test_evaluations_and_caches_leave_alone_what_runs_ahead():
@@ -233,10 +233,8 @@ def test_evaluations_and_caches_leave_alone_what_runs_ahead():
             lambda: rows_of_batch(0), ids, cache, position=DrawPosition(0, 0)
         )
         assert counted.seen == [], "rows of a cache in use are not computed ahead"
-        prefix.run_ahead(
-            lambda: rows_of_batch(0), ids, None, position=DrawPosition(0, 0)
-        )
-        held = rows_of_batch(2)
+        held, coming = rows_of_batch(2), rows_of_batch(0)
+        prefix.run_ahead(lambda: coming, ids, None, position=DrawPosition(0, 0))
         found = prefix(
             lambda: held,
             torch.arange(8),
@@ -245,8 +243,8 @@ def test_evaluations_and_caches_leave_alone_what_runs_ahead():
             whole=True,
         )
         assert torch.equal(found, held)
-        ready = prefix(lambda: held, ids, None, position=DrawPosition(0, 0))
-        assert torch.equal(ready, rows_of_batch(0))
+        ready = prefix(lambda: coming, ids, None, position=DrawPosition(0, 0))
+        assert torch.equal(ready, coming)
         assert sum(len(part) for _, part in counted.seen) == 16
 
 

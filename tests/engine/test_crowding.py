@@ -171,6 +171,8 @@ def test_another_node_and_a_profile_that_is_there_ask_for_nothing(rank):
         (40, 4, 4),
         (3, 5, 16),
         (40, 99, 16),
+        (400, 99, 1),
+        (300, 99, 4),
     ],
 )
 def test_slots_work_on_what_a_step_gives_them_and_can_be_timed(each, share, rows):

@@ -14,7 +14,7 @@ import pipetransformer as pt
 from pipetransformer.autodp import PeerFailure
 from tests.engine.losses import SURVIVING
 from tests.engine.scenario import config, is_active, make_engine, schedule
-from tests.support.private import model_of
+from tests.support.private import model_of, run_of
 from tests.support.ranks import Ranks, run_ranks
 from tests.support.toy import ToySet, accuracy, toy_model, toy_units
 
@@ -152,6 +152,7 @@ def test_an_own_loop_and_evaluations_in_between_change_nothing_of_it():
     filled = fit(schedule(*freeze), settings("filled"), **options)
     assert close(filled[0], plain[0])
     assert filled[1] == pytest.approx(plain[1], rel=1e-12)
+    assert filled[2][1:] == plain[2][1:], "nothing is computed twice"
 
 
 class Noisy(nn.Module):
@@ -194,11 +195,15 @@ def test_draws_of_frozen_layers_are_those_of_their_own_step(steps, monkeypatch):
 
 
 def test_a_single_stage_and_cached_activations_have_nothing_to_fill():
-    _, _, _, plans = fit(schedule(2), settings("filled", stages=1, microbatches=1))
-    assert {plan.prefix for plan in plans} == {"replicated"}
-    cached = dataclasses.replace(settings("filled"), cache=pt.CacheConfig())
-    _, _, _, plans = fit(schedule(2), cached)
-    assert {(p.prefix, p.cache) for p in plans} == {("replicated", "host")}
+    for prefix in ("auto", "filled"):
+        lone = settings(prefix, stages=1, microbatches=1)
+        _, _, rows, plans = fit(schedule(2), lone)
+        assert rows[1:] == [50, 50]
+        cached = dataclasses.replace(settings(prefix), cache=pt.CacheConfig())
+        _, _, rows, plans = fit(schedule(2), cached)
+        names = {"auto": "replicated", "filled": "filled"}
+        assert {(p.prefix, p.cache) for p in plans} == {(names[prefix], "host")}
+        assert rows[1:] == [0, 0]
 
 
 def test_the_planner_fills_gaps_where_that_is_faster_and_says_so():
@@ -240,6 +245,111 @@ def test_what_a_frozen_layer_raises_ahead_comes_with_its_own_step():
         for _ in engine.epochs(9):
             for batch in engine.batches(ToySet(48), 12):
                 engine.step(batch)
+
+
+def changed(engine, batch, how):
+    """Change what a step is about to use, once its frozen layers may have run."""
+    model = model_of(engine)
+    if how == "inputs in place":
+        batch.inputs.mul_(2)
+    elif how == "other inputs":
+        given = 2 * batch.inputs
+        return dataclasses.replace(batch, load_inputs=lambda: given)
+    elif how == "frozen weights":
+        with torch.no_grad():
+            model[0].weight.add_(0.25)
+    elif how == "weights that come back":
+        held = [p.detach().clone() for p in model.parameters()]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+            time.sleep(0.01)
+            for parameter, before in zip(model.parameters(), held, strict=True):
+                parameter.copy_(before)
+    return batch
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["inputs in place", "other inputs", "frozen weights", "weights that come back"],
+)
+def test_what_is_changed_before_its_step_counts(how):
+    def run(prefix):
+        engine = make_engine(
+            freeze=schedule(3), dtype=torch.float64, config=settings(prefix)
+        )
+        with engine:
+            for _ in engine.epochs(2):
+                for batch in engine.batches(ToySet(48, dtype=torch.float64), 12):
+                    time.sleep(0.005)  # so what runs ahead has run
+                    engine.step(changed(engine, batch, how))
+            losses = [record.train_loss for record in engine.history.epochs]
+            return weights(engine), losses
+
+    plain, filled = run("replicated"), run("filled")
+    assert close(filled[0], plain[0])
+    assert filled[1] == pytest.approx(plain[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_what_loading_raises_comes_in_its_own_step(lazy):
+    class Broken(ToySet):
+        left = None  # samples that can be loaded
+
+        def __getitem__(self, i):
+            return self._inputs(i), self.y[i]
+
+        def _inputs(self, i):
+            if self.left is not None:
+                self.left -= 1
+                if self.left < 0:
+                    raise OSError("cannot be read")
+            return super()._inputs(i)
+
+    data, steps = Broken(48, vouch=lazy), 0
+    engine = make_engine(freeze=schedule(3), config=settings("filled"))
+    with pytest.raises(OSError, match="cannot be read"), engine:
+        for epoch in engine.epochs(2):
+            data.left = 24 if epoch == 1 else None
+            for batch in engine.batches(data, 12):
+                engine.step(batch)
+                steps += 1
+    assert steps == 4 + 2, "the two batches before it"
+
+
+def test_a_pass_that_is_left_runs_no_further_frozen_layers():
+    class Left(Exception):
+        pass
+
+    engine = make_engine(freeze=schedule(3), config=settings("filled"))
+    model = model_of(engine)
+    seen = RowsOf(model[0])
+    slow = [
+        layer.register_forward_hook(lambda *_: time.sleep(0.002)) for layer in model
+    ]
+    with pytest.raises(Left), engine:
+        for epoch in engine.epochs(2):
+            for batch in engine.batches(ToySet(48), 12):
+                engine.step(batch)
+                if epoch == 1:
+                    raise Left
+    rows = seen.rows
+    time.sleep(0.05)
+    assert seen.rows == rows
+    for hook in slow:
+        hook.remove()
+
+
+def test_time_of_layers_that_ran_ahead_is_not_taken_for_theirs():
+    """It would make layers seem free, and their cache worth nothing."""
+    engine = make_engine(freeze=schedule(3), config=settings("filled"))
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(ToySet(48), 12):
+                engine.step(batch)
+        assert run_of(engine).costs.cache.prefix == 1.0
+        (segment,) = engine.history.epochs[-1].segments
+    assert segment.prefix == segment.to_json()["prefix"] == "filled"
 
 
 def survive(rank, prefix, dies):

@@ -347,11 +347,20 @@ def test_frozen_layers_fill_the_gaps_where_that_is_faster():
 
 def test_there_are_no_gaps_in_one_stage_and_nothing_cached_runs():
     model = equal_profile(8)
-    options = {**GAPS, "num_stages": 1, "prefix_placements": ("filled",)}
-    assert find(model, cluster(2), **options).prefix == "replicated"
-    cached = {**GAPS, "prefix_placements": ("filled",), "cache_tiers": ("host",)}
-    plan = find(model, cluster(2), **cached)
-    assert (plan.prefix, plan.cache) == ("replicated", "host")
+    for options in ({"num_stages": 1}, {"cache_tiers": ("host",)}):
+        plans = {
+            names: find(
+                model, cluster(2), **{**GAPS, **options}, prefix_placements=names
+            )
+            for names in (BOTH, BOTH[:1], BOTH[1:])
+        }
+        assert [plan.prefix for plan in plans.values()] == [
+            "replicated",
+            "replicated",
+            "filled",  # asked for: a plan keeps its name when a cache comes and goes
+        ]
+        assert len({plan.simulated_step_ns for plan in plans.values()}) == 1
+        assert len({plan.bytes_per_stage for plan in plans.values()}) == 1
 
 
 def test_filled_gaps_hold_the_next_batchs_activations():

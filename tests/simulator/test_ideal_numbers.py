@@ -121,6 +121,14 @@ def test_a_prefix_placed_in_gaps_is_one_that_the_options_put_there(schedule):
         step_ns(placed, replicas=((), ()))
 
 
+def test_what_overruns_a_step_on_shared_cores_runs_beside_what_is_left():
+    """One core for two stages: a step takes all that there is to do."""
+    stages = [(10, 10, 0), (14, 10, 0)]
+    costs = step("gpipe", stages, 1, prefix=("filled", [100]), prefix_grain_ns=9)
+    costs.cores_permille = 1000
+    assert step_ns(costs) == 10 + 10 + 14 + 10 + 100
+
+
 @pytest.mark.parametrize(("frozen_share", "rounds"), FILLED)
 def test_filled_gaps_of_stages_that_differ_cost_what_the_table_says(
     frozen_share, rounds

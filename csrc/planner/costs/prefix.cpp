@@ -241,7 +241,9 @@ PrefixCosts prefix_costs(
       costs.bytes +=
           profile.layers[static_cast<std::size_t>(i)].parameter_bytes;
     }
-    if (placement == PrefixPlacement::kFilled && !times.empty()) {
+    const bool fills =
+        placement == PrefixPlacement::kFilled && shape.num_stages > 1;
+    if (fills && !times.empty()) {
       costs.grain_ns = *std::max_element(times.begin(), times.end());
       costs.bytes += static_cast<int64_t>(std::min<Wide>(
           Wide{sample_bytes} *

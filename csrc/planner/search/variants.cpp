@@ -99,22 +99,21 @@ std::vector<CacheTier> tiers(const Request& request, const Cluster& cluster) {
   return found.empty() ? std::vector<CacheTier>{CacheTier::kNone} : found;
 }
 
-// A single stage has no gaps, and what is cached does not run: there all
-// devices hold the layers, as where they fill gaps.
+// A single stage has no gaps, and what is cached does not run: there filled is
+// as replicated, which is tried in its place; alone it stays what it is, so
+// that a plan does not change its name when its prefix is cached.
 std::vector<PrefixPlacement>
 placements(const Request& request, const Shape& shape, CacheTier cache) {
   if (request.workload.boundary == 0) {
     return {PrefixPlacement::kNone};
   }
-  std::vector<PrefixPlacement> all;
-  for (PrefixPlacement placement : request.prefix_placements) {
-    const bool fills = placement == PrefixPlacement::kFilled;
-    if (fills && (shape.num_stages == 1 || cache != CacheTier::kNone)) {
-      placement = PrefixPlacement::kReplicated;
-    }
-    if (std::find(all.begin(), all.end(), placement) == all.end()) {
-      all.push_back(placement);
-    }
+  std::vector<PrefixPlacement> all = request.prefix_placements;
+  const bool nothing_to_fill =
+      shape.num_stages == 1 || cache != CacheTier::kNone;
+  if (nothing_to_fill && all.size() > 1) {
+    all.erase(
+        std::remove(all.begin(), all.end(), PrefixPlacement::kFilled),
+        all.end());
   }
   return all;
 }

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -207,6 +208,7 @@ SpareRun::SpareRun(
     py::object function,
     std::vector<py::object> items)
     : pool_(pool),
+      owner_(getpid()),
       function_(std::move(function)),
       items_(std::move(items)),
       autocast_cache_(at::autocast::is_autocast_cache_enabled()),
@@ -245,10 +247,12 @@ void SpareRun::run_piece(std::size_t item) noexcept {
       try {
         more = function_(items_[item]).cast<bool>();
       } catch (...) {
+        // What it replaces goes when the lock is free: Python may run then.
+        std::exception_ptr error = std::current_exception();
         const std::lock_guard lock(mutex_);
         if (item < first_failure_) {
           first_failure_ = item;
-          error_ = std::current_exception();
+          std::swap(error, error_);
         }
       }
     }
@@ -258,9 +262,12 @@ void SpareRun::run_piece(std::size_t item) noexcept {
     end_item(item);
     return;
   }
-  // From a thread of the pool: it takes pieces until it is joined.
+  // In front: no more items are under way than there are workers, and what is
+  // between two pieces is held for these alone. From a thread of the pool,
+  // which takes pieces until it is joined.
   pool_->add_spare(
-      {[self = shared_from_this(), item] { self->run_piece(item); }});
+      {[self = shared_from_this(), item] { self->run_piece(item); }},
+      pipe::WorkerPool::Place::kInFront);
 }
 
 void SpareRun::end_item(std::size_t item) noexcept {
@@ -280,6 +287,11 @@ void SpareRun::end_item(std::size_t item) noexcept {
 
 // Bounded by the pieces; looks up every 100 ms for signals.
 void SpareRun::wait() {
+  if (owner_ != getpid()) {
+    throw std::runtime_error(
+        "workers: expected a wait in the process that made them, got one in a "
+        "forked child");
+  }
   std::exception_ptr failure;
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(
@@ -304,6 +316,9 @@ void SpareRun::wait() {
 }
 
 void SpareRun::cancel() noexcept {
+  if (owner_ != getpid()) {
+    return;  // nothing runs there
+  }
   std::exception_ptr untold;  // goes when the lock is free
   std::unique_lock lock(mutex_);
   first_failure_ = 0;

@@ -5,6 +5,8 @@
 
 #include <ATen/ThreadLocalState.h>
 
+#include <sys/types.h>
+
 #include <condition_variable>
 #include <cstddef>
 #include <exception>
@@ -55,7 +57,8 @@ class SpareRun : public std::enable_shared_from_this<SpareRun> {
 
   // Waits until all is over; raises the failure of the lowest item, and once
   // there is one begins no further piece of later items. A second call returns
-  // at once. Interrupted by signals, as cancel() does.
+  // at once. Interrupted by signals. In a forked child nothing runs: there it
+  // throws std::runtime_error, and cancel() returns at once.
   void wait();
 
   // Begins no further piece, and waits until those that run are over.
@@ -69,7 +72,8 @@ class SpareRun : public std::enable_shared_from_this<SpareRun> {
   void run_piece(std::size_t item) noexcept;
   void end_item(std::size_t item) noexcept;
 
-  pipe::WorkerPool* const pool_;  // outlives what its threads run
+  pipe::WorkerPool* const pool_;  // for its threads alone, which it outlives
+  const pid_t owner_;             // in a child process nothing runs
   pybind11::object function_;     // this and the items: gone when all is over
   std::vector<pybind11::object> items_;
   const at::ThreadLocalState context_;

@@ -1,23 +1,14 @@
 """The frozen prefix: cache look-up, and the forward of what the cache lacks.
 
-Frozen layers run once per sample under ``no_grad`` and in eval mode, in micro-batches
-over all devices of the pipeline: replicated, those but the first have copies of them,
-or pipelined, each has a chunk of them that all micro-batches pass. What the layers
-return is on the first, and so is what is read of records. A record found at an earlier
-boundary is advanced: only the layers behind that boundary run. Layers that draw random
-numbers even so draw keyed ones, as those of the pipeline do.
-
-Once a pass has found all of its records, the layers leave the devices for the host:
-they come back when something is missing.
-
-Where a plan fills gaps, and nothing is cached, the workers run the layers for the next
-batch whenever they wait, see `filled`.
+Frozen layers run once per sample (`frozen_layers`), and what they return is kept. What
+is read of records is on the first device. A record found at an earlier boundary is
+advanced: only the layers behind that boundary run. Where nothing is cached, a plan may
+have the workers run them for the next batch whenever they wait.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import logging
 import weakref
@@ -41,12 +32,9 @@ from pipetransformer.autocache import (
     hash_rows,
     round_trip,
     valid_part,
-    values_context,
 )
 from pipetransformer.core.devices import HOST, to_device
-from pipetransformer.core.fixed_values import tensors_have_rows
 from pipetransformer.data.structures import (
-    call_layers,
     fit_together,
     flat_tensors,
     join_rows,
@@ -54,15 +42,15 @@ from pipetransformer.data.structures import (
     slice_rows,
     tensors_of,
 )
-from pipetransformer.pipe import Workers, draw_scope, keyed_draws_work
+from pipetransformer.pipe import Workers, draw_scope
+from pipetransformer.replica.differences import difference, other_kind
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.faulty_layer import faulty_layer
-from pipetransformer.replica.filled import Ahead, FilledForward, state_of
+from pipetransformer.replica.frozen_layers import FrozenLayers
 from pipetransformer.replica.handed_on import (
     Form,
     HandedOn,
     as_given,
-    handed_on,
     of_one_form,
 )
 from pipetransformer.replica.in_place import run_in_place
@@ -125,16 +113,18 @@ class FrozenPrefix:
     ) -> None:
         self.boundary = boundary
         self._layers = list(layers)[:boundary]
-        self._devices = list(devices)
-        self._places = list(places or [self._devices[0]] * boundary)
-        self._passed_on = len(set(self._places)) > 1
-        self._num_microbatches = num_microbatches
-        # Draws that are not keyed are those of the process: one thread's at a time.
-        self.fills = fills and workers.num_workers > 1 and keyed_draws_work()
-        self._ahead: Ahead | None = None
-        self._on: dict[torch.device, list[nn.Module]] = {}
-        self._copied: list[int] | None = None  # fingerprints of what was copied
-        self._workers = workers
+        self._frozen = FrozenLayers(
+            self._layers,
+            workers,
+            clock,
+            devices=devices,
+            places=places,
+            num_microbatches=num_microbatches,
+            fills=fills,
+            seed=seed,
+            place=place,
+            padding=() if ragged is None else (ragged.dim, ragged.fill),
+        )
         self._clock = clock
         self._seed = seed
         self._ragged = ragged
@@ -142,21 +132,15 @@ class FrozenPrefix:
         self._own_bits = own_bits
         self._admitted = admitted
         self._disk_admitted = disk_admitted
-        self._place = place
         self._device_bytes = device_bytes
         self._sharers = sharers
         self._copied_from: ActivationCache | None = None
-        self._rests = False  # on the host, as nothing needs the layers
-        self._has_rested = False
-        self._needed = True  # in training, since the pass began
         self._length: int | None = None  # padded, of the last inputs
         self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
-        self._have_rows: dict[tuple[int, int], list[bool]] = {}  # by boundary, tensors
         self._form: tuple[Form, str] | None = None  # of the cache's records here
         self._forms: weakref.WeakKeyDictionary[ActivationCache, tuple[Form, str]] = (
             weakref.WeakKeyDictionary()  # sets may be of other shapes
         )
-        self._chains: dict[object, list[int]] = {}  # by what was in force, see `_chain`
         self.refusal = cacheable(self._layers)
         if self.refusal is not None:
             _LOG.warning("frozen prefix is not cached: %s", self.refusal)
@@ -177,10 +161,7 @@ class FrozenPrefix:
 
         The layers leave the devices if the pass before has needed none.
         """
-        if not self._needed:
-            self._rest()
-        self._needed = False
-        self.give_up_ahead()  # of a pass that was left
+        self._frozen.begin_pass()
         self.refresh()
 
     def refresh(self) -> None:
@@ -188,50 +169,27 @@ class FrozenPrefix:
 
         Records of weights that something has changed since then become misses.
         """
-        self._chains = {}
-        if self._copied != self._chain() and not self._rests:
+        if self._frozen.refresh():
             self._forms.clear()
-            self._copy()
 
-    def _copy(self) -> None:
-        first, *others = dict.fromkeys(self._devices)
-        self._on = {first: self._layers}
-        if not self._passed_on:
-            self._on |= {device: _copied(self._layers, device) for device in others}
-        self._copied = self._chain()
+    @property
+    def fills(self) -> bool:
+        """Whether workers run the layers for a batch to come, see `run_ahead`."""
+        return self._frozen.fills
 
-    def _rest(self) -> None:
-        if self._rests or self._devices[0] == HOST:
-            return
-        self._on, self._copied = {}, None
-        self._place([HOST] * self.boundary)
-        self._rests = True
-        if not self._has_rested:
-            self._has_rested = True
-            _LOG.info("frozen layers rest on the host: all that they give is cached")
-
-    @contextlib.contextmanager
-    def awake(self) -> Iterator[None]:
+    def awake(self) -> contextlib.AbstractContextManager[None]:
         """Hold the layers where they compute."""
-        rested = self._rests
-        self._wake()
-        try:
-            yield
-        finally:
-            if rested:
-                self._rest()
+        return self._frozen.awake()
 
-    def _wake(self) -> None:
-        if self._rests:
-            self._place(self._places)
-            self._rests = False
-            self._copy()
+    def spread(self, function: Callable[[Any], _T], items: Sequence[Any]) -> list[_T]:
+        """Call a function with each item, on the workers where these compute."""
+        return self._frozen.spread(function, items)
 
     def _use_device(self, cache: ActivationCache) -> None:
         if self._device_bytes and self._copied_from is not cache:
             self._copied_from = cache
             cache.use_device(
-                self._devices[0], self._device_bytes, sharers=self._sharers
+                self._frozen.device, self._device_bytes, sharers=self._sharers
             )
 
     def retire(self) -> None:
@@ -239,43 +197,14 @@ class FrozenPrefix:
 
         No worker runs the layers any more, so they may be trained again.
         """
-        self.give_up_ahead()
+        self._frozen.give_up_ahead()
         if self._copied_from is not None:
-            self._copied_from.use_device(self._devices[0], 0)
+            self._copied_from.use_device(self._frozen.device, 0)
             self._copied_from = None
-
-    def spread(self, function: Callable[[Any], _T], items: Sequence[Any]) -> list[_T]:
-        """Call a function with each item, on the workers where these compute."""
-        if self._devices[0] == HOST:
-            return self._workers.map(function, items)
-        # Calls return at once; worker threads have other current streams.
-        return [function(item) for item in items]
-
-    def _here(self, value: Any) -> Any:
-        return to_device(value, self._devices[0])
-
-    def _context(self) -> tuple[object, ...]:
-        """Return what values depend on besides the layers.
-
-        Padding is part of it: records of another spec than this one are misses.
-        """
-        context = values_context()
-        if self._ragged is None:
-            return context
-        return (*context, self._ragged.dim, self._ragged.fill)
-
-    def _chain(self) -> list[int]:
-        """Return the fingerprints of what the layers compute under this autocast."""
-        context, known = self._context(), self._chains
-        if context not in known:
-            known[context] = fingerprint_chain(
-                self._layers, self.boundary, context=context
-            )
-        return known[context]
 
     def _record_chain(self) -> list[int]:
         """Return the same of records: of rows alone, if what is fixed is known."""
-        chain = self._chain()
+        chain = self._frozen.fingerprints()
         if self._form is None:
             return chain
         return [*chain[:-1], hash_bytes(f"{chain[-1]} {self._form[1]}".encode())]
@@ -328,8 +257,9 @@ class FrozenPrefix:
         """
         if cache is None or ids is None or not self._reads(cache):
             if self.fills and ids is not None and not whole:
-                return as_given(self._run_filled(inputs, ids, position))
-            return as_given(self._run(inputs(), 0, position, whole))
+                taken = self._frozen.run_filled(inputs(), ids, position=position)
+                return as_given(taken)
+            return as_given(self._frozen.run(inputs(), 0, position, whole))
         if not whole:
             self._use_device(cache)
         self._form = self._forms.get(cache)
@@ -349,7 +279,7 @@ class FrozenPrefix:
                 length=self._length,
                 codec=codec,
                 disk=self.uses_disk,
-                device=self._devices[0],
+                device=self._frozen.device,
             )
         if self._debug:
             for records in found:
@@ -359,7 +289,7 @@ class FrozenPrefix:
             and cache.audit_due()
             and not self._passes_audit(inputs(), found[0], cache, position, codec)
         ):
-            return as_given(self._run(inputs(), 0, position, whole))
+            return as_given(self._frozen.run(inputs(), 0, position, whole))
         complete = len(found) == 1 and len(found[0].rows) == len(ids)
         if whole and not complete:
             found = []
@@ -376,10 +306,10 @@ class FrozenPrefix:
         if compare is not None:
             served = self._rounded(result, len(ids), cache, codec, rows)
             if any(records.lossy for records in found):
-                found, result = [], self._run(inputs(), 0, position, whole)
+                found, result = [], self._frozen.run(inputs(), 0, position, whole)
             if served is not None:
                 with self._clock.phase("codec"):
-                    compare(as_given(result), as_given(self._here(served)))
+                    compare(as_given(result), as_given(self._frozen.here(served)))
             codec = "native"
         if write:
             with self._clock.phase("cache_write"):
@@ -403,7 +333,7 @@ class FrozenPrefix:
     ) -> None:
         """Let workers compute a batch to come while they have nothing else to do.
 
-        Nothing happens where the plan does not fill gaps, or a cache is in use.
+        Nothing happens where the plan does not fill bubbles, or a cache is in use.
 
         Args:
             inputs: Gives the batch's inputs.
@@ -413,54 +343,12 @@ class FrozenPrefix:
         """
         if not self.fills or self._reads(cache):
             self.give_up_ahead()
-        elif self._ahead is None or not self._ahead.is_of(ids, position):
-            self.give_up_ahead()
-            try:
-                given = inputs()
-            except Exception:  # it is loaded, and raises, again in its own step
-                return
-            self._ahead = self._begin(given, ids, position)
+            return
+        self._frozen.run_ahead(inputs, ids, position=position)
 
     def give_up_ahead(self) -> None:
         """Let go of a batch to come: no worker runs layers for it any more."""
-        held, self._ahead = self._ahead, None
-        if held is not None:
-            held.forward.cancel()
-
-    def _begin(self, inputs: Any, ids: Tensor, position: DrawPosition) -> Ahead:
-        state = self._state(inputs)
-        cut = self._cut(self._here(inputs), position, self._num_microbatches)
-        forward = FilledForward(
-            self._workers,
-            self._layers,
-            [piece for _, piece in cut],
-            seed=self._seed,
-            position=position,
-            first=cut[0][0],
-        )
-        return Ahead(ids, position, inputs, state, forward)
-
-    def _state(self, inputs: Any) -> object:
-        """Return what tells whether values were computed from what is there now."""
-        held = (t for x in self._layers for t in (*x.parameters(), *x.buffers()))
-        return state_of(inputs, held, self._context())
-
-    def _run_filled(
-        self, inputs: Callable[[], Any], ids: Tensor, position: DrawPosition
-    ) -> Any:
-        """Return what is ready of a batch, or will be soon."""
-        given = inputs()
-        held, self._ahead = self._ahead, None
-        known = held is not None and held.is_of(ids, position)
-        if held is None or not known or held.state != self._state(given):
-            if held is not None:
-                held.forward.cancel()
-            held = self._begin(given, ids, position)
-        with self._clock.phase("prefix"), torch.no_grad():
-            outputs = held.forward.outputs()
-            cut = self._cut(given, position, self._num_microbatches)
-            forward = self._forward(position, 0)
-            return self._joined(outputs, given, cut, forward, self.boundary)
+        self._frozen.give_up_ahead()
 
     def _rounded(
         self,
@@ -572,7 +460,7 @@ class FrozenPrefix:
         cache.note_audited(len(found.rows))
         with self._clock.phase("audit"):
             batch = slice_rows(inputs, torch.arange(rows_of(inputs)))  # a copy
-            again = self._run(batch, 0, position, whole, found.boundary)
+            again = self._frozen.run(batch, 0, position, whole, found.boundary)
             fresh = tensors_of(again)
             # Kernels of an accelerator may give other bits each time.
             exact = whole and self._own_bits and not found.lossy
@@ -595,9 +483,9 @@ class FrozenPrefix:
     ) -> list[Tensor]:
         """Compute the first found row again, up to the boundary of its record."""
         layers = self._layers[: found.boundary]
-        row = self._here(slice_rows(inputs, found.rows[:1]))
+        row = self._frozen.here(slice_rows(inputs, found.rows[:1]))
         with self._scope(position):
-            value = self._here(run_in_place(layers, row))
+            value = self._frozen.here(run_in_place(layers, row))
         if self._form is None or found.boundary < self.boundary:
             return tensors_of(value)
         form = self._form[0]
@@ -624,7 +512,7 @@ class FrozenPrefix:
         """Say how far a row is from its record, the `number`-th of those found."""
         length = int(found.lengths[number]) if found.lengths is not None else None
         cached = [tensor[number : number + 1] for tensor in found.tensors]
-        return _other_kind(fresh, cached) or _difference(
+        return other_kind(fresh, cached) or difference(
             valid_part(fresh, self._ragged, length),
             valid_part(cached, self._ragged, length),
             bits=bits,
@@ -633,12 +521,13 @@ class FrozenPrefix:
 
     def _cause(self, inputs: Any, row: int, position: DrawPosition) -> str:
         """Say why a row computed again differs from its record, as far as it shows."""
-        self._wake()
-        # The run ends. No device may have room for chunks of all.
-        place = HOST if self._passed_on else self._devices[0]
-        self._place([place] * self.boundary)
-        now = fingerprint_chain(self._layers, self.boundary, context=self._context())
-        for layer, (old, new) in enumerate(zip(self._chain(), now, strict=True), -1):
+        place = self._frozen.gather()  # the run ends
+        now = fingerprint_chain(
+            self._layers, self.boundary, context=self._frozen.context()
+        )
+        for layer, (old, new) in enumerate(
+            zip(self._frozen.fingerprints(), now, strict=True), -1
+        ):
             if old != new:
                 return f"layer {layer} was changed after the pass had begun"
 
@@ -647,7 +536,7 @@ class FrozenPrefix:
             return self._scope(dataclasses.replace(position, step=step))
 
         layers, here = self._layers, to_device(inputs, place)
-        found = faulty_layer(layers, here, row, scope=scope, differ=_difference)
+        found = faulty_layer(layers, here, row, scope=scope, differ=difference)
         return found or (
             "no layer gives other values when it runs again or alone: its code has "
             "changed since the record was made, or its values depend on more than "
@@ -703,8 +592,9 @@ class FrozenPrefix:
 
     def _advance(self, records: Records, position: DrawPosition, whole: bool) -> Any:
         if records.boundary == self.boundary:
-            return self._here(self._as_read(records.tensors))
-        return self._run(_flat(records.tensors), records.boundary, position, whole)
+            return self._frozen.here(self._as_read(records.tensors))
+        given = _flat(records.tensors)
+        return self._frozen.run(given, records.boundary, position, whole)
 
     def _assemble(
         self,
@@ -723,167 +613,8 @@ class FrozenPrefix:
         absent = missing.nonzero().squeeze(1)
         if len(absent):
             taken = inputs() if len(absent) == rows else slice_rows(inputs(), absent)
-            parts.append((absent, self._run(taken, 0, position, whole)))
+            parts.append((absent, self._frozen.run(taken, 0, position, whole)))
         return parts
-
-    def _run(
-        self,
-        inputs: Any,
-        start: int,
-        position: DrawPosition,
-        whole: bool,
-        end: int | None = None,
-    ) -> Any:
-        if not self._layers[start:end]:
-            return self._here(inputs)
-        self._needed = self._needed or not whole  # else it is an evaluation
-        self._wake()
-        most = self._workers.num_workers
-        if self._passed_on or self.fills:
-            most = self._num_microbatches
-        cut = self._cut(inputs, position, 1 if whole else most)
-        forward = self._forward(position, start, end)
-        with self._clock.phase("prefix"), torch.no_grad():
-            alone = len(cut) == 1
-            outputs = [forward(cut[0])] if alone else self.spread(forward, cut)
-            last = self.boundary if end is None else end
-            return self._joined(outputs, inputs, cut, forward, last)
-
-    @staticmethod
-    def _cut(inputs: Any, position: DrawPosition, most: int) -> list[tuple[int, Any]]:
-        """Cut a batch into at most so many micro-batches, each with its number."""
-        rows = rows_of(inputs)
-        pieces = max(1, min(most, rows))
-        first = position.first_microbatch * most  # replicas' pieces never meet
-        if pieces == 1:
-            return [(first, inputs)]
-        ends = [rows * i // pieces for i in range(pieces + 1)]
-        return [
-            (first + i, slice_rows(inputs, slice(a, b)))
-            for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False))
-        ]
-
-    def _forward(
-        self,
-        position: DrawPosition,
-        start: int,
-        end: int | None = None,
-    ) -> Callable[[tuple[int, Any]], Any]:
-        """Return what runs a numbered micro-batch through the layers."""
-
-        def forward(numbered: tuple[int, Any]) -> Any:
-            number, piece = numbered
-            draws = draw_scope(
-                self._seed, position.step, microbatch=number, layer=start
-            )
-            if self._passed_on:
-                with draws:
-                    there = to_device(piece, self._places[start])
-                    chunk = self._layers[start:end]
-                    return self._here(run_in_place(chunk, there, first=start == 0))
-            device = self._devices[number % len(self._devices)]
-            layers = self._on[device][start:end]
-            with use_skip_tracker(SkipTracker()), draws:
-                taken = to_device(piece, device)
-                return self._here(call_layers(layers, taken, first=start == 0))
-
-        return forward
-
-    def _joined(
-        self,
-        outputs: list[Any],
-        inputs: Any,
-        cut: Sequence[tuple[int, Any]],
-        forward: Callable[[tuple[int, Any]], Any],
-        end: int,
-    ) -> Any:
-        """Return the outputs of a batch's micro-batches as one.
-
-        Args:
-            outputs: What layer ``end - 1`` has returned for each.
-            inputs: Of the batch.
-            cut: The micro-batches, with their numbers.
-            forward: Runs one of them again.
-            end: The layer behind.
-        """
-        if not isinstance(outputs[0], Tensor):
-            key = end, len(tensors_of(outputs[0]))
-            if key not in self._have_rows:
-                number, piece = cut[0]
-                rows = rows_of(piece)
-                most = 2 * rows  # fewer may be too few for a layer
-                taken = slice_rows(inputs, torch.arange(most) % rows)
-                self._have_rows[key] = tensors_have_rows(
-                    f"{end - 1} ({type(self._layers[end - 1]).__name__})",
-                    (outputs[0], forward((number, taken))),
-                    (rows, most),
-                )
-            outputs = handed_on(outputs, self._have_rows[key])
-        return outputs[0] if len(outputs) == 1 else join_rows(outputs)
-
-
-def _copied(layers: Sequence[nn.Module], device: torch.device) -> list[nn.Module]:
-    """Return copies of layers on another device; what they share, copies share."""
-    memo: dict[int, Any] = {}
-    for layer in layers:
-        for parameter in layer.parameters():
-            moved = parameter.detach().to(device)
-            memo[id(parameter)] = nn.Parameter(moved, requires_grad=False)
-        memo.update((id(buffer), buffer.to(device)) for buffer in layer.buffers())
-    return [copy.deepcopy(layer, memo) for layer in layers]
-
-
-# Relative, of what another number of rows in a batch makes of rounding.
-_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-2}
-_COARSE = 1e-1
-
-
-def _other_kind(fresh: Sequence[Tensor], cached: Sequence[Tensor]) -> str | None:
-    """Say how the kinds of tensors differ, or None."""
-    if cached and not fresh:
-        return "another structure or other fixed values"
-    kinds = [
-        ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors)
-        for tensors in (fresh, cached)
-    ]
-    return None if kinds[0] == kinds[1] else f"{kinds[0]}; recorded {kinds[1]}"
-
-
-def _difference(
-    fresh: Sequence[Tensor],
-    cached: Sequence[Tensor],
-    *,
-    bits: bool = False,
-    rounded: float = 0.0,
-) -> str | None:
-    """Say which tensor is apart beyond rounding, and how far, or None.
-
-    Args:
-        fresh: Computed again.
-        cached: From a record.
-        bits: Rounding counts, too.
-        rounded: How far the record may be off because of its codec, relative.
-    """
-    if (reason := _other_kind(fresh, cached)) is not None:
-        return reason
-    for number, (one, other) in enumerate(zip(fresh, cached, strict=True)):
-        one, other = one.detach().cpu(), other.cpu()
-        where = f"tensor {number}: "
-        if not one.is_floating_point():
-            if not torch.equal(one, other):
-                return f"{where}{int((one != other).sum())} of {one.numel()} values"
-            continue
-        allowed = 0.0 if bits else _TOLERANCES.get(one.dtype, _COARSE) + rounded
-        one, other = one.double(), other.double()
-        # Equal infinities, as masks hold them, have no difference to speak of.
-        differs = (one != other) & ~(one.isnan() & other.isnan())
-        apart = (one - other)[differs].norm()
-        size = one[one.isfinite()].norm()
-        if not apart <= size * allowed + (0.0 if bits else 1e-30):
-            return (
-                f"{where}norm of the difference {apart:.3g}, of the values {size:.3g}"
-            )
-    return None
 
 
 def _flat(tensors: Sequence[Tensor]) -> Any:

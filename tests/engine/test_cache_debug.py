@@ -10,9 +10,10 @@ import pipetransformer as pt
 from pipetransformer.autocache import ActivationCache
 from pipetransformer.data.structures import rows_of
 from pipetransformer.pipe import Workers
+from pipetransformer.replica.differences import difference
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.faulty_layer import faulty_layer
-from pipetransformer.replica.frozen_prefix import FrozenPrefix, _difference
+from pipetransformer.replica.frozen_prefix import FrozenPrefix
 from pipetransformer.report.clock import Clock
 from tests.engine.scenario import config
 from tests.support.private import model_of, run_of
@@ -262,7 +263,7 @@ def cause(layers, inputs, row=0):
             torch.manual_seed(number)
             yield
 
-    return faulty_layer(layers, inputs, row, scope=scope, differ=_difference)
+    return faulty_layer(layers, inputs, row, scope=scope, differ=difference)
 
 
 class InPlace(nn.Module):
@@ -307,8 +308,8 @@ def test_a_clean_layer_is_blamed_for_nothing():
 def test_bits_and_rounding_are_told_apart(dtype):
     one = torch.tensor([[-torch.inf, 1.0, 2.0]], dtype=dtype)
     near = one * (1 + torch.finfo(dtype).eps)
-    assert _difference([one], [one.clone()], bits=True) is None
-    assert _difference([one], [near]) is None
-    assert "tensor 0: norm of the difference" in _difference([one], [near], bits=True)
-    assert "tensor 0: " in _difference([one], [one.nan_to_num()])
-    assert "tensor 1: " in _difference([one, one], [one, 2 * one])
+    assert difference([one], [one.clone()], bits=True) is None
+    assert difference([one], [near]) is None
+    assert "tensor 0: norm of the difference" in difference([one], [near], bits=True)
+    assert "tensor 0: " in difference([one], [one.nan_to_num()])
+    assert "tensor 1: " in difference([one, one], [one, 2 * one])

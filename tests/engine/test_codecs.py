@@ -348,7 +348,7 @@ def test_until_it_is_decided_exact_values_are_returned_and_stored():
         assert torch.equal(served[:9], round_trip([as_read], "int8")[0])
         assert torch.equal(served[9:], round_trip([full[9:]], "int8")[0])
         assert torch.equal(rounded, round_trip([full], "int8")[0])
-        (records,) = cache.fetch(ids, chain=later._chain())
+        (records,) = cache.fetch(ids, chain=later._frozen.fingerprints())
         assert not records.lossy and torch.equal(records.tensors[0], full)
 
 

@@ -94,10 +94,12 @@ struct MapRun {
       try {
         results[k] = function(items[k]);
       } catch (...) {
+        // What it replaces goes when the lock is free: Python may run then.
+        std::exception_ptr raised = std::current_exception();
         const std::lock_guard lock(mutex);
         if (k < first_failure) {
           first_failure = k;
-          error = std::current_exception();
+          std::swap(raised, error);
         }
       }
     }

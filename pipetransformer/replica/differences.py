@@ -1,0 +1,60 @@
+"""How far what was computed again is from what a record holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Relative, of what another number of rows in a batch makes of rounding.
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-2}
+_COARSE = 1e-1
+
+
+def other_kind(fresh: Sequence[Tensor], cached: Sequence[Tensor]) -> str | None:
+    """Say how the kinds of tensors differ, or None."""
+    if cached and not fresh:
+        return "another structure or other fixed values"
+    kinds = [
+        ", ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors)
+        for tensors in (fresh, cached)
+    ]
+    return None if kinds[0] == kinds[1] else f"{kinds[0]}; recorded {kinds[1]}"
+
+
+def difference(
+    fresh: Sequence[Tensor],
+    cached: Sequence[Tensor],
+    *,
+    bits: bool = False,
+    rounded: float = 0.0,
+) -> str | None:
+    """Say which tensor is apart beyond rounding, and how far, or None.
+
+    Args:
+        fresh: Computed again.
+        cached: From a record.
+        bits: Rounding counts, too.
+        rounded: How far the record may be off because of its codec, relative.
+    """
+    if (reason := other_kind(fresh, cached)) is not None:
+        return reason
+    for number, (one, other) in enumerate(zip(fresh, cached, strict=True)):
+        one, other = one.detach().cpu(), other.cpu()
+        where = f"tensor {number}: "
+        if not one.is_floating_point():
+            if not torch.equal(one, other):
+                return f"{where}{int((one != other).sum())} of {one.numel()} values"
+            continue
+        allowed = 0.0 if bits else _TOLERANCES.get(one.dtype, _COARSE) + rounded
+        one, other = one.double(), other.double()
+        # Equal infinities, as masks hold them, have no difference to speak of.
+        differs = (one != other) & ~(one.isnan() & other.isnan())
+        apart = (one - other)[differs].norm()
+        size = one[one.isfinite()].norm()
+        if not apart <= size * allowed + (0.0 if bits else 1e-30):
+            return (
+                f"{where}norm of the difference {apart:.3g}, of the values {size:.3g}"
+            )
+    return None

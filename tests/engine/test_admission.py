@@ -97,6 +97,7 @@ def observed(inputs, *, hits=9, misses=1, replicas=1, read_ns=0.0, **cache):
         shape=PlanShape(4, 4, 1, replicas, 1),
         cache_hits=hits,
         cache_misses=misses,
+        prefix="replicated",
         cache=cache,
         samples=10,
         phase_seconds={"forward/cache_read": read_ns / 1e9},

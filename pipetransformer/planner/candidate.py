@@ -91,5 +91,9 @@ def short_name(shape: tuple[int, int, int], schedule: str, prefix: str) -> str:
     """Return K, R, M, and what is not usual: a schedule or place of frozen layers."""
     k, r, m = shape
     order = "" if schedule == "gpipe" else f" {schedule}"
-    place = f" prefix {prefix}" if prefix in ("pipelined", "filled") else ""
-    return f"K={k} R={r} M={m}{order}{place}"
+    return f"K={k} R={r} M={m}{order}{place_name(prefix)}"
+
+
+def place_name(prefix: str) -> str:
+    """Return the place of frozen layers, where it is not usual, behind a space."""
+    return f" prefix {prefix}" if prefix in ("pipelined", "filled") else ""

@@ -52,9 +52,9 @@ class SearchOptions:
         schedules: those the caller can run, of ``"gpipe"``, ``"1f1b"`` and
             ``"zb-h1"``. A loss outside the pipeline allows GPipe only.
         prefix_placements: where frozen layers may run, of ``"replicated"``,
-            ``"pipelined"`` and ``"filled"``; the last is ``"replicated"`` with a single
-            stage, which has no bubbles, and where outputs are read from a tier. The
-            engine fills bubbles on slots of a host alone.
+            ``"pipelined"`` and ``"filled"``; the last is tried beside others only where
+            there is something to fill: with several stages, and no tier that outputs
+            are read from. The engine fills bubbles on slots of a host alone.
         cache_tiers: where frozen outputs may be read from, of ``"none"``,
             ``"device"``, ``"host"`` and ``"disk"``; those that the cluster has are
             compared.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from pipetransformer.core import wire
-from pipetransformer.planner.candidate import SCHEDULES, short_name
+from pipetransformer.planner.candidate import SCHEDULES, place_name, short_name
 
 CHECKPOINT_MODES = ("never", "except_last", "always")
 
@@ -88,9 +88,7 @@ class RunPlan:
             f"{a}-{b - 1}" if b - a > 1 else f"{a}"
             for a, b in zip(self.cuts, self.cuts[1:], strict=False)
         )
-        place = self.prefix if self.prefix in ("pipelined", "filled") else ""
-        prefix = f" prefix {place}" if place else ""
         return (
             f"K={self.num_stages} R={self.num_replicas} M={self.num_microbatches} "
-            f"layers {stages}{prefix}"
+            f"layers {stages}{place_name(self.prefix)}"
         )

@@ -11,8 +11,10 @@ glibc = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="keeps freed memory under glibc alone"
 )
 
-# Takes and frees 64 MB ten times, with something behind it that stays; tells how
-# often the system had to give a page meanwhile.
+# Takes and frees 64 MB ten times; tells how often the system had to give a page
+# meanwhile. What was kept leaves holes between small blocks, which glibc goes on
+# using: whether freed memory stays once it is no longer kept shows in blocks that are
+# larger than all of them.
 PROGRAM = """
 import resource
 import torch
@@ -21,11 +23,14 @@ from pipetransformer import _C
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-def ten_times():
+def given(times, megabytes):
     before = faults()
-    for _ in range(10):
-        torch.ones(16 << 20)
+    for _ in range(times):
+        torch.ones(megabytes << 18)
     return faults() - before
+
+def ten_times():
+    return given(10, 64)
 
 def held():
     for line in open("/proc/self/status"):
@@ -41,11 +46,12 @@ def in_turn():
     ten_times()
     again = ten_times()
     _C.core.stop_keeping_freed_memory()
-    print(kept, while_kept, given_back, again, ten_times())
+    print(kept, while_kept, given_back, again, given(2, 1024))
 
 in_turn()
 """
 PAGES = (64 << 20) // 4096  # of one of the ten
+LARGE_PAGES = (1024 << 20) // 4096
 
 
 def told(**environment):
@@ -67,7 +73,7 @@ def test_freed_memory_is_kept_until_it_is_given_back_and_then_kept_again():
     assert kept
     assert while_kept < PAGES // 10 and again < PAGES // 10
     assert given_back_mb >= 60
-    assert ended >= 5 * PAGES
+    assert ended >= 1.9 * LARGE_PAGES
 
 
 @glibc
@@ -83,7 +89,8 @@ def test_freed_memory_is_kept_until_it_is_given_back_and_then_kept_again():
 def test_the_environment_decides_where_it_says_something(environment):
     kept, while_kept, _, again, ended = told(**environment)
     assert not kept
-    assert min(while_kept, again, ended) >= 5 * PAGES
+    assert min(while_kept, again) >= 5 * PAGES
+    assert ended >= 1.9 * LARGE_PAGES
 
 
 @glibc

@@ -1,8 +1,8 @@
 """How much the slots of a host slow each other, measured with all of them busy.
 
-Slots share cores, memory and caches. The lead times its layers alone, then again while
-every other rank of its node runs them, too. Ranks of other nodes are left alone: theirs
-are taken to be like the lead's.
+Slots share cores, memory and caches. The lead knows what its layers take alone, and
+times them again while every other rank of its node runs them, too. Ranks of other nodes
+are left alone: theirs are taken to be like the lead's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALL = 0.98  # of the slots' speed, from which on they share nothing
 _LEAST_WAIT = timedelta(seconds=10)  # for the others' first run
 
 # A scheduler's slices of time are some ms: a mean of three short runs is one of few.
-_LEAST_TIME = 0.2  # s
+_TIME = 0.2  # s
 _MOST_RUNS = 500
 
 Work = Callable[[], float]
@@ -44,7 +44,11 @@ def _others(run: Run) -> list[int]:
 
 
 def measure_cores(
-    run: Run, make_work: MakeWork, rows: int, usable_permille: int
+    run: Run,
+    make_work: MakeWork,
+    rows: int,
+    alone_s: float | None,
+    usable_permille: int,
 ) -> int:
     """Return how many slots work at full speed together, in thousandths; on the lead.
 
@@ -52,6 +56,7 @@ def measure_cores(
         run: The run, of slots of the host.
         make_work: Makes the lead's work.
         rows: Of what every slot works on.
+        alone_s: Seconds of the lead's work while the others rest; None: to be measured.
         usable_permille: What the job's cores say, 0 for all slots; an upper bound.
 
     Raises:
@@ -61,30 +66,28 @@ def measure_cores(
     if not others:
         return usable_permille
     work = make_work(rows)
-    alone = _typical(work)
+    if alone_s is None:
+        work()  # it may pay for memory that is new to it
+        alone_s = _mean(work)
     run.plane.publish(_key(run, "ask"), str(rows).encode())
+    work()  # while the others prepare theirs
     keys = [_key(run, str(rank)) for rank in others]
     # The first run may take twice as long, and all of them share the cores.
-    wait = max(_LEAST_WAIT, 4 * (len(others) + 1) * timedelta(seconds=alone))
+    wait = max(_LEAST_WAIT, 4 * (len(others) + 1) * timedelta(seconds=alone_s))
     if run.plane.wait_any([keys], timeout=wait) is None:
         _LOG.warning("slots are not measured together: ranks %s did not come", others)
         return usable_permille
-    together = _typical(work)
     slots = 1000 * (len(others) + 1)
-    found = max(1000, round(slots * min(1.0, alone / together)))
+    found = max(1000, round(slots * min(1.0, alone_s / _mean(work))))
     if usable_permille:
         return min(found, usable_permille)
     return found if found < _ALL * slots else 0
 
 
-def _typical(work: Work) -> float:
-    """Return the mean of runs that last long enough for slots to take turns in.
-
-    The first run is not counted: it may pay for memory that is new to it.
-    """
-    work()
+def _mean(work: Work) -> float:
+    """Return the mean of runs that last long enough for slots to take turns in."""
     taken = [work()]
-    while sum(taken) < _LEAST_TIME and len(taken) < _MOST_RUNS:
+    while sum(taken) + taken[-1] / 2 < _TIME and len(taken) < _MOST_RUNS:
         taken.append(work())
     return statistics.fmean(taken)
 

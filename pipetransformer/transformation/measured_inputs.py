@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -106,14 +107,27 @@ def _work(run: Run, workload: Workload, rows: int) -> Work:
 def _cores_together(run: Run, workload: Workload, profile: Profile) -> int:
     if not _shares_host(run):
         return 0
+    rows = rows_that_tell(
+        profile, workload.global_batch // (run.num_slots * run.info.num_nodes)
+    )
     return measure_cores(
         run,
         lambda rows: _work(run, workload, rows),
-        rows_that_tell(
-            profile, workload.global_batch // (run.num_slots * run.info.num_nodes)
-        ),
+        rows,
+        _known_seconds(profile, rows),
         _cores_permille(run),
     )
+
+
+def _known_seconds(profile: Profile, rows: int) -> float | None:
+    """Return what all layers take in a row, where the profile tells.
+
+    It was made to by runs of the largest micro-batch, of which it has seen but a few:
+    too few if they are short.
+    """
+    taken = sum(_times(profile, -1))
+    is_known = rows == profile.microbatch_samples[-1] and taken >= _TELLING_NS
+    return taken / 1e9 if is_known else None
 
 
 def rows_that_tell(profile: Profile, share: int) -> int:
@@ -129,16 +143,18 @@ def rows_that_tell(profile: Profile, share: int) -> int:
     """
     found = times = 0
     for index, rows in enumerate(profile.microbatch_samples):
-        once = sum(
-            layer.forward_ns[index]
-            + layer.input_grad_ns[index]
-            + layer.weight_grad_ns[index]
-            for layer in profile.layers
-        )
+        once = sum(_times(profile, index))
         if times >= _TELLING_NS and (rows > share or once > _LONGEST_NS):
             break
         found, times = rows, once
     return found
+
+
+def _times(profile: Profile, index: int) -> Iterator[int]:
+    """Return each layer's forward and backward for one of the sizes, in nanoseconds."""
+    for layer in profile.layers:
+        yield layer.forward_ns[index]
+        yield layer.input_grad_ns[index] + layer.weight_grad_ns[index]
 
 
 def _rates(run: Run, workload: Workload, profile: Profile, inputs: Any) -> CacheRates:

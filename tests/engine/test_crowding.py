@@ -75,9 +75,13 @@ def work_of(*seconds):
         (1.0, 9.0, 2000, 1000),  # one slot always runs
     ],
 )
-def test_cores_follow_from_how_much_slower_it_is(alone, together, usable, cores):
+@pytest.mark.parametrize("known", [False, True])
+def test_cores_follow_from_how_much_slower_it_is(alone, together, usable, cores, known):
     run = run_on(range(4))
-    assert measure_cores(run, work_of(alone, together), ROWS, usable) == cores
+    given = (work_of(together), ROWS, alone, usable)
+    if not known:
+        given = (work_of(alone, together), ROWS, None, usable)
+    assert measure_cores(run, *given) == cores
     assert run.plane.keys["busy/4/ask"] == b"4"
     (((waited,), _),) = run.plane.asked
     assert waited == ["busy/4/1", "busy/4/2", "busy/4/3"]
@@ -97,7 +101,7 @@ def test_short_runs_are_averaged_over_turns_of_the_scheduler():
     def asked():
         return bool(run.plane.keys)
 
-    found = measure_cores(run, make, ROWS, 0)
+    found = measure_cores(run, make, ROWS, None, 0)
     assert found == pytest.approx(2000, rel=0.04), "twice as slow, four slots"
     assert 50 < len(made) < 200, "0.2 s each"
 
@@ -106,17 +110,29 @@ def test_a_lone_slot_measures_nothing():
     def never(rows):
         raise AssertionError("there is nobody else")
 
-    assert measure_cores(run_on([0], local=1), never, ROWS, 0) == 0
-    assert measure_cores(run_on([0, 4, 5]), never, ROWS, 2000) == 2000, (
+    assert measure_cores(run_on([0], local=1), never, ROWS, None, 0) == 0
+    assert measure_cores(run_on([0, 4, 5]), never, ROWS, 1.0, 2000) == 2000, (
         "of another node"
     )
 
 
 def test_ranks_that_do_not_come_are_not_waited_for(caplog):
     run = run_on(range(4), come=False)
-    assert measure_cores(run, work_of(1.0), ROWS, 2000) == 2000
+    assert measure_cores(run, work_of(1.0), ROWS, 1.0, 2000) == 2000
     assert "ranks [1, 2, 3] did not come" in caplog.text
     assert run.plane.asked[0][1] is not None, "a deadline"
+
+
+def test_the_lead_prepares_while_the_others_do():
+    run, order = run_on(range(2), local=2), []
+    run.plane.wait_any = lambda *_, **__: order.append("waited") or 0
+
+    def work():
+        order.append("asked" if run.plane.keys else "alone")
+        return 1.0
+
+    measure_cores(run, lambda rows: work, ROWS, 0.5, 0)
+    assert order == ["asked", "waited", "asked"]
 
 
 def test_others_work_until_the_profile_is_there():
@@ -182,6 +198,20 @@ def test_slots_work_on_what_a_step_gives_them_and_can_be_timed(each, share, rows
     layers = [layer(i, times=(times(each / 2),) * 3) for i in range(2)]
     found = profile(layers, microbatch_samples=(1, 4, 16))
     assert measured_inputs.rows_that_tell(found, share) == rows
+
+
+@pytest.mark.parametrize(
+    ("each", "rows", "seconds"),
+    [
+        (3, 16, 0.016),  # what the profile's layers take in a row
+        (3, 4, None),  # they were run so with the largest micro-batch
+        (2, 16, None),  # too short for the few runs of the profile
+    ],
+)
+def test_what_layers_take_alone_is_not_measured_twice(each, rows, seconds):
+    layers = [layer(i, times=((0, 0, int(each * 16e6 / 18)),) * 3) for i in range(2)]
+    found = profile(layers, microbatch_samples=(1, 4, 16))
+    assert measured_inputs._known_seconds(found, rows) == pytest.approx(seconds)
 
 
 def planned(rank):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,8 +37,10 @@ from training.row_cost import row_seconds
 from training.runs import ACCURACY, Job, Result, pace_without_freezing, run_job
 from training.systems import (
     AGAIN,
+    ANY_SCHEDULE,
     CACHED_DDP,
     FULL,
+    KEPT,
     REFERENCE,
     STATIC_PIPE,
     SYSTEMS,
@@ -101,7 +104,9 @@ def settings_of(args: argparse.Namespace) -> list[Setting]:
     systems = tuple(args.systems)
     settings = []
     if NO_CAP in args.settings:
-        settings.append(Setting(NO_CAP, None, systems))
+        # One stage, as the planner then chooses, knows no other schedule.
+        fitting = tuple(name for name in systems if name != ANY_SCHEDULE)
+        settings.append(Setting(NO_CAP, None, fitting))
     if CAP in args.settings:
         inputs, _ = workload.load_split()[0].first(4).tensors()
         sizes = {"slots": args.slots, "batch_size": workload.BATCH_SIZE}
@@ -237,6 +242,8 @@ class Runner:
         args, baseline = self._args, None
         setting, name = self._runs[title]
         flags = [f"--epochs={args.epochs}", f"--alpha={args.alpha}", *setting.flags()]
+        if SYSTEMS[name].keeps_profile:
+            flags.append(f"--profiles={_profiles(args)}")
         if name in (STATIC_PIPE, AGAIN):
             flags.append(f"--microbatches={self._microbatches}")
             baseline = args.baseline_pipe
@@ -251,6 +258,18 @@ class Runner:
         told = ", ".join(f"{key} {value:.2f}" for key, value in result.metrics.items())
         print(f"{where} (seed {job.seed}): {told}", flush=True)
         return result
+
+
+def _profiles(args: argparse.Namespace) -> Path:
+    return (args.out / "profiles").resolve()
+
+
+def keep_profile(args: argparse.Namespace) -> None:
+    """Run the system that keeps a profile once, so that its runs that count find it."""
+    shutil.rmtree(_profiles(args), ignore_errors=True)
+    if KEPT in args.systems:
+        flags = ("--epochs=1", f"--profiles={_profiles(args)}")
+        run_job(Job(KEPT, args.slots, args.seeds[0], flags), args.out, "first-of-kept")
 
 
 def measure(
@@ -298,6 +317,7 @@ def main() -> int:
         print(f"{STATIC_PIPE} is {args.baseline_pipe}, in a plain loop")
     settings = settings_of(args)
     calibration = calibrate(args)
+    keep_profile(args)
     rounds, tables = measure(args, settings, calibration)
     print(rounds)
     for table in tables:

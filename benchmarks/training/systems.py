@@ -8,6 +8,7 @@ rivals owe it nothing; see `plain_loops`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import pipetransformer as pt
@@ -26,6 +27,7 @@ class System:
         loop: What it is, if it is a loop of plain PyTorch without the engine.
         one_process: One process with a thread per slot, not a process per slot.
         schedule: Of `PipeConfig`.
+        keeps_profile: It finds the profile of an earlier run (`PlanConfig.profile`).
     """
 
     name: str
@@ -36,6 +38,7 @@ class System:
     loop: str | None = None
     one_process: bool = False
     schedule: Literal["gpipe", "auto"] = "gpipe"
+    keeps_profile: bool = False
 
     @property
     def engine(self) -> bool:
@@ -59,10 +62,15 @@ class System:
         ]
         told = [f"{part} {'on' if on else 'off'}" for part, on in parts]
         told += ["the schedule the planner's"] if self.schedule == "auto" else []
+        told += ["the profile an earlier run's"] if self.keeps_profile else []
         return f"{self.name}: " + ", ".join(told)
 
     def plan_config(
-        self, slots: int, microbatches: int | None, slot_memory: int | None
+        self,
+        slots: int,
+        microbatches: int | None,
+        slot_memory: int | None,
+        profiles: Path | None = None,
     ) -> pt.PlanConfig:
         """Return the planner's limits for this system.
 
@@ -70,19 +78,21 @@ class System:
             slots: CPU slots, one per process.
             microbatches: Forces M of ``static-pipe``; None lets the planner choose.
             slot_memory: Bytes per slot; None for no cap.
+            profiles: Where profiles are kept, for a system that keeps its own.
         """
         return pt.PlanConfig(
             slot_memory_bytes=slot_memory,
             num_stages=None if self.shrinks else slots,
             num_microbatches=microbatches,
             max_replicas=None if self.replicates else 1,
+            profile=profiles if self.keeps_profile else None,
         )
 
 
 STATIC_PIPE, AGAIN = "static-pipe", "static-pipe again"
 PLAIN, DDP, CACHED_DDP = "plain", "ddp", "ddp+freeze+cache"
 REFERENCE, UNCACHED, FULL = "best-static", "freeze+pipe+dp", "full"
-ANY_SCHEDULE = "full, any schedule"
+ANY_SCHEDULE, KEPT = "full, any schedule", "full, profile kept"
 # What the whole system is compared with, each with a work bound.
 RIVALS = (STATIC_PIPE, PLAIN, DDP, CACHED_DDP, REFERENCE)
 
@@ -114,6 +124,7 @@ SYSTEMS = {
         System(UNCACHED, True, True, True, False),
         System(FULL, True, True, True, True),
         System(ANY_SCHEDULE, True, True, True, True, schedule="auto"),
+        System(KEPT, True, True, True, True, keeps_profile=True),
         # The same system once more, last in a round where the first one is first:
         # their ratio is the size below which no other ratio means anything.
         System(AGAIN, False, False, False, False),

@@ -38,6 +38,7 @@ def parse_args() -> argparse.Namespace:
     add("--epochs", type=int, default=workload.EPOCHS)
     add("--microbatches", type=int, help="forces M")
     add("--slot-memory", type=int, help="bytes per slot; default: no cap")
+    add("--profiles", type=Path, metavar="DIR", help="where profiles are kept")
     add("--baseline-pipe", metavar="MODULE:ATTR")
     add("--pretrained", type=Path, default=Path("runs"))
     add("--out", type=Path, required=True, metavar="DIR")
@@ -66,7 +67,9 @@ def run_engine(
         units=workload.UNITS,
         config=pt.Config(
             seed=args.seed,
-            plan=system.plan_config(args.slots, args.microbatches, args.slot_memory),
+            plan=system.plan_config(
+                args.slots, args.microbatches, args.slot_memory, args.profiles
+            ),
             pipe=pt.PipeConfig(
                 num_slots=args.slots, threads_per_stage=1, schedule=system.schedule
             ),

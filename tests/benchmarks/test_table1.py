@@ -10,11 +10,19 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
+import table1_speedup
 from harness.common import Sample, Series
 from harness.paired import non_inferiority
 from pipetransformer import planner
 from pipetransformer.planner import Cluster, InfeasiblePlan, search
-from table1_speedup import Calibration, Runner, Setting, at_fault, capped
+from table1_speedup import (
+    Calibration,
+    Runner,
+    Setting,
+    at_fault,
+    capped,
+    keep_profile,
+)
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, accuracy, toy_model
@@ -34,6 +42,7 @@ from training.systems import (
     CACHED_DDP,
     DDP,
     FULL,
+    KEPT,
     PLAIN,
     REFERENCE,
     STATIC_PIPE,
@@ -91,6 +100,7 @@ def test_a_system_says_what_is_switched_off():
     )
     told = "ddp: plain PyTorch, no engine: torch's DDP"
     assert SYSTEMS["ddp"].describe() == told
+    assert SYSTEMS[KEPT].describe().endswith("cache on, the profile an earlier run's")
 
 
 def test_the_same_system_runs_under_two_names():
@@ -271,6 +281,48 @@ def test_bounds_come_from_counted_work_and_the_pipelines_fill():
     assert made.ratio(REFERENCE, STATIC_PIPE).target is None
     assert made.accuracy_test().differences == (0.0, 0.0, 0.0)
     assert throughput(made.results(FULL))[0]["samples_per_s"] == 25.0
+
+
+def test_with_a_kept_profile_the_whole_system_has_the_same_aims():
+    walls = {"ddp": (20.0, 90, {}), FULL: (10.0, 30, {}), KEPT: (9.0, 30, {})}
+    made = table(static_pipe=(30.0, 90, STATIC), **walls)
+    for rival in (STATIC_PIPE, DDP):
+        measured, kept = (made.ratio(system, rival) for system in (FULL, KEPT))
+        assert kept.value > measured.value
+        assert (kept.bound, kept.target) == (measured.bound, measured.target)
+        assert kept.target.bound == pytest.approx(0.9 * kept.bound)
+
+
+def test_a_profile_is_kept_only_for_the_system_that_looks_for_it(tmp_path):
+    looks = {
+        name
+        for name, system in SYSTEMS.items()
+        if system.plan_config(2, None, None, tmp_path).profile is not None
+    }
+    assert looks == {KEPT}
+
+
+def test_the_runs_that_count_find_the_profile_of_one_before(monkeypatch, tmp_path):
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "of another day.json").touch()
+    jobs = []
+    monkeypatch.setattr(
+        table1_speedup, "run_job", lambda job, *_: jobs.append(job) or result(1, 20, 0)
+    )
+    args = argparse.Namespace(
+        out=tmp_path, systems=[FULL, KEPT], slots=2, seeds=[0], epochs=9, alpha=0.5
+    )
+    keep_profile(args)
+    assert not (tmp_path / "profiles").exists(), "what was kept before is measured anew"
+    runner = Runner(args, [Setting("no-cap", None, (FULL, KEPT))], None)
+    for title in runner.titles:
+        runner(title, 0)
+    place = f"--profiles={tmp_path / 'profiles'}"
+    assert [(job.system, place in job.flags) for job in jobs] == [
+        (KEPT, True),
+        (FULL, False),
+        (KEPT, True),
+    ]
 
 
 def test_one_process_of_many_threads_bounds_nothing():

@@ -390,6 +390,7 @@ TABLE1 = {
         against("no-cap static-pipe again / static-pipe", 1.02, 0.97, 1.05),
         against("no-cap full / ddp", 2.0, 1.9, 2.1, bound=2.5),
         against("no-cap full / ddp+freeze+cache", 0.98, 0.9, 1.1),
+        against("no-cap full, profile kept / ddp", 2.2, 2.1, 2.3, bound=2.5),
         against("no-cap freeze+pipe+dp / static-pipe", 1.9, 1.8, 2.0, bound=2.0),
         against("no-cap freeze+pipe+dp / ddp", 1.5, 1.4, 1.6, bound=1.7),
         against("cap full / static-pipe", 3.154, 3.0, 3.3, bound=3.5),
@@ -615,6 +616,8 @@ def test_a_ratio_above_its_bound_is_shown_as_a_fault_in_every_table(page):
 def test_bounds_give_the_share_that_was_reached(page):
     text = rendered(page, "bounds", **TABLE1)
     assert "| full over ddp, no-cap | 2.00 (1.90 to 2.10) | 2.50 | 80% | - " in text
+    kept = "| full, profile kept over ddp, no-cap | 2.20 (2.10 to 2.30) | 2.50 | 88% | "
+    assert kept in text
     cap = "| 3.15 (3.00 to 3.30) | 3.50 | 90% | 3.30 (3.10 to 3.40) | 3.60 | 92% |"
     assert f"| full over static-pipe, cap {cap}" in text
     same = (

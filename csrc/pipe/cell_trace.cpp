@@ -54,10 +54,7 @@ std::pair<std::vector<CellSpan>, int64_t> take_cells() {
   return {std::exchange(all.spans, {}), std::exchange(all.left_out, 0)};
 }
 
-CellTimer::CellTimer(
-    planner::OpKind kind,
-    int32_t stage,
-    int32_t microbatch) noexcept
+CellTimer::CellTimer(char kind, int32_t stage, int32_t microbatch) noexcept
     : span_{kind, stage, microbatch, 0, 0},
       on_(trace().on.load(std::memory_order_acquire)) {
   if (on_) {

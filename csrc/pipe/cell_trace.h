@@ -12,8 +12,12 @@
 
 namespace pipetransformer::pipe {
 
+// The kind of a piece of spare work (WorkerPool::add_spare); those of cells are
+// the letters of planner::OpKind.
+constexpr char kSparePiece = 'P';
+
 struct CellSpan {
-  planner::OpKind kind = planner::OpKind::kForward;
+  char kind = static_cast<char>(planner::OpKind::kForward);
   int32_t stage = 0;
   int32_t microbatch = 0;
   // Of the monotonic clock. On accelerators the host's time, for the launches.
@@ -32,7 +36,10 @@ std::pair<std::vector<CellSpan>, int64_t> take_cells();
 // Notes a cell from its making to its end, if cells are noted.
 class CellTimer {
  public:
-  CellTimer(planner::OpKind kind, int32_t stage, int32_t microbatch) noexcept;
+  CellTimer(planner::OpKind kind, int32_t stage, int32_t microbatch) noexcept
+      : CellTimer(static_cast<char>(kind), stage, microbatch) {}
+  // Of spare work: a letter, the worker and the item.
+  CellTimer(char kind, int32_t stage, int32_t microbatch) noexcept;
   ~CellTimer();
   CellTimer(const CellTimer&) = delete;
   CellTimer& operator=(const CellTimer&) = delete;

@@ -267,7 +267,7 @@ void WorkerPool::add_spare(std::vector<Task> pieces, Place place) {
   refuse_forked_child();
   // A worker of the pool that is being joined runs what it adds itself.
   std::unique_lock lock(state_->submitting, std::defer_lock);
-  if (!on_worker_thread()) {
+  if (!this_worker()) {
     lock.lock();
     if (state_->closed) {
       throw std::runtime_error(
@@ -367,19 +367,19 @@ void WorkerPool::refuse_forked_child() const {
 }
 
 void WorkerPool::refuse_own_threads() const {
-  if (on_worker_thread()) {
+  if (this_worker()) {
     throw std::runtime_error(
         "workers: expected a call from outside, got one on a worker thread");
   }
 }
 
-bool WorkerPool::on_worker_thread() const noexcept {
-  for (const auto& worker : state_->workers) {
-    if (worker->is_current()) {
-      return true;
+std::optional<int> WorkerPool::this_worker() const noexcept {
+  for (int w = 0; w < num_workers(); ++w) {
+    if (state_->workers[w]->is_current()) {
+      return w;
     }
   }
-  return false;
+  return std::nullopt;
 }
 
 }  // namespace pipetransformer::pipe

@@ -13,6 +13,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace pipetransformer::pipe {
@@ -82,7 +83,8 @@ class WorkerPool {
   // Runs what is queued, spare work too, then joins; idempotent.
   void shutdown();
 
-  bool on_worker_thread() const noexcept;
+  // Which of the pool's threads the calling one is; none where it is not one.
+  std::optional<int> this_worker() const noexcept;
 
  private:
   bool is_forked_child() const noexcept;

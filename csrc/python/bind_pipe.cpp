@@ -102,7 +102,7 @@ void bind_draws(py::module_& m) {
     py::list cells;
     for (const pipe::CellSpan& span : spans) {
       cells.append(py::make_tuple(
-          std::string(1, static_cast<char>(span.kind)),
+          std::string(1, span.kind),
           span.stage,
           span.microbatch,
           span.begin_ns,

@@ -7,7 +7,8 @@ from pipetransformer import _C
 CellSpan = tuple[str, int, int, int, int]
 """Kind (F, R, B, I or W), stage, micro-batch, begin and end in ns of the monotonic
 clock: of the work on CPU, of its launch on accelerators. What one call of autograd
-runs of several stages is one cell, of the stage where it begins."""
+runs of several stages is one cell, of the stage where it begins. Of kind P is a part of
+`Workers.spare`: the stage is then that of the worker, the micro-batch the item."""
 
 
 def trace_cells(most: int) -> None:

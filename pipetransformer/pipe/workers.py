@@ -72,7 +72,7 @@ class Workers:
         long work is cut into short parts, and a cell that gets ready waits for no more
         than one. Workers take parts when they have no cell or call of `map`, and while
         a cell waits for another one. The calls run in the context of this call: grad
-        mode, inference mode, autocast.
+        mode, inference mode, autocast. A trace shows them by worker.
 
         Args:
             function: Function of one item; called from several threads at a time, but

@@ -15,6 +15,7 @@ _KINDS = {
     "B": "backward",
     "I": "input gradients",
     "W": "weight gradients",
+    "P": "frozen layers",
 }
 _STAGES = 10  # number of the first stage's lane, behind the process's
 

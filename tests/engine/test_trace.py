@@ -2,6 +2,7 @@
 
 import json
 import stat
+import threading
 
 import pytest
 import torch
@@ -105,6 +106,49 @@ def test_the_last_cells_are_kept():
         assert [c[4] for c in cells] == sorted(c[4] for c in cells)
         run_step(pipe)
         assert take_cells()[1] == 7, "and the count begins anew"
+
+
+def test_parts_of_spare_work_are_noted_on_their_worker():
+    left, threads = [2, 1, 3], {}
+
+    def part(item):
+        threads.setdefault(item, []).append(threading.get_ident())
+        left[item] -= 1
+        return left[item] > 0
+
+    with Workers(2) as workers:
+        own = workers.map(lambda _: threading.get_ident(), range(2))
+        trace_cells(100)
+        workers.spare(part, range(3)).wait()
+        cells, _ = take_cells()
+    assert {kind for kind, *_ in cells} == {"P"}
+    for item, wanted in enumerate([2, 1, 3]):
+        parts = sorted((b, e, w) for _, w, i, b, e in cells if i == item)
+        assert [own[w] for _, _, w in parts] == threads[item] and len(parts) == wanted
+        for (_, end, _), (begin, _, _) in zip(parts, parts[1:], strict=False):
+            assert end <= begin, "an item is with one worker at a time"
+
+
+def test_frozen_layers_that_fill_bubbles_are_in_the_timeline(tmp_path):
+    settings = config(
+        trace=str(tmp_path),
+        plan=pt.PlanConfig(num_stages=2, num_microbatches=3, prefix="filled"),
+        pipe=pt.PipeConfig(num_slots=2),
+        cache=pt.CacheConfig(enabled=False),
+    )
+    with make_engine(freeze=schedule(2), config=settings) as engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(24), 12):
+                engine.step(batch)
+    events = json.loads((tmp_path / "trace-0.json").read_text())["traceEvents"]
+    filling = [e for e in events if e.get("cat") == "frozen layers"]
+    # The second pass: two batches of three micro-batches, two layers each.
+    assert [e["name"] for e in filling].count("P2") >= 2 * 2
+    assert {e["name"] for e in filling} == {"P0", "P1", "P2"}
+    lanes = {
+        e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"
+    }
+    assert {lanes[e["tid"]] for e in filling} <= {"stage 0", "stage 1"}
 
 
 def test_a_cell_that_fails_is_noted_too():

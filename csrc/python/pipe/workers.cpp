@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "pipe/cell_trace.h"
 #include "python/pipe/stages.h"
 
 namespace pipetransformer::bindings {
@@ -247,6 +248,10 @@ void SpareRun::run_piece(std::size_t item) noexcept {
       at::autocast::set_autocast_cache_enabled(autocast_cache_);
       const py::gil_scoped_acquire gil;
       try {
+        const pipe::CellTimer timer(
+            pipe::kSparePiece,
+            pool_->this_worker().value_or(0),
+            static_cast<int32_t>(item));
         more = function_(items_[item]).cast<bool>();
       } catch (...) {
         // What it replaces goes when the lock is free: Python may run then.

@@ -14,21 +14,23 @@ one block for one row (a trained row counts 3), the unfrozen run's over the poli
 reading the cache is no work. How many seeds a margin needs follows from the spread of
 the differences; the table tells it for a power of 80 %.
 
-Finished runs are kept in build/ and not made again for the same commit, so the table
-can be filled in several sittings.
+Finished runs are kept in build/ and not made again for the same commit. What takes
+longer than a sitting goes on from its own figures (`--minutes`): a seed's runs are all
+of one commit, which the file tells, those of other seeds may be of others.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from scipy import stats
 
@@ -59,7 +61,8 @@ POLICIES = (
 )
 MARGINS = {"digits": 0.3, "sst2": 0.5, "xquad": 0.5}
 UNFROZEN = "unfrozen"
-_PUBLISHED = ("score", "work", "evaluations", "frozen", "losses", "held_out", "curve")
+_FIGURES = ("score", "work", "evaluations", "frozen", "losses", "held_out", "curve")
+_PUBLISHED = ("seed", "commit", *_FIGURES)
 _SHARES = (10, 20, 30, 40, 60, 80, 100)  # of the unfrozen run's work, in percent
 POWER = 0.8
 
@@ -76,6 +79,12 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES[:-1]))
     add("--seeds", type=int, default=20, help="how many")
     add("--curves", action="store_true", help="scores by the work done, and no tests")
+    add("--jobs", type=int, default=1, help="seeds made at a time, a core each")
+    add(
+        "--minutes",
+        type=float,
+        help="of a task; begin no seed after them, and add to what --json has",
+    )
     args = parser.parse_args(arguments)
     bare = [task for task in args.tasks if not task.startswith("sst2")]
     if WATCHING in args.policies and bare:
@@ -85,32 +94,74 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
+Runs: TypeAlias = dict[str, list[dict[str, Any]]]
+"""The runs of a task by policy, in the order of their seeds."""
+
+
 def made_runs(
-    args: argparse.Namespace, folder: Path, model: Path
-) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Make the runs that are missing; return all of them by task, policy and seed."""
-    names, seeds = [UNFROZEN, *args.policies], range(args.seeds)
+    args: argparse.Namespace,
+    folder: Path,
+    model: Path,
+    begun: dict[str, Runs],
+    commit: str | None,
+) -> dict[str, Runs]:
+    """Make the runs that are missing; return all of them by task.
+
+    Args:
+        args: Of the command line.
+        folder: For the files of the runs.
+        model: The unpacked model.
+        begun: Runs of earlier sittings by task.
+        commit: Of this one.
+    """
+    names = [UNFROZEN, *args.policies]
+    found = {}
     for task in args.tasks:
+        whole = whole_seeds(begun.get(task, {}), names)
+        missing = [seed for seed in range(args.seeds) if seed not in whole]
         line = [sys.executable, str(WORKER), "--task", task, "--out", str(folder)]
-        line += ["--policies", *names, "--seeds", *map(str, seeds)]
+        line += ["--policies", *names, "--seeds", *map(str, missing)]
         line += ["--model", str(model), "--data", str(args.data)]
+        line += ["--jobs", str(args.jobs)]
+        line += [] if args.minutes is None else ["--minutes", str(args.minutes)]
         line += ["--quick"] if args.quick else []
         line += ["--curves"] if args.curves else []
-        run_child(line, timeout_s=36_000, log=folder / f"{task}.log")
-    return {
-        task: {
-            name: [_read(folder, f"{task}, {name}, {seed}") for seed in seeds]
-            for name in names
+        if missing:
+            run_child(line, timeout_s=36_000, log=folder / f"{task}.log")
+        for seed in missing:
+            files = [_file_of(folder, task, name, seed) for name in names]
+            if args.minutes is None or all(map(os.path.exists, files)):
+                of_seed = {"seed": seed, "commit": commit}
+                whole[seed] = [{**json.loads(f.read_text()), **of_seed} for f in files]
+        by_seed = [whole[seed] for seed in sorted(whole)]
+        found[task] = {
+            name: [runs[n] for runs in by_seed] for n, name in enumerate(names)
         }
-        for task in args.tasks
+    return found
+
+
+def whole_seeds(runs: Runs, names: Sequence[str]) -> dict[int, list[dict[str, Any]]]:
+    """Return the runs, one for each name, of every seed that has them all."""
+    by_name = [{run["seed"]: run for run in runs.get(name, ())} for name in names]
+    seeds = set(by_name[0]).intersection(*by_name[1:])
+    whole = {seed: [runs_of[seed] for runs_of in by_name] for seed in seeds}
+    return {
+        seed: found
+        for seed, found in whole.items()
+        if len({run["commit"] for run in found}) == 1
     }
 
 
-def _read(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        (folder / f"{name}.json".replace("/", "-")).read_text()
-    )
-    return found
+def _file_of(folder: Path, task: str, name: str, seed: int) -> Path:
+    return folder / f"{task}, {name}, {seed}.json".replace("/", "-")
+
+
+def _begun(args: argparse.Namespace) -> dict[str, Runs]:
+    """Return the runs of earlier sittings."""
+    if args.minutes is None or args.json is None or not args.json.exists():
+        return {}
+    runs: dict[str, Runs] = json.loads(args.json.read_text())["runs"]
+    return runs
 
 
 def seeds_needed(differences: Sequence[float], margin: float) -> int:
@@ -236,12 +287,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         real = any(task in TEXT for task in args.tasks)
         model = unpack_model(Path(name) / "model") if real else Path(name)
         try:
-            found = made_runs(args, folder, model)
+            found = made_runs(args, folder, model, _begun(args), start.tree.commit)
         except (RunFailed, subprocess.SubprocessError) as error:
             print(error, file=sys.stderr)
             return 1
     rows, lines = [], []
     for task, runs in found.items():
+        seeds = len(runs[UNFROZEN])
+        if seeds < 2:
+            print(f"{task}: expected two seeds or more, got {seeds}", file=sys.stderr)
+            return 1
+        if seeds < args.seeds:
+            print(f"{task}: {seeds} of {args.seeds} seeds so far")
         more_rows, more_lines = (curves_of if args.curves else rows_of)(task, runs)
         rows += more_rows
         lines += more_lines
@@ -258,6 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             start=start,
             quick=args.quick,
             seeds=args.seeds,
+            seeds_so_far={task: len(runs[UNFROZEN]) for task, runs in found.items()},
             margins=MARGINS,
             runs={
                 task: {

@@ -147,8 +147,9 @@ _ALL = (
             file="freezing",
             options=options,
         )
-        # An hour or two each; the first shows all policies on digits, the third on
-        # text, the last has the seeds that a margin of 0.3 points needs.
+        # An hour or two each, XQuAD and all of SST-2 that in several sittings; the
+        # first shows all policies on digits, the third on text, the last has the seeds
+        # that a margin of 0.3 points needs.
         for name, options in (
             ("freezing", ("--seeds", "4")),
             ("freezing_plasticity", ("--policies", "plasticity", "--seeds", "4")),
@@ -179,6 +180,7 @@ _ALL = (
                 (
                     *("--tasks", "xquad", "--seeds", "6"),
                     *("--policies", "cap 1/3", "guarded"),
+                    *("--jobs", "2", "--minutes", "60"),
                 ),
             ),
             (
@@ -186,6 +188,7 @@ _ALL = (
                 (
                     *("--tasks", "sst2", "--seeds", "6"),
                     *("--policies", "cap 1/3", "guarded"),
+                    *("--jobs", "2", "--minutes", "60"),
                 ),
             ),
             (

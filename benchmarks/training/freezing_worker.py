@@ -2,6 +2,8 @@
 
 Started by benchmarks/freezing.py. Each run of a policy and a seed leaves a file of its
 own, and is not made again: scores, losses, units frozen by epoch and the counted work.
+A policy that froze nothing has run what an unfrozen run does, bit by bit: such a run of
+its seed is not made.
 """
 
 from __future__ import annotations
@@ -9,9 +11,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +33,9 @@ import text_classification
 import vit_digits
 from training.work import TRAINING, LayerCounter, work_of
 
-WATCHING = "guarded, held-out loss"
+UNFROZEN, WATCHING = "unfrozen", "guarded, held-out loss"
 POLICIES: dict[str, Callable[[], pt.freeze.Policy]] = {
-    "unfrozen": pt.freeze.Never,
+    UNFROZEN: pt.freeze.Never,
     "cap 1/5": lambda: pt.freeze.AlphaCap(1 / 5, gradient_term=False),
     "cap 1/3": lambda: pt.freeze.AlphaCap(1 / 3, gradient_term=False),
     "cap 1/2": lambda: pt.freeze.AlphaCap(1 / 2, gradient_term=False),
@@ -228,26 +235,69 @@ def main() -> None:
     add("--out", type=Path, required=True, metavar="DIR")
     add("--curves", action="store_true", help="score after each epoch")
     add("--quick", action="store_true", help="two epochs")
+    add("--jobs", type=int, default=1, help="seeds made at a time")
+    add("--minutes", type=float, help="begin no seed after them")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    for seed in args.seeds:
-        for name in args.policies:
-            out = args.out / f"{args.task}, {name}, {seed}.json".replace("/", "-")
-            if out.exists():
-                continue
-            torch.manual_seed(seed)
-            if args.task.startswith("digits"):
-                task = digits(args.task, seed, Path("runs"))
-            else:
-                task = text(args.task, args)
-            if args.quick:
-                task.epochs = 2
-            found = run(task, name, seed, args.curves)
-            half = out.with_suffix(".half")
-            half.write_text(json.dumps(found))
-            os.replace(half, out)
-            told = f"{found['score']:.2f} %, frozen {found['frozen']}"
-            print(f"{args.task}, {name}, seed {seed}: {told}", flush=True)
+    until = math.inf if args.minutes is None else time.monotonic() + 60 * args.minutes
+    seeds, lock = iter(args.seeds), threading.Lock()
+
+    def make_some(make: Callable[[int], object]) -> None:
+        while True:
+            with lock:
+                seed = next(seeds, None) if time.monotonic() < until else None
+            if seed is None:
+                return
+            make(seed)
+
+    if args.jobs == 1:
+        torch.set_num_threads(1)
+        make_some(lambda seed: make_seed(args, seed))
+        return
+    with ThreadPoolExecutor(args.jobs) as jobs:
+        list(jobs.map(make_some, args.jobs * [_make_alone]))
+
+
+def _make_alone(seed: int) -> None:
+    """Make a seed in a process of its own; of repeated options the last counts."""
+    command = [sys.executable, *sys.argv, "--jobs", "1", "--seeds", str(seed)]
+    subprocess.run(command, check=True)
+
+
+def make_seed(args: argparse.Namespace, seed: int) -> None:
+    """Make the runs of a seed that are not there; the unfrozen one last."""
+    same = None
+    for name in sorted(args.policies, key=lambda policy: policy == UNFROZEN):
+        out = args.out / f"{args.task}, {name}, {seed}.json".replace("/", "-")
+        if out.exists():
+            found = json.loads(out.read_text())
+        elif name == UNFROZEN and same is not None:
+            found = {**same, "log": []}
+        else:
+            found = made(args, name, seed)
+        if is_unfrozen(found):
+            same = found
+        half = out.with_suffix(".half")
+        half.write_text(json.dumps(found))
+        os.replace(half, out)
+        told = f"{found['score']:.2f} %, frozen {found['frozen']}"
+        print(f"{args.task}, {name}, seed {seed}: {told}", flush=True)
+
+
+def is_unfrozen(found: Mapping[str, Any]) -> bool:
+    """Tell whether a run did nothing that an unfrozen one would not do."""
+    return not any(found["frozen"]) and not found["evaluations"]
+
+
+def made(args: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
+    """Make one run."""
+    torch.manual_seed(seed)
+    if args.task.startswith("digits"):
+        task = digits(args.task, seed, Path("runs"))
+    else:
+        task = text(args.task, args)
+    if args.quick:
+        task.epochs = 2
+    return run(task, name, seed, args.curves)
 
 
 if __name__ == "__main__":

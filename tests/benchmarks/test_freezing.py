@@ -1,11 +1,16 @@
 """What the freezing benchmark makes of its runs."""
 
+import argparse
+import json
 import math
+import sys
+import time
 
 import pytest
 
 import freezing
 from harness.paired import non_inferiority
+from training import freezing_worker
 
 
 def runs(*scores, work=100, evaluations=0):
@@ -91,3 +96,151 @@ def test_so_many_seeds_show_what_the_margin_asks_for():
     assert test.passes
     assert freezing.seeds_needed([0.0, 0.0], 0.3) == 2
     assert freezing.seeds_needed(spread, 0.1) > 8 * needed
+
+
+class Sitting:
+    """The benchmark with a worker that makes the first so many seeds it is told."""
+
+    def __init__(self, monkeypatch, tmp_path):
+        self.json, self.told, self.most = tmp_path / "figures.json", [], 9
+        self._folder = tmp_path / "runs"
+        self._folder.mkdir()
+        monkeypatch.setattr(freezing, "run_child", self._work)
+
+    def _work(self, line, **_):
+        at = line.index("--seeds") + 1
+        seeds = [int(each) for each in line[at : line.index("--model")]]
+        self.told.append(seeds)
+        for seed in seeds[: self.most]:
+            for name in ("unfrozen", "cap 1-3"):
+                file = self._folder / f"xquad, {name}, {seed}.json"
+                file.write_text(json.dumps({"score": 50.0 + seed, "frozen": [0]}))
+
+    def take(self, commit, most, *options):
+        self.most = most
+        line = ["--tasks", "xquad", "--policies", "cap 1/3", "--seeds", "6"]
+        args = freezing.parse_args([*line, "--json", str(self.json), *options])
+        begun = freezing._begun(args)
+        found = freezing.made_runs(args, self._folder, self._folder, begun, commit)
+        self.json.write_text(json.dumps({"runs": found}))
+        return [
+            (run["seed"], run["commit"], run["score"])
+            for run in found["xquad"]["cap 1/3"]
+        ]
+
+
+def test_a_sitting_goes_on_where_the_one_before_has_stopped(monkeypatch, tmp_path):
+    sitting = Sitting(monkeypatch, tmp_path)
+    in_parts = ("--minutes", "60")
+    first = sitting.take("a", 2, *in_parts)
+    assert first == [(0, "a", 50.0), (1, "a", 51.0)]
+    whole = sitting.take("b", 9, *in_parts)
+    assert [each[:2] for each in whole] == [*zip(range(6), "aabbbb", strict=True)]
+    assert sitting.take("c", 9, *in_parts) == whole
+    assert sitting.told == [[*range(6)], [2, 3, 4, 5]]
+    anew = sitting.take("c", 9)
+    assert {commit for _, commit, _ in anew} == {"c"}, "at once: one commit"
+
+
+def test_seeds_that_have_not_all_their_runs_are_made_again():
+    def run(seed, commit="a"):
+        return {"seed": seed, "commit": commit}
+
+    runs = {
+        "unfrozen": [run(0), run(1), run(2)],
+        "guarded": [run(0), run(2, "b")],
+    }
+    found = freezing.whole_seeds(runs, ["unfrozen", "guarded"])
+    assert found == {0: [run(0), run(0)]}, "1 lacks a run, 2 is of two commits"
+    assert freezing.whole_seeds({}, ["unfrozen"]) == {}
+
+
+def test_one_seed_tells_no_spread(monkeypatch, tmp_path, capsys):
+    sitting = Sitting(monkeypatch, tmp_path)
+    sitting.most = 1
+    line = ["--tasks", "xquad", "--policies", "cap 1/3", "--minutes", "1"]
+    monkeypatch.setattr(freezing, "unpack_model", lambda folder: folder)
+    monkeypatch.setattr(
+        freezing,
+        "_file_of",
+        lambda _, task, name, seed: (
+            sitting._folder / f"{task}, {name}, {seed}.json".replace("/", "-")
+        ),
+    )
+    assert freezing.main(line) == 1
+    assert "xquad: expected two seeds or more, got 1" in capsys.readouterr().err
+
+
+def worker_args(tmp_path, **changed):
+    policies = ["unfrozen", "cap 1/3", "guarded"]
+    return argparse.Namespace(task="xquad", policies=policies, out=tmp_path, **changed)
+
+
+def scores_of(tmp_path):
+    return {
+        path.stem.split(", ")[1]: json.loads(path.read_text())["score"]
+        for path in tmp_path.iterdir()
+    }
+
+
+@pytest.mark.parametrize(
+    ("frozen", "evaluations", "wanted"),
+    [
+        ([0, 0], 0, {"cap 1-3": 1, "guarded": 2, "unfrozen": 2}),
+        ([0, 3], 0, {"cap 1-3": 1, "guarded": 2, "unfrozen": 3}),
+        ([0, 0], 8, {"cap 1-3": 1, "guarded": 2, "unfrozen": 3}),
+    ],
+)
+def test_a_policy_that_froze_nothing_has_made_the_unfrozen_run(
+    frozen, evaluations, wanted, monkeypatch, tmp_path
+):
+    made = []
+
+    def make(args, name, seed):
+        made.append(name)
+        guarded = name == "guarded"
+        return {
+            "score": len(made),
+            "frozen": frozen if guarded else [4],
+            "evaluations": evaluations,
+        }
+
+    monkeypatch.setattr(freezing_worker, "made", make)
+    freezing_worker.make_seed(worker_args(tmp_path), 5)
+    assert scores_of(tmp_path) == wanted
+    freezing_worker.make_seed(worker_args(tmp_path), 5)
+    assert len(made) == wanted["unfrozen"], "what is there is not made again"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_no_seed_is_begun_when_the_time_is_over(jobs, monkeypatch, tmp_path):
+    begun = []
+
+    def make(*given):
+        begun.append(given[-1])
+        time.sleep(0.05)
+
+    monkeypatch.setattr(freezing_worker, "make_seed", make)
+    monkeypatch.setattr(freezing_worker, "_make_alone", make)
+    line = ["worker", "--task", "xquad", "--policies", "unfrozen", "--out", "x"]
+    line += ["--jobs", str(jobs), "--seeds", *map(str, range(400))]
+    monkeypatch.setattr(sys, "argv", line + ["--minutes", str(0.2 / 60)])
+    freezing_worker.main()
+    assert begun and len(begun) < 400
+    assert sorted(begun) == [*range(len(begun))]
+    del begun[:]
+    monkeypatch.setattr(sys, "argv", [*line[:-400], "7", "8", "9"])
+    freezing_worker.main()
+    assert sorted(begun) == [7, 8, 9]
+
+
+def test_seeds_side_by_side_have_a_process_each(monkeypatch):
+    called = []
+    monkeypatch.setattr(
+        freezing_worker.subprocess, "run", lambda line, check: called.append(line)
+    )
+    monkeypatch.setattr(sys, "argv", ["worker", "--jobs", "2", "--seeds", "3", "4"])
+    freezing_worker._make_alone(4)
+    assert called == [
+        [sys.executable, *sys.argv, "--jobs", "1", "--seeds", "4"],
+    ]

@@ -8,6 +8,7 @@ from pipetransformer import _C
 from pipetransformer.planner import native
 from pipetransformer.planner.cluster import Cluster
 from pipetransformer.planner.layer_profile import Profile
+from pipetransformer.planner.options import SearchOptions
 
 
 def lost(candidate: _C.planner.Candidate, chosen: _C.planner.Candidate) -> str:
@@ -108,17 +109,17 @@ def refusals(
     result: _C.planner.Result,
     profile: Profile,
     cluster: Cluster,
-    global_batch: int,
+    asked: SearchOptions,
 ) -> list[str]:
     """Why each infeasible pipeline length is out."""
-    return [_refusal(r, profile, cluster, global_batch) for r in result.refusals]
+    return [_refusal(r, profile, cluster, asked) for r in result.refusals]
 
 
 def _refusal(
     refusal: _C.planner.Refusal,
     profile: Profile,
     cluster: Cluster,
-    global_batch: int,
+    asked: SearchOptions,
 ) -> str:
     k = f"K={refusal.shape.num_stages}"
     causes = _C.planner.RefusalCause
@@ -126,9 +127,11 @@ def _refusal(
         return f"{k} does not fit: layers that share a parameter leave too few cuts"
     if refusal.cause == causes.BATCH:
         hint = "; fewer would fit (replicas auto, or max_replicas)"
+        least = asked.min_microbatch_samples
+        rows = "a row" if least == 1 else f"{least} rows, as its layers need,"
         return (
-            f"{k} does not fit: replicas x micro-batches: expected enough rows for "
-            f"each at a global batch of {global_batch}, got "
+            f"{k} does not fit: replicas x micro-batches: expected at least {rows} for "
+            f"each at a global batch of {asked.global_batch}, got "
             f"{refusal.shape.num_replicas} x {refusal.shape.num_microbatches}"
             f"{hint if refusal.shape.num_replicas > 1 else ''}"
         )

@@ -82,7 +82,7 @@ def search(
     result = _C.planner.search(
         native.profile(profile), native.cluster(cluster), request
     )
-    refusals = _reasons.refusals(result, profile, cluster, asked.global_batch)
+    refusals = _reasons.refusals(result, profile, cluster, asked)
     if not result.candidates:
         raise InfeasiblePlan(
             "plan: expected a pipeline that fits, got none; " + "; ".join(refusals),

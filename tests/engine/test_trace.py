@@ -145,9 +145,7 @@ def test_frozen_layers_that_fill_bubbles_are_in_the_timeline(tmp_path):
     # The second pass: two batches of three micro-batches, two layers each.
     assert [e["name"] for e in filling].count("P2") >= 2 * 2
     assert {e["name"] for e in filling} == {"P0", "P1", "P2"}
-    lanes = {
-        e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"
-    }
+    lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert {lanes[e["tid"]] for e in filling} <= {"stage 0", "stage 1"}
 
 

@@ -203,10 +203,14 @@ def test_infeasible_forced_cuts_name_their_stage():
 
 
 def test_infeasible_batch_names_replicas_and_microbatches():
-    text = r"K=1 does not fit: replicas x micro-batches: .* batch of 3, got "
-    with pytest.raises(InfeasiblePlan, match=text + "4 x 1; fewer would fit"):
+    text = (
+        "K=1 does not fit: replicas x micro-batches: expected at least {} for each at "
+        "a global batch of 3, got "
+    )
+    with pytest.raises(InfeasiblePlan, match=text.format("a row") + "4 x 1; fewer "):
         find(global_batch=3, num_stages=1, replicas="all")
-    with pytest.raises(InfeasiblePlan, match=text + "1 x 1$"):
+    rows = "4 rows, as its layers need,"
+    with pytest.raises(InfeasiblePlan, match=text.format(rows) + "1 x 1$"):
         find(global_batch=3, num_stages=1, min_microbatch_samples=4)
     assert find(global_batch=3, num_stages=1).num_replicas == 2
 

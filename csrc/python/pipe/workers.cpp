@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <future>
 #include <mutex>
 #include <string>
@@ -66,6 +67,36 @@ class PoolRegistry {
   std::vector<std::weak_ptr<pipe::WorkerPool>> pools_;
 };
 
+// Waits until all calls are over, bounded by them, and raises their failure.
+// Looks up every 100 ms for signals: what their handler raises comes first, and
+// lets the running calls end and no further one begin.
+void wait_to_end(
+    std::unique_lock<std::mutex>& lock,
+    std::condition_variable& changed,
+    const std::function<bool()>& over,
+    std::size_t& first_failure,
+    std::exception_ptr& error) {
+  std::exception_ptr failure;
+  while (!changed.wait_for(lock, kPollInterval, over)) {
+    lock.unlock();
+    try {
+      check_signals();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    if (failure != nullptr) {
+      first_failure = 0;
+    }
+  }
+  if (failure == nullptr) {
+    failure = std::exchange(error, nullptr);
+  }
+  if (failure != nullptr) {
+    std::rethrow_exception(std::move(failure));
+  }
+}
+
 // The calls of one map() and what became of them.
 struct MapRun {
   py::object function;
@@ -110,30 +141,14 @@ struct MapRun {
     changed.notify_all();
   }
 
-  // Bounded by the calls; looks up every 100 ms for signals, which let the
-  // running calls end and start no further one.
   void wait() {
-    std::exception_ptr interrupt;
     std::unique_lock lock(mutex);
-    while (!changed.wait_for(
-        lock, kPollInterval, [this] { return num_running == 0; })) {
-      lock.unlock();
-      try {
-        check_signals();
-      } catch (...) {
-        interrupt = std::current_exception();
-      }
-      lock.lock();
-      if (interrupt != nullptr) {
-        first_failure = 0;
-      }
-    }
-    if (interrupt == nullptr) {
-      interrupt = std::exchange(error, nullptr);
-    }
-    if (interrupt != nullptr) {
-      std::rethrow_exception(interrupt);
-    }
+    wait_to_end(
+        lock,
+        changed,
+        [this] { return num_running == 0; },
+        first_failure,
+        error);
   }
 };
 
@@ -292,34 +307,19 @@ void SpareRun::end_item(std::size_t item) noexcept {
   }
 }
 
-// Bounded by the pieces; looks up every 100 ms for signals.
 void SpareRun::wait() {
   if (owner_ != getpid()) {
     throw std::runtime_error(
         "workers: expected a wait in the process that made them, got one in a "
         "forked child");
   }
-  std::exception_ptr failure;
   std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(
-      lock, kPollInterval, [this] { return num_open_ == 0; })) {
-    lock.unlock();
-    try {
-      check_signals();
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    lock.lock();
-    if (failure != nullptr) {
-      first_failure_ = 0;
-    }
-  }
-  if (failure == nullptr) {
-    failure = std::exchange(error_, nullptr);
-  }
-  if (failure != nullptr) {
-    std::rethrow_exception(std::move(failure));
-  }
+  wait_to_end(
+      lock,
+      changed_,
+      [this] { return num_open_ == 0; },
+      first_failure_,
+      error_);
 }
 
 void SpareRun::cancel() noexcept {

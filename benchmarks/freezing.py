@@ -78,6 +78,7 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--tasks", nargs="+", choices=(*DIGITS, *TEXT), default=list(DIGITS))
     add("--policies", nargs="+", choices=POLICIES, default=list(POLICIES[:-1]))
     add("--seeds", type=int, default=20, help="how many")
+    add("--first-seed", type=int, default=0)
     add("--curves", action="store_true", help="scores by the work done, and no tests")
     add("--jobs", type=int, default=1, help="seeds made at a time, a core each")
     add(
@@ -118,7 +119,8 @@ def made_runs(
     found = {}
     for task in args.tasks:
         whole = whole_seeds(begun.get(task, {}), names)
-        missing = [seed for seed in range(args.seeds) if seed not in whole]
+        wanted = range(args.first_seed, args.first_seed + args.seeds)
+        missing = [seed for seed in wanted if seed not in whole]
         line = [sys.executable, str(WORKER), "--task", task, "--out", str(folder)]
         line += ["--policies", *names, "--seeds", *map(str, missing)]
         line += ["--model", str(model), "--data", str(args.data)]
@@ -314,6 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             [],
             start=start,
             quick=args.quick,
+            first_seed=args.first_seed,
             seeds=args.seeds,
             seeds_so_far={task: len(runs[UNFROZEN]) for task, runs in found.items()},
             margins=MARGINS,

@@ -75,7 +75,7 @@ class Guarded(Policy):
         self,
         *,
         alpha: float = 0.5,
-        stake: float = 0.01,
+        stake: float = 0.005,
         monitor: Monitor | None = None,
         patience: int = 2,
         min_active: int | None = None,

@@ -271,9 +271,9 @@ def test_a_decision_is_told_with_its_place_and_reason():
         policy.decide(Progress(point, 7 * point))
     assert [told(decision) for decision in policy.log] == [
         "point 1, step 7: 0 of 12 units frozen: the training loss is 100 % of its "
-        "first mean, 1 % or less freezes",
+        "first mean, 0.5 % or less freezes",
         "point 2, step 14: 0 of 12 units frozen (6 wanted): the training loss is 0.1 % "
-        "of its first mean, 1 % or less freezes",
+        "of its first mean, 0.5 % or less freezes",
     ]
     never = Never()
     never.bind(3)

@@ -15,8 +15,9 @@ reading the cache is no work. How many seeds a margin needs follows from the spr
 the differences; the table tells it for a power of 80 %.
 
 Finished runs are kept in build/ and not made again for the same commit. What takes
-longer than a sitting goes on from its own figures (`--minutes`): a seed's runs are all
-of one commit, which the file tells, those of other seeds may be of others.
+longer than a sitting goes on from its own figures (`--minutes`), which tell the commit
+of each run: those of a seed have one, seeds may have different ones, between which
+nothing has changed that decides what a run learns (`DECIDES`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ from typing import Any, TypeAlias
 
 from scipy import stats
 
+from harness.age import age
 from harness.common import Row, RunFailed, Target, begin, run_child, write_json
 from harness.paired import non_inferiority
+from harness.provenance import Start, command, tree_of
 from harness.text import text_table
 from real_models import ROOT, unpack_model
 
@@ -62,7 +65,14 @@ POLICIES = (
 MARGINS = {"digits": 0.3, "sst2": 0.5, "xquad": 0.5}
 UNFROZEN = "unfrozen"
 _FIGURES = ("score", "work", "evaluations", "frozen", "losses", "held_out", "curve")
-_PUBLISHED = ("seed", "commit", *_FIGURES)
+_PUBLISHED = ("seed", "commit", "same_as", *_FIGURES)
+DECIDES = (
+    "pipetransformer/autofreeze",
+    "csrc/autofreeze",
+    "benchmarks/training/freezing_worker.py",
+    "examples/text_classification.py",
+    "examples/vit_digits.py",
+)
 _SHARES = (10, 20, 30, 40, 60, 80, 100)  # of the unfrozen run's work, in percent
 POWER = 0.8
 
@@ -105,7 +115,7 @@ def made_runs(
     model: Path,
     begun: dict[str, Runs],
     commit: str | None,
-) -> dict[str, Runs]:
+) -> tuple[dict[str, Runs], bool]:
     """Make the runs that are missing; return all of them by task.
 
     Args:
@@ -114,17 +124,22 @@ def made_runs(
         model: The unpacked model.
         begun: Runs of earlier sittings by task.
         commit: Of this one.
+
+    Returns:
+        The runs, and whether any was missing.
     """
     names = [UNFROZEN, *args.policies]
-    found = {}
+    found, any_missing = {}, False
+    wanted = range(args.first_seed, args.first_seed + args.seeds)
     for task in args.tasks:
         whole = whole_seeds(begun.get(task, {}), names)
-        wanted = range(args.first_seed, args.first_seed + args.seeds)
+        whole = {seed: whole[seed] for seed in wanted if seed in whole}
         missing = [seed for seed in wanted if seed not in whole]
+        any_missing = any_missing or bool(missing)
         line = [sys.executable, str(WORKER), "--task", task, "--out", str(folder)]
         line += ["--policies", *names, "--seeds", *map(str, missing)]
         line += ["--model", str(model), "--data", str(args.data)]
-        line += ["--jobs", str(args.jobs)]
+        line += ["--jobs", str(args.jobs), "--proof-seed", str(args.first_seed)]
         line += [] if args.minutes is None else ["--minutes", str(args.minutes)]
         line += ["--quick"] if args.quick else []
         line += ["--curves"] if args.curves else []
@@ -139,12 +154,20 @@ def made_runs(
         found[task] = {
             name: [runs[n] for runs in by_seed] for n, name in enumerate(names)
         }
-    return found
+    return found, any_missing
 
 
 def whole_seeds(runs: Runs, names: Sequence[str]) -> dict[int, list[dict[str, Any]]]:
-    """Return the runs, one for each name, of every seed that has them all."""
-    by_name = [{run["seed"]: run for run in runs.get(name, ())} for name in names]
+    """Return the runs, one for each name, of every seed that has them all.
+
+    What commits have changed since counts as not there.
+    """
+    commits = {run.get("commit") for of_name in runs.values() for run in of_name}
+    good = {c for c in commits if c and age(ROOT, c, DECIDES).newer == 0}
+    by_name = [
+        {run["seed"]: run for run in runs.get(name, ()) if run.get("commit") in good}
+        for name in names
+    ]
     seeds = set(by_name[0]).intersection(*by_name[1:])
     whole = {seed: [runs_of[seed] for runs_of in by_name] for seed in seeds}
     return {
@@ -159,11 +182,26 @@ def _file_of(folder: Path, task: str, name: str, seed: int) -> Path:
 
 
 def _begun(args: argparse.Namespace) -> dict[str, Runs]:
-    """Return the runs of earlier sittings."""
+    """Return the runs of earlier sittings of this command."""
     if args.minutes is None or args.json is None or not args.json.exists():
         return {}
-    runs: dict[str, Runs] = json.loads(args.json.read_text())["runs"]
+    content = json.loads(args.json.read_text())
+    if content["command"] != command() or content["dirty"] is not False:
+        return {}
+    runs: dict[str, Runs] = content["runs"]
     return runs
+
+
+def _refused(args: argparse.Namespace, start: Start) -> str | None:
+    """Say why a sitting's runs could not be told from those of other commits."""
+    if args.minutes is None:
+        return None
+    if start.tree.commit is None or start.tree.changed:
+        return "--minutes: expected a tree as committed, got another"
+    if tree_of(ROOT) != start.tree:
+        kept = f"build/freezing/{start.tree.commit}"
+        return f"the tree was changed meanwhile: nothing is written, remove {kept}"
+    return None
 
 
 def seeds_needed(differences: Sequence[float], margin: float) -> int:
@@ -280,6 +318,9 @@ def rows_of(
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_args(arguments)
     start = begin()
+    if refused := _refused(args, start):
+        print(refused, file=sys.stderr)
+        return 1
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if start.tree.commit and not start.tree.changed and not args.quick:
@@ -289,18 +330,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         real = any(task in TEXT for task in args.tasks)
         model = unpack_model(Path(name) / "model") if real else Path(name)
         try:
-            found = made_runs(args, folder, model, _begun(args), start.tree.commit)
+            begun, commit = _begun(args), start.tree.commit
+            found, is_new = made_runs(args, folder, model, begun, commit)
         except (RunFailed, subprocess.SubprocessError) as error:
             print(error, file=sys.stderr)
             return 1
     rows, lines = [], []
     for task, runs in found.items():
         seeds = len(runs[UNFROZEN])
-        if seeds < 2:
-            print(f"{task}: expected two seeds or more, got {seeds}", file=sys.stderr)
-            return 1
         if seeds < args.seeds:
             print(f"{task}: {seeds} of {args.seeds} seeds so far")
+        if seeds < 2:
+            continue  # one tells no spread
         more_rows, more_lines = (curves_of if args.curves else rows_of)(task, runs)
         rows += more_rows
         lines += more_lines
@@ -308,7 +349,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.curves:
         figures = [f"{share} %" for share in _SHARES]
     print(text_table(["task", "policy", *figures], lines))
-    if args.json is not None:
+    if refused := _refused(args, start):
+        print(refused, file=sys.stderr)
+        return 1
+    if args.json is not None and is_new:
         write_json(
             args.json,
             args.json.stem,  # one command has all policies, another one more seeds
@@ -319,10 +363,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             first_seed=args.first_seed,
             seeds=args.seeds,
             seeds_so_far={task: len(runs[UNFROZEN]) for task, runs in found.items()},
+            commits=sorted(
+                {str(r["commit"]) for runs in found.values() for r in runs[UNFROZEN]}
+            ),
             margins=MARGINS,
             runs={
                 task: {
-                    name: [{key: run[key] for key in _PUBLISHED} for run in each]
+                    name: [{k: run[k] for k in _PUBLISHED if k in run} for run in each]
                     for name, each in runs.items()
                 }
                 for task, runs in found.items()

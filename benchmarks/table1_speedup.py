@@ -233,6 +233,15 @@ class Runner:
         """
         return sorted(self._runs, key=lambda title: self._runs[title][1] == AGAIN)
 
+    def _keep_profile(self, folder: Path, seed: int) -> dict[str, int]:
+        """Run once the system that keeps a profile; return what it has left."""
+        flags = ("--epochs=1", f"--profiles={folder}")
+        job = Job(KEPT, self._args.slots, seed, flags)
+        run_job(job, self._args.out, f"first-of-kept-{seed}")
+        if not (kept := _files(folder)):
+            raise RunFailed(f"{folder}: expected a profile, got none")
+        return kept
+
     def __call__(self, title: str, turn: int) -> Result:
         """Run one system once.
 
@@ -242,8 +251,11 @@ class Runner:
         args, baseline = self._args, None
         setting, name = self._runs[title]
         flags = [f"--epochs={args.epochs}", f"--alpha={args.alpha}", *setting.flags()]
+        kept = {}
         if SYSTEMS[name].keeps_profile:
-            flags.append(f"--profiles={_profiles(args)}")
+            folder = _profiles(args, args.seeds[turn])
+            kept = _files(folder) or self._keep_profile(folder, args.seeds[turn])
+            flags.append(f"--profiles={folder}")
         if name in (STATIC_PIPE, AGAIN):
             flags.append(f"--microbatches={self._microbatches}")
             baseline = args.baseline_pipe
@@ -251,6 +263,8 @@ class Runner:
         where = f"{title}-{turn}".replace("+", "-").replace(" ", "-")
         try:
             result = run_job(job, args.out, where)
+            if kept and _files(_profiles(args, job.seed)) != kept:
+                raise RunFailed("expected it to find the kept profile, got a new one")
         except RunFailed as failure:
             print(f"{where}: {failure}", file=sys.stderr, flush=True)
             raise
@@ -260,16 +274,14 @@ class Runner:
         return result
 
 
-def _profiles(args: argparse.Namespace) -> Path:
-    return (args.out / "profiles").resolve()
+def _profiles(args: argparse.Namespace, seed: int) -> Path:
+    """Return where the profile of a round is kept: each one draws its own."""
+    return Path(args.out / "profiles" / str(seed)).resolve()
 
 
-def keep_profile(args: argparse.Namespace) -> None:
-    """Run the system that keeps a profile once, so that its runs that count find it."""
-    shutil.rmtree(_profiles(args), ignore_errors=True)
-    if KEPT in args.systems:
-        flags = ("--epochs=1", f"--profiles={_profiles(args)}")
-        run_job(Job(KEPT, args.slots, args.seeds[0], flags), args.out, "first-of-kept")
+def _files(folder: Path) -> dict[str, int]:
+    """Return the profiles that are kept there, and when they were written."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("profile-*")}
 
 
 def measure(
@@ -317,7 +329,7 @@ def main() -> int:
         print(f"{STATIC_PIPE} is {args.baseline_pipe}, in a plain loop")
     settings = settings_of(args)
     calibration = calibrate(args)
-    keep_profile(args)
+    shutil.rmtree(args.out / "profiles", ignore_errors=True)
     rounds, tables = measure(args, settings, calibration)
     print(rounds)
     for table in tables:

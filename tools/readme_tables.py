@@ -122,8 +122,13 @@ def command_of(name: str) -> Command:
 
 
 def age_of(content: Content) -> Age:
-    """How many commits to what was measured are newer than a result."""
-    return age(ROOT, content["commit"], COMMANDS[content["name"]].measures)
+    """How many commits to what was measured are newer than a result's oldest part."""
+    commits = content.get("commits") or [content["commit"]]
+    paths = COMMANDS[content["name"]].measures
+    return max(
+        (age(ROOT, commit, paths) for commit in commits),
+        key=lambda each: (each.foreign, each.newer is None, each.newer or 0),
+    )
 
 
 def render(text: str, page: Path, results: Path) -> tuple[str, list[str]]:
@@ -213,16 +218,34 @@ def table(name: str, kind: str, page: Path, results: Path) -> list[str]:
     # A table may say what another result says, or lead to a list of cases.
     places = {"folder": str(results), "link": os.path.relpath(results, page.parent)}
     content = {**load(path), **places}
+    if missing := _seeds_to_come(content):
+        return ["", missing, "", source(content), ""]
     return ["", *TABLES[kind](content), "", source(content), ""]
+
+
+def _seeds_to_come(content: Content) -> str | None:
+    """What a table that is made in sittings lacks."""
+    seeds, command = content.get("seeds"), command_of(content["name"])
+    lacking = [
+        f"{task}: {count} of {seeds} seeds"
+        for task, count in content.get("seeds_so_far", {}).items()
+        if count < seeds
+    ]
+    if not lacking:
+        return None
+    how = f"`make {command.part}`, `{command.line}`"
+    return f"Not whole yet: {'; '.join(lacking)} ({how})."
 
 
 def source(content: Content) -> str:
     """What a table stands on."""
+    commits = content.get("commits") or [content["commit"]]
     machine = content["machine"]
     where = machine["cpu"] + (f", {machine['gpu']}" if machine["gpu"] else "")
     others = f"of which others used {content['foreign_share']:.1%}"
     told = (
-        f"`{content['name']}.json`: {content['date']}, {content['commit'][:7]}, "
+        f"`{content['name']}.json`: {content['date']}, "
+        f"{', '.join(commit[:7] for commit in commits)}, "
         f"{where}, {machine['cores']} cores {others}, torch {machine['torch']}."
     )
     kinds = dict.fromkeys(row["values_of"] for row in content["rows"])

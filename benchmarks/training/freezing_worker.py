@@ -3,7 +3,7 @@
 Started by benchmarks/freezing.py. Each run of a policy and a seed leaves a file of its
 own, and is not made again: scores, losses, units frozen by epoch and the counted work.
 A policy that froze nothing has run what an unfrozen run does, bit by bit: such a run of
-its seed is not made.
+its seed is not made, but for one seed, which proves it.
 """
 
 from __future__ import annotations
@@ -237,6 +237,7 @@ def main() -> None:
     add("--quick", action="store_true", help="two epochs")
     add("--jobs", type=int, default=1, help="seeds made at a time")
     add("--minutes", type=float, help="begin no seed after them")
+    add("--proof-seed", type=int, help="whose unfrozen run is made in any case")
     args = parser.parse_args()
     until = math.inf if args.minutes is None else time.monotonic() + 60 * args.minutes
     seeds, lock = iter(args.seeds), threading.Lock()
@@ -247,7 +248,12 @@ def main() -> None:
                 seed = next(seeds, None) if time.monotonic() < until else None
             if seed is None:
                 return
-            make(seed)
+            try:
+                make(seed)
+            except BaseException:
+                with lock:
+                    list(seeds)  # no further one begins
+                raise
 
     if args.jobs == 1:
         torch.set_num_threads(1)
@@ -270,12 +276,14 @@ def make_seed(args: argparse.Namespace, seed: int) -> None:
         out = args.out / f"{args.task}, {name}, {seed}.json".replace("/", "-")
         if out.exists():
             found = json.loads(out.read_text())
-        elif name == UNFROZEN and same is not None:
+        elif name == UNFROZEN and same is not None and seed != args.proof_seed:
             found = {**same, "log": []}
         else:
             found = made(args, name, seed)
-        if is_unfrozen(found):
-            same = found
+        if name == UNFROZEN and same is not None:
+            check_equal(found, same)
+        elif is_unfrozen(found):
+            same = {**found, "same_as": name}
         half = out.with_suffix(".half")
         half.write_text(json.dumps(found))
         os.replace(half, out)
@@ -286,6 +294,20 @@ def make_seed(args: argparse.Namespace, seed: int) -> None:
 def is_unfrozen(found: Mapping[str, Any]) -> bool:
     """Tell whether a run did nothing that an unfrozen one would not do."""
     return not any(found["frozen"]) and not found["evaluations"]
+
+
+def check_equal(unfrozen: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Check that a run which froze nothing is the unfrozen one.
+
+    Raises:
+        RuntimeError: it is not.
+    """
+    for name in ("losses", "score", "work"):
+        if unfrozen[name] != other[name]:
+            raise RuntimeError(
+                f"{other['same_as']} that froze nothing: expected the unfrozen run's "
+                f"{name}, {unfrozen[name]}, got {other[name]}"
+            )
 
 
 def made(args: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:

@@ -125,6 +125,7 @@ class WorkerPool::Worker {
     changed_.notify_one();
     if (thread_.joinable()) {
       thread_.join();
+      id_.store({}, std::memory_order_release);  // another thread may get it
     }
   }
 
@@ -143,11 +144,12 @@ class WorkerPool::Worker {
   }
 
   bool is_current() const noexcept {
-    return thread_.get_id() == std::this_thread::get_id();
+    return id_.load(std::memory_order_acquire) == std::this_thread::get_id();
   }
 
  private:
   void main(const WorkerPool::ThreadHooks& hooks) noexcept {
+    id_.store(std::this_thread::get_id(), std::memory_order_release);
     hooks.start();
     {
       const std::lock_guard lock(mutex_);
@@ -196,7 +198,8 @@ class WorkerPool::Worker {
   std::atomic<int> num_queued_{0};
   bool started_ = false;
   bool stopping_ = false;
-  std::thread thread_;  // last: starts when the rest is there
+  std::atomic<std::thread::id> id_{};  // read while another thread joins
+  std::thread thread_;                 // last: starts when the rest is there
 };
 
 struct WorkerPool::State {

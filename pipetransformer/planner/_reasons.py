@@ -128,7 +128,7 @@ def _refusal(
     if refusal.cause == causes.BATCH:
         hint = "; fewer would fit (replicas auto, or max_replicas)"
         least = asked.min_microbatch_samples
-        rows = "a row" if least == 1 else f"{least} rows, as its layers need,"
+        rows = "a row" if least == 1 else f"{least} rows (batch norm, or as asked)"
         return (
             f"{k} does not fit: replicas x micro-batches: expected at least {rows} for "
             f"each at a global batch of {asked.global_batch}, got "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 MOST = 200_000
 """Cells, and phases, that a trace holds: the last so many."""
@@ -18,9 +19,18 @@ _KINDS = {
     "P": "frozen layers",
 }
 _STAGES = 10  # number of the first stage's lane, behind the process's
+_WORKERS = 1 << 20  # of the first worker's, behind those of all stages
+_SPARE = "P"
 
-Cell = tuple[str, int, int, int, int]
+Cell: TypeAlias = tuple[str, int, int, int, int]
 """Kind, stage, micro-batch, begin and end in ns of the monotonic clock."""
+
+
+def _lane(kind: str, stage: int) -> tuple[int, str]:
+    """Return the number and the name of the lane of a cell, or of spare work."""
+    if kind == _SPARE:  # a worker is that of its stage, but for serial pipelines
+        return _WORKERS + stage, f"bubbles of stage {stage}"
+    return _STAGES + stage, f"stage {stage}"
 
 
 class Timeline:
@@ -63,9 +73,8 @@ class Timeline:
 
     def _lanes(self) -> Iterator[dict[str, object]]:
         yield self._named("process_name", 0, {"name": f"rank {self._rank}"})
-        stages = sorted({stage for _, stage, *_ in self._cells})
-        lanes = [(0, "process"), *((_STAGES + k, f"stage {k}") for k in stages)]
-        for number, name in lanes:
+        lanes = {_lane(kind, stage) for kind, stage, *_ in self._cells}
+        for number, name in [(0, "process"), *sorted(lanes)]:
             yield self._named("thread_name", number, {"name": name})
             yield self._named("thread_sort_index", number, {"sort_index": number})
 
@@ -80,7 +89,7 @@ class Timeline:
             else:
                 yield self._mark(name, begin_ns)
         for kind, stage, microbatch, begin_ns, end_ns in self._cells:
-            lane, name = _STAGES + stage, f"{kind}{microbatch}"
+            (lane, _), name = _lane(kind, stage), f"{kind}{microbatch}"
             yield self._slice(lane, name, _KINDS[kind], begin_ns, end_ns)
 
     def _mark(self, text: str, at_ns: int) -> dict[str, object]:

@@ -37,6 +37,7 @@ AS_DEVICES = "PIPETRANSFORMER_SLOTS_AS_DEVICES"
 with a core of its own, and nothing to pay besides its layers."""
 
 _TELLING_NS = 15_000_000  # of a forward and backward: many turns of a busy core
+_KNOWN_NS = 50_000_000  # the same: the profile has then run it for 0.1 s or more
 _LONGEST_NS = 1_500_000_000  # the same: it is done four times before the first plan
 _ALLOCATED = 0.95  # of an accelerator's memory; the rest are gaps between blocks
 _CONTEXT_BYTES = 1 << 30  # of a process on an accelerator: its kernels and libraries
@@ -122,11 +123,11 @@ def _cores_together(run: Run, workload: Workload, profile: Profile) -> int:
 def _known_seconds(profile: Profile, rows: int) -> float | None:
     """Return what all layers take in a row, where the profile tells.
 
-    It was made to by runs of the largest micro-batch, of which it has seen but a few:
-    too few if they are short.
+    Its times are scaled to a few runs in a row of the largest micro-batch: too few to
+    compare with if they are short.
     """
     taken = sum(_times(profile, -1))
-    is_known = rows == profile.microbatch_samples[-1] and taken >= _TELLING_NS
+    is_known = rows == profile.microbatch_samples[-1] and taken >= _KNOWN_NS
     return taken / 1e9 if is_known else None
 
 

@@ -5,11 +5,15 @@ import json
 import math
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 import freezing
+from harness import provenance
+from harness.age import Age
 from harness.paired import non_inferiority
+from harness.provenance import Tree
 from training import freezing_worker
 
 
@@ -102,78 +106,128 @@ class Sitting:
     """The benchmark with a worker that makes the first so many seeds it is told."""
 
     def __init__(self, monkeypatch, tmp_path):
-        self.json, self.told, self.most = tmp_path / "figures.json", [], 9
-        self._folder = tmp_path / "runs"
-        self._folder.mkdir()
+        self.json, self.told, self.most, self.changed = tmp_path / "x.json", [], 9, {}
+        self._monkeypatch, self._root = monkeypatch, tmp_path
+        monkeypatch.setattr(freezing, "ROOT", tmp_path)
         monkeypatch.setattr(freezing, "run_child", self._work)
+        monkeypatch.setattr(freezing, "unpack_model", lambda folder: folder)
+        monkeypatch.setattr(
+            freezing,
+            "age",
+            lambda root, commit, paths: Age(self.changed.get(commit, 0)),
+        )
+        monkeypatch.setattr(freezing, "command", lambda: "one command")
+        monkeypatch.setattr(provenance, "command", lambda: "one command")
 
     def _work(self, line, **_):
         at = line.index("--seeds") + 1
         seeds = [int(each) for each in line[at : line.index("--model")]]
+        folder = Path(line[line.index("--out") + 1])
         self.told.append(seeds)
         for seed in seeds[: self.most]:
             for name in ("unfrozen", "cap 1-3"):
-                file = self._folder / f"xquad, {name}, {seed}.json"
-                file.write_text(json.dumps({"score": 50.0 + seed, "frozen": [0]}))
+                keys = dict.fromkeys(("evaluations", "held_out", "curve"), 0)
+                run = {"score": 50.0 + seed, "frozen": [0], "losses": [], "work": 2}
+                file = folder / f"xquad, {name}, {seed}.json"
+                file.write_text(json.dumps({**run, **keys}))
 
-    def take(self, commit, most, *options):
+    def take(self, commit, most, *options, seeds=6):
+        """Take a sitting; return its status, and seeds and commits in the file."""
         self.most = most
-        line = ["--tasks", "xquad", "--policies", "cap 1/3", "--seeds", "6"]
-        args = freezing.parse_args([*line, "--json", str(self.json), *options])
-        begun = freezing._begun(args)
-        found = freezing.made_runs(args, self._folder, self._folder, begun, commit)
-        self.json.write_text(json.dumps({"runs": found}))
-        return [
-            (run["seed"], run["commit"], run["score"])
-            for run in found["xquad"]["cap 1/3"]
-        ]
+        tree = Tree(commit, ())
+        for module in (freezing, provenance):
+            self._monkeypatch.setattr(module, "tree_of", lambda *_: tree)
+        line = ["--tasks", "xquad", "--policies", "cap 1/3", "--seeds", str(seeds)]
+        status = freezing.main([*line, "--json", str(self.json), *options])
+        content = json.loads(self.json.read_text())
+        self.commits, self.so_far = content["commits"], content["seeds_so_far"]
+        runs = content["runs"]["xquad"]["cap 1/3"]
+        return status, [(run["seed"], run["commit"]) for run in runs]
+
+
+IN_PARTS = ("--minutes", "60")
 
 
 def test_a_sitting_goes_on_where_the_one_before_has_stopped(monkeypatch, tmp_path):
     sitting = Sitting(monkeypatch, tmp_path)
-    in_parts = ("--minutes", "60")
-    first = sitting.take("a", 2, *in_parts)
-    assert first == [(0, "a", 50.0), (1, "a", 51.0)]
-    whole = sitting.take("b", 9, *in_parts)
-    assert [each[:2] for each in whole] == [*zip(range(6), "aabbbb", strict=True)]
-    assert sitting.take("c", 9, *in_parts) == whole
-    assert sitting.told == [[*range(6)], [2, 3, 4, 5]]
-    anew = sitting.take("c", 9)
-    assert {commit for _, commit, _ in anew} == {"c"}, "at once: one commit"
+    assert sitting.take("a", 1, *IN_PARTS) == (0, [(0, "a")]), "one is kept, too"
+    assert sitting.so_far == {"xquad": 1}
+    whole = sitting.take("b", 9, *IN_PARTS)
+    assert whole == (0, [*zip(range(6), "abbbbb", strict=True)])
+    assert sitting.commits == ["a", "b"]
+    written = sitting.json.stat().st_mtime_ns
+    assert sitting.take("c", 9, *IN_PARTS) == whole
+    assert sitting.json.stat().st_mtime_ns == written, "nothing new, no new commit"
+    assert sitting.told == [[*range(6)], [1, 2, 3, 4, 5]]
+    _, anew = sitting.take("c", 9)
+    assert {commit for _, commit in anew} == {"c"}, "at once: one commit"
 
 
-def test_seeds_that_have_not_all_their_runs_are_made_again():
+def test_seeds_of_before_a_change_of_what_decides_are_made_again(monkeypatch, tmp_path):
+    sitting = Sitting(monkeypatch, tmp_path)
+    sitting.take("a", 2, *IN_PARTS)
+    sitting.take("b", 2, *IN_PARTS)
+    sitting.changed = {"a": 3, "b": 0}
+    _, seeds = sitting.take("c", 9, *IN_PARTS)
+    assert seeds == [*zip(range(6), "ccbbcc", strict=True)]
+
+
+def test_other_commands_and_seeds_that_are_not_asked_for_stay_out(
+    monkeypatch, tmp_path
+):
+    sitting = Sitting(monkeypatch, tmp_path)
+    sitting.take("a", 9, *IN_PARTS)
+    _, seeds = sitting.take("b", 9, *IN_PARTS, "--first-seed", "4")
+    assert [seed for seed, _ in seeds] == [4, 5, 6, 7, 8, 9]
+    assert [commit for _, commit in seeds] == [*"aabbbb"]
+    monkeypatch.setattr(freezing, "command", lambda: "another command")
+    _, seeds = sitting.take("c", 9, *IN_PARTS)
+    assert {commit for _, commit in seeds} == {"c"}
+
+
+def test_a_tree_that_changes_within_a_sitting_leaves_no_figures(
+    monkeypatch, tmp_path, capsys
+):
+    sitting = Sitting(monkeypatch, tmp_path)
+    sitting.take("a", 2, *IN_PARTS)
+    before = sitting.json.read_text()
+    work = sitting._work
+
+    def moved(line, **_):
+        work(line)
+        monkeypatch.setattr(freezing, "tree_of", lambda *_: Tree("z", ()))
+
+    monkeypatch.setattr(freezing, "run_child", moved)
+    assert sitting.take("b", 9, *IN_PARTS)[0] == 1
+    assert "the tree was changed meanwhile" in capsys.readouterr().err
+    assert sitting.json.read_text() == before
+    monkeypatch.setattr(freezing, "begin", lambda: begun(Tree("b", ("x.py",))))
+    assert freezing.main(["--tasks", "xquad", *IN_PARTS]) == 1
+    assert "expected a tree as committed" in capsys.readouterr().err
+
+
+def begun(tree):
+    return provenance.Start(tree, 0.0, 0.0, 0.0)
+
+
+def test_seeds_that_have_not_all_their_runs_are_made_again(monkeypatch):
     def run(seed, commit="a"):
         return {"seed": seed, "commit": commit}
 
+    monkeypatch.setattr(freezing, "age", lambda *_: Age(0))
     runs = {
-        "unfrozen": [run(0), run(1), run(2)],
-        "guarded": [run(0), run(2, "b")],
+        "unfrozen": [run(0), run(1), run(2), {"score": 1.0}],
+        "guarded": [run(0), run(2, "b"), {"score": 1.0}],
     }
     found = freezing.whole_seeds(runs, ["unfrozen", "guarded"])
     assert found == {0: [run(0), run(0)]}, "1 lacks a run, 2 is of two commits"
     assert freezing.whole_seeds({}, ["unfrozen"]) == {}
 
 
-def test_one_seed_tells_no_spread(monkeypatch, tmp_path, capsys):
-    sitting = Sitting(monkeypatch, tmp_path)
-    sitting.most = 1
-    line = ["--tasks", "xquad", "--policies", "cap 1/3", "--minutes", "1"]
-    monkeypatch.setattr(freezing, "unpack_model", lambda folder: folder)
-    monkeypatch.setattr(
-        freezing,
-        "_file_of",
-        lambda _, task, name, seed: (
-            sitting._folder / f"{task}, {name}, {seed}.json".replace("/", "-")
-        ),
-    )
-    assert freezing.main(line) == 1
-    assert "xquad: expected two seeds or more, got 1" in capsys.readouterr().err
-
-
 def worker_args(tmp_path, **changed):
     policies = ["unfrozen", "cap 1/3", "guarded"]
-    return argparse.Namespace(task="xquad", policies=policies, out=tmp_path, **changed)
+    settings = {"task": "xquad", "out": tmp_path, "proof_seed": None, **changed}
+    return argparse.Namespace(policies=policies, **settings)
 
 
 def scores_of(tmp_path):
@@ -201,8 +255,10 @@ def test_a_policy_that_froze_nothing_has_made_the_unfrozen_run(
         guarded = name == "guarded"
         return {
             "score": len(made),
-            "frozen": frozen if guarded else [4],
+            "frozen": frozen if guarded else [4 if name != "unfrozen" else 0],
             "evaluations": evaluations,
+            "losses": [],
+            "work": 1,
         }
 
     monkeypatch.setattr(freezing_worker, "made", make)
@@ -210,6 +266,48 @@ def test_a_policy_that_froze_nothing_has_made_the_unfrozen_run(
     assert scores_of(tmp_path) == wanted
     freezing_worker.make_seed(worker_args(tmp_path), 5)
     assert len(made) == wanted["unfrozen"], "what is there is not made again"
+
+
+@pytest.mark.parametrize("differs", [None, "losses", "score", "work"])
+def test_one_seed_proves_that_freezing_nothing_is_the_unfrozen_run(
+    differs, monkeypatch, tmp_path
+):
+    def make(args, name, seed):
+        own = {"score": 50.0, "losses": [1.0], "work": 9, "evaluations": 0}
+        if name == "unfrozen" and differs is not None:
+            own[differs] = 7
+        return {**own, "frozen": [4 if name == "cap 1/3" else 0]}
+
+    monkeypatch.setattr(freezing_worker, "made", make)
+    freezing_worker.make_seed(worker_args(tmp_path, proof_seed=4), 5)
+    told = json.loads((tmp_path / "xquad, unfrozen, 5.json").read_text())
+    assert told["same_as"] == "guarded"
+    args = worker_args(tmp_path, proof_seed=4)
+    if differs is None:
+        freezing_worker.make_seed(args, 4)
+        told = json.loads((tmp_path / "xquad, unfrozen, 4.json").read_text())
+        assert "same_as" not in told
+    else:
+        with pytest.raises(RuntimeError, match=f"the unfrozen run's {differs}"):
+            freezing_worker.make_seed(args, 4)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_seed_that_fails_ends_the_sitting(jobs, monkeypatch, tmp_path):
+    begun = []
+
+    def make(*given):
+        begun.append(given[-1])
+        raise OSError("no more room")
+
+    monkeypatch.setattr(freezing_worker, "make_seed", make)
+    monkeypatch.setattr(freezing_worker, "_make_alone", make)
+    line = ["worker", "--task", "xquad", "--policies", "unfrozen", "--out", "x"]
+    seeds = ["--seeds", *map(str, range(50))]
+    monkeypatch.setattr(sys, "argv", [*line, "--jobs", str(jobs), *seeds])
+    with pytest.raises(OSError, match="no more room"):
+        freezing_worker.main()
+    assert len(begun) <= jobs
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -224,7 +322,7 @@ def test_no_seed_is_begun_when_the_time_is_over(jobs, monkeypatch, tmp_path):
     monkeypatch.setattr(freezing_worker, "_make_alone", make)
     line = ["worker", "--task", "xquad", "--policies", "unfrozen", "--out", "x"]
     line += ["--jobs", str(jobs), "--seeds", *map(str, range(400))]
-    monkeypatch.setattr(sys, "argv", line + ["--minutes", str(0.2 / 60)])
+    monkeypatch.setattr(sys, "argv", line + ["--minutes", str(2 / 60)])
     freezing_worker.main()
     assert begun and len(begun) < 400
     assert sorted(begun) == [*range(len(begun))]

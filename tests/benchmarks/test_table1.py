@@ -2,8 +2,10 @@
 
 import argparse
 import math
+import os
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 
 import pipetransformer as pt
 import table1_speedup
-from harness.common import Sample, Series
+from harness.common import RunFailed, Sample, Series
 from harness.paired import non_inferiority
 from pipetransformer import planner
 from pipetransformer.planner import Cluster, InfeasiblePlan, search
@@ -21,7 +23,6 @@ from table1_speedup import (
     Setting,
     at_fault,
     capped,
-    keep_profile,
 )
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.ranks import run_ranks
@@ -302,27 +303,50 @@ def test_a_profile_is_kept_only_for_the_system_that_looks_for_it(tmp_path):
     assert looks == {KEPT}
 
 
-def test_the_runs_that_count_find_the_profile_of_one_before(monkeypatch, tmp_path):
-    (tmp_path / "profiles").mkdir()
-    (tmp_path / "profiles" / "of another day.json").touch()
+def kept_run(monkeypatch, tmp_path, *, writes_anew=False):
+    """Run FULL and KEPT for two seeds and two settings; return the jobs."""
     jobs = []
-    monkeypatch.setattr(
-        table1_speedup, "run_job", lambda job, *_: jobs.append(job) or result(1, 20, 0)
-    )
-    args = argparse.Namespace(
-        out=tmp_path, systems=[FULL, KEPT], slots=2, seeds=[0], epochs=9, alpha=0.5
-    )
-    keep_profile(args)
-    assert not (tmp_path / "profiles").exists(), "what was kept before is measured anew"
-    runner = Runner(args, [Setting("no-cap", None, (FULL, KEPT))], None)
-    for title in runner.titles:
-        runner(title, 0)
-    place = f"--profiles={tmp_path / 'profiles'}"
-    assert [(job.system, place in job.flags) for job in jobs] == [
-        (KEPT, True),
-        (FULL, False),
-        (KEPT, True),
-    ]
+
+    def run(job, *_):
+        jobs.append(job)
+        (place,) = [f for f in job.flags if f.startswith("--profiles=")] or [None]
+        if place is not None:
+            folder = Path(place.removeprefix("--profiles="))
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / "profile-1.json"
+            if writes_anew or not file.exists():
+                file.write_text("{}")
+                os.utime(file, ns=(0, len(jobs)))
+        return result(1, 20, job.seed)
+
+    monkeypatch.setattr(table1_speedup, "run_job", run)
+    args = argparse.Namespace(out=tmp_path, slots=2, seeds=[3, 4], epochs=9, alpha=0.5)
+    systems = (FULL, KEPT)
+    settings = [Setting("no-cap", None, systems), Setting("cap", 99, systems)]
+    runner = Runner(args, settings, None)
+    for turn in (0, 1):
+        for title in runner.titles:
+            runner(title, turn)
+    return jobs
+
+
+def test_a_round_keeps_a_profile_once_and_its_runs_are_told_where(
+    monkeypatch, tmp_path
+):
+    jobs = kept_run(monkeypatch, tmp_path)
+    for seed in (3, 4):
+        of_seed = [job for job in jobs if job.seed == seed]
+        names = [job.system for job in of_seed]
+        assert names == [FULL, KEPT, KEPT, FULL, KEPT]
+        place = f"--profiles={(tmp_path / 'profiles' / str(seed)).resolve()}"
+        assert [place in job.flags for job in of_seed] == [n == KEPT for n in names]
+        first = next(job for job in of_seed if job.system == KEPT)
+        assert "--epochs=1" in first.flags
+
+
+def test_a_run_that_measures_anew_has_failed(monkeypatch, tmp_path):
+    with pytest.raises(RunFailed, match="expected it to find the kept profile"):
+        kept_run(monkeypatch, tmp_path, writes_anew=True)
 
 
 def test_one_process_of_many_threads_bounds_nothing():

@@ -102,7 +102,8 @@ def test_short_runs_are_averaged_over_turns_of_the_scheduler():
         return bool(run.plane.keys)
 
     found = measure_cores(run, make, ROWS, None, 0)
-    assert found == pytest.approx(2000, rel=0.04), "twice as slow, four slots"
+    # Twice as slow, four slots; the last turn may not be a whole one.
+    assert found == pytest.approx(2000, rel=0.08)
     assert 50 < len(made) < 200, "0.2 s each"
 
 
@@ -203,9 +204,9 @@ def test_slots_work_on_what_a_step_gives_them_and_can_be_timed(each, share, rows
 @pytest.mark.parametrize(
     ("each", "rows", "seconds"),
     [
-        (3, 16, 0.016),  # what the profile's layers take in a row
-        (3, 4, None),  # they were run so with the largest micro-batch
-        (2, 16, None),  # too short for the few runs of the profile
+        (12, 16, 0.064),  # what the profile's layers take in a row
+        (12, 4, None),  # they were run so with the largest micro-batch
+        (9, 16, None),  # too short for the few runs of the profile
     ],
 )
 def test_what_layers_take_alone_is_not_measured_twice(each, rows, seconds):

@@ -3,6 +3,7 @@
 import json
 import stat
 import threading
+import time
 
 import pytest
 import torch
@@ -129,6 +130,44 @@ def test_parts_of_spare_work_are_noted_on_their_worker():
             assert end <= begin, "an item is with one worker at a time"
 
 
+def test_parts_and_cells_of_a_stage_do_not_overlap():
+    class Slow(nn.Module):
+        def forward(self, x):
+            time.sleep(0.002)
+            return x
+
+    begun = threading.Event()
+
+    def part(item):
+        begun.set()
+        time.sleep(0.0005)
+        return not done
+
+    model = nn.Sequential(nn.Linear(4, 4), Slow(), nn.Linear(4, 4), Slow())
+    done = []
+    with Workers(2) as workers:
+        pipe = Pipe.from_plan(
+            model,
+            cuts=[0, 2, 4],
+            num_microbatches=3,
+            workers=workers,
+            dispatch="threads",
+        )
+        trace_cells(1000)
+        handle = workers.spare(part, range(2))
+        assert begun.wait(60)
+        pipe(torch.randn(12, 4)).sum().backward()
+        done.append(True)
+        handle.wait()
+        cells, _ = take_cells()
+    kinds = {kind for kind, *_ in cells}
+    assert kinds == {"F", "B", "P"}
+    for stage in (0, 1):
+        spans = sorted((begin, end) for _, s, _, begin, end in cells if s == stage)
+        for (_, end), (begin, _) in zip(spans, spans[1:], strict=False):
+            assert end <= begin, "a worker does one thing at a time"
+
+
 def test_frozen_layers_that_fill_bubbles_are_in_the_timeline(tmp_path):
     settings = config(
         trace=str(tmp_path),
@@ -146,7 +185,8 @@ def test_frozen_layers_that_fill_bubbles_are_in_the_timeline(tmp_path):
     assert [e["name"] for e in filling].count("P2") >= 2 * 2
     assert {e["name"] for e in filling} == {"P0", "P1", "P2"}
     lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert {lanes[e["tid"]] for e in filling} <= {"stage 0", "stage 1"}
+    named = {lanes[e["tid"]] for e in filling}
+    assert named and named <= {"bubbles of stage 0", "bubbles of stage 1"}
 
 
 def test_a_cell_that_fails_is_noted_too():

@@ -209,7 +209,7 @@ def test_infeasible_batch_names_replicas_and_microbatches():
     )
     with pytest.raises(InfeasiblePlan, match=text.format("a row") + "4 x 1; fewer "):
         find(global_batch=3, num_stages=1, replicas="all")
-    rows = "4 rows, as its layers need,"
+    rows = r"4 rows \(batch norm, or as asked\)"
     with pytest.raises(InfeasiblePlan, match=text.format(rows) + "1 x 1$"):
         find(global_batch=3, num_stages=1, min_microbatch_samples=4)
     assert find(global_batch=3, num_stages=1).num_replicas == 2

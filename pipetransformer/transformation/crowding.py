@@ -1,8 +1,8 @@
 """How much the slots of a host slow each other, measured with all of them busy.
 
-Slots share cores, memory and caches. The lead knows what its layers take alone, and
-times them again while every other rank of its node runs them, too. Ranks of other nodes
-are left alone: theirs are taken to be like the lead's.
+Slots share cores, memory and caches. The lead times its layers alone, unless it knows
+that from their profile, and then while every other rank of its node runs them, too.
+Ranks of other nodes are left alone: theirs are taken to be like the lead's.
 """
 
 from __future__ import annotations

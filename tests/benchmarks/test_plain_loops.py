@@ -36,6 +36,7 @@ def arguments(**changes):
         "alpha": 1 / 3,
         "microbatches": None,
         "slot_memory": None,
+        "profiles": None,
         "baseline_pipe": None,
     }
     return argparse.Namespace(**{**options, **changes})

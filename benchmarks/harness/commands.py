@@ -151,7 +151,7 @@ _ALL = (
         # first shows all policies on digits, the third on text, the last has the seeds
         # that a margin of 0.3 points needs, none of which the stake was chosen with.
         for name, options in (
-            ("freezing", ("--seeds", "4")),
+            ("freezing", ("--seeds", "4", "--jobs", "2")),
             ("freezing_plasticity", ("--policies", "plasticity", "--seeds", "4")),
             (
                 "freezing_text",
@@ -196,7 +196,7 @@ _ALL = (
                 (
                     *("--tasks", "digits", "digits 50 %", "sst2 1024"),
                     *("--policies", "cap 1/3", "gradient", "guarded"),
-                    *("--seeds", "4", "--curves"),
+                    *("--seeds", "4", "--curves", "--jobs", "2"),
                 ),
             ),
             (

@@ -70,6 +70,8 @@ DECIDES = (
     "pipetransformer/autofreeze",
     "csrc/autofreeze",
     "benchmarks/training/freezing_worker.py",
+    "benchmarks/training/text_worker.py",
+    "benchmarks/training/work.py",
     "examples/text_classification.py",
     "examples/vit_digits.py",
 )

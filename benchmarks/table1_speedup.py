@@ -40,7 +40,6 @@ from training.systems import (
     ANY_SCHEDULE,
     CACHED_DDP,
     FULL,
-    KEPT,
     REFERENCE,
     STATIC_PIPE,
     SYSTEMS,
@@ -233,14 +232,25 @@ class Runner:
         """
         return sorted(self._runs, key=lambda title: self._runs[title][1] == AGAIN)
 
-    def _keep_profile(self, folder: Path, seed: int) -> dict[str, int]:
-        """Run once the system that keeps a profile; return what it has left."""
-        flags = ("--epochs=1", f"--profiles={folder}")
-        job = Job(KEPT, self._args.slots, seed, flags)
-        run_job(job, self._args.out, f"first-of-kept-{seed}")
-        if not (kept := _files(folder)):
-            raise RunFailed(f"{folder}: expected a profile, got none")
-        return kept
+    def _run(self, job: Job, where: str) -> Result:
+        """Run a job; one that keeps a profile must find that of its round.
+
+        Raises:
+            RunFailed: it failed, or measured anew.
+        """
+        out = self._args.out
+        if not SYSTEMS[job.system].keeps_profile:
+            return run_job(job, out, where)
+        folder = Path(out / "profiles" / str(job.seed)).resolve()
+        job = replace(job, flags=(*job.flags, f"--profiles={folder}"))
+        if not _files(folder):
+            first = replace(job, flags=("--epochs=1", *job.flags[-1:]))
+            run_job(first, out, f"first-of-kept-{job.seed}")
+        kept = _files(folder)
+        result = run_job(job, out, where)
+        if not kept or _files(folder) != kept:
+            raise RunFailed(f"expected it to find a profile in {folder}, got a new one")
+        return result
 
     def __call__(self, title: str, turn: int) -> Result:
         """Run one system once.
@@ -251,20 +261,13 @@ class Runner:
         args, baseline = self._args, None
         setting, name = self._runs[title]
         flags = [f"--epochs={args.epochs}", f"--alpha={args.alpha}", *setting.flags()]
-        kept = {}
-        if SYSTEMS[name].keeps_profile:
-            folder = _profiles(args, args.seeds[turn])
-            kept = _files(folder) or self._keep_profile(folder, args.seeds[turn])
-            flags.append(f"--profiles={folder}")
         if name in (STATIC_PIPE, AGAIN):
             flags.append(f"--microbatches={self._microbatches}")
             baseline = args.baseline_pipe
         job = Job(name, args.slots, args.seeds[turn], tuple(flags), baseline)
         where = f"{title}-{turn}".replace("+", "-").replace(" ", "-")
         try:
-            result = run_job(job, args.out, where)
-            if kept and _files(_profiles(args, job.seed)) != kept:
-                raise RunFailed("expected it to find the kept profile, got a new one")
+            result = self._run(job, where)
         except RunFailed as failure:
             print(f"{where}: {failure}", file=sys.stderr, flush=True)
             raise
@@ -272,11 +275,6 @@ class Runner:
         told = ", ".join(f"{key} {value:.2f}" for key, value in result.metrics.items())
         print(f"{where} (seed {job.seed}): {told}", flush=True)
         return result
-
-
-def _profiles(args: argparse.Namespace, seed: int) -> Path:
-    """Return where the profile of a round is kept: each one draws its own."""
-    return Path(args.out / "profiles" / str(seed)).resolve()
 
 
 def _files(folder: Path) -> dict[str, int]:

@@ -345,7 +345,7 @@ def test_a_round_keeps_a_profile_once_and_its_runs_are_told_where(
 
 
 def test_a_run_that_measures_anew_has_failed(monkeypatch, tmp_path):
-    with pytest.raises(RunFailed, match="expected it to find the kept profile"):
+    with pytest.raises(RunFailed, match="expected it to find a profile"):
         kept_run(monkeypatch, tmp_path, writes_anew=True)
 
 

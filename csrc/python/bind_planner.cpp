@@ -106,7 +106,8 @@ void bind_request(py::module_& m) {
       .def_readwrite("boundary", &Workload::boundary)
       .def_readwrite("checkpoint", &Workload::checkpoint)
       .def_readwrite("copies", &Workload::copies)
-      .def_readwrite("num_samples", &Workload::num_samples);
+      .def_readwrite("num_samples", &Workload::num_samples)
+      .def_readwrite("accumulation_steps", &Workload::accumulation_steps);
   py::class_<Choice>(m, "Choice")
       .def(
           py::init<
@@ -210,6 +211,7 @@ void bind_costs(py::module_& m) {
       .def_readwrite("cache_read_ns", &StepCosts::cache_read_ns)
       .def_readwrite("cache_wait_ns", &StepCosts::cache_wait_ns)
       .def_readwrite("process_ns", &StepCosts::process_ns)
+      .def_readwrite("accumulation_steps", &StepCosts::accumulation_steps)
       .def_readwrite("cores_permille", &StepCosts::cores_permille)
       .def_readwrite("replicas_per_node", &StepCosts::replicas_per_node);
 }

@@ -110,6 +110,7 @@ std::optional<std::tuple<int64_t, Cuts, bool>> best(
     const Columns& cut_costs,
     const Columns& hiding_cut_costs,
     const std::optional<std::pair<Columns, Columns>>& exposure,
+    int64_t accumulation_steps,
     const RuleRows& rules,
     int64_t num_stages,
     std::optional<int64_t> cutoff) {
@@ -122,6 +123,7 @@ std::optional<std::tuple<int64_t, Cuts, bool>> best(
   objective.repeats = repeats;
   objective.cut_ns = cut_costs;
   objective.hiding_cut_ns = hiding_cut_costs;
+  objective.accumulation_steps = accumulation_steps;
   if (exposure) {
     objective.exposed_ns = [reduced = SpanCost(exposure->first),
                             slack = exposure->second](
@@ -183,6 +185,7 @@ void bind_planner_solvers(py::module_& m) {
       py::arg("cut_costs"),
       py::arg("hiding_cut_costs"),
       py::arg("exposure"),
+      py::arg("accumulation_steps"),
       py::arg("rules"),
       py::arg("num_stages"),
       py::arg("cutoff"),

@@ -58,6 +58,7 @@ void bind_results(py::module_& m) {
       .def_readonly("bubble_fraction", &PipelineResult::bubble_fraction);
   py::class_<StepResult>(m, "StepResult")
       .def_readonly("step_ns", &StepResult::step_ns)
+      .def_readonly("last_step_ns", &StepResult::last_step_ns)
       .def_readonly("exposed_all_reduce_ns", &StepResult::exposed_all_reduce_ns)
       .def_readonly("pipelines", &StepResult::pipelines)
       .def_readonly("timeline", &StepResult::timeline);

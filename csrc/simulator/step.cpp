@@ -161,6 +161,31 @@ class Measured {
   int64_t all_reduce_end_ns_ = 0;
 };
 
+StepResult play(
+    const StepCosts& costs,
+    const Schedule& schedule,
+    const std::vector<Permille>& replicas,
+    const StepOptions& options) {
+  const StepTasks tasks = tasks_of_step(costs, schedule, replicas, options);
+  Replay times = replay(tasks.graph, tasks.fill);
+  share_cores(times, tasks, sharing_of(costs, replicas.size()));
+  StepResult result = Measured(costs, schedule, tasks, times).take();
+  if (options.keep_timeline) {
+    result.timeline = timeline_of(tasks, times);
+  }
+  return result;
+}
+
+// A batch before the last of those that share an optimizer step.
+StepCosts without_all_reduce(const StepCosts& costs) {
+  StepCosts other = costs;
+  for (planner::StageCosts& stage : other.stages) {
+    stage.all_reduce_ns = 0;
+    stage.network_all_reduce_ns = 0;
+  }
+  return other;
+}
+
 }  // namespace
 
 Schedule schedule_of(const StepCosts& costs) {
@@ -203,12 +228,16 @@ StepResult simulate_lists(
     const StepOptions& options) {
   check(costs, replicas, options);
   check_lists(costs, schedule);
-  const StepTasks tasks = tasks_of_step(costs, schedule, replicas, options);
-  Replay times = replay(tasks.graph, tasks.fill);
-  share_cores(times, tasks, sharing_of(costs, replicas.size()));
-  StepResult result = Measured(costs, schedule, tasks, times).take();
-  if (options.keep_timeline) {
-    result.timeline = timeline_of(tasks, times);
+  StepResult result = play(costs, schedule, replicas, options);
+  result.last_step_ns = result.step_ns;
+  if (costs.accumulation_steps > 1) {
+    StepOptions of_others = options;
+    of_others.keep_timeline = false;
+    of_others.optimizer_ns.clear();
+    const int64_t other_ns =
+        play(without_all_reduce(costs), schedule, replicas, of_others).step_ns;
+    result.step_ns =
+        other_ns + (result.step_ns - other_ns) / costs.accumulation_steps;
   }
   return result;
 }

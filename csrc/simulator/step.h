@@ -37,8 +37,11 @@ struct PipelineResult {
   double bubble_fraction = 0;
 };
 
+// Of batches that share an optimizer step all but `step_ns` is of the last one,
+// whose gradients are reduced.
 struct StepResult {
-  int64_t step_ns = 0;
+  int64_t step_ns = 0;  // mean of those batches
+  int64_t last_step_ns = 0;
   int64_t exposed_all_reduce_ns = 0;      // after the last operation
   std::vector<PipelineResult> pipelines;  // by replica
   std::vector<Event> timeline;  // by begin; empty unless it is to be kept

@@ -137,6 +137,9 @@ void check_prefix(const StepCosts& costs) {
   check_ns(costs.cache_read_ns, "cache_read_ns");
   check_ns(costs.cache_wait_ns, "cache_wait_ns");
   check_ns(costs.process_ns, "process_ns");
+  if (costs.accumulation_steps < 1) {
+    refuse("accumulation_steps", "at least 1", costs.accumulation_steps);
+  }
 }
 
 void check_sharing(const StepCosts& costs) {

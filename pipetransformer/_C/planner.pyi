@@ -104,6 +104,7 @@ class Workload:
     checkpoint: Checkpoint
     copies: CopyModel
     num_samples: int | None
+    accumulation_steps: int
     def __init__(self) -> None: ...
 
 class Choice:
@@ -231,6 +232,7 @@ def best_cuts(
     cut_costs: list[int],
     hiding_cut_costs: list[int],
     exposure: tuple[list[int], list[int]] | None,
+    accumulation_steps: int,
     rules: _Rules,
     num_stages: int,
     cutoff: int | None,
@@ -457,6 +459,7 @@ class StepCosts:
     cache_read_ns: int
     cache_wait_ns: int
     process_ns: int
+    accumulation_steps: int
     cores_permille: int
     replicas_per_node: int
     def __init__(self) -> None: ...

@@ -52,7 +52,14 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
         required=True,
         type=arguments.count,
         metavar="N",
-        help="rows of a step over all replicas",
+        help="rows of a batch over all replicas",
+    )
+    add(
+        "--accumulation-steps",
+        type=arguments.count,
+        metavar="N",
+        help="batches that share an optimizer step, of which the last one's gradients "
+        "are reduced (default 1, or as --current); times are of one batch, the mean",
     )
     add(
         "--frozen",
@@ -86,7 +93,7 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
         choices=(*_SCHEDULES, "auto"),
         default="auto",
         help="order of the cells (default auto: the fastest; Pipe(loss=...) runs all "
-        "three, the engine gpipe alone)",
+        "three, the engine that of PipeConfig.schedule)",
     )
     add(
         "--checkpoint",
@@ -107,7 +114,7 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
         type=arguments.index,
         default=_REMAINING_STEPS,
         metavar="S",
-        help="steps left to gain from a change of --current "
+        help="steps, of one batch each, left to gain from a change of --current "
         f"(default {_REMAINING_STEPS})",
     )
     add(
@@ -144,6 +151,10 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
     from pipetransformer import planner
 
     schedules = _SCHEDULES if parsed.schedule == "auto" else (parsed.schedule,)
+    current = None if parsed.current is None else files.read_plan(parsed.current)
+    shared = parsed.accumulation_steps
+    if shared is None:
+        shared = 1 if current is None else current.accumulation_steps
     options = planner.SearchOptions(
         global_batch=parsed.global_batch,
         num_stages=parsed.num_stages,
@@ -154,10 +165,10 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
         schedules=schedules,
         cache_tiers=_cache_tiers(cluster, parsed.frozen, parsed.num_samples),
         num_samples=parsed.num_samples,
+        accumulation_steps=shared,
     )
-    if parsed.current is None:
+    if current is None:
         return planner.search(profile, cluster, options, boundary=parsed.frozen)
-    current = files.read_plan(parsed.current)
     if current.cuts[-1] != len(profile.layers):
         raise ValueError(
             f"{parsed.current}: expected a plan of {len(profile.layers)} layers (the "

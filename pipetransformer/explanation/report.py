@@ -253,7 +253,13 @@ def headline(plan: Plan) -> Section:
         f"{plan.global_batch} rows a step, at most {plan.samples_per_microbatch} a "
         f"micro-batch; checkpoint {plan.checkpoint}; {frozen}"
     )
-    return Section("", (name, *step, rows))
+    shared: tuple[str, ...] = ()
+    if plan.accumulation_steps > 1:
+        shared = (
+            f"{plan.accumulation_steps} batches share an optimizer step and its "
+            "all-reduce; a step here is one batch, the mean of them",
+        )
+    return Section("", (name, *step, rows, *shared))
 
 
 def inputs(explanation: Explanation) -> Section:
@@ -426,7 +432,11 @@ def idle(plan: Plan) -> Section:
 
 def simulated(plan: Plan, run: Simulation, notes: tuple[str, ...]) -> Section:
     """What the simulator measured, one row per stage."""
-    step = f"simulated: step {milliseconds(run.step_ns)}, bubble "
+    step = f"simulated: step {milliseconds(run.step_ns)}, "
+    if plan.accumulation_steps > 1:
+        step += f"that of the last of {plan.accumulation_steps} batches, which reduces "
+        step += f"gradients, {milliseconds(run.last_step_ns)}, of which: "
+    step += "bubble "
     step += f"{percent(run.bubble_fraction)}, exposed all-reduce "
     step += milliseconds(run.exposed_all_reduce_ns)
     lines = [f"plan {hash_text(plan.plan_hash)}: {plan.describe()}, {plan.schedule}"]
@@ -437,7 +447,7 @@ def simulated(plan: Plan, run: Simulation, notes: tuple[str, ...]) -> Section:
         (
             str(stage),
             bare_milliseconds(busy),
-            percent(busy / run.step_ns if run.step_ns else 0.0),
+            percent(busy / run.last_step_ns if run.last_step_ns else 0.0),
             bare_megabytes(peak),
         )
         for stage, (busy, peak) in enumerate(

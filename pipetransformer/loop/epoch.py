@@ -211,9 +211,10 @@ class PassLoop:
     def _learn(self, record: EpochRecord) -> None:
         """Take in what steps took, for the plans to come."""
         run, inputs = self._run, self._run.inputs
-        plan = run.in_force.plan
+        plan, workload = run.in_force.plan, inputs.workload
         if plan is None or inputs.profile is None or inputs.cluster is None:
             return
+        each = run.config.accumulation_steps
         last = record.segments[-1]
         run.costs.learner.observe(
             last,
@@ -221,5 +222,6 @@ class PassLoop:
             inputs.profile,
             inputs.cluster,
             run.costs.steps,
-            last.optimizer_steps * run.config.accumulation_steps,
+            last.optimizer_steps
+            * (workload.batches_per_step(each) if workload else each),
         )

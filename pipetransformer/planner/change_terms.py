@@ -16,8 +16,8 @@ class ChangeTerms:
     """What `replan` prices a change by; it takes them one by one as well.
 
     Args:
-        remaining_steps: optimizer steps until the boundary changes again if that is
-            known, else until the end.
+        remaining_steps: steps, as plans count them, until the boundary changes again
+            if that is known, else until the end.
         pace: wall time of steps so far over their simulated time: pauses are wall
             time, so what a step saves is multiplied by it; thousandths count.
         pauses: what changes have taken so far; the default predicts all of it.

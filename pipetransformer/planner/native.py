@@ -55,6 +55,7 @@ def workload(asked: SearchOptions | Plan, boundary: int) -> _C.planner.Workload:
     native.checkpoint = _CHECKPOINTS[asked.checkpoint]
     native.copies = _COPIES[asked.copies]
     native.num_samples = asked.num_samples
+    native.accumulation_steps = asked.accumulation_steps
     return native
 
 

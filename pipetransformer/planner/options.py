@@ -37,7 +37,7 @@ class SearchOptions:
     `search` checks in addition what depends on profile, cluster or boundary.
 
     Args:
-        global_batch: rows of a step over all replicas; constant, so the number of
+        global_batch: rows of a batch over all replicas; constant, so the number of
             optimizer steps does not depend on the plan.
         num_stages: forces K.
         max_replicas: limits R, which is at most nodes * floor(devices per node / K).
@@ -63,6 +63,9 @@ class SearchOptions:
         copies: ``"overlapped"`` (copies between stages run alongside their compute) or
             ``"serial"`` (a copy keeps both devices busy).
         min_microbatch_samples: least rows of a micro-batch; 2 for batch norm.
+        accumulation_steps: batches of `global_batch` rows that share an optimizer
+            step. What is planned, and called a step here, is a batch: the mean of
+            them, of which the last one's gradients are reduced.
 
     Raises:
         TypeError: a count or a cut is no integer.
@@ -83,6 +86,7 @@ class SearchOptions:
     num_samples: int | None = None
     copies: str = "overlapped"
     min_microbatch_samples: int = 1
+    accumulation_steps: int = 1
 
     def __post_init__(self) -> None:
         """Check numbers and names, and keep sequences as tuples."""
@@ -117,6 +121,7 @@ class SearchOptions:
             cache_tiers=sorted({each.cache for each in compared}),
             num_samples=plan.num_samples,
             copies=plan.copies,
+            accumulation_steps=plan.accumulation_steps,
         )
 
     def forbid(self, plan: Plan, num_active: int, cluster: Cluster) -> str:
@@ -200,8 +205,14 @@ _COUNTS = (
     "num_microbatches",
     "num_samples",
     "min_microbatch_samples",
+    "accumulation_steps",
 )
-_NEEDED = ("global_batch", "min_replicas", "min_microbatch_samples")
+_NEEDED = (
+    "global_batch",
+    "min_replicas",
+    "min_microbatch_samples",
+    "accumulation_steps",
+)
 
 
 def merged(of: type[_T], value: _T | None, choices: Mapping[str, Any]) -> _T:

@@ -14,7 +14,7 @@ from pipetransformer.planner.candidate import (
 from pipetransformer.planner.run_plan import RunPlan
 from pipetransformer.planner.transition import Transition
 
-_COUNTS = ("samples_per_microbatch", "global_batch")
+_COUNTS = ("samples_per_microbatch", "global_batch", "accumulation_steps")
 _NUMBERS = (
     "predicted_step_ns",
     "lower_bound_ns",
@@ -29,13 +29,15 @@ class Plan(RunPlan):
 
     Args:
         samples_per_microbatch: rows of the largest micro-batch.
-        global_batch: rows of a step over all replicas.
+        global_batch: rows of a batch over all replicas.
         cache: tier that the frozen outputs are read from: ``"none"``, ``"device"``,
             ``"host"`` or ``"disk"``.
         copies: how copies between stages were counted: ``"overlapped"`` or
             ``"serial"``.
         num_samples: of the data set, which decides what share of it the cache serves;
             None: the cache holds all of it.
+        accumulation_steps: batches that share an optimizer step. All times are of one
+            batch, the mean of them.
         predicted_step_ns: the closed form's estimate of a step, ns.
         lower_bound_ns: no step with these cuts takes less, ns.
         simulated_step_ns: simulated time of a step, ns; what decided.
@@ -61,6 +63,7 @@ class Plan(RunPlan):
     cache: str = "none"
     copies: str = "overlapped"
     num_samples: int | None = None
+    accumulation_steps: int = 1
     predicted_step_ns: int = 0
     lower_bound_ns: int = 0
     simulated_step_ns: int = 0
@@ -134,6 +137,8 @@ class Plan(RunPlan):
         for entry in fields(self):
             value = getattr(self, entry.name)
             values[entry.name] = list(value) if isinstance(value, tuple) else value
+        if self.accumulation_steps == 1:
+            del values["accumulation_steps"]  # as in plans written before it was there
         values["candidates"] = [each.to_dict() for each in self.candidates]
         if self.transition is not None:
             values["transition"] = self.transition.to_dict()

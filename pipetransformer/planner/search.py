@@ -129,6 +129,7 @@ def _make_plan(
         cache=native.name_of(native.TIERS, choice.cache),
         copies=asked.copies,
         num_samples=asked.num_samples,
+        accumulation_steps=asked.accumulation_steps,
         predicted_step_ns=chosen.estimate_ns,
         lower_bound_ns=chosen.lower_bound_ns,
         simulated_step_ns=chosen.simulated_ns,

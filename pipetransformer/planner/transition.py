@@ -37,7 +37,7 @@ class Transition:
             go on.
         pace_permille: wall time of steps so far over their simulated time, in
             thousandths.
-        remaining_steps: optimizer steps for which the gain lasts.
+        remaining_steps: steps, as plans count them, for which the gain lasts.
         pay_back_steps: steps after which the pause beyond ``anyway_terms_ns`` is paid
             back; None where nothing is gained.
         accepted: whether the offered plan was taken.

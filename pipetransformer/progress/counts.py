@@ -209,7 +209,10 @@ class Counts:
         plan = replica.plan if replica is not None else None
         each = plan.simulated_step_ns if plan is not None else 0
         pace, cluster = run.costs.steps.pace, run.inputs.cluster
-        predicted = round(each * run.config.accumulation_steps * pace)
+        shared: float = run.config.accumulation_steps
+        if run.inputs.workload is not None:
+            shared = run.inputs.workload.batches_per_step(run.config.accumulation_steps)
+        predicted = round(each * shared * pace)
         return SegmentRecord(
             shape=self.shape,
             samples=rows if samples is None else samples,

@@ -120,6 +120,15 @@ class Workload:
     sample: Callable[[int], Any]
     hashes: bool = True
 
+    def batches_per_step(self, accumulation_steps: int) -> float:
+        """Return how many batches share an optimizer step, in the mean of a pass.
+
+        Args:
+            accumulation_steps: Batches for each step; the last one has the rest.
+        """
+        steps = -(-self.num_batches // accumulation_steps)
+        return self.num_batches / steps if steps else float(accumulation_steps)
+
     def describe(self) -> dict[str, int | bool]:
         """Return what decides which samples form a batch."""
         return {

@@ -26,7 +26,7 @@ class PricingInputs:
         pauses: What changes have taken so far.
         elapsed_ns: Since K or R changed last, without the time between a checkpoint and
             the run that resumes from it; None: never.
-        remaining_steps: Optimizer steps for which a gain lasts.
+        remaining_steps: Batches for which a gain lasts.
         steps: What steps take over what was expected.
         cache_slots: Samples that the slab of the lead's node holds at the boundary; 0
             where its frozen layers run for every batch.

@@ -122,7 +122,7 @@ class StepLearner:
         profile: Profile,
         cluster: Cluster,
         planned: StepFactors,
-        batches: int,
+        batches: float,
     ) -> None:
         """Take in what ran under one plan.
 
@@ -132,7 +132,7 @@ class StepLearner:
             profile: Of the layers.
             cluster: As measured before the run, without factors.
             planned: Factors that the plan was made with.
-            batches: Of the segment.
+            batches: Of the segment, by its optimizer steps.
         """
         if not batches:
             return
@@ -174,13 +174,17 @@ def host_ns(plan: Plan, cluster: Cluster) -> float:
 
 
 def all_reduce_ns(plan: Plan, profile: Profile, cluster: Cluster) -> float:
-    """Return what of an all-reduce no backward hides: the first stage's, the last."""
+    """Return what of an all-reduce no backward hides: the first stage's, the last.
+
+    Of batches that share an optimizer step the last one reduces: this is their mean.
+    """
     if plan.num_replicas == 1:
         return 0.0
     stages = step_costs(plan, profile, cluster).stages
+    last = next((s.all_reduce_ns for s in stages if s.all_reduce_ns), 0)
     if plan.schedule != "gpipe":
-        return float(max(stage.all_reduce_ns for stage in stages))
-    return float(next((s.all_reduce_ns for s in stages if s.all_reduce_ns), 0))
+        last = max(stage.all_reduce_ns for stage in stages)
+    return last / plan.accumulation_steps
 
 
 def unplanned(segment: SegmentRecord, spent: Mapping[str, float]) -> float:

@@ -27,7 +27,10 @@ class Simulation:
     Args:
         title: the plan in one line.
         num_steps: how many steps were asked for.
-        step_ns: time of one step, ns.
+        step_ns: time of one step, ns; of batches that share an optimizer step the
+            mean.
+        last_step_ns: of these the last one's, which reduces gradients, ns. What follows
+            is of that one.
         bubble_fraction: share of the stages' time, from the first forward to the last
             backward, in which they stand still.
         stage_busy_ns: time in which each stage runs its operations, per step, ns.
@@ -40,6 +43,7 @@ class Simulation:
     title: str
     num_steps: int
     step_ns: int
+    last_step_ns: int
     bubble_fraction: float
     stage_busy_ns: tuple[int, ...]
     peak_bytes_per_stage: tuple[int, ...]
@@ -58,6 +62,7 @@ class Simulation:
             "plan": self.title,
             "num_steps": self.num_steps,
             "step_ns": self.step_ns,
+            "last_step_ns": self.last_step_ns,
             "total_ns": self.total_ns,
             "bubble_fraction": self.bubble_fraction,
             "stage_busy_ns": list(self.stage_busy_ns),
@@ -66,7 +71,7 @@ class Simulation:
         }
 
     def grid(self, width: int = 100) -> str:
-        """Return one step as text: a line per stage, time from left to right.
+        """Return the last step as text: a line per stage, time from left to right.
 
         Args:
             width: columns of time, at least 10.
@@ -75,10 +80,10 @@ class Simulation:
             Lines such as ``stage 0  F0F1..B1B0``: operations with their micro-batch,
             ``.`` where the device stands still.
         """
-        return _grid.draw(self.timeline, self.title, self.step_ns, width)
+        return _grid.draw(self.timeline, self.title, self.last_step_ns, width)
 
     def write_trace(self, path: str | pathlib.Path) -> None:
-        """Write one step for Perfetto or Chrome's tracing page.
+        """Write the last step for Perfetto or Chrome's tracing page.
 
         Args:
             path: JSON file; readable by its owner only, replaced as a whole. A device
@@ -106,7 +111,8 @@ def simulate(
     """Play a plan's training step on simulated devices.
 
     All replicas are equal, so one is played and its all-reduces are those of all. Every
-    step waits for the optimizer of the one before, so steps are equal too.
+    step waits for the optimizer of the one before, so steps are equal too. Of batches
+    that share an optimizer step the last one is played, and one of the others.
 
     Args:
         plan: what is run.
@@ -140,6 +146,7 @@ def simulate(
         title=f"{plan.describe()} {plan.schedule}",
         num_steps=steps,
         step_ns=result.step_ns,
+        last_step_ns=result.last_step_ns,
         bubble_fraction=round(pipeline.bubble_fraction, 6),
         stage_busy_ns=tuple(pipeline.stage_busy_ns),
         peak_bytes_per_stage=tuple(pipeline.peak_bytes),

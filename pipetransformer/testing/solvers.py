@@ -162,16 +162,18 @@ def best_cuts(
     hiding_cut_costs: Sequence[int] | None = None,
     reduce_costs: Sequence[int] | None = None,
     reduce_slack: Sequence[int] | None = None,
+    accumulation_steps: int = 1,
     limits: Limits = _UNLIMITED,
     cutoff: int | None = None,
 ) -> tuple[int, list[int], bool] | None:
     """Cut a row of layers so that all that cuts decide of a step is least.
 
     That is ``repeats`` times the largest forward plus the largest backward of a
-    stage, plus the costs of the cuts, plus the longest exposed all-reduce. A stage
-    from layer i on exposes what its layers reduce, less ``reduce_slack[i]`` (or 0),
-    less what hides it of the stages before: ``repeats`` times how much slower than it
-    and all later ones their slowest backward is, and the hiding costs of their cuts.
+    stage, plus the costs of the cuts, plus the longest exposed all-reduce over
+    ``accumulation_steps``, rounded down. A stage from layer i on exposes what its
+    layers reduce, less ``reduce_slack[i]`` (or 0), less what hides it of the stages
+    before: ``repeats`` times how much slower than it and all later ones their slowest
+    backward is, and the hiding costs of their cuts.
 
     Args:
         forward: Of each layer, n entries, or with copies.
@@ -182,6 +184,7 @@ def best_cuts(
         hiding_cut_costs: n + 1 entries, the part of each that hides all-reduces.
         reduce_costs: All-reduce time of each layer, n entries.
         reduce_slack: n + 1 entries that do not decrease.
+        accumulation_steps: Of so many steps one has an all-reduce; at least 1.
         limits: What a stage may hold.
         cutoff: Cuts that cost more are of no interest.
 
@@ -191,7 +194,8 @@ def best_cuts(
         limits and the cutoff.
 
     Raises:
-        ValueError: see ``min_max_cuts``; ``repeats`` below 0.
+        ValueError: see ``min_max_cuts``; ``repeats`` below 0, or
+            ``accumulation_steps`` below 1.
     """
     first = _cost_row(forward, "forward")
     n = len(first[0])
@@ -199,6 +203,10 @@ def best_cuts(
     largest = sum(map(sum, first[:3])) + sum(map(sum, second[:3] if second else ()))
     if repeats < 0 or repeats * largest > _PLENTY:
         raise ValueError(f"repeats: expected 0 to 2**60 / all costs, got {repeats}")
+    if accumulation_steps < 1:
+        raise ValueError(
+            f"accumulation_steps: expected at least 1, got {accumulation_steps}"
+        )
     cuts = _checked(cut_costs, "cut_costs", n + 1)
     hiding = _checked(hiding_cut_costs, "hiding_cut_costs", n + 1)
     if any(part > whole for part, whole in zip(hiding, cuts, strict=True)):
@@ -216,6 +224,7 @@ def best_cuts(
         cuts,
         hiding,
         exposure,
+        accumulation_steps,
         _rules(limits, n, num_stages),
         num_stages,
         cutoff,

@@ -281,6 +281,9 @@ def _options(
         min_microbatch_samples=max(
             least_rows(layer) for layer in list(run.arguments.model)[boundary:]
         ),
+        accumulation_steps=max(
+            1, round(workload.batches_per_step(run.config.accumulation_steps))
+        ),
     )
 
 

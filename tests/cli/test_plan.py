@@ -76,6 +76,7 @@ def test_output_to_standard_output_is_alone(files, form):
         (("--num-stages", 4, "--schedule", "1f1b"), "schedule", "1f1b"),
         (("--num-stages", 4, "--schedule", "zb-h1"), "schedule", "zb-h1"),
         (("--num-samples", 640), "num_samples", 640),
+        (("--accumulation-steps", 4), "accumulation_steps", 4),
         (("--max-replicas", 1, "--num-stages", 2), "num_replicas", 1),
     ],
 )

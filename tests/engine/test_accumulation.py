@@ -66,6 +66,9 @@ def train(rank, batch, plan, kind="rows", epochs=2, **settings):
                 engine.step(item)
         last = moments(engine) if is_active(engine) else None
         shape = (engine.plan.num_stages, engine.plan.num_replicas) if last else None
+        assert engine.plan is None or engine.plan.accumulation_steps == settings.get(
+            "accumulation_steps", 1
+        ), "planned for the batches that share a step"
     return last and (last, engine.history.to_json()["epochs"], shape)
 
 
@@ -176,7 +179,7 @@ def train_by_boundaries(rank):
         freeze=schedule(0, 2, 4, 6, 2, 0),
         freeze_every=1,
         accumulation_steps=STEPS,
-        plan=pt.PlanConfig(slot_memory_bytes=27_000, reshape="always"),
+        plan=pt.PlanConfig(slot_memory_bytes=31_000, reshape="always"),
     )
     with engine:
         for _ in engine.epochs(2):
@@ -207,6 +210,20 @@ def test_a_plan_changes_between_optimizer_steps_only():
     for last, _ in results:
         if last is not None:
             assert_close(last, alone)
+
+
+@pytest.mark.parametrize("asked, planned", [(3, 3), (4, 3), (8, 4), (100, 9)])
+def test_plans_are_made_for_the_batches_that_a_pass_has(asked, planned):
+    """Nine batches: steps of 4, 4 and 1 are three, of 8 and 1 two."""
+    with engine_of(accumulation_steps=asked) as engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(data_of(), BATCH):
+                engine.step(batch)
+        plan, (record,) = engine.plan, engine.history.epochs
+    assert plan.accumulation_steps == planned
+    # Of an optimizer step, by the batches that there were; the pace is 1 before them.
+    expected = plan.simulated_step_ns * 9 / record.optimizer_steps
+    assert record.predicted_step_ns == pytest.approx(expected, abs=1)
 
 
 def test_policies_are_told_of_optimizer_steps():

@@ -45,6 +45,7 @@ PREDICTED = {
     "cache": "none",
     "copies": "serial",
     "num_samples": 100,
+    "accumulation_steps": 2,
     "global_batch": 3,
     "predicted_step_ns": 1,
     "lower_bound_ns": 1,

@@ -6,7 +6,7 @@ import pytest
 
 import pipetransformer as pt
 from pipetransformer.checkpoint import format as checkpoint
-from pipetransformer.planner import search
+from pipetransformer.planner import search, step_costs
 from pipetransformer.report import PlanShape, SegmentRecord
 from pipetransformer.run.step_costs import StepFactors, StepLearner, all_reduce_ns
 from tests.engine.scenario import config, make_engine, schedule
@@ -36,7 +36,7 @@ def plan_with(factors=StepFactors(), **options):  # noqa: B008  # frozen
 def a_pass(plan, *, pace=1.0, link=1.0, host=1.0, **fields):
     """A segment in which all takes so many times as long as was expected."""
     expected_link = all_reduce_ns(plan, FOUND, HOST) * link
-    optimizer = 4 * 10**5
+    optimizer = 4 * 10**5 / plan.accumulation_steps
     own = HOST.step_ns * host
     known = plan.simulated_step_ns - all_reduce_ns(plan, FOUND, HOST) - HOST.step_ns
     backward = known - optimizer
@@ -65,6 +65,15 @@ def observed(passes, plan, learner=None):
 
 def test_a_run_as_expected_leaves_the_factors_at_one():
     plan = plan_with(num_stages=1)
+    found = observed([a_pass(plan)] * 3, plan).factors
+    assert dataclasses.astuple(found) == pytest.approx((1, 1, 1), abs=0.002)
+
+
+def test_batches_that_share_a_step_leave_the_factors_at_one():
+    plan = plan_with(num_stages=1, accumulation_steps=4)
+    (stage,) = step_costs(plan, FOUND, HOST).stages
+    assert plan.num_replicas == 2
+    assert all_reduce_ns(plan, FOUND, HOST) == stage.all_reduce_ns / 4 > 0
     found = observed([a_pass(plan)] * 3, plan).factors
     assert dataclasses.astuple(found) == pytest.approx((1, 1, 1), abs=0.002)
 

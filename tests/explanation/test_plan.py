@@ -14,7 +14,7 @@ from pipetransformer.explanation import (
     outline,
 )
 from pipetransformer.explanation.stages import most_in_flight
-from pipetransformer.planner import Plan, replan
+from pipetransformer.planner import Plan, replan, search
 from pipetransformer.simulator import Event, simulate
 from tests.explanation.cases import (
     MILLISECOND,
@@ -248,6 +248,15 @@ def test_outline_is_the_explanation_without_searches():
     short = outline(plan, profile, cluster, simulate(plan, profile, cluster))
     assert short.stages == explain_plan(plan, profile, cluster).stages
     assert short.limits == ()
+
+
+def test_batches_that_share_a_step_are_told():
+    profile, cluster = a_profile(), a_cluster()
+    plan = search(profile, cluster, global_batch=16, accumulation_steps=4)
+    told = "4 batches share an optimizer step and its all-reduce; a step here is one"
+    assert told in str(explain_plan(plan, profile, cluster))
+    plain = search(profile, cluster, global_batch=16)
+    assert "share an optimizer step" not in str(explain_plan(plain, profile, cluster))
 
 
 def test_equal_arguments_give_equal_explanations():

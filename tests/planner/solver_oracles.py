@@ -20,6 +20,7 @@ class Instance:
     hiding_cut_costs: list[int]
     reduce_costs: list[int]
     reduce_slack: list[int]
+    accumulation_steps: int = 1
 
     @property
     def num_layers(self):
@@ -49,7 +50,7 @@ class Instance:
         return (
             self.repeats * (largest(self.forward, cuts) + largest(self.backward, cuts))
             + sum(self.cut_costs[j] for j in cuts[1:-1])
-            + self.exposed(cuts)
+            + self.exposed(cuts) // self.accumulation_steps
         )
 
 
@@ -129,6 +130,7 @@ def random_instance(rng, most_layers=9, most_stages=5):
         _sometimes(rng, [rng.randint(0, cost) for cost in cuts]),
         [scale * cost for cost in reduced],
         sorted(rng.randint(0, 60) for _ in range(n + 1)),
+        rng.choice([1, 1, 2, 7]),
     )
 
 

@@ -112,6 +112,7 @@ def test_no_plan_is_much_better_than_the_one_that_is_found(seed):
         schedules=("gpipe", "1f1b", "zb-h1"),
         boundary=seed % 2 and len(layers) // 3,
         prefix_placements=("replicated", "filled"),
+        accumulation_steps=1 + seed % 3,
     )
     best = search(found, host, **asked)
     assert simulate(best, found, host).step_ns == best.simulated_step_ns

@@ -16,6 +16,11 @@ def two_stages(**last):
     [
         (step("gpipe", [], 1), {}, "stages: expected at least 1, got 0"),
         (step("gpipe", two_stages(), 0), {}, "num_microbatches: expected 1 to"),
+        (
+            step("gpipe", two_stages(), 1, accumulation_steps=0),
+            {},
+            "accumulation_steps: expected at least 1, got 0",
+        ),
         (step("gpipe", two_stages(), 2**22), {}, "num_microbatches: expected 1 to"),
         (
             step("gpipe", two_stages(), 4, num_recomputed=5),

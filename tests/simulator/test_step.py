@@ -302,3 +302,29 @@ def test_stage_without_backward_keeps_nothing():
     ]
     (pipeline,) = simulate(step("gpipe", stages, 6)).pipelines
     assert pipeline.peak_bytes == [105, 605]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_of_batches_that_share_a_step_the_last_reduces_and_steps(seed):
+    rng = random.Random(seed)
+    costs = random_step(rng)
+    optimizer = rng.choice([[], [rng.randint(0, 500) for _ in costs.stages]])
+    slow = rng.choice([1000, 1700])
+    kinds = dict(replicas=((), [slow] * len(costs.stages)))
+    whole = simulate(costs, optimizer_ns=optimizer, **kinds)
+    batches = rng.randint(2, 9)
+    costs.accumulation_steps = batches
+    shared = simulate(costs, optimizer_ns=optimizer, keep_timeline=True, **kinds)
+    reduced = [s.all_reduce_ns for s in costs.stages]
+    costs.accumulation_steps, costs.stages = 1, [unreduced(s) for s in costs.stages]
+    other = simulate(costs, **kinds)
+    assert whole.step_ns == whole.last_step_ns == shared.last_step_ns
+    mean = (whole.step_ns + (batches - 1) * other.step_ns) / batches
+    assert abs(shared.step_ns - mean) <= 1
+    assert bool(spans(shared, "A")) == any(reduced)
+    assert bool(spans(shared, "O")) == bool(optimizer)
+
+
+def unreduced(costs):
+    costs.all_reduce_ns = costs.network_all_reduce_ns = 0
+    return costs

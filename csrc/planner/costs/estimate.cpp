@@ -55,7 +55,7 @@ Sums sums_of(const StepCosts& costs) {
 // the slowest of those; what is left of the pipe hides its all-reduce. 1F1B and
 // ZB-H1 deliver when the whole call returns: nothing hides.
 int64_t
-with_all_reduce_ns(const StepCosts& costs, const Sums& sums, int64_t pipe_ns) {
+reduced_end_ns(const StepCosts& costs, const Sums& sums, int64_t pipe_ns) {
   if (costs.schedule != ScheduleKind::kGPipe) {
     return pipe_ns + sums.max_all_reduce;
   }
@@ -77,6 +77,13 @@ with_all_reduce_ns(const StepCosts& costs, const Sums& sums, int64_t pipe_ns) {
     once += stage->backward_copy_ns;
   }
   return end_ns;
+}
+
+// Of the batches that share an optimizer step one reduces.
+int64_t
+with_all_reduce_ns(const StepCosts& costs, const Sums& sums, int64_t pipe_ns) {
+  return pipe_ns + (reduced_end_ns(costs, sums, pipe_ns) - pipe_ns) /
+                       costs.accumulation_steps;
 }
 
 // F, I and W in equal stages: M s + (K - 1)(f + b - w).

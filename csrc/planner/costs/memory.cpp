@@ -83,7 +83,8 @@ std::vector<int64_t> in_flight(ScheduleKind schedule, const Shape& shape) {
 // Note [Gradients beside gradients]
 // A plain module (K=1, M=1) leaves each gradient where it belongs. A pipeline
 // adds them up over micro-batches and hands them over at the stage's end. With
-// DDP that is into buckets which are always there (and are those of the state):
+// DDP that is into buckets which are always there (and are those of the state),
+// and where batches share an optimizer step into what those before have left:
 // the sums come on top, from the end of the first backward on. And backward
 // gives the gradients of one micro-batch of a stage together: from the second
 // on they stand beside the sums until they are added, when the micro-batch's
@@ -134,7 +135,7 @@ StageMemory stage_memory(
           std::vector<int64_t>(static_cast<std::size_t>(num_active) + 1, 0)),
       {{SpanCost(base), in_flight(schedule, shape)}}};
   const FurtherGradients further =
-      further_gradients(profile, boundary, shape, 0, num_active);
+      further_gradients(profile, workload, shape, 0, num_active);
   const auto add_point = [&](int64_t copies, int64_t over) {
     std::vector<int64_t> layers = base;
     for (int64_t i = 0; i < num_active; ++i) {
@@ -183,15 +184,18 @@ KeptBytes kept_bytes(
 
 FurtherGradients further_gradients(
     const Profile& profile,
-    int64_t boundary,
+    const Workload& workload,
     const Shape& shape,
     int64_t begin,
     int64_t end) {
   FurtherGradients further;
   const bool plain = shape.num_stages == 1 && shape.num_microbatches == 1;
+  const bool into_others =
+      shape.num_replicas > 1 || workload.accumulation_steps > 1;
   for (int64_t i = begin; i < end && !plain; ++i) {
-    const int64_t bytes = layer_at(profile, boundary + i).trainable_bytes;
-    further.sums += shape.num_replicas > 1 ? bytes : 0;
+    const int64_t bytes =
+        layer_at(profile, workload.boundary + i).trainable_bytes;
+    further.sums += into_others ? bytes : 0;
     further.passing += shape.num_microbatches > 1 ? bytes : 0;
   }
   return further;

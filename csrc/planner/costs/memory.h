@@ -75,7 +75,7 @@ struct FurtherGradients {
 };
 FurtherGradients further_gradients(
     const Profile& profile,
-    int64_t boundary,
+    const Workload& workload,
     const Shape& shape,
     int64_t begin,
     int64_t end);

@@ -36,7 +36,7 @@ struct StageCosts {
   int64_t backward_copy_ns = 0;  // gradients to the stage before; 0 for first
   bool has_backward = true;      // false: nothing at or before it trains
 
-  // Once per step, after the stage's last gradient.
+  // After the stage's last gradient of the batch that ends an optimizer step.
   int64_t all_reduce_ns = 0;
   // Its last part: on the network card that the stages of a node share.
   int64_t network_all_reduce_ns = 0;
@@ -73,8 +73,12 @@ struct StepCosts {
   int64_t cache_wait_ns = 0;
 
   // What each replica's process does on one device when all else has ended:
-  // the optimizer's step, loading rows, bookkeeping.
+  // its part of the optimizer's step, loading rows, bookkeeping.
   int64_t process_ns = 0;
+
+  // Batches that share an optimizer step, of which the last one's gradients are
+  // reduced. A step here is a batch: what is timed is the mean of them.
+  int64_t accumulation_steps = 1;
 
   // Devices of a node that run at full speed together, in thousandths (0: all);
   // beyond that they share cores. And the replicas that do so.

@@ -109,7 +109,8 @@ StepCosts StepModel::step(const Cuts& cuts) const {
   costs.process_ns =
       cluster_.step_ns +
       samples_per_replica(workload_.global_batch, shape_) * cluster_.row_ns +
-      layers_.optimizer_ns;
+      layers_.optimizer_ns / workload_.accumulation_steps;
+  costs.accumulation_steps = workload_.accumulation_steps;
   for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
     const int64_t begin = cuts[k];
     const int64_t end = cuts[k + 1];
@@ -145,7 +146,7 @@ StepCosts StepModel::step(const Cuts& cuts) const {
     stage.kept_for_weights_bytes = kept.for_weights;
     if (stage.has_backward) {
       const FurtherGradients further =
-          further_gradients(profile_, workload_.boundary, shape_, begin, end);
+          further_gradients(profile_, workload_, shape_, begin, end);
       stage.summed_gradient_bytes = further.sums;
       stage.passing_gradient_bytes = further.passing;
     }

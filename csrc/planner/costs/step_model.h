@@ -34,6 +34,9 @@ class StepModel {
       PrefixPlacement prefix,
       CacheTier cache);
 
+  const Workload& workload() const {
+    return workload_;
+  }
   const LayerCosts& layers() const {
     return layers_;
   }

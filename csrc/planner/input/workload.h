@@ -32,6 +32,8 @@ struct Workload {
   // Samples of the data set, which decides how many a cache tier can serve;
   // nullopt: as many as it holds.
   std::optional<int64_t> num_samples;
+  // Batches that share an optimizer step.
+  int64_t accumulation_steps = 1;
 };
 
 // The replica and micro-batch with the most rows decide the step.

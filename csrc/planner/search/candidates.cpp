@@ -100,6 +100,7 @@ std::vector<Cuts> cuts_to_score(
   in_turn.repeats = variant.shape.num_microbatches - 1;
   in_turn.cut_ns = model.cut_ns();
   in_turn.exposed_ns = exposed_all_reduce(model, cluster, variant);
+  in_turn.accumulation_steps = model.workload().accumulation_steps;
   CutObjective apart = in_turn;
   apart.forward = model.forward();
   apart.backward = &model.backward();

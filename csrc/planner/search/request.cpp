@@ -156,6 +156,7 @@ void check(
   require_positive(request.min_replicas, "min_replicas");
   require_positive(request.num_microbatches.value_or(1), "num_microbatches");
   require_positive(request.workload.num_samples.value_or(1), "num_samples");
+  require_positive(request.workload.accumulation_steps, "accumulation_steps");
   if (request.schedules.empty() || request.prefix_placements.empty() ||
       request.cache_tiers.empty()) {
     refuse_request(

@@ -15,6 +15,8 @@ namespace pipetransformer::planner {
 
 namespace {
 
+using Wide = __int128;
+
 // Of the points that may hold the optimum, how many are tried to bound it.
 constexpr std::size_t kMostStarts = 4;
 
@@ -56,10 +58,15 @@ struct Floor {
   int64_t end = 0;            // exposed + repeats * backward of a stage
   int64_t first_exposed = 0;  // by the first stage, which nothing hides
 
-  int64_t value(int64_t repeats) const {
+  // When the pipe ends, but for its forwards; when a step in `steps` does.
+  int64_t mean_end(int64_t repeats, int64_t steps) const {
+    return mean_end_ns(repeats * backward + cuts, plain_cuts + end, steps);
+  }
+
+  int64_t value(int64_t repeats, int64_t steps) const {
     return std::max(
-        repeats * both + cuts + first_exposed,
-        repeats * forward + plain_cuts + end);
+        repeats * both + cuts + first_exposed / steps,
+        repeats * forward + mean_end(repeats, steps));
   }
 };
 
@@ -79,6 +86,7 @@ class CutSearch {
       int64_t num_stages)
       : objective_(objective),
         repeats_(objective.repeats),
+        steps_(objective.accumulation_steps),
         rules_(rules),
         num_stages_(num_stages),
         cut_ns_(
@@ -110,7 +118,7 @@ class CutSearch {
       return within(cutoff, first_of_best(points));
     }
     find_floor(points);
-    if (floor_.value(repeats_) > cutoff) {
+    if (floor_.value(repeats_, steps_) > cutoff) {
       return std::nullopt;
     }
     BestCuts known = start_from(points);
@@ -220,13 +228,16 @@ class CutSearch {
     Caps most;
     if (counts_stages()) {
       const int64_t both =
-          (at_most - floor_.cuts - floor_.first_exposed) / repeats_;
+          (at_most - floor_.cuts - floor_.first_exposed / steps_) / repeats_;
       most.forward = std::min(
           both - floor_.backward,
-          (at_most - floor_.plain_cuts - floor_.end) / repeats_);
+          (at_most - floor_.mean_end(repeats_, steps_)) / repeats_);
       most.backward = both - floor_.forward;
     }
-    most.end = at_most - floor_.plain_cuts - repeats_ * floor_.forward;
+    const int64_t pipe = repeats_ * floor_.backward + floor_.cuts;
+    const Wide left = at_most - repeats_ * floor_.forward - pipe;
+    most.end = static_cast<int64_t>(std::min<Wide>(
+        pipe - floor_.plain_cuts + (left + 1) * steps_ - 1, Reach::kNoCap));
     return most;
   }
 
@@ -272,6 +283,7 @@ class CutSearch {
 
   const CutObjective& objective_;
   const int64_t repeats_;
+  const int64_t steps_;
   const Rules& rules_;
   const int64_t num_stages_;
   const std::vector<int64_t> cut_ns_;
@@ -287,7 +299,7 @@ int64_t value_of(const CutObjective& objective, const Cuts& cuts) {
     terms = terms.preceded_by(
         stage_terms(objective, cuts[k - 1], cuts[k]), objective.repeats);
   }
-  return terms.value(objective.repeats);
+  return terms.value(objective);
 }
 
 // Note [Bounds]

@@ -14,10 +14,10 @@
 namespace pipetransformer::planner {
 
 // value(cuts) = repeats * (max forward + max backward) + sum of cut_ns over the
-// inner cuts + the longest exposed all-reduce, or 0. What a stage exposes is
-// its exposed_ns, less what hides it of the stages before: repeats times how
-// much slower than it and all later ones their slowest backward is, and
-// hiding_cut_ns of their cuts. Holds references.
+// inner cuts + the longest exposed all-reduce, or 0, over accumulation_steps.
+// What a stage exposes is its exposed_ns, less what hides it of the stages
+// before: repeats times how much slower than it and all later ones their
+// slowest backward is, and hiding_cut_ns of their cuts. Holds references.
 struct CutObjective {
   std::reference_wrapper<const SpanCost> forward;
   // nullptr: none. A schedule that runs both in turns (1F1B) puts forward +
@@ -31,6 +31,8 @@ struct CutObjective {
   // A stage's all-reduce: its bytes as a transfer time, less a slack that grows
   // with begin, or 0. Empty: none.
   StageFunction exposed_ns = {};
+  // Of so many steps one has an all-reduce; at least 1.
+  int64_t accumulation_steps = 1;
 };
 
 struct BestCuts {

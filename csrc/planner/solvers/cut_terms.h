@@ -22,9 +22,13 @@ struct StageTerms {
 StageTerms
 stage_terms(const CutObjective& objective, int64_t begin, int64_t end);
 
-// Value = repeats * forward + max(repeats * backward + cuts, end): `end` is
-// when the last of their all-reduces ends, where the pipe ends at the other
-// term.
+// Of so many steps one ends when its all-reduces do, the others with the pipe.
+inline int64_t mean_end_ns(int64_t pipe, int64_t end, int64_t steps) {
+  return pipe + (std::max(pipe, end) - pipe) / steps;
+}
+
+// Value = repeats * forward + the mean end: `end` is when the last of their
+// all-reduces ends, where the pipe ends at repeats * backward + cuts.
 struct CutTerms {
   int64_t forward = 0;   // largest
   int64_t backward = 0;  // largest
@@ -33,8 +37,11 @@ struct CutTerms {
 
   bool operator==(const CutTerms&) const = default;
 
-  int64_t value(int64_t repeats) const {
-    return repeats * forward + std::max(repeats * backward + cuts, end);
+  int64_t value(const CutObjective& objective) const {
+    const int64_t repeats = objective.repeats;
+    return repeats * forward +
+           mean_end_ns(
+               repeats * backward + cuts, end, objective.accumulation_steps);
   }
 
   // With a stage before them.

@@ -63,7 +63,7 @@ class Walk {
     }
     int64_t least = Reach::kNoCap;
     for (const CutTerms& label : front(0, 0)) {
-      least = std::min(least, label.value(objective_.repeats));
+      least = std::min(least, label.value(objective_));
     }
     if (least == Reach::kNoCap) {
       return std::nullopt;
@@ -165,13 +165,15 @@ class Walk {
   int64_t least_with(const CutTerms& label, const Before& bound) const {
     const int64_t repeats = objective_.repeats;
     const int64_t pipe = repeats * std::max(label.backward, bound.backward) +
-                         label.cuts + bound.cuts + bound.first_exposed;
+                         label.cuts + bound.cuts;
     const int64_t before =
         std::max(bound.end, bound.exposed + repeats * label.backward);
-    const int64_t end =
-        std::max(label.end + bound.plain_cuts, before + label.cuts);
+    const int64_t end = std::max(
+        {pipe + bound.first_exposed,
+         label.end + bound.plain_cuts,
+         before + label.cuts});
     return repeats * std::max(label.forward, bound.forward) +
-           std::max(pipe, end);
+           mean_end_ns(pipe, end, objective_.accumulation_steps);
   }
 
   void add(Front& labels, const CutTerms& label, const Before& bound) {
@@ -229,7 +231,7 @@ class Walk {
     for (auto stage = stages.rbegin(); stage != stages.rend(); ++stage) {
       all = all.preceded_by(*stage, objective_.repeats);
     }
-    return all.value(objective_.repeats);
+    return all.value(objective_);
   }
 
   const CutObjective& objective_;

@@ -38,17 +38,18 @@ ARROWS: dict[str, frozenset[str]] = {
     "config": frozenset({"autodp"}),
     "state": frozenset({"autodp", "autofreeze", "core"}),
     "run": frozenset(
-        {"state", "config", "data", "report", "core", *_FEATURES - {"pipe"}}
+        {"state", "config", "data", "report", "device", "core"} | _FEATURES - {"pipe"}
     ),
     "replica": frozenset(
-        {"run", "data", "report", "skip", "core", *_FEATURES - {"autofreeze"}}
+        {"run", "data", "report", "skip", "device", "core"} | _FEATURES - {"autofreeze"}
     ),
     "checkpoint": frozenset({"replica", "run", "state", "pipe", "core"}),
     "transformation": frozenset(
         {"replica", "run", "state", "data", "report", "explanation", "core"} | _FEATURES
     ),
     "progress": frozenset(
-        {"transformation", "replica", "run", "data", "report", "autodp", "core"}
+        {"transformation", "replica", "run", "data", "report", "autodp"}
+        | {"device", "core"}
     ),
     "recovery": frozenset(
         {"progress", "transformation", "replica", "run", "state", "autodp", "core"}

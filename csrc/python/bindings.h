@@ -8,6 +8,7 @@
 namespace pipetransformer::bindings {
 
 void bind_core(pybind11::module_& m);
+void bind_device(pybind11::module_& m);
 void bind_planner(pybind11::module_& m);
 void bind_planner_solvers(pybind11::module_& m);     // by bind_planner
 void bind_planner_transition(pybind11::module_& m);  // by bind_planner

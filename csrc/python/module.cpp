@@ -18,6 +18,7 @@ void add_room(py::module_& m, const char* room, void (*bind)(py::module_&)) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "C++ core of pipetransformer; use the Python package instead.";
   add_room(m, "core", bind_core);
+  add_room(m, "device", bind_device);
   add_room(m, "planner", bind_planner);
   add_room(m, "simulator", bind_simulator);
   add_room(m, "autofreeze", bind_autofreeze);

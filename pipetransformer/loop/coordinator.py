@@ -285,7 +285,7 @@ class Coordinator:
                     return training.step(
                         run, self.active(), counted, now, targets, so_far
                     )
-        return torch.tensor(run.last_loss)  # a survivor took the step
+        return self._last_loss()  # a survivor took the step
 
     def _window(self, batch: Batch) -> Window:
         """Return the batches that share an optimizer step with `batch`."""
@@ -329,7 +329,11 @@ class Coordinator:
         except PeerFailure:
             if not run.plane.survives:
                 raise
-            return torch.tensor(run.last_loss)
+            return self._last_loss()
+
+    def _last_loss(self) -> Tensor:
+        last = self.run.last_loss
+        return torch.tensor(0.0 if last is None else last.read())
 
     def loss(self, batch: Batch) -> Tensor:
         """Run the model and the loss; see `training.forward_loss`."""
@@ -343,7 +347,7 @@ class Coordinator:
         batch = replica.active_model.last_batch
         rows = batch.rows if batch is not None else 0
         run, counted = self.run, self._open_pass.counted
-        value = training.finite(run, loss)
+        value = training.step_loss(run, loss)
         with run.guarded():
             training.backward(run, replica, counted, loss, value, batch, rows)
 
@@ -366,6 +370,7 @@ class Coordinator:
         """
         self._require_plan("evaluate")
         run, within = self.run, self._passes.is_within
+        training.tell_step(run)
         if not within:
             self.finish_pass()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipetransformer.progress.counts import Pass
 from pipetransformer.replica.replica import Replica
 from pipetransformer.report import StepRecord
 from pipetransformer.run.context import Run
+from pipetransformer.run.step_loss import StepLoss
 
 
 def forward_loss(
@@ -41,18 +43,20 @@ def forward_loss(
 
     Raises:
         ValueError: the loss is no scalar, or the first one no mean over rows.
-        FloatingPointError: the loss is NaN or Inf.
+        FloatingPointError: the loss is NaN or Inf; on a device, that of the step
+            before.
         PeerFailure: a peer died.
     """
     bundle = batch if isinstance(batch, Batch) else None
     model = replica.trained
     if model is None:
         raise RuntimeError("forward of a replica that was retired; please report")
-    if counted is not None:
-        counted.begin_step()
     wanted = bundle.targets if bundle is not None else targets
     empty = bundle is not None and bundle.rows == 0
     with run.clock.phase("forward"), run.precision.autocast():
+        if counted is not None:
+            counted.begin_step()  # reads the loss before, if that is on a device
+        tell_step(run)
         if replica.takes_loss and not empty:
             rows = bundle.rows if bundle is not None else rows_of(batch)
             each = MicrobatchLoss(run, wanted, rows)
@@ -61,7 +65,7 @@ def forward_loss(
         else:
             outputs = model(batch)
             loss = outputs if empty else _loss_of(run, outputs, wanted)
-        run.last_loss = finite(run, loss)
+        run.last_loss = step_loss(run, loss)
     return loss
 
 
@@ -88,7 +92,7 @@ def backward(
     replica: Replica,
     counted: Pass | None,
     loss: Tensor,
-    value: float,
+    value: StepLoss,
     batch: Batch | None,
     rows: int,
     accumulated: Accumulated | None = None,
@@ -105,7 +109,7 @@ def backward(
         replica: What this rank drives.
         counted: The pass that the step belongs to; None outside of one.
         loss: Of this replica's rows.
-        value: The same as a finite number.
+        value: The same as a number.
         batch: None where the rows are not those of the engine.
         rows: How many.
         accumulated: With batches that share a step: what the gradients hold.
@@ -191,19 +195,22 @@ def step(
         This replica's mean loss, detached, ``()``; zero when it had no rows.
 
     Raises:
-        FloatingPointError: the loss is NaN or Inf; no weight has been changed.
+        FloatingPointError: the loss is NaN or Inf; no weight has been changed. On a
+            device, that of the step before, which has changed weights.
         PeerFailure: a peer died.
     """
     bundle = batch if isinstance(batch, Batch) else None
     loss = forward_loss(run, replica, counted, batch, targets)
     rows = bundle.rows if bundle is not None else rows_of(batch)
     run.plane.check()  # a run that has failed meanwhile stays at the step before
-    backward(run, replica, counted, loss, run.last_loss, bundle, rows, accumulated)
+    backward(run, replica, counted, loss, _last(run), bundle, rows, accumulated)
     update(run, replica)
     if accumulated is not None:
         accumulated.end()
     if counted is not None:
         counted.settle()
+    else:
+        _last(run).read()  # no pass does it later
     return loss.detach()
 
 
@@ -222,12 +229,13 @@ def accumulate(
         This replica's mean loss, detached, ``()``; zero when it had no rows.
 
     Raises:
-        FloatingPointError: the loss is NaN or Inf; no weight has been changed.
+        FloatingPointError: the loss is NaN or Inf; no weight has been changed. On a
+            device, that of the step before, which has changed weights.
         PeerFailure: a peer died.
     """
     with replica.without_reduction():
         loss = forward_loss(run, replica, counted, batch)
-        value, rows = run.last_loss, batch.rows
+        value, rows = _last(run), batch.rows
         backward(run, replica, counted, loss, value, batch, rows, accumulated)
     return loss.detach()
 
@@ -244,13 +252,13 @@ def begin_window(
     accumulated.begin(window, plan_epoch)
 
 
-def finite(run: Run, loss: Tensor) -> float:
-    """Return a loss as a number.
+def step_loss(run: Run, loss: Tensor) -> StepLoss:
+    """Return a loss as a number; on a device it is not waited for.
 
     Raises:
         TypeError: it is no tensor.
         ValueError: it is no scalar.
-        FloatingPointError: it is NaN or Inf.
+        FloatingPointError: it is known, and NaN or Inf.
     """
     if not isinstance(loss, Tensor):
         raise TypeError(
@@ -261,13 +269,13 @@ def finite(run: Run, loss: Tensor) -> float:
         raise ValueError(
             f"loss: expected a scalar mean over rows, got shape {tuple(loss.shape)}"
         )
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise FloatingPointError(
-            f"loss: expected a finite value, got {value} at step {run.state.step} on "
-            f"rank {run.info.rank}"
-        )
-    return value
+    return StepLoss(loss, run.state.step, run.info.rank)
+
+
+def _last(run: Run) -> StepLoss:
+    if run.last_loss is None:
+        raise RuntimeError("loss of no forward; please report")
+    return run.last_loss
 
 
 def update(run: Run, replica: Replica) -> None:
@@ -299,7 +307,18 @@ def update(run: Run, replica: Replica) -> None:
                 state.scheduler.step()
         state.optimizer.zero_grad(set_to_none=True)
     if run.arguments.listeners and run.is_lead:
-        run.arguments.listeners.step(_record_of(run))
+        tell_step(run)  # of a loop whose forward is not the engine's
+        run.untold = _record_of(run), run.last_loss
+        if run.last_loss is None or run.last_loss.is_known:
+            tell_step(run)
+
+
+def tell_step(run: Run) -> None:
+    """Tell the user of the last step, if that waits for its loss."""
+    if run.untold is not None:
+        (record, loss), run.untold = run.untold, None
+        value = 0.0 if loss is None else loss.read()
+        run.arguments.listeners.step(dataclasses.replace(record, loss=value))
 
 
 def _refuse_nan(run: Run, replica: Replica, norm: Tensor) -> None:
@@ -326,7 +345,7 @@ def _record_of(run: Run) -> StepRecord:
         step=state.step,
         total_steps=total,
         epoch=state.epoch,
-        loss=run.last_loss,
+        loss=0.0,  # once it is known
         learning_rate=float(state.optimizer.param_groups[0]["lr"]),
         seconds_left=None if forecast is None else forecast.seconds_left(state.step),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from pipetransformer.loop.step import tell_step
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.recovery.retrying import RetriedCalls
 from pipetransformer.replica.role import Role
@@ -138,6 +139,8 @@ class StepBoundaries:
         if is_due(self._run):
             if self._open.counted is not None:
                 self._open.counted.settle()
+                self._open.counted.read()
+            tell_step(self._run)
             share_signals(self._run, self._role.active())
         take_decision(self._run)
 

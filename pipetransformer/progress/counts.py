@@ -22,6 +22,7 @@ from pipetransformer.data import Batch
 from pipetransformer.replica.replica import Replica
 from pipetransformer.report import EpochRecord, PlanShape, SegmentRecord
 from pipetransformer.run.context import Run
+from pipetransformer.run.step_loss import StepLoss
 
 
 class Counts:
@@ -44,7 +45,8 @@ class Counts:
         self._rows = 0
         self._ids: list[Tensor] = []
         self._batches: list[int] = []
-        self._pending: list[tuple[float, float, int, Batch | None]] = []
+        self._pending: list[tuple[StepLoss, float, int, Batch | None]] = []
+        self._unread: list[tuple[StepLoss, float]] = []  # settled, with their weights
         self._ended = False  # the optimizer step of what is pending is due
         self._began_at = run.clock.elapsed()
         self._began: float | None = None
@@ -55,6 +57,7 @@ class Counts:
     def begin_step(self) -> None:
         """Note that a forward begins, and that the step before is done."""
         self.settle()
+        self.read()
         self._began = time.perf_counter()
         self._begins.append(self._began)
 
@@ -86,7 +89,7 @@ class Counts:
 
     def count(
         self,
-        loss: float,
+        loss: StepLoss,
         weight: float,
         rows: int,
         batch: Batch | None,
@@ -110,20 +113,36 @@ class Counts:
         self._ended = ends
 
     def settle(self) -> None:
-        """Add the step that was counted last: the optimizer has stepped."""
+        """Add the step that was counted last: the optimizer has stepped.
+
+        Losses that are still on a device are added when they are read.
+        """
         if not self._ended:
             return
         for loss, weight, rows, batch in self._pending:
             self._rows += rows
-            self._loss_sum += loss * weight
             self._weight += weight
-            if self._interval is not None:
-                self._interval.add(loss, weight)
+            self._unread.append((loss, weight))
             if batch is not None:
                 self._ids.append(batch.ids)
                 self._batches.append(batch.index)
         self._pending.clear()
         self._ended = False
+        if all(loss.is_known for loss, _ in self._unread):
+            self.read()
+
+    def read(self) -> None:
+        """Add the losses of what is settled.
+
+        Raises:
+            FloatingPointError: one that was on a device is NaN or Inf.
+        """
+        for loss, weight in self._unread:
+            value = loss.read()
+            self._loss_sum += value * weight
+            if self._interval is not None:
+                self._interval.add(value, weight)
+        self._unread.clear()
 
     @property
     def batches(self) -> list[int]:
@@ -137,7 +156,7 @@ class Counts:
         """
         pending = self._pending if self._ended else []
         return {
-            "loss_sum": sum(loss * weight for loss, weight, _, _ in pending),
+            "loss_sum": sum(loss.read() * weight for loss, weight, _, _ in pending),
             "weight": sum(weight for _, weight, _, _ in pending),
             "rows": sum(rows for _, _, rows, _ in pending),
             "batches": [each.index for *_, each in pending if each is not None],
@@ -145,6 +164,7 @@ class Counts:
 
     def mine(self, run: Run) -> dict[str, Any]:
         """Return what this replica has counted, as plain values."""
+        self.read()
         cache = run.caches.training()
         return {
             "loss_sum": self._loss_sum,
@@ -259,7 +279,7 @@ class Pass:
 
     def count(
         self,
-        loss: float,
+        loss: StepLoss,
         weight: float,
         rows: int,
         batch: Batch | None,
@@ -274,6 +294,11 @@ class Pass:
         """Add the step that was counted last: the optimizer has stepped."""
         if self.open is not None:
             self.open.settle()
+
+    def read(self) -> None:
+        """Add the losses of what is settled; see `Counts.read`."""
+        if self.open is not None:
+            self.open.read()
 
     def close_segment(self, run: Run, replica: Replica) -> None:
         """Add up the open segment, if any; collective over the active group."""

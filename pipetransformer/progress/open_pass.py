@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from pipetransformer.autodp import ActiveGroup, broadcast_tensors
-from pipetransformer.core.devices import to_device
 from pipetransformer.data import Batch
+from pipetransformer.device import bring
 from pipetransformer.progress.counts import Counts, Pass
 from pipetransformer.progress.sharding import (
     EpochSharding,
@@ -136,7 +136,7 @@ class OpenPass:
     def _placed(self, batch: Batch) -> Batch:
         """Return a batch with its targets where the outputs will be."""
         last = self._role.active().pipe.devices[-1]
-        targets = to_device(batch.targets, last)
+        targets = bring(batch.targets, last)
         same = targets is batch.targets
         return batch if same else dataclasses.replace(batch, targets=targets)
 

@@ -32,6 +32,7 @@ from pipetransformer.data.structures import (
     slice_rows,
     tensors_of,
 )
+from pipetransformer.device import bring
 from pipetransformer.pipe import Workers, draw_scope, keyed_draws_work
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.filled import Ahead, FilledForward, state_of
@@ -198,7 +199,7 @@ class FrozenLayers:
 
     def here(self, value: Any) -> Any:
         """Bring a value to where the pipeline begins."""
-        return to_device(value, self._devices[0])
+        return bring(value, self._devices[0])
 
     def run(
         self,

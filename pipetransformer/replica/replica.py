@@ -17,6 +17,7 @@ from pipetransformer.autodp import ActiveGroup
 from pipetransformer.core.devices import to_device
 from pipetransformer.data import Batch
 from pipetransformer.data.structures import arguments_of
+from pipetransformer.device import bring
 from pipetransformer.pipe import Pipe, Workers
 from pipetransformer.planner import Plan
 from pipetransformer.replica.codec_gate import CodecGate
@@ -116,7 +117,7 @@ class ActiveModel(nn.Module):
         prefix = self._prefix[0]
         if prefix is None:
             value = self._inputs(batch) if batch is not None else inputs
-            value = to_device(value, self.pipe.devices[0])
+            value = bring(value, self.pipe.devices[0])
         elif batch is None:
             value = prefix(lambda: inputs, None, None, position=position)
         else:

@@ -51,7 +51,11 @@ class Callback:
     """
 
     def on_step(self, step: StepRecord) -> None:
-        """An optimizer step was taken."""
+        """An optimizer step was taken.
+
+        Of devices this is told when the next step begins, or before what else comes
+        after it: then its loss is known without a wait.
+        """
 
     def on_epoch(self, record: EpochRecord) -> None:
         """A pass has ended; its evaluations are still to come."""

@@ -26,6 +26,7 @@ from pipetransformer.autofreeze import (
 )
 from pipetransformer.data import Batch
 from pipetransformer.planner import Plan
+from pipetransformer.report import StepRecord
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.run.arguments import EngineArguments
@@ -38,6 +39,7 @@ from pipetransformer.run.plan_in_force import PlanInForce
 from pipetransformer.run.plan_inputs import PlanInputs
 from pipetransformer.run.precision import Precision
 from pipetransformer.run.slots import slots_of
+from pipetransformer.run.step_loss import StepLoss
 from pipetransformer.state.state import TrainingState, load_optimizer_state
 from pipetransformer.state.step_buffers import StepBuffers
 
@@ -108,7 +110,8 @@ class Run:
         self.keeps_copies = True  # of records on devices, which have memory for them
         self.drops_copies = False  # as this rank's device has run out of it
         self.forecast: Forecast | None = None  # of the lead, with callbacks
-        self.last_loss = 0.0  # of the last forward of this replica
+        self.last_loss: StepLoss | None = None  # of the last forward of this replica
+        self.untold: tuple[StepRecord, StepLoss | None] | None = None  # of the lead
         self.upcoming: Batch | None = None  # after the one handed out; if it is loaded
         self.step_buffers = StepBuffers(arguments.model, lambda: self.state.step)
 

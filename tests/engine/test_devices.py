@@ -5,6 +5,9 @@ Each run is in processes of its own: the device is registered for good.
 
 import contextlib
 import dataclasses
+import math
+import os
+import re
 
 import pytest
 import torch
@@ -575,20 +578,105 @@ def check_refusal(_rank, libraries, devices, problem):
         assert run_of(engine).slots.devices[0] == torch.device("fake:0")
 
 
-def check_waits(_rank, libraries, freeze):
-    """Return what the host waits for in the last step."""
+def check_waits(_rank, libraries, shape):
+    """Return what the host waits for in the last step, and which losses it knows."""
     fake = pretend(libraries)
-    shape = pt.PlanConfig(num_stages=2, num_microbatches=2)
-    settings = config(devices=NODE[:2], plan=shape, clip_grad_norm=1.0)
-    engine = make_engine(freeze=freeze, config=settings)
+    settings = config(devices=NODE[:2], plan=pt.PlanConfig(**shape), clip_grad_norm=1.0)
+    engine = make_engine(freeze=schedule(0), config=settings)
     with engine:
         for _ in engine.epochs(3):
+            losses = []
+            fake.host_waits()
             for batch in engine.batches(ToySet(48), 12):
-                fake.host_waits()
+                losses.append(engine.step(batch))
+                waits = fake.host_waits()  # of the step, and of loading its batch
+                known = [bool(fake.is_known(loss)) for loss in losses]
+        return waits, known, fake.violations()
+
+
+@pytest.mark.parametrize("stages, microbatches", [(1, 1), (1, 2), (2, 2)])
+def test_a_steady_step_waits_for_nothing_that_it_has_queued(
+    libraries, stages, microbatches
+):
+    shape = {"num_stages": stages, "num_microbatches": microbatches}
+    ((waits, known, found),) = run_ranks(check_waits, 1, libraries, shape)
+    assert waits == ["copy to the host"]
+    assert known == [True, True, True, False], "the loss of the step before"
+    assert found == []
+
+
+class Told(pt.report.Callback):
+    """Keeps what it is told of steps, and what the engine had done by then."""
+
+    def __init__(self):
+        self.steps = []
+        self.engine = None
+
+    def on_step(self, record):
+        done = run_of(self.engine).state.step
+        self.steps.append((record.step, record.loss, done))
+
+
+def check_told_steps(_rank, libraries, devices):
+    if devices:
+        pretend(libraries)
+    told = Told()
+    settings = config(plan=pt.PlanConfig(num_stages=1), freeze_every=3)
+    settings = dataclasses.replace(settings, devices=devices or None)
+    engine = make_engine(freeze=schedule(0, 1, 2), config=settings, callbacks=[told])
+    told.engine = engine
+    losses = []
+    with engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(48), 12):
+                losses.append(float(engine.step(batch)))
+    return told.steps, losses
+
+
+def test_callbacks_are_told_of_each_step_with_its_own_loss(libraries):
+    for devices in ((), NODE[:1]):
+        ((told, losses),) = run_ranks(check_told_steps, 1, libraries, devices)
+        assert [step for step, *_ in told] == list(range(1, 9))
+        assert [loss for _, loss, _ in told] == losses
+        assert [done for *_, done in told] == list(range(1, 9)), "before the next step"
+
+
+def check_nan(_rank, libraries, folder, bad_step):
+    """Let a loss be NaN at a step; return the error, and what is on the disk."""
+    fake = pretend(libraries)
+    taken = []
+
+    def loss(outputs, targets):
+        taken.append(1)
+        value = nn.functional.cross_entropy(outputs, targets)
+        return value * (math.nan if len(taken) - 1 == bad_step else 1.0)
+
+    settings = config(
+        devices=NODE[:1],
+        plan=pt.PlanConfig(num_stages=1, num_microbatches=1),
+        checkpoint=pt.CheckpointConfig(directory=folder, every_steps=1),
+        check_loss=False,
+    )
+    engine = make_engine(freeze=schedule(0), config=settings, loss=loss)
+    with pytest.raises(FloatingPointError) as caught, engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(48), 12):
                 engine.step(batch)
-        return fake.host_waits()
+    return str(caught.value), sorted(os.listdir(folder)), fake.violations()
 
 
-def test_a_steady_step_waits_for_its_inputs_and_its_loss_alone(libraries):
-    (waits,) = run_ranks(check_waits, 1, libraries, schedule(0))
-    assert waits == ["copy from the host", "aten::_local_scalar_dense"]
+@pytest.mark.parametrize("bad_step", [2, 3])  # the second one ends its pass
+def test_a_loss_that_is_nan_ends_the_run_and_spoils_no_checkpoint(
+    libraries, tmp_path, bad_step
+):
+    ((said, files, found),) = run_ranks(
+        check_nan, 1, libraries, str(tmp_path), bad_step
+    )
+    assert f"expected a finite value, got nan at step {bad_step} on rank 0" in said
+    assert said.endswith("read a step later: weights have changed")
+    steps = [int(re.search(r"(\d+)", name)[1]) for name in files]
+    assert max(steps) == bad_step, "that of the step before"
+    for name in files:
+        state = torch.load(tmp_path / name, weights_only=True)["model"]
+        assert all(bool(value.isfinite().all()) for value in state.values())
+    assert found == []

@@ -932,6 +932,12 @@ TORCH_LIBRARY(fake_device, m) {
         return static_cast<int64_t>(
             at_of(world().streams[{static_cast<int>(d), s}], key));
       });
+  // Whether the host has waited for the last write to a tensor.
+  m.def("is_known(Tensor value) -> bool", [](const at::Tensor& value) {
+    const std::lock_guard lock(world().mutex);
+    const Memory& memory = world().memory.at(memory_of(value));
+    return memory.written <= at_of(world().host, memory.writer);
+  });
   m.def("current_stream(int device) -> int", [](int64_t device) {
     return current_streams.at(device);
   });

@@ -23,13 +23,13 @@ class HostCopies {
     return streams_.bring(value, target, Mark());
   }
 
-  // What is queued on the current stream of the device of `value` by now: the
-  // last write to it, if that stream made it. Empty for CPU.
-  Mark mark(const at::Tensor& value) {
-    return streams_.mark(value.device());
+  // What is queued on the current stream of `device` by now; empty for CPU.
+  Mark mark(c10::Device device) {
+    return streams_.mark(device);
   }
 
-  // `value` on the host, as it was at the mark; the host waits for that alone.
+  // `value` on the host, which waits for the mark alone: that of the last write
+  // to it.
   at::Tensor read(const at::Tensor& value, const Mark& written) {
     return streams_.bring(value, c10::Device(c10::kCPU), written);
   }

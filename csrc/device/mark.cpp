@@ -49,6 +49,13 @@ void Mark::hold_back(c10::Stream stream) const {
   }
 }
 
+void Mark::wait() const {
+  if (point_ != nullptr) {
+    const c10::DeviceGuard on_its_device(point_->stream.device());
+    point_->event.synchronize();
+  }
+}
+
 Mark MarkPool::record(c10::Stream stream) {
   c10::Event event = take(stream.device());
   const c10::DeviceGuard on_its_device(stream.device());

@@ -36,6 +36,8 @@ class Mark {
   // What is queued on `stream` from now on runs after the marked point. Costs
   // nothing for an empty mark and on the marked stream itself. Does not block.
   void hold_back(c10::Stream stream) const;
+  // The host waits for the marked point.
+  void wait() const;
 
  private:
   friend class MarkPool;

@@ -39,7 +39,9 @@ def save(
     Raises:
         ValueError: no plan has been in force yet.
         OSError: the file could not be written; what is there is whole.
+        FloatingPointError: the last loss was on a device, and is NaN or Inf.
     """
+    run.read_loss()
     if run.state.optimizer is None:
         raise ValueError(
             "save: expected a call after prepare or batches, got one before"
@@ -65,7 +67,11 @@ def weights(run: Run) -> dict[str, Tensor]:
     """Return the plain model's ``state_dict`` as it was between two steps, on the host.
 
     What is there is not copied.
+
+    Raises:
+        FloatingPointError: the last loss was on a device, and is NaN or Inf.
     """
+    run.read_loss()
     named: dict[str, Tensor] = run.arguments.model.state_dict()
     before = run.step_buffers.before_step() or {}
     named.update((name, value) for name, value in before.items() if name in named)

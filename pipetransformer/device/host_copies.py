@@ -6,6 +6,7 @@ that was queued there before is done. Here copies have streams of their own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -35,7 +36,9 @@ def bring(tree: _T, device: torch.device) -> _T:
     computes = device.type not in ("cpu", "meta")
 
     def brought(value: Tensor) -> Tensor:
-        if computes and value.is_cpu and not value.requires_grad:
+        # Of a subclass nobody knows what memory it has.
+        plain = type(value) is Tensor and value.layout == torch.strided
+        if computes and plain and value.is_cpu and not value.requires_grad:
             return _COPIES.bring(value, device)
         return value.to(device)
 
@@ -43,11 +46,18 @@ def bring(tree: _T, device: torch.device) -> _T:
     return moved
 
 
+def wait_for_queued(devices: Iterable[torch.device]) -> None:
+    """Let the host wait for what is queued on the current streams of devices."""
+    for mark in [_COPIES.mark(device) for device in devices]:
+        mark.wait()
+
+
 class LaterNumber:
     """A number on its way to the host: whoever reads it waits for it alone.
 
     Args:
         value: ``()``; written by what is queued on the current stream of its device.
+            A copy is kept: it may be changed.
     """
 
     def __init__(self, value: Tensor) -> None:
@@ -57,7 +67,7 @@ class LaterNumber:
         if value.is_cpu:
             self._number = float(value)
         else:
-            self._queued = value, _COPIES.mark(value)
+            self._queued = value.clone(), _COPIES.mark(value.device)
 
     @property
     def is_known(self) -> bool:

@@ -303,7 +303,8 @@ class PipeTransformer:
             This replica's mean loss, detached, ``()``.
 
         Raises:
-            FloatingPointError: NaN or Inf in the loss; no weight was changed.
+            FloatingPointError: NaN or Inf in the loss; no weight was changed. Of a lone
+                replica on devices: in the loss of the step before.
             PeerFailure: a peer died.
         """
         coordinator = self._open()
@@ -458,6 +459,8 @@ class PipeTransformer:
         Raises:
             ValueError: no plan has been in force yet, or the path has no file's name.
             OSError: the file could not be written; what is there is whole.
+            FloatingPointError: the last loss, on a device until now, is NaN or Inf; so
+                with all that returns or writes weights.
         """
         coordinator = self._open()
         if coordinator.is_lead:

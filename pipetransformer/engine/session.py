@@ -14,6 +14,7 @@ from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.loop.coordinator import Coordinator
 from pipetransformer.loop.run_files import write_run_files
+from pipetransformer.loop.step import tell_step
 from pipetransformer.replica.replica import warm_up
 from pipetransformer.replica.run_trace import RunTrace
 from pipetransformer.report.clock import Clock
@@ -158,6 +159,8 @@ class Session:
             self.run.history.total_seconds = sum(spent.values())
             write_run_files(self.run)
             if self.run.is_lead:
+                with contextlib.suppress(FloatingPointError):  # it ends the run
+                    tell_step(self.run)
                 self.run.arguments.listeners.end(self.run.history)
         failure = self._failure_behind(error)
         if failure is not None and failure is not error:

@@ -333,7 +333,7 @@ class Coordinator:
 
     def _last_loss(self) -> Tensor:
         last = self.run.last_loss
-        return torch.tensor(0.0 if last is None else last.read())
+        return torch.tensor(0.0 if last is None else last.value)
 
     def loss(self, batch: Batch) -> Tensor:
         """Run the model and the loss; see `training.forward_loss`."""
@@ -347,7 +347,7 @@ class Coordinator:
         batch = replica.active_model.last_batch
         rows = batch.rows if batch is not None else 0
         run, counted = self.run, self._open_pass.counted
-        value = training.step_loss(run, loss)
+        value = training.step_loss(run, replica, loss)
         with run.guarded():
             training.backward(run, replica, counted, loss, value, batch, rows)
 

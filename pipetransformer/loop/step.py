@@ -43,20 +43,23 @@ def forward_loss(
 
     Raises:
         ValueError: the loss is no scalar, or the first one no mean over rows.
-        FloatingPointError: the loss is NaN or Inf; on a device, that of the step
-            before.
+        FloatingPointError: the loss is NaN or Inf; of a lone replica on a device,
+            that of the step before.
         PeerFailure: a peer died.
     """
     bundle = batch if isinstance(batch, Batch) else None
     model = replica.trained
     if model is None:
         raise RuntimeError("forward of a replica that was retired; please report")
+    if counted is not None:
+        if counted.is_behind:  # on a device
+            with run.clock.phase("forward"):
+                counted.catch_up()
+        tell_step(run)
+        counted.begin_step()
     wanted = bundle.targets if bundle is not None else targets
     empty = bundle is not None and bundle.rows == 0
     with run.clock.phase("forward"), run.precision.autocast():
-        if counted is not None:
-            counted.begin_step()  # reads the loss before, if that is on a device
-        tell_step(run)
         if replica.takes_loss and not empty:
             rows = bundle.rows if bundle is not None else rows_of(batch)
             each = MicrobatchLoss(run, wanted, rows)
@@ -65,7 +68,7 @@ def forward_loss(
         else:
             outputs = model(batch)
             loss = outputs if empty else _loss_of(run, outputs, wanted)
-        run.last_loss = step_loss(run, loss)
+        run.last_loss = step_loss(run, replica, loss)
     return loss
 
 
@@ -136,8 +139,11 @@ def backward(
     with run.clock.phase("backward"):
         replica.last_gradient.at = 0.0
         run.precision.scaled(loss).backward()  # type: ignore[no-untyped-call]
-        if ends and size > 1 and replica.last_gradient.at > 0:
-            run.clock.split("all_reduce", replica.last_gradient.at)
+        if ends and size > 1:
+            if replica.await_reduction():
+                run.plane.check()  # what an aborted one leaves must reach no weight
+            if replica.last_gradient.at > 0:
+                run.clock.split("all_reduce", replica.last_gradient.at)
     replica.check_gradients()
     if ends:
         if accumulated is not None and window is not None and counts:
@@ -147,6 +153,8 @@ def backward(
             _observe(run, replica)
     if counted is not None:
         counted.count(value, weight, rows, batch, ends=ends)
+    else:
+        value.read()  # no pass does it later
 
 
 def _over_replicas(replica: Replica, value: float) -> float:
@@ -195,8 +203,8 @@ def step(
         This replica's mean loss, detached, ``()``; zero when it had no rows.
 
     Raises:
-        FloatingPointError: the loss is NaN or Inf; no weight has been changed. On a
-            device, that of the step before, which has changed weights.
+        FloatingPointError: the loss is NaN or Inf; no weight has been changed. Of a
+            lone replica on a device: that of the step before, which has changed some.
         PeerFailure: a peer died.
     """
     bundle = batch if isinstance(batch, Batch) else None
@@ -209,8 +217,6 @@ def step(
         accumulated.end()
     if counted is not None:
         counted.settle()
-    else:
-        _last(run).read()  # no pass does it later
     return loss.detach()
 
 
@@ -229,8 +235,8 @@ def accumulate(
         This replica's mean loss, detached, ``()``; zero when it had no rows.
 
     Raises:
-        FloatingPointError: the loss is NaN or Inf; no weight has been changed. On a
-            device, that of the step before, which has changed weights.
+        FloatingPointError: the loss is NaN or Inf; no weight has been changed. Of a
+            lone replica on a device: that of the step before, which has changed some.
         PeerFailure: a peer died.
     """
     with replica.without_reduction():
@@ -252,8 +258,10 @@ def begin_window(
     accumulated.begin(window, plan_epoch)
 
 
-def step_loss(run: Run, loss: Tensor) -> StepLoss:
-    """Return a loss as a number; on a device it is not waited for.
+def step_loss(run: Run, replica: Replica, loss: Tensor) -> StepLoss:
+    """Return a loss as a number, for which a lone replica on a device does not wait.
+
+    Others do: a loss that is NaN must not reach their gradients.
 
     Raises:
         TypeError: it is no tensor.
@@ -269,7 +277,8 @@ def step_loss(run: Run, loss: Tensor) -> StepLoss:
         raise ValueError(
             f"loss: expected a scalar mean over rows, got shape {tuple(loss.shape)}"
         )
-    return StepLoss(loss, run.state.step, run.info.rank)
+    waits = replica.group.size > 1
+    return StepLoss(loss, run.state.step, run.info.rank, waits=waits)
 
 
 def _last(run: Run) -> StepLoss:

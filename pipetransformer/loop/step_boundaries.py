@@ -93,6 +93,7 @@ class StepBoundaries:
                 self._open.open_segment()  # as on ranks that have just joined
 
     def _meet(self, body: Callable[[], bool]) -> None:
+        tell_step(self._run)
         with self._run.clock.phase("transformation"):
             self._calls.call("boundary", body)
 
@@ -139,8 +140,7 @@ class StepBoundaries:
         if is_due(self._run):
             if self._open.counted is not None:
                 self._open.counted.settle()
-                self._open.counted.read()
-            tell_step(self._run)
+                self._open.counted.catch_up()
             share_signals(self._run, self._role.active())
         take_decision(self._run)
 

@@ -57,7 +57,6 @@ class Counts:
     def begin_step(self) -> None:
         """Note that a forward begins, and that the step before is done."""
         self.settle()
-        self.read()
         self._began = time.perf_counter()
         self._begins.append(self._began)
 
@@ -104,7 +103,11 @@ class Counts:
             rows: How many it had.
             batch: None where the rows are not those of the engine.
             ends: The optimizer steps with it; else it waits for one with which it does.
+
+        Raises:
+            FloatingPointError: a loss before it that was on a device is NaN or Inf.
         """
+        self.catch_up()
         if self._began is not None:
             self._durations.append(time.perf_counter() - self._began)
             self._began = None
@@ -123,6 +126,8 @@ class Counts:
             self._rows += rows
             self._weight += weight
             self._unread.append((loss, weight))
+            if self._interval is not None:
+                self._interval.add(loss.read, weight)
             if batch is not None:
                 self._ids.append(batch.ids)
                 self._batches.append(batch.index)
@@ -131,18 +136,31 @@ class Counts:
         if all(loss.is_known for loss, _ in self._unread):
             self.read()
 
-    def read(self) -> None:
-        """Add the losses of what is settled.
+    @property
+    def is_behind(self) -> bool:
+        """Whether a loss was not read yet, as it was on a device."""
+        late = [loss for loss, *_ in self._pending] + [loss for loss, _ in self._unread]
+        return not all(loss.is_known for loss in late)
+
+    def catch_up(self) -> None:
+        """Read the losses of all batches so far, of a step that is under way, too.
 
         Raises:
             FloatingPointError: one that was on a device is NaN or Inf.
         """
-        for loss, weight in self._unread:
-            value = loss.read()
-            self._loss_sum += value * weight
-            if self._interval is not None:
-                self._interval.add(value, weight)
-        self._unread.clear()
+        self.read()
+        for loss, *_ in self._pending:
+            loss.read()
+
+    def read(self) -> None:
+        """Add the losses of what is settled.
+
+        Raises:
+            FloatingPointError: one that was on a device is NaN or Inf; it is left out.
+        """
+        while self._unread:
+            loss, weight = self._unread.pop(0)
+            self._loss_sum += loss.read() * weight
 
     @property
     def batches(self) -> list[int]:
@@ -156,7 +174,7 @@ class Counts:
         """
         pending = self._pending if self._ended else []
         return {
-            "loss_sum": sum(loss.read() * weight for loss, weight, _, _ in pending),
+            "loss_sum": sum(loss.value * weight for loss, weight, _, _ in pending),
             "weight": sum(weight for _, weight, _, _ in pending),
             "rows": sum(rows for _, _, rows, _ in pending),
             "batches": [each.index for *_, each in pending if each is not None],
@@ -164,10 +182,10 @@ class Counts:
 
     def mine(self, run: Run) -> dict[str, Any]:
         """Return what this replica has counted, as plain values."""
-        self.read()
+        unread = sum(loss.value * weight for loss, weight in self._unread)
         cache = run.caches.training()
         return {
-            "loss_sum": self._loss_sum,
+            "loss_sum": self._loss_sum + unread,
             "weight": self._weight,
             "rows": self._rows,
             "cache": {
@@ -190,6 +208,7 @@ class Counts:
             RuntimeError: the replicas took different numbers of steps.
         """
         self.settle()
+        self.read()
         group = replica.group
         gathered = group.all_gather_bytes(json.dumps(self.mine(run)).encode())
         parts = [json.loads(part) for part in gathered]
@@ -295,10 +314,15 @@ class Pass:
         if self.open is not None:
             self.open.settle()
 
-    def read(self) -> None:
-        """Add the losses of what is settled; see `Counts.read`."""
+    @property
+    def is_behind(self) -> bool:
+        """Whether a loss was not read yet, as it was on a device."""
+        return self.open is not None and self.open.is_behind
+
+    def catch_up(self) -> None:
+        """Read the losses of all batches so far; see `Counts.catch_up`."""
         if self.open is not None:
-            self.open.read()
+            self.open.catch_up()
 
     def close_segment(self, run: Run, replica: Replica) -> None:
         """Add up the open segment, if any; collective over the active group."""

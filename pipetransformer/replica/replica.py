@@ -17,7 +17,7 @@ from pipetransformer.autodp import ActiveGroup
 from pipetransformer.core.devices import to_device
 from pipetransformer.data import Batch
 from pipetransformer.data.structures import arguments_of
-from pipetransformer.device import bring
+from pipetransformer.device import bring, wait_for_queued
 from pipetransformer.pipe import Pipe, Workers
 from pipetransformer.planner import Plan
 from pipetransformer.replica.codec_gate import CodecGate
@@ -280,6 +280,16 @@ class Replica:
         if isinstance(self.trained, DistributedDataParallel):
             return self.trained.no_sync()
         return contextlib.nullcontext()
+
+    def await_reduction(self) -> bool:
+        """Let the host wait for the gradients; on the host backward has done so.
+
+        Returns:
+            Whether there was something to wait for.
+        """
+        there = [device for device in self.pipe.devices if device.type != "cpu"]
+        wait_for_queued(dict.fromkeys(there))
+        return bool(there)
 
     def check_gradients(self) -> None:
         """Refuse a model that DDP would refuse, once: with others it would fail later.

@@ -240,6 +240,15 @@ class Run:
         with self.plane.guard():
             yield
 
+    def read_loss(self) -> None:
+        """Read the last loss, which may still be on a device, before weights are kept.
+
+        Raises:
+            FloatingPointError: it is NaN or Inf.
+        """
+        if self.last_loss is not None:
+            self.last_loss.read()
+
     def is_finite(self) -> bool:
         """Tell whether no weight is NaN or Inf: only such weights are worth saving."""
         found: dict[torch.device, list[Tensor]] = {}

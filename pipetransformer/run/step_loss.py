@@ -13,21 +13,23 @@ class StepLoss:
     """The loss of one batch on this replica.
 
     On the host it is known at once. On a device whoever reads it waits for it, so the
-    training loop does so a step later, when the device has long computed it.
+    training loop of a lone replica does so a step later, when the device has long
+    computed it.
 
     Args:
         loss: ``()``.
         step: Optimizer steps done before.
         rank: This process's.
+        waits: Read it at once, on a device, too.
 
     Raises:
         FloatingPointError: it is known, and NaN or Inf.
     """
 
-    def __init__(self, loss: Tensor, step: int, rank: int) -> None:
+    def __init__(self, loss: Tensor, step: int, rank: int, *, waits: bool) -> None:
         self._later = LaterNumber(loss)
         self._where = f"at step {step} on rank {rank}"
-        self._late = not self._later.is_known
+        self._late = not (waits or self._later.is_known)
         if not self._late:
             self.read()
 
@@ -36,13 +38,18 @@ class StepLoss:
         """Whether reading it waits for nothing."""
         return self._later.is_known
 
+    @property
+    def value(self) -> float:
+        """The loss, whatever it is."""
+        return self._later.read()
+
     def read(self) -> float:
         """Return the loss.
 
         Raises:
             FloatingPointError: it is NaN or Inf.
         """
-        value = self._later.read()
+        value = self.value
         if not math.isfinite(value):
             changed = ", read a step later: weights have changed" if self._late else ""
             raise FloatingPointError(

@@ -271,9 +271,9 @@ def test_a_state_of_wrong_values_is_refused(name, value):
 
 def test_losses_of_replicas_add_up_to_the_mean_over_all_rows():
     one, other = LossSum(), LossSum()
-    one.add(2.0, 3)
-    one.add(4.0, 1)
-    other.add(1.0, 4)
+    one.add(lambda: 2.0, 3)
+    one.add(lambda: 4.0, 1)
+    other.add(lambda: 1.0, 4)
     parts = [one.own, other.own]
     for each in (one, other):
         each.settle(parts)
@@ -284,10 +284,27 @@ def test_losses_of_replicas_add_up_to_the_mean_over_all_rows():
     assert one.take() is None, "of no rows there is none"
 
 
+def test_a_loss_is_read_when_the_sum_is_asked_for():
+    asked = []
+
+    def loss(value):
+        return lambda: asked.append(value) or value
+
+    found = LossSum()
+    found.add(loss(2.0), 3)
+    assert asked == []
+    found.add(loss(4.0), 1)
+    assert asked == [2.0], "the one before"
+    assert found.own == found.own == (10.0, 4.0) and asked == [2.0, 4.0]
+    found.add(loss(8.0), 1)
+    assert found.take() is None and found.own == (0.0, 0.0), "begun anew"
+    assert asked == [2.0, 4.0]
+
+
 def test_losses_of_replicas_that_leave_are_gathered_by_one_that_stays():
     one, other = LossSum(), LossSum()
-    one.add(2.0, 3)
-    other.add(1.0, 4)
+    one.add(lambda: 2.0, 3)
+    other.add(lambda: 1.0, 4)
     parts = [one.own, other.own]
     one.gather(parts, keeps=True)
     other.gather(parts, keeps=False)

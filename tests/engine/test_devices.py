@@ -5,6 +5,7 @@ Each run is in processes of its own: the device is registered for good.
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -605,6 +606,58 @@ def test_a_steady_step_waits_for_nothing_that_it_has_queued(
     assert found == []
 
 
+def test_replicas_wait_for_their_loss_and_for_reduced_gradients(libraries):
+    shape = {"num_stages": 1, "num_microbatches": 1}
+    for waits, known, found in run_ranks(check_waits, 2, libraries, shape):
+        first, *reduced, last = waits
+        assert (first, last) == ("copy to the host", "event")
+        # Of the pretended all-reduce, which goes through the host.
+        assert set(reduced) <= {"copy to the host", "copy from the host"}
+        assert all(known) and found == []
+
+
+OWN_LOOPS = {
+    "loss": lambda engine, batch: engine.loss(batch),
+    "model": lambda engine, batch: nn.functional.cross_entropy(
+        engine.model(batch), batch.targets
+    ),
+}
+
+
+def check_own_nan(_rank, libraries, loop, bad_step, shared):
+    """A loop whose loss is NaN once; return the error and the steps done by then."""
+    pretend(libraries)
+    settings = config(
+        devices=NODE[:1],
+        plan=pt.PlanConfig(num_stages=1, num_microbatches=1),
+        accumulation_steps=2 if shared else 1,
+    )
+    engine = make_engine(freeze=schedule(0), config=settings)
+    taken = 0
+    with pytest.raises(FloatingPointError) as caught, engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(96), 12):
+                if loop == "step":
+                    if taken == bad_step:
+                        with torch.no_grad():
+                            for parameter in engine.model.parameters():
+                                parameter.mul_(math.nan)
+                    engine.step(batch).zero_()  # the user's to change
+                else:
+                    loss = OWN_LOOPS[loop](engine, batch)
+                    engine.backward(loss * (math.nan if taken == bad_step else 1.0))
+                    engine.update()
+                taken += 1
+    return str(caught.value), taken
+
+
+@pytest.mark.parametrize("loop", ["loss", "model", "step", "step, shared"])
+def test_a_loop_of_any_kind_ends_a_batch_after_its_loss_was_nan(libraries, loop):
+    name, _, shared = loop.partition(", ")
+    ((said, taken),) = run_ranks(check_own_nan, 1, libraries, name, 2, bool(shared))
+    assert "expected a finite value, got nan" in said and taken == 3
+
+
 class Told(pt.report.Callback):
     """Keeps what it is told of steps, and what the engine had done by then."""
 
@@ -641,6 +694,30 @@ def test_callbacks_are_told_of_each_step_with_its_own_loss(libraries):
         assert [done for *_, done in told] == list(range(1, 9)), "before the next step"
 
 
+def check_interval(_rank, libraries, devices):
+    """Return losses of steps, and their sum as a checkpoint after each has it."""
+    if devices:
+        pretend(libraries)
+    settings = config(plan=pt.PlanConfig(num_stages=1), freeze_every=100)
+    settings = dataclasses.replace(settings, devices=devices or None)
+    engine = make_engine(freeze=pt.freeze.Guarded(), config=settings)
+    losses, sums = [], []
+    with engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(48), 12):
+                losses.append(float(engine.step(batch)))
+                sums.append(run_of(engine).state.losses.own)
+    return losses, sums
+
+
+def test_the_sum_of_losses_holds_the_step_that_was_just_taken(libraries):
+    for devices in ((), NODE[:1]):
+        ((losses, sums),) = run_ranks(check_interval, 1, libraries, devices)
+        totals = list(itertools.accumulate(12 * loss for loss in losses))
+        assert [total for total, _ in sums] == pytest.approx(totals)
+        assert [rows for _, rows in sums] == [12, 24, 36, 48]
+
+
 def check_nan(_rank, libraries, folder, bad_step):
     """Let a loss be NaN at a step; return the error, and what is on the disk."""
     fake = pretend(libraries)
@@ -663,6 +740,36 @@ def check_nan(_rank, libraries, folder, bad_step):
             for batch in engine.batches(ToySet(48), 12):
                 engine.step(batch)
     return str(caught.value), sorted(os.listdir(folder)), fake.violations()
+
+
+def check_saves(_rank, libraries, folder):
+    """Ask for weights after a loss that was NaN; return what each call said."""
+    pretend(libraries)
+    settings = config(
+        devices=NODE[:1], plan=pt.PlanConfig(num_stages=1, num_microbatches=1)
+    )
+    engine = make_engine(freeze=schedule(0), config=settings)
+    said = []
+    with contextlib.suppress(FloatingPointError), engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(48), 12):
+                with torch.no_grad():
+                    next(iter(engine.model.parameters())).mul_(math.nan)
+                engine.step(batch)
+                for call in (
+                    engine.state_dict,
+                    lambda: engine.save(os.path.join(folder, "a.pt")),
+                    lambda: engine.export(os.path.join(folder, "b.pt")),
+                ):
+                    with pytest.raises(FloatingPointError, match="got nan at step 0"):
+                        call()
+                    said.append(os.listdir(folder))
+    return said
+
+
+def test_weights_that_a_loss_has_spoilt_are_not_saved(libraries, tmp_path):
+    (said,) = run_ranks(check_saves, 1, libraries, str(tmp_path))
+    assert said == [[], [], []]
 
 
 @pytest.mark.parametrize("bad_step", [2, 3])  # the second one ends its pass

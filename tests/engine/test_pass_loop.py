@@ -91,7 +91,7 @@ def test_a_pass_that_the_script_has_left_is_closed(passes):
 
 def test_the_loss_that_a_survivor_has_shared_is_the_one_that_is_decided_by(passes):
     passes.run.state.losses = LossSum()
-    passes.run.state.losses.add(9.0, 1)  # the others' rows are not known here
+    passes.run.state.losses.add(lambda: 9.0, 1)  # the others' rows are not known here
     list(passes.loop.iterate(LOADING))
     passes.loop.finish()
     assert passes.run.state.losses.take() == 0.25

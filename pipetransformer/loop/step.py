@@ -299,6 +299,7 @@ def update(run: Run, replica: Replica) -> None:
         raise RuntimeError("step without an optimizer; please report")
     with run.clock.phase("optimizer"):
         if state.scaler is not None:
+            run.read_loss()  # it waits anyway
             state.scaler.unscale_(state.optimizer)
             if bool(nn.utils.get_total_norm(_gradients(replica)).isfinite()):
                 _observe(run, replica)

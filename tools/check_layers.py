@@ -57,7 +57,7 @@ ARROWS: dict[str, frozenset[str]] = {
     "loop": frozenset(
         {"recovery", "progress", "transformation", "checkpoint", "replica", "run"}
     )
-    | {"state", "data", "report", "autodp", "autocache", "core"},
+    | {"state", "data", "report", "autodp", "autocache", "device", "core"},
     "engine": frozenset(
         {"loop", "progress", "transformation", "checkpoint", "replica", "run", "state"}
     )

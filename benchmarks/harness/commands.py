@@ -179,7 +179,7 @@ _ALL = (
                 (
                     *("--tasks", "xquad", "--seeds", "6"),
                     *("--policies", "cap 1/3", "guarded"),
-                    *("--jobs", "2", "--minutes", "60"),
+                    *("--jobs", "2", "--minutes", "30"),
                 ),
             ),
             (
@@ -187,7 +187,7 @@ _ALL = (
                 (
                     *("--tasks", "sst2", "--seeds", "6"),
                     *("--policies", "cap 1/3", "guarded"),
-                    *("--jobs", "2", "--minutes", "60"),
+                    *("--jobs", "2", "--minutes", "30"),
                 ),
             ),
             (

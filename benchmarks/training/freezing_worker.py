@@ -185,7 +185,8 @@ def run(task: Task, name: str, seed: int, curve: bool) -> dict[str, Any]:
         units=task.units,
         config=pt.Config(
             seed=seed,
-            plan=pt.PlanConfig(num_stages=1),
+            # Of measured times the planner would choose M, which rounds otherwise.
+            plan=pt.PlanConfig(num_stages=1, num_microbatches=1),
             pipe=pt.PipeConfig(num_slots=1, threads_per_stage=1),
             cache=pt.CacheConfig(admission="always"),
         ),

@@ -12,6 +12,7 @@ from torch.nn import functional
 from pipetransformer import _C
 from pipetransformer.autocache._ops import decode_rows, encode_rows
 from pipetransformer.autocache.ragged import Ragged, dims_of, flags, moved
+from pipetransformer.device import bring
 
 Codec = Literal["native", "bf16", "fp16", "int8"]
 
@@ -120,9 +121,9 @@ def on_device(
         device: where to.
     """
     if isinstance(tensor, Tensor):
-        return tensor.to(device)
+        return bring(tensor, device)
     rows, _ = decode_rows(
-        tensor.bytes.to(device),
+        bring(tensor.bytes, device),
         tensor.offsets,
         tensor.codecs,
         None if tensor.fill is None else lengths,

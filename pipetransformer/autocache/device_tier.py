@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pipetransformer.autocache.ragged import Ragged, dims_of, flags, moved
 from pipetransformer.autocache.records import Records, joined
+from pipetransformer.device import bring
 
 _LOG = logging.getLogger(__name__)
 
@@ -197,12 +198,12 @@ class DeviceTier:
         found = ids[rows]
         lengths = self._length[found] if any(held.padded) else None
         padded_to = 0 if length is None else length
-        at = {False: self._record[found].to(self.device)}
+        at = {False: bring(self._record[found], self.device)}
         if lengths is not None:
             steps = torch.arange(padded_to)
             places = self._position[found].unsqueeze(1) + steps
             places[steps >= lengths.unsqueeze(1)] = 0
-            at[True] = places.reshape(-1).to(self.device)
+            at[True] = bring(places.reshape(-1), self.device)
         tensors = []
         for buffer, padded in zip(held.tensors, held.padded, strict=True):
             taken = buffer.index_select(0, at[padded])
@@ -273,12 +274,12 @@ class DeviceTier:
         new, sizes = batch.ids[rows], batch.lengths[rows]
         records, positions = held.used
         ends = positions + sizes.cumsum(0)
-        taken = {False: rows.to(self.device)}
+        taken = {False: bring(rows, self.device)}
         if any(held.padded):
             size = batch.tensors[held.padded.index(True)].shape[1]  # of all of them
             steps = torch.arange(size)
             flat = rows.unsqueeze(1) * size + steps
-            taken[True] = flat[steps < sizes.unsqueeze(1)].to(self.device)
+            taken[True] = bring(flat[steps < sizes.unsqueeze(1)], self.device)
         for buffer, tensor, padded in zip(
             held.tensors, batch.tensors, held.padded, strict=True
         ):

@@ -304,7 +304,7 @@ class PipeTransformer:
 
         Raises:
             FloatingPointError: NaN or Inf in the loss; no weight was changed. Of a lone
-                replica on devices: in the loss of the step before.
+                replica on devices that may be the loss of the step before, which has.
             PeerFailure: a peer died.
         """
         coordinator = self._open()
@@ -545,6 +545,7 @@ class PipeTransformer:
                 "gives, got one of an nn.Sequential; use engine.export"
             )
         if coordinator.is_lead:
+            coordinator.run.read_loss()
             adapted.export(folder, merge=merge)
 
     # -- what is there to see --------------------------------------------------

@@ -14,7 +14,6 @@ from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.loop.coordinator import Coordinator
 from pipetransformer.loop.run_files import write_run_files
-from pipetransformer.loop.step import tell_step
 from pipetransformer.replica.replica import warm_up
 from pipetransformer.replica.run_trace import RunTrace
 from pipetransformer.report.clock import Clock
@@ -159,12 +158,21 @@ class Session:
             self.run.history.total_seconds = sum(spent.values())
             write_run_files(self.run)
             if self.run.is_lead:
-                with contextlib.suppress(FloatingPointError):  # it ends the run
-                    tell_step(self.run)
-                self.run.arguments.listeners.end(self.run.history)
+                self._tell_end(error)
         failure = self._failure_behind(error)
         if failure is not None and failure is not error:
             raise failure from error
+
+    def _tell_end(self, error: BaseException | None) -> None:
+        """Tell the user of the last step, if that has waited, and of the end."""
+        try:
+            self.run.tell_step()
+        except Exception as late:  # of a device, or the user's own
+            if error is None:
+                raise
+            _LOG.error("last step: %s", late)
+        finally:
+            self.run.arguments.listeners.end(self.run.history)
 
     def _failure_behind(self, error: BaseException | None) -> PeerFailure | None:
         """Return the failure of a peer that `error` is, or is the bare error of."""

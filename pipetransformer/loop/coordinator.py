@@ -347,7 +347,7 @@ class Coordinator:
         batch = replica.active_model.last_batch
         rows = batch.rows if batch is not None else 0
         run, counted = self.run, self._open_pass.counted
-        value = training.step_loss(run, replica, loss)
+        value = run.own_loss = training.step_loss(run, replica, loss)
         with run.guarded():
             training.backward(run, replica, counted, loss, value, batch, rows)
 
@@ -370,7 +370,7 @@ class Coordinator:
         """
         self._require_plan("evaluate")
         run, within = self.run, self._passes.is_within
-        training.tell_step(run)
+        run.tell_step()
         if not within:
             self.finish_pass()
 

@@ -15,7 +15,6 @@ from typing import Any
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.data import Batch
 from pipetransformer.loop.run_files import write_run_files
-from pipetransformer.loop.step import tell_step
 from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.progress.sharding import Loading
@@ -206,7 +205,7 @@ class PassLoop:
             _LOG.info("%s", epoch_line(record))
             if run.arguments.listeners:
                 run.forecast = foresee(run, self._role.active().plan, record)
-            tell_step(run)
+            run.tell_step()
             run.arguments.listeners.epoch(record)
         write_run_files(run)
 

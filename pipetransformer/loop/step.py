@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.core.devices import beside
+from pipetransformer.core.devices import device_of
 from pipetransformer.data import Batch
 from pipetransformer.data.structures import rows_of
+from pipetransformer.device import bring
 from pipetransformer.loop.accumulation import Accumulated, Window
 from pipetransformer.loop.loss_check import checked_loss
 from pipetransformer.loop.microbatch_loss import MicrobatchLoss, zero_of
@@ -55,7 +55,7 @@ def forward_loss(
         if counted.is_behind:  # on a device
             with run.clock.phase("forward"):
                 counted.catch_up()
-        tell_step(run)
+        run.tell_step()
         counted.begin_step()
     wanted = bundle.targets if bundle is not None else targets
     empty = bundle is not None and bundle.rows == 0
@@ -79,7 +79,8 @@ def weight_of(run: Run, targets: Any, rows: int) -> float:
 
 
 def _loss_of(run: Run, outputs: Any, targets: Any) -> Tensor:
-    targets = beside(outputs, targets)
+    place = device_of(outputs)
+    targets = targets if place is None else bring(targets, place)
     if run.arguments.loss_weight is not None and weight_of(run, targets, 1) == 0:
         return zero_of(outputs)
     if run.loss_checked:
@@ -142,7 +143,7 @@ def backward(
         if ends and size > 1:
             if replica.await_reduction():
                 run.plane.check()  # what an aborted one leaves must reach no weight
-            if replica.last_gradient.at > 0:
+            elif replica.last_gradient.at > 0:  # on a device: when it was queued
                 run.clock.split("all_reduce", replica.last_gradient.at)
     replica.check_gradients()
     if ends:
@@ -317,18 +318,10 @@ def update(run: Run, replica: Replica) -> None:
                 state.scheduler.step()
         state.optimizer.zero_grad(set_to_none=True)
     if run.arguments.listeners and run.is_lead:
-        tell_step(run)  # of a loop whose forward is not the engine's
+        run.tell_step()  # of a loop whose forward is not the engine's
         run.untold = _record_of(run), run.last_loss
         if run.last_loss is None or run.last_loss.is_known:
-            tell_step(run)
-
-
-def tell_step(run: Run) -> None:
-    """Tell the user of the last step, if that waits for its loss."""
-    if run.untold is not None:
-        (record, loss), run.untold = run.untold, None
-        value = 0.0 if loss is None else loss.read()
-        run.arguments.listeners.step(dataclasses.replace(record, loss=value))
+            run.tell_step()
 
 
 def _refuse_nan(run: Run, replica: Replica, norm: Tensor) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pipetransformer.loop.step import tell_step
 from pipetransformer.progress.open_pass import OpenPass
 from pipetransformer.recovery.retrying import RetriedCalls
 from pipetransformer.replica.role import Role
@@ -93,7 +92,7 @@ class StepBoundaries:
                 self._open.open_segment()  # as on ranks that have just joined
 
     def _meet(self, body: Callable[[], bool]) -> None:
-        tell_step(self._run)
+        self._run.tell_step()
         with self._run.clock.phase("transformation"):
             self._calls.call("boundary", body)
 

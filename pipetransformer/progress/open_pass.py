@@ -161,7 +161,7 @@ class OpenPass:
         counted = self._counting()
         if counted.open is not None:
             counted.open.settle()
-            counted.open.read()  # of a device: its last step is over then
+            counted.open.read()  # of a device, where a step is as long as its next one
             extra_s = counted.open.first_step_extra_s()
             per_step = self._run.config.accumulation_steps
             self._run.costs.record_steps(

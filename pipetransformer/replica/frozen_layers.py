@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.autocache import fingerprint_chain, values_context
-from pipetransformer.core.devices import HOST, to_device
+from pipetransformer.core.devices import HOST
 from pipetransformer.core.fixed_values import tensors_have_rows
 from pipetransformer.data.structures import (
     call_layers,
@@ -263,13 +263,13 @@ class FrozenLayers:
             )
             if self._passed_on:
                 with draws:
-                    there = to_device(piece, self._places[start])
+                    there = bring(piece, self._places[start])
                     chunk = self._layers[start:end]
                     return self.here(run_in_place(chunk, there, first=start == 0))
             device = self._devices[number % len(self._devices)]
             layers = self._on[device][start:end]
             with use_skip_tracker(SkipTracker()), draws:
-                taken = to_device(piece, device)
+                taken = bring(piece, device)
                 return self.here(call_layers(layers, taken, first=start == 0))
 
         return forward

@@ -53,8 +53,8 @@ class Callback:
     def on_step(self, step: StepRecord) -> None:
         """An optimizer step was taken.
 
-        Of devices this is told when the next step begins, or before what else comes
-        after it: then its loss is known without a wait.
+        Where one replica trains on devices this is told when the next step begins, or
+        before what else comes after it: then its loss is known without a wait.
         """
 
     def on_epoch(self, record: EpochRecord) -> None:

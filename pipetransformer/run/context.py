@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -111,6 +112,7 @@ class Run:
         self.drops_copies = False  # as this rank's device has run out of it
         self.forecast: Forecast | None = None  # of the lead, with callbacks
         self.last_loss: StepLoss | None = None  # of the last forward of this replica
+        self.own_loss: StepLoss | None = None  # that a script has given to backward
         self.untold: tuple[StepRecord, StepLoss | None] | None = None  # of the lead
         self.upcoming: Batch | None = None  # after the one handed out; if it is loaded
         self.step_buffers = StepBuffers(arguments.model, lambda: self.state.step)
@@ -241,13 +243,22 @@ class Run:
             yield
 
     def read_loss(self) -> None:
-        """Read the last loss, which may still be on a device, before weights are kept.
+        """Read the last losses, which may be on a device yet, before weights are kept.
 
         Raises:
-            FloatingPointError: it is NaN or Inf.
+            FloatingPointError: one is NaN or Inf.
         """
-        if self.last_loss is not None:
-            self.last_loss.read()
+        for loss in (self.last_loss, self.own_loss):
+            if loss is not None:
+                loss.read()
+
+    def tell_step(self) -> None:
+        """Tell the user of the last step, if that has waited for its loss."""
+        if self.untold is not None:
+            (record, loss), self.untold = self.untold, None
+            value = 0.0 if loss is None else loss.value
+            told = dataclasses.replace(record, loss=value)
+            self.arguments.listeners.step(told)
 
     def is_finite(self) -> bool:
         """Tell whether no weight is NaN or Inf: only such weights are worth saving."""

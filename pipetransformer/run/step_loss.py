@@ -51,7 +51,9 @@ class StepLoss:
         """
         value = self.value
         if not math.isfinite(value):
-            changed = ", read a step later: weights have changed" if self._late else ""
+            changed = (
+                ", read a step later: weights may have changed" if self._late else ""
+            )
             raise FloatingPointError(
                 f"loss: expected a finite value, got {value} {self._where}{changed}"
             )

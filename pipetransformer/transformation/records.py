@@ -181,6 +181,7 @@ def record_loss(
     run.clock.mark(f"ranks {record.lost} lost" if lost else "recovered, nobody lost")
     run.history.counters.failures_survived += len(lost)
     if run.is_lead:
+        run.tell_step()
         _LOG.warning("%s", recovery_line(record))
         run.arguments.listeners.failure(record)
 

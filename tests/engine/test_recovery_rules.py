@@ -4,6 +4,7 @@ import dataclasses
 import types
 
 import pytest
+import torch
 
 from pipetransformer.autodp import AutoDPConfig, PeerFailure
 from pipetransformer.checkpoint.autosave import AutoSave
@@ -25,6 +26,7 @@ from pipetransformer.report import EpochRecord, PlanShape
 from pipetransformer.run.arguments import Workload
 from pipetransformer.run.control_log import ControlLog
 from pipetransformer.run.layout import Layout
+from pipetransformer.run.step_loss import StepLoss
 from pipetransformer.state.state import Integrity, TrainingState
 from pipetransformer.transformation import attempts as changes_module
 from pipetransformer.transformation import rank_layout as placing
@@ -258,10 +260,12 @@ def test_a_share_of_the_step_that_others_have_taken_counts():
 @pytest.mark.parametrize("ends", [True, False])
 def test_what_is_counted_with_the_step_under_way_is_told_until_it_is_done(ends):
     counts = object.__new__(Counts)
-    vars(counts).update(_pending=[], _ended=False, _began=None, _interval=None)
+    vars(counts).update(_pending=[], _unread=[], _ended=False, _began=None)
+    vars(counts).update(_interval=None)
     vars(counts).update(_rows=0, _loss_sum=0.0, _weight=0.0, _ids=[], _batches=[])
     batch = types.SimpleNamespace(index=7, ids=[3, 4])
-    counts.count(0.5, 2.0, 2, batch, ends=ends)
+    loss = StepLoss(torch.tensor(0.5), 0, 0, waits=True)
+    counts.count(loss, 2.0, 2, batch, ends=ends)
     told = {"loss_sum": 1.0, "weight": 2.0, "rows": 2, "batches": [7]}
     none = {"loss_sum": 0, "weight": 0, "rows": 0, "batches": []}
     assert counts.due() == (told if ends else none)

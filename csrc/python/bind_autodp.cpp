@@ -46,6 +46,7 @@ void bind_group(py::module_& m) {
           py::arg("device_type"),
           py::arg("timeout"))
       .def_property_readonly("process_group", &ActiveGroup::process_group)
+      .def("check_ended", &ActiveGroup::check_ended, NoGil())
       .def("retire", &ActiveGroup::retire, NoGil());
   m.def(
       "wait_done",

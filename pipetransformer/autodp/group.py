@@ -141,6 +141,18 @@ class ActiveGroup:
             options.timeout = timeout
         self._run(lambda: self.process_group.barrier(options))
 
+    def check_ended(self) -> None:
+        """Look at collectives on devices, once the host has waited for these.
+
+        NCCL gives one up by itself when the way to a peer is gone; it ends as if it
+        were done.
+
+        Raises:
+            PeerFailure: one of them was given up, or the run has failed.
+        """
+        with self._plane.guard():
+            self._core.check_ended()
+
     def retire(self) -> None:
         """Take the group apart in the background, without waiting for peers or store.
 

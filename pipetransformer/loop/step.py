@@ -141,9 +141,8 @@ def backward(
         replica.last_gradient.at = 0.0
         run.precision.scaled(loss).backward()  # type: ignore[no-untyped-call]
         if ends and size > 1:
-            if replica.await_reduction():
-                run.plane.check()  # what an aborted one leaves must reach no weight
-            elif replica.last_gradient.at > 0:  # on a device: when it was queued
+            waited = replica.await_reduction()
+            if replica.last_gradient.at > 0 and not waited:  # on a device: when queued
                 run.clock.split("all_reduce", replica.last_gradient.at)
     replica.check_gradients()
     if ends:

@@ -286,9 +286,15 @@ class Replica:
 
         Returns:
             Whether there was something to wait for.
+
+        Raises:
+            PeerFailure: the all-reduce was given up, or the run has failed: what is
+                there must reach no weight.
         """
         there = [device for device in self.pipe.devices if device.type != "cpu"]
-        wait_for_queued(dict.fromkeys(there))
+        if there:
+            wait_for_queued(dict.fromkeys(there))
+            self.group.check_ended()
         return bool(there)
 
     def check_gradients(self) -> None:

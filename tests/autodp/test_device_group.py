@@ -113,6 +113,36 @@ def test_failure_aborts_what_is_on_the_device(libraries, refuses):
     run_ranks(check_failure, 1, libraries, refuses, timeout_s=TIMEOUT_S)
 
 
+def check_given_up(_rank, libraries, looks):
+    """A collective that its backend gives up ends as if it were done."""
+    on_device = load(libraries)(0, 1)
+    info, store = connect(FAST)
+    plane = ControlPlane(store, info, FAST)
+    group = make_group(plane, on_device)
+    work = start(group)
+    group.check_ended()  # nothing has ended yet
+    on_device.end()
+    group.check_ended()
+    gone = start(group)
+    on_device.end("the way to rank 1 is gone. Advice")
+    gone.wait()
+    assert _C.autodp.wait_done(work, SLICE) and _C.autodp.wait_done(gone, SLICE)
+    said = "all_reduce.*a peer is gone: the way to rank 1 is gone"
+    with pytest.raises(PeerFailure, match=said):
+        group.check_ended() if looks else start(group).wait()
+    with pytest.raises(PeerFailure, match=said):
+        group.check_ended()
+    assert on_device.calls == 2, "nothing is queued behind it"
+    until(lambda: on_device.aborts)
+    group.retire()
+    plane.close()
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_collective_that_was_given_up_fails_the_run(libraries, looks):
+    run_ranks(check_given_up, 1, libraries, looks, timeout_s=TIMEOUT_S)
+
+
 def check_retire(_rank, libraries):
     made = load(libraries)
     with joined() as plane:

@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer import autocache, planner
 from pipetransformer.autocache import ActivationCache, TierRates
+from pipetransformer.autodp import PeerFailure
+from pipetransformer.autodp.group import ActiveGroup
 from tests.engine.even_profile import even_profile
 from tests.engine.scenario import (
     config,
@@ -623,6 +626,38 @@ def test_replicas_wait_for_their_loss_and_for_reduced_gradients(libraries):
         # Of the pretended all-reduce, which goes through the host.
         assert set(reduced) <= {"copy to the host", "copy from the host"}
         assert all(known) and found == []
+
+
+def check_broken_reduction(_rank, libraries):
+    """Let the run fail while replicas wait for the third all-reduce."""
+    pretend(libraries)
+    settings = config(devices=NODE[:2], plan=pt.PlanConfig(num_stages=1))
+    engine = make_engine(freeze=schedule(0), config=settings)
+    calls, look = [], ActiveGroup.check_ended
+
+    def fail_once(group):
+        calls.append(group.size)
+        if len(calls) == 3:
+            group._plane.fail("test", "the way is gone")
+        look(group)
+
+    with (
+        mock.patch.object(ActiveGroup, "check_ended", fail_once),
+        pytest.raises(PeerFailure, match="the way is gone"),
+        engine,
+    ):
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(48), 12):
+                parameters = list(model_of(engine).parameters())
+                before = [p.detach().clone() for p in parameters]
+                engine.step(batch)
+    same = all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
+    return calls, same
+
+
+def test_what_a_broken_all_reduce_leaves_reaches_no_weight(libraries):
+    for calls, same in run_ranks(check_broken_reduction, 2, libraries):
+        assert calls in ([2, 2, 2], [2, 2]) and same
 
 
 OWN_LOOPS = {

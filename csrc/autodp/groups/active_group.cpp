@@ -66,6 +66,14 @@ void ActiveGroup::make_process_group(
   process_group_->setDefaultBackend(kType);
 }
 
+void ActiveGroup::check_ended() {
+  if (on_device_) {
+    on_device_->check_ended();
+  } else {
+    latch_->check();
+  }
+}
+
 void ActiveGroup::retire() noexcept {
   if (!guarded_ || retired_.exchange(true)) {
     return;

@@ -40,6 +40,10 @@ class ActiveGroup {
     return process_group_;
   }
 
+  // Once the host has waited for a device: throws if a collective there has
+  // ended with an error, or the run has failed.
+  void check_ended();
+
   // Hands the real backends to the plane's background thread, which drops it;
   // of a group of an earlier generation to a thread of its own, for that may
   // wait for a stopped peer, and must not keep those of this generation

@@ -10,6 +10,22 @@ namespace pipetransformer::autodp {
 using c10d::OpType;
 using Work = c10::intrusive_ptr<c10d::Work>;
 
+namespace {
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& known) {
+    return known.what_without_backtrace();
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "an error of no known kind";
+  }
+}
+
+}  // namespace
+
 GuardedBackend::GuardedBackend(
     c10::intrusive_ptr<c10d::Backend> inner,
     std::shared_ptr<FailureLatch> latch,
@@ -61,8 +77,8 @@ std::function<void()> GuardedBackend::take_apart() {
           latch = latch_,
           works = std::move(under_way_),
           deadline = std::chrono::steady_clock::now() + timeout_]() mutable {
-    for (const auto& work : works) {
-      while (!work->isCompleted() && !latch->failed() &&
+    for (const Started& each : works) {
+      while (!each.work->isCompleted() && !latch->failed() &&
              std::chrono::steady_clock::now() < deadline) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
@@ -75,11 +91,38 @@ std::function<void()> GuardedBackend::take_apart() {
   };
 }
 
+std::optional<GuardedBackend::Started> GuardedBackend::take_failed() {
+  const std::lock_guard lock(mutex_);
+  std::optional<Started> failed;
+  std::erase_if(under_way_, [&failed](const Started& each) {
+    if (!each.work->isCompleted()) {
+      return false;
+    }
+    if (!failed && each.work->exception()) {
+      failed = each;
+    }
+    return true;
+  });
+  return failed;
+}
+
+void GuardedBackend::check_ended() {
+  latch_->check();
+  if (const auto failed = take_failed()) {
+    const std::string error = text_of(failed->work->exception());
+    lost_work(failed->type, failed->operation, error, latch_)->wait();
+  }
+}
+
 Work GuardedBackend::start(
     OpType type,
     const char* operation,
     const Start& start) {
   latch_->check();
+  if (const auto failed = take_failed()) {
+    const std::string error = text_of(failed->work->exception());
+    return lost_work(failed->type, failed->operation, error, latch_);
+  }
   std::shared_ptr<Inner> inner;
   {
     const std::lock_guard lock(mutex_);
@@ -97,9 +140,7 @@ Work GuardedBackend::start(
   }
   if (ends_ == WorkEnds::kOnDevice) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(
-        under_way_, [](const auto& each) { return each->isCompleted(); });
-    under_way_.push_back(work);
+    under_way_.push_back({work, type, operation});
   }
   return guard_work(work, type, operation, latch_, ends_);
 }

@@ -15,6 +15,9 @@
 // backend is aborted, all of it and once, when a failure is latched; its work
 // is complete when the device has done it; and before it is dropped it is
 // aborted as well, for its destructor leaves the communicators' memory behind.
+// NCCL also gives collectives up by itself, when the way to a peer is gone:
+// they end like others, and only their Work tells. So whoever uses a result
+// waits for the device, and then calls check_ended().
 //
 // SingleBackend is the group of one: collectives without sockets or threads.
 //
@@ -31,6 +34,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -87,6 +91,10 @@ class GuardedBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work>
   barrier(const c10d::BarrierOptions& options) override;
 
+  // On a device: throws if the run has failed, or if a collective that has
+  // ended since the last call did so with an error, once the run knows of that.
+  void check_ended();
+
   // Takes the real backend out; collectives throw from then on. The task drops
   // it, which may block until a stuck collective times out: run it in the
   // background. On a device it first waits for what is under way, until the
@@ -103,6 +111,13 @@ class GuardedBackend : public c10d::Backend {
     c10::intrusive_ptr<c10d::Backend> backend;
     std::atomic<bool> aborted{false};
   };
+  struct Started {
+    c10::intrusive_ptr<c10d::Work> work;
+    c10d::OpType type;
+    std::string operation;
+  };
+  // Forgets what has ended; returns the first of it that did so with an error.
+  std::optional<Started> take_failed();
   using Start =
       std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend& inner)>;
   c10::intrusive_ptr<c10d::Work>
@@ -117,7 +132,7 @@ class GuardedBackend : public c10d::Backend {
   const WorkEnds ends_;
   uint64_t subscription_ = 0;
   // On a device: what may not have ended.
-  std::vector<c10::intrusive_ptr<c10d::Work>> under_way_;
+  std::vector<Started> under_way_;
 };
 
 class SingleBackend : public c10d::Backend {

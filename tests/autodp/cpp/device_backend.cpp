@@ -9,6 +9,8 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <thread>
 
 namespace {
@@ -17,9 +19,13 @@ using Works = c10::intrusive_ptr<c10d::Work>;
 
 class QueuedWork : public c10d::Work {
  public:
-  QueuedWork(std::shared_ptr<std::atomic<bool>> ended, c10d::OpType type)
+  QueuedWork(
+      std::shared_ptr<std::atomic<bool>> ended,
+      std::shared_ptr<const std::string> error,
+      c10d::OpType type)
       : c10d::Work(-1, type),
         ended_(std::move(ended)),
+        error_(std::move(error)),
         future_(c10::make_intrusive<c10::ivalue::Future>(
             c10::ListType::create(c10::TensorType::get()))) {
     future_->markCompleted(c10::IValue(std::vector<at::Tensor>()));
@@ -28,6 +34,11 @@ class QueuedWork : public c10d::Work {
   bool isCompleted() override {
     return *ended_;
   }
+  std::exception_ptr exception() const override {
+    return *ended_ && !error_->empty()
+               ? std::make_exception_ptr(std::runtime_error(*error_))
+               : nullptr;
+  }
   void synchronize() override {}
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     return future_;
@@ -35,6 +46,7 @@ class QueuedWork : public c10d::Work {
 
  private:
   const std::shared_ptr<std::atomic<bool>> ended_;
+  const std::shared_ptr<const std::string> error_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -62,8 +74,10 @@ class DeviceBackend : public c10d::Backend {
     TORCH_CHECK(refuses_abort_.empty(), refuses_abort_);
   }
 
-  // Ends what has been queued so far.
-  void end() {
+  // Ends what has been queued so far, with an error as a peer's lost connection
+  // leaves it, or with none.
+  void end(const std::string& error = "") {
+    *std::exchange(error_, std::make_shared<std::string>()) = error;
     *std::exchange(ended_, std::make_shared<std::atomic<bool>>(false)) = true;
   }
 
@@ -76,12 +90,13 @@ class DeviceBackend : public c10d::Backend {
       TORCH_CHECK(!tensor.is_cpu(), "device: expected no tensors on the host");
     }
     ++calls;
-    return c10::make_intrusive<QueuedWork>(ended_, type);
+    return c10::make_intrusive<QueuedWork>(ended_, error_, type);
   }
 
   const std::string refuses_abort_;
   std::shared_ptr<std::atomic<bool>> ended_ =
       std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<std::string> error_ = std::make_shared<std::string>();
 };
 
 // Carries what is on devices through the host, with another backend, and is
@@ -164,7 +179,7 @@ PYBIND11_MODULE(device_backend, m) {
           py::arg("rank"),
           py::arg("size"),
           py::arg("refuses_abort") = "")
-      .def("end", &DeviceBackend::end)
+      .def("end", &DeviceBackend::end, py::arg("error") = "")
       .def_property_readonly(
           "aborts",
           [](const DeviceBackend& self) { return self.aborts.load(); })

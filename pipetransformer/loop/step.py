@@ -51,11 +51,9 @@ def forward_loss(
     model = replica.trained
     if model is None:
         raise RuntimeError("forward of a replica that was retired; please report")
+    _catch_up(run, counted)
+    run.tell_step()
     if counted is not None:
-        if counted.is_behind:  # on a device
-            with run.clock.phase("forward"):
-                counted.catch_up()
-        run.tell_step()
         counted.begin_step()
     wanted = bundle.targets if bundle is not None else targets
     empty = bundle is not None and bundle.rows == 0
@@ -70,6 +68,18 @@ def forward_loss(
             loss = outputs if empty else _loss_of(run, outputs, wanted)
         run.last_loss = step_loss(run, replica, loss)
     return loss
+
+
+def _catch_up(run: Run, counted: Pass | None) -> None:
+    """Read the losses before, where they are on a device yet."""
+    last = run.last_loss  # which a loop of the user's own may not have counted
+    late = last is not None and not last.is_known
+    if late or (counted is not None and counted.is_behind):
+        with run.clock.phase("forward"):
+            if last is not None:
+                last.read()
+            if counted is not None:
+                counted.catch_up()
 
 
 def weight_of(run: Run, targets: Any, rows: int) -> float:

@@ -681,12 +681,16 @@ def check_own_nan(_rank, libraries, loop, bad_step, shared):
     with pytest.raises(FloatingPointError) as caught, engine:
         for _ in engine.epochs(1):
             for batch in engine.batches(ToySet(96), 12):
+                if loop in ("step", "optimizer") and taken == bad_step:
+                    with torch.no_grad():
+                        for parameter in engine.model.parameters():
+                            parameter.mul_(math.nan)
                 if loop == "step":
-                    if taken == bad_step:
-                        with torch.no_grad():
-                            for parameter in engine.model.parameters():
-                                parameter.mul_(math.nan)
                     engine.step(batch).zero_()  # the user's to change
+                elif loop == "optimizer":
+                    engine.loss(batch).backward()
+                    engine.optimizer.step()
+                    engine.optimizer.zero_grad()
                 else:
                     loss = OWN_LOOPS[loop](engine, batch)
                     engine.backward(loss * (math.nan if taken == bad_step else 1.0))
@@ -695,7 +699,7 @@ def check_own_nan(_rank, libraries, loop, bad_step, shared):
     return str(caught.value), taken
 
 
-@pytest.mark.parametrize("loop", ["loss", "model", "step", "step, shared"])
+@pytest.mark.parametrize("loop", ["loss", "model", "optimizer", "step", "step, shared"])
 def test_a_loop_of_any_kind_ends_a_batch_after_its_loss_was_nan(libraries, loop):
     name, _, shared = loop.partition(", ")
     ((said, taken),) = run_ranks(check_own_nan, 1, libraries, name, 2, bool(shared))

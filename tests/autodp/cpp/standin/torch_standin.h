@@ -254,6 +254,10 @@ class Work {
     return true;
   }
   virtual void synchronize() {}
+  virtual std::exception_ptr exception() const {
+    const std::lock_guard lock(mutex_);
+    return exception_;
+  }
   virtual std::vector<at::Tensor> result() {
     return {};
   }
@@ -272,7 +276,7 @@ class Work {
   }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool completed_ = false;
   std::exception_ptr exception_;

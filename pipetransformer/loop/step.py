@@ -151,8 +151,9 @@ def backward(
         replica.last_gradient.at = 0.0
         run.precision.scaled(loss).backward()  # type: ignore[no-untyped-call]
         if ends and size > 1:
-            waited = replica.await_reduction()
-            if replica.last_gradient.at > 0 and not waited:  # on a device: when queued
+            on_devices = replica.await_reduction()
+            # There its time is when the last gradient was queued, not when it came.
+            if replica.last_gradient.at > 0 and not on_devices:
                 run.clock.split("all_reduce", replica.last_gradient.at)
     replica.check_gradients()
     if ends:

@@ -84,6 +84,21 @@ def test_options_are_kept(files, options, field, value):
     assert plan_of(files, *options)[field] == value
 
 
+def test_a_plan_in_force_says_how_many_batches_share_a_step(files):
+    current = ("--current", files.plan("--accumulation-steps", 3))
+    assert plan_of(files, *current)["accumulation_steps"] == 3
+    assert (
+        plan_of(files, *current, "--accumulation-steps", 2)["accumulation_steps"] == 2
+    )
+    assert "accumulation_steps" not in plan_of(files)
+    huge = plan_of(files, "--accumulation-steps", 2**60)
+    assert 0 < huge["lower_bound_ns"] <= huge["simulated_step_ns"]
+    code, _, err = files.run(
+        "plan", *files.model, "--global-batch", 16, "--accumulation-steps", 0
+    )
+    assert code == 2 and "--accumulation-steps" in err
+
+
 def test_auto_takes_the_fastest_schedule(files):
     best = plan_of(files, "--num-stages", 4)
     assert len({c["schedule"] for c in best["candidates"]}) > 1

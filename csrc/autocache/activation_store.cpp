@@ -121,6 +121,28 @@ bool fits(
   return one && *one <= slot_bytes;
 }
 
+double fill_of(const Padding& padding, std::size_t k) {
+  return padding.fills[std::min(k, padding.fills.size() - 1)];
+}
+
+// Whether torch has tensors of this layout, which fits the padding, and fills
+// them so. Takes no memory to speak of: where that is wanting, nothing is wrong
+// with a record.
+bool has_tensors(const RecordLayout& layout, const Padding& padding) {
+  try {
+    for (uint32_t k = 0; k < layout.num_tensors; ++k) {
+      const at::Tensor empty = empty_tensor(layout.tensors[k], 0);
+      if (layout.tensors[k].ragged != 0) {
+        // Of one value it is cast, whatever the type holds.
+        at::full({2}, fill_of(padding, k), empty.options());
+      }
+    }
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
 // Rows of a batch whose records differ in nothing but lengths and codecs.
 struct Kind {
   uint32_t boundary;
@@ -151,10 +173,9 @@ class Tails {
       const Padding& padding) {
     for (std::size_t k = 0; k < tensors.size(); ++k) {
       if (is_ragged(ragged, k)) {
-        const std::size_t which = std::min(k, padding.fills.size() - 1);
         rows_[k] = at::full(
             tensors[k].sizes().slice(1),
-            padding.fills[which],
+            fill_of(padding, k),
             tensors[k].options());
         length_ = tensors[k].size(1);
       }
@@ -213,10 +234,7 @@ class EncodedTensors {
       }
       tensor.bytes = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
       if (whole.tensors[k].ragged != 0) {
-        tensor.fill =
-            padding.fills[std::min<std::size_t>(k, padding.fills.size() - 1)];
-        // Throws where the type does not hold it; of one value it is cast.
-        at::full({2}, *tensor.fill, at::TensorOptions().dtype(tensor.dtype));
+        tensor.fill = fill_of(padding, k);
       }
     }
   }
@@ -451,6 +469,13 @@ std::vector<RecordGroup> ActivationStore::fetch(
   std::vector<RecordGroup> result;
   int64_t hits = 0;
   for (const Kind& kind : kinds) {
+    if (!has_tensors(kind.layout, padding)) {
+      for (const int64_t row : kind.rows) {
+        batch.discard(row);
+      }
+      counters_.corrupt += static_cast<int64_t>(kind.rows.size());
+      continue;
+    }
     try {
       RecordGroup group = gather(batch, kind.rows, padding, encoded);
       hits += group.rows.numel();
@@ -458,11 +483,7 @@ std::vector<RecordGroup> ActivationStore::fetch(
         result.push_back(std::move(group));
       }
     } catch (const std::exception&) {
-      // torch has no such tensors, or none with such a fill.
-      for (const int64_t row : kind.rows) {
-        batch.discard(row);
-      }
-      counters_.corrupt += static_cast<int64_t>(kind.rows.size());
+      // There is no memory for the tensors: plain misses, and the records stay.
     }
   }
   counters_.hits += hits;
@@ -580,7 +601,6 @@ RecordGroup ActivationStore::gather(
                                             : counters_.stale);
     }
   }
-  counters_.disk_hits += disk_hits;
   const auto num_kept = static_cast<int64_t>(kept.size());
   group.rows = at::empty({num_kept}, at::kLong);
   for (int64_t k = 0; k < num_kept; ++k) {
@@ -613,6 +633,7 @@ RecordGroup ActivationStore::gather(
       group.tensors.emplace_back(std::move(tensors[k]));
     }
   }
+  counters_.disk_hits += disk_hits;
   return group;
 }
 
@@ -846,6 +867,14 @@ void ActivationStore::clear() {
 
 int64_t ActivationStore::num_clears() const {
   return static_cast<int64_t>(slab()->num_clears());
+}
+
+void ActivationStore::give_up() {
+  slab()->give_up();
+}
+
+bool ActivationStore::given_up() const {
+  return slab()->given_up();
 }
 
 void ActivationStore::close() noexcept {

@@ -6,7 +6,7 @@
 // All tensors are on the CPU (store() copies others there). Work is spread over
 // the intra-op threads. Ids out of range and tensors whose first dims differ
 // throw std::invalid_argument / c10::ValueError; whatever may be wrong with a
-// record makes a miss and a count instead.
+// record makes a miss and a count instead, and want of memory a miss alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -141,6 +141,12 @@ class ActivationStore {
   // How often any process did. Records that were read before the
   // number changed may be of those that were dropped.
   int64_t num_clears() const;
+
+  // Tells all processes that the records are not to be relied on any more.
+  void give_up();
+
+  // Whether any process did.
+  bool given_up() const;
 
   // Lets go of slab and disk; every other use afterwards is a c10::ValueError.
   void close() noexcept;

@@ -42,6 +42,14 @@ bool available(std::size_t bytes) noexcept {
   }
 }
 
+// Of a file in memory, those that are there. A hole counts as one that is not.
+std::size_t present_bytes(int descriptor) noexcept {
+  struct stat info {};
+  return ::fstat(descriptor, &info) == 0
+             ? static_cast<std::size_t>(info.st_blocks) * 512
+             : 0;
+}
+
 // 0, or why the bytes from `begin` to `end` are not there.
 int reserve_bytes(int descriptor, std::size_t begin, std::size_t end) noexcept {
   int error = EINTR;
@@ -118,11 +126,14 @@ bool SharedMemory::reserve(std::size_t end) noexcept {
   if (end <= reserved) {
     return true;
   }
-  // In pieces: what other processes have reserved costs no memory.
+  // In pieces. What other processes have reserved is there, and takes no
+  // memory.
+  const std::size_t present = present_bytes(descriptor_);
   while (reserved < end) {
     const std::size_t ahead =
         std::min(size_, (reserved / kReserveBytes + 1) * kReserveBytes);
-    if (!available(ahead - reserved) ||
+    const std::size_t there = std::max(reserved, present);
+    if ((ahead > there && !available(ahead - there)) ||
         reserve_bytes(descriptor_, reserved, ahead) != 0) {
       return false;
     }

@@ -64,6 +64,7 @@ struct Slab::Superblock {
   char run_id[kMaxRunIdBytes];
   alignas(kSlotAlignment) uint64_t next_byte;
   uint64_t num_clears;
+  uint64_t given_up;  // 0: not
 };
 
 Slab Slab::create(const SlabConfig& config) {
@@ -147,13 +148,15 @@ Slab::Slab(SharedMemory memory, const Sizes& sizes)
       sizes_(sizes),
       next_byte_(&reinterpret_cast<Superblock*>(memory_.data())->next_byte),
       num_clears_(&reinterpret_cast<Superblock*>(memory_.data())->num_clears),
+      given_up_(&reinterpret_cast<Superblock*>(memory_.data())->given_up),
       index_(reinterpret_cast<uint64_t*>(memory_.data() + kSlabHeadBytes)),
       slots_(memory_.data() + sizes_.slots_offset()) {}
 
 void Slab::prefetch(uint64_t sample) noexcept {
   const uint64_t entry = Word(index_[sample]).load(std::memory_order_relaxed);
   if (entry != 0 && (entry & kClaimed) == 0) {
-    if (const std::optional<Extent> extent = extent_of(entry)) {
+    const std::optional<Extent> extent = extent_of(entry);
+    if (extent && is_there(*extent)) {
       Slot(words_of(*extent)).prefetch(Slot::kOverheadBytes);
     }
   }
@@ -167,6 +170,9 @@ FindResult Slab::find(uint64_t sample, Found& found) noexcept {
   const std::optional<Extent> extent = extent_of(entry);
   if (!extent) {
     return FindResult::kCorrupt;
+  }
+  if (!is_there(*extent)) {
+    return FindResult::kAbsent;
   }
   found.slot = Slot(words_of(*extent));
   found.version = found.slot.version();
@@ -197,6 +203,14 @@ void Slab::count_clear() noexcept {
 
 uint64_t Slab::num_clears() const noexcept {
   return Word(*num_clears_).load(std::memory_order_acquire);
+}
+
+void Slab::give_up() noexcept {
+  Word(*given_up_).store(1, std::memory_order_release);
+}
+
+bool Slab::given_up() const noexcept {
+  return Word(*given_up_).load(std::memory_order_acquire) != 0;
 }
 
 ReadResult Slab::read(
@@ -262,7 +276,7 @@ Slab::Assignment Slab::assign(uint64_t sample, uint64_t record_bytes) noexcept {
   const bool claimed = (seen & kClaimed) != 0;
   if (seen != 0 && !claimed) {
     const std::optional<Extent> extent = extent_of(seen);
-    if (!extent) {
+    if (!extent || !is_there(*extent)) {
       return {nullptr, WriteResult::kFull};
     }
     if (record_bytes <= extent->bytes) {
@@ -309,7 +323,7 @@ std::optional<Slab::Extent> Slab::take(uint64_t bytes) noexcept {
 }
 
 // What an index word says, if it can be: others may write anything.
-std::optional<Slab::Extent> Slab::extent_of(uint64_t entry) noexcept {
+std::optional<Slab::Extent> Slab::extent_of(uint64_t entry) const noexcept {
   const Extent extent{
       (entry & ((uint64_t{1} << kBeginBits) - 1)) * kSlotAlignment,
       (entry >> kBeginBits) * kSlotAlignment};
@@ -322,9 +336,13 @@ std::optional<Slab::Extent> Slab::extent_of(uint64_t entry) noexcept {
       (extent.bytes != slot_bytes() || extent.begin % slot_bytes() != 0)) {
     return std::nullopt;
   }
-  const uint64_t end = sizes_.slots_offset() + extent.begin + extent.bytes;
-  const bool there = !ragged() || memory_.reserve(end);
-  return there ? std::optional(extent) : std::nullopt;
+  return extent;
+}
+
+// Whether a slot may be touched; else the memory for it cannot be had.
+bool Slab::is_there(const Extent& extent) noexcept {
+  return !ragged() ||
+         memory_.reserve(sizes_.slots_offset() + extent.begin + extent.bytes);
 }
 
 uint64_t* Slab::words_of(const Extent& extent) const noexcept {

@@ -97,6 +97,12 @@ class Slab {
   // How often that was told. To be compared only: others may write anything.
   uint64_t num_clears() const noexcept;
 
+  // Tells all processes that the records are not to be relied on any more.
+  void give_up() noexcept;
+
+  // Whether that was told.
+  bool given_up() const noexcept;
+
   // Stores a record, over whatever the sample had. kSame: a record with this
   // key is there already, in an encoding that serves. kFull: no room for a
   // slot, or the record is larger than the slots are.
@@ -150,7 +156,8 @@ class Slab {
 
   Slab(SharedMemory memory, const Sizes& sizes);
 
-  std::optional<Extent> extent_of(uint64_t entry) noexcept;
+  std::optional<Extent> extent_of(uint64_t entry) const noexcept;
+  bool is_there(const Extent& extent) noexcept;
   uint64_t* words_of(const Extent& extent) const noexcept;
   std::optional<Extent> take(uint64_t bytes) noexcept;
   Assignment assign(uint64_t sample, uint64_t record_bytes) noexcept;
@@ -159,6 +166,7 @@ class Slab {
   Sizes sizes_;           // checked; never read from memory_ again
   uint64_t* next_byte_;   // of the arena, not assigned yet; in memory_
   uint64_t* num_clears_;  // in memory_
+  uint64_t* given_up_;    // in memory_
   uint64_t* index_;       // in memory_
   std::byte* slots_;      // in memory_
 };

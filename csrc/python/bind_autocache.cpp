@@ -400,6 +400,8 @@ void bind_autocache(py::module_& m) {
       .def("counts", &ActivationStore::counts)
       .def("clear", &ActivationStore::clear, NoGil())
       .def("close", &ActivationStore::close, NoGil())
+      .def("give_up", &ActivationStore::give_up)
+      .def_property_readonly("given_up", &ActivationStore::given_up)
       .def_property_readonly("num_clears", &ActivationStore::num_clears)
       .def_property_readonly("num_samples", &ActivationStore::num_samples)
       .def_property_readonly("num_slots", &ActivationStore::num_slots)
@@ -420,6 +422,8 @@ void bind_autocache(py::module_& m) {
       py::arg("begin"),
       py::arg("end"));
   m.def("record_bytes", &autocache::record_bytes, py::arg("tensors"));
+  m.attr("MAX_TENSORS") = autocache::kMaxTensors;
+  m.attr("MAX_DIMS") = autocache::kMaxDims;
   m.def(
       "round_trip",
       &round_trip,

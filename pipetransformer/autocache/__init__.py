@@ -38,7 +38,7 @@ from pipetransformer.autocache.rates import (
     measure_disk_rates,
     measure_rates,
 )
-from pipetransformer.autocache.records import Records
+from pipetransformer.autocache.records import Records, unfit
 from pipetransformer.autocache.sizes import (
     bytes_on_disk,
     least_budget,
@@ -77,6 +77,7 @@ __all__ = [
     "record_bytes",
     "round_trip",
     "slots_within",
+    "unfit",
     "usual_bytes",
     "valid_part",
     "values_context",

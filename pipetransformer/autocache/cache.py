@@ -643,6 +643,8 @@ class ActivationCache:
     def fail_audit(self, reason: str) -> None:
         """Drop all records, and use the cache no more unless an earlier run made them.
 
+        Other processes then use it no more either, see `heed_others`.
+
         Args:
             reason: How a record differs from what it should be.
         """
@@ -651,10 +653,23 @@ class ActivationCache:
             self._passes_of_others = 0
             _logger.warning("cache: records of earlier runs are dropped: %s", reason)
         else:
+            self._store.give_up()
             self.give_up(reason)
 
+    def heed_others(self) -> None:
+        """Give the cache up if an audit has failed in another process."""
+        if self._store.given_up:
+            self.give_up(
+                "a record was found wrong by another process of this node, whose log "
+                "says how"
+            )
+
     def begin_pass(self) -> None:
-        """Give the cache up if the pass that ends found inputs changed, and no hit."""
+        """Give the cache up if the pass that ends found inputs changed, and no hit.
+
+        Also if an audit has failed in another process.
+        """
+        self.heed_others()
         now, before = self.counters, self._pass_began
         self._pass_began = now
         asked = now.hits + now.misses - before.hits - before.misses

@@ -200,6 +200,8 @@ class CacheFolder:
             Number of records read.
         """
         wanted = _wanted(space, layers, cache.num_samples)
+        own = self._path(wanted)
+        before = _identity(own)  # what others write meanwhile is read before a save
         taken = 0
         began = time.perf_counter()
         try:
@@ -208,13 +210,12 @@ class CacheFolder:
         except OSError as error:
             _LOG.warning("no records of earlier runs: %s", error)
             found = []
-        own = self._path(wanted)
         for file in found:
             if file.head is not None and _fit(file.head, wanted):
                 taken += self._read(file.path, cache)
             elif file.path == own:
                 _LOG.warning("%s is left unread: %s", file.path, file.problem)
-        self._states[own] = _State(wanted, _identity(own), _progress(cache))
+        self._states[own] = _State(wanted, before, _progress(cache))
         if taken:
             seconds = time.perf_counter() - began
             _LOG.info(
@@ -309,7 +310,7 @@ class _State:
 
     Attributes:
         head: What it will say of itself, but for what it holds.
-        identity: Of the file as it was read or written last.
+        identity: Of the file as it was before it was read, or once it was written.
         saved: Progress of the cache then.
     """
 

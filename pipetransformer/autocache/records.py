@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pipetransformer import _C
+
 
 @dataclass(frozen=True, eq=False)
 class Records:
@@ -31,6 +33,30 @@ class Records:
     def to(self, device: torch.device) -> Records:
         """Return the same with the tensors on a device."""
         return replace(self, tensors=tuple(t.to(device) for t in self.tensors))
+
+
+def unfit(tensors: Sequence[Tensor]) -> str | None:
+    """Say why no record can hold a row of each of these; None: one can.
+
+    Args:
+        tensors: What crosses the boundary, each ``(rows, ...)``.
+    """
+    most, dims = _C.autocache.MAX_TENSORS, _C.autocache.MAX_DIMS
+    if len(tensors) > most:
+        return (
+            f"expected at most {most} tensors, as many as a record holds, got "
+            f"{len(tensors)}"
+        )
+    for number, tensor in enumerate(tensors):
+        if tensor.dim() - 1 > dims:
+            return (
+                f"tensor {number}: expected at most {dims} dims in a row, as many as a "
+                f"record holds, got {tensor.dim() - 1}"
+            )
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+            return f"tensor {number}: expected a plain dense tensor, got a {kind} one"
+    return None
 
 
 def joined(found: Iterable[Records]) -> list[Records]:

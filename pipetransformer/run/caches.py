@@ -92,6 +92,8 @@ class Caches:
         """Keep what is to be kept, and release the slabs."""
         for space, layers in self._kept.items():
             cache = self._caches[space]
+            if cache is not None:
+                cache.heed_others()
             if cache and not cache.given_up and self._folder is not None:
                 self._folder.save(cache, self._kept_as(space), layers)
         self._kept.clear()

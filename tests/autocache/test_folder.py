@@ -222,6 +222,27 @@ def test_two_runs_that_began_empty_lose_nothing_of_each_other(tmp_path):
     assert sorted(found_in(tmp_path)) == IDS.tolist()
 
 
+def test_what_another_run_adds_while_a_file_is_read_is_not_lost(tmp_path, monkeypatch):
+    kept(tmp_path, filled(IDS[:10]))
+    late, other = CacheFolder(tmp_path), filled(IDS[10:20])
+    late.load(make_cache(), "train", LAYERS)
+    own, keeper = make_cache(), CacheFolder(tmp_path)
+    load = ActivationCache.load
+
+    def interrupted(cache, *arguments):
+        found = load(cache, *arguments)
+        if cache is own:
+            monkeypatch.setattr(ActivationCache, "load", load)
+            late.save(other, "train", LAYERS)
+        return found
+
+    monkeypatch.setattr(ActivationCache, "load", interrupted)
+    assert keeper.load(own, "train", LAYERS) == 10
+    own.store(IDS[20:], (values(IDS[20:], 1),), boundary=1, fingerprint=1)
+    keeper.save(own, "train", LAYERS)
+    assert sorted(found_in(tmp_path)) == IDS.tolist()
+
+
 def test_nodes_that_share_a_folder_read_each_other(tmp_path):
     for node, rows in enumerate((IDS[:20], IDS[20:])):
         keeper, cache = CacheFolder(tmp_path, node), make_cache()

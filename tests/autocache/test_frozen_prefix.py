@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 
+import pytest
 import torch
 from torch import nn
 
@@ -111,6 +112,50 @@ def test_a_process_that_attaches_to_kept_records_audits_its_first_hit(tmp_path):
     fresh.store(IDS, (values(IDS, 1),), boundary=1, fingerprint=1)
     fresh.fetch(IDS, chain=[0, 1])
     assert not fresh.audit_due()
+
+
+class Returns(nn.Module):
+    """Gives what a function makes of the inputs."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, hidden):
+        return self.function(hidden)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: (x,) * 6, None),
+        (
+            lambda x: (x,) * 7,
+            "layer 0: expected at most 6 tensors, as many as a record holds, got 7",
+        ),
+        (lambda x: x.reshape(-1, 1, 1, 2, 1, 4, 3), None),
+        (
+            lambda x: (x, x.reshape(-1, 1, 1, 2, 1, 4, 3, 1)),
+            "layer 0: tensor 1: expected at most 6 dims in a row, as many as a record "
+            "holds, got 7",
+        ),
+        (
+            lambda x: x.to_sparse(),
+            "layer 0: tensor 0: expected a plain dense tensor, got a "
+            "torch.sparse_coo one",
+        ),
+    ],
+)
+def test_what_no_record_holds_is_refused_with_the_reason(function, reason, caplog):
+    cache = make_cache(num_samples=4)
+    with Workers(1) as workers, caplog.at_level(logging.WARNING):
+        layers = [Returns(function).eval()]
+        prefix = FrozenPrefix(layers, 1, workers, Clock(), seed=0)
+        prefix(lambda: INPUTS, IDS, cache, position=DrawPosition(0, 0))
+    assert prefix.refusal == reason and prefix.uses_cache == (reason is None)
+    assert cache.counters.stored == (4 if reason is None else 0)
+    assert cache.counters.full == 0 and "no slot" not in caplog.text
+    assert reason is None or f"not cached: {reason}" in caplog.text
 
 
 @skippable(stash="skip")

@@ -1,6 +1,8 @@
 """Memory, address space or descriptors that run out: no slab, or a miss."""
 
 import contextlib
+import json
+import os
 import resource
 
 import pytest
@@ -84,7 +86,8 @@ def go_on_without_descriptors():
         assert stored < 6
         assert cache.counters.full == 6 - stored
         assert read(cache) == list(range(2 + stored))
-        assert read(other) == []  # has not reserved what others did
+        # What others have reserved is there, and nobody needs to look up for it.
+        assert read(other) == list(range(2 + stored))
         with pytest.raises(ValueError, match="expected a cache held by a process"):
             ActivationCache.attach(cache.address, run_id="run")
     assert put(cache, IDS[:8]) == 6 - stored
@@ -93,6 +96,44 @@ def go_on_without_descriptors():
 
 def test_a_ragged_slab_serves_what_it_has_when_no_more_can_be_reserved():
     assert outcome(go_on_without_descriptors) == 0
+
+
+def read_without_what_was_reserved():
+    cache = make_cache(slot_bytes=LARGE + 512, num_slots=12, ragged=True)
+    other = ActivationCache.attach(cache.address, run_id="run")
+    assert put(cache, IDS[:8]) == 8
+    os.close(json.loads(other.address)["fd"])  # nothing can be reserved by it
+    assert len(read(other)) < 8
+    assert other.counters.corrupt == 0
+    assert read(cache) == list(range(8))
+
+
+def test_records_whose_memory_cannot_be_had_are_plain_misses():
+    assert outcome(read_without_what_was_reserved) == 0
+
+
+def fetch_without_space(ragged):
+    torch.set_num_threads(1)  # others would have memory of their own
+    cache = make_cache(slot_bytes=LARGE + 512, verify="all", ragged=ragged)
+    rows = large_rows(IDS)
+    spec = RAGGED if ragged else None
+    lengths = torch.ones(SAMPLES, dtype=torch.int64) if ragged else None
+    given = dict(boundary=1, fingerprint=1, ragged=spec, lengths=lengths)
+    assert cache.store(IDS, (rows,), **given) == SAMPLES
+    with limited(resource.RLIMIT_AS, address_space() + SAMPLES * LARGE // 2):
+        assert cache.fetch(IDS, chain=[0, 1], ragged=spec) == []
+        counts = cache.counters
+        assert (counts.hits, counts.misses) == (0, SAMPLES)
+        assert (counts.corrupt, counts.stale, counts.changed) == (0, 0, 0)
+        (few,) = cache.fetch(IDS[:4], chain=[0, 1], ragged=spec)
+        assert torch.equal(few.tensors[0], rows[:4])
+    (found,) = cache.fetch(IDS, chain=[0, 1], ragged=spec)
+    assert torch.equal(found.tensors[0], rows)
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
+def test_a_batch_that_there_is_no_memory_for_is_missed_and_its_records_stay(ragged):
+    assert outcome(fetch_without_space, ragged) == 0
 
 
 # --- padding of records that others wrote ----------------------------------------

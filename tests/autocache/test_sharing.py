@@ -127,3 +127,32 @@ def test_address_names_a_descriptor_of_this_process():
     assert address["pid"] == os.getpid()
     status = os.stat(f"/proc/self/fd/{address['fd']}")
     assert status.st_mode & 0o777 == 0o600
+
+
+def test_an_audit_that_fails_ends_the_use_of_the_cache_in_every_process(caplog):
+    cache = make_cache()
+    other = ActivationCache.attach(cache.address, run_id="run")
+    other.begin_pass()
+    assert other.given_up is None
+    cache.fail_audit("for the test")
+    late = ActivationCache.attach(cache.address, run_id="run")
+    caplog.clear()
+    for each in (other, late):
+        each.begin_pass()
+        assert "found wrong by another process" in each.given_up
+    assert caplog.text.count("used no more") == 2
+    cache.begin_pass()
+    assert cache.given_up == "for the test"
+
+
+def test_records_of_an_earlier_run_that_are_wrong_end_no_process_s_use():
+    cache, ids = make_cache(), torch.arange(SAMPLES)
+    cache.store(ids, (values(ids, 1),), boundary=1, fingerprint=1)
+    other = ActivationCache.attach(cache.address, run_id="run")
+    for each in (cache, other):
+        each.expect_earlier_records()
+    cache.fail_audit("for the test")
+    for each in (cache, other):
+        each.begin_pass()
+        assert each.given_up is None
+    assert other.fetch(ids, chain=[0, 1]) == []

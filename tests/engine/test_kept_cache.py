@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer.autocache import cache_files
+from pipetransformer.autocache import ActivationCache, cache_files
 from tests.engine.scenario import config
-from tests.support.private import model_of
+from tests.support.private import model_of, run_of
 from tests.support.ranks import Ranks, run_ranks
 from tests.support.toy import ToySet, accuracy, toy_model
 
@@ -150,6 +150,26 @@ def test_what_a_cache_was_given_up_for_is_not_kept(tmp_path):
                 engine.step(batch)
     # The second pass began before anybody could know: it kept the first one's.
     assert [file.head.records for file in cache_files(tmp_path)] == [SIZE]
+
+
+def test_what_another_process_has_found_wrong_is_not_kept(tmp_path):
+    engine = pt.PipeTransformer(
+        toy_model(3),
+        optimizer=lambda params: torch.optim.SGD(params, lr=1e-2),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Schedule([2]),
+        config=config(cache=pt.CacheConfig(directory=tmp_path)),
+    )
+    with engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(SIZE), 12):
+                engine.step(batch)
+        run = run_of(engine)
+        cache = run.caches.training()
+        other = ActivationCache.attach(cache.address, run_id=run.info.run_id)
+        other.fail_audit("for the test")
+        other.close()
+    assert cache.given_up and cache_files(tmp_path) == []
 
 
 @pytest.mark.distributed

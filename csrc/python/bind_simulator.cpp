@@ -22,8 +22,6 @@ void bind_step_options(py::module_& m) {
       .def(py::init<>())
       .def_readwrite("prefix", &StepOptions::prefix)
       .def_readwrite("at_most_one_ahead", &StepOptions::at_most_one_ahead)
-      .def_readwrite("optimizer_ns", &StepOptions::optimizer_ns)
-      .def_readwrite("cache_write_ns", &StepOptions::cache_write_ns)
       .def_readwrite("keep_timeline", &StepOptions::keep_timeline);
 }
 

@@ -57,7 +57,7 @@ class PipelineBuilder {
           devices_,
           last_);
     }
-    add_cache_traffic(arrived);
+    add_read_ahead();
     add_operations(arrived);
     for (std::size_t j = 0; j < schedule_.size(); ++j) {
       for (std::size_t k = 0; k < schedule_[j].size(); ++k) {
@@ -145,31 +145,17 @@ class PipelineBuilder {
     }
   }
 
-  // This read overlaps with everything; the write of a micro-batch follows its
-  // prefix.
-  void add_cache_traffic(const std::vector<int32_t>& arrived) {
-    Task task;
-    task.replica = devices_.replica;
-    task.resource = devices_.cache;
-    if (costs_.cache_read_ns > 0) {
-      task.kind = TaskKind::kCacheRead;
-      task.duration_ns = costs_.cache_read_ns;
-      graph_.add(task);
-    }
-    if (options_.cache_write_ns == 0) {
+  // This one overlaps with everything.
+  void add_read_ahead() {
+    if (costs_.cache_read_ns == 0) {
       return;
     }
-    const auto count = static_cast<int64_t>(arrived.size());
-    const auto until = [&](int64_t microbatches) {
-      return options_.cache_write_ns / count * microbatches +
-             options_.cache_write_ns % count * microbatches / count;
-    };
-    for (int64_t i = 0; i < count; ++i) {
-      task.kind = TaskKind::kCacheWrite;
-      task.microbatch = static_cast<int32_t>(i);
-      task.duration_ns = until(i + 1) - until(i);
-      graph_.wait(graph_.add(task), arrived[static_cast<std::size_t>(i)]);
-    }
+    Task task;
+    task.kind = TaskKind::kCacheRead;
+    task.replica = devices_.replica;
+    task.resource = devices_.cache;
+    task.duration_ns = costs_.cache_read_ns;
+    graph_.add(task);
   }
 
   TaskGraph& graph_;

@@ -233,7 +233,6 @@ StepResult simulate_lists(
   if (costs.accumulation_steps > 1) {
     StepOptions of_others = options;
     of_others.keep_timeline = false;
-    of_others.optimizer_ns.clear();
     const int64_t other_ns =
         play(without_all_reduce(costs), schedule, replicas, of_others).step_ns;
     result.step_ns =

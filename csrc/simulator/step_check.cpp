@@ -186,20 +186,6 @@ void check_replicas(
   }
 }
 
-void check_options(const StepCosts& costs, const StepOptions& options) {
-  check_ns(options.cache_write_ns, "cache_write_ns");
-  if (!options.optimizer_ns.empty() &&
-      options.optimizer_ns.size() != costs.stages.size()) {
-    refuse(
-        "optimizer_ns",
-        std::to_string(costs.stages.size()) + " entries or none",
-        static_cast<int64_t>(options.optimizer_ns.size()));
-  }
-  for (const int64_t time_ns : options.optimizer_ns) {
-    check_ns(time_ns, "optimizer_ns");
-  }
-}
-
 }  // namespace
 
 void check(
@@ -209,7 +195,6 @@ void check(
   check_stages(costs);
   check_prefix(costs);
   check_sharing(costs);
-  check_options(costs, options);
   check_replicas(costs, replicas, options);
 }
 

@@ -1,9 +1,6 @@
 // What a simulated step does beyond its costs. Plain values.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 namespace pipetransformer::simulator {
 
 // Where and when the frozen layers run.
@@ -25,10 +22,6 @@ struct StepOptions {
   // F of micro-batch i also waits for F of i-2 on the stage after it. On a
   // device it orders the host's launches and costs the device no time.
   bool at_most_one_ahead = false;
-  // By stage, after the step's all-reduces; empty: not counted.
-  std::vector<int64_t> optimizer_ns;
-  // Of the whole step's frozen outputs, written as they are computed.
-  int64_t cache_write_ns = 0;
   bool keep_timeline = false;
 };
 

@@ -69,24 +69,8 @@ void wait_for_gradients(
   }
 }
 
-// After the call that runs backward has returned.
-void add_optimizer(
-    TaskGraph& graph,
-    const PipelineTasks& pipeline,
-    const std::vector<int32_t>& all_reduces,
-    const StepOptions& options) {
-  Task task;
-  task.kind = TaskKind::kOptimizer;
-  task.replica = pipeline.devices.replica;
-  for (std::size_t j = 0; j < options.optimizer_ns.size(); ++j) {
-    task.stage = static_cast<int32_t>(j);
-    task.resource = pipeline.devices.compute[j];
-    task.duration_ns = pipeline.devices.compute_ns(j, options.optimizer_ns[j]);
-    wait_for_gradients(graph, graph.add(task), pipeline, all_reduces);
-  }
-}
-
-// Of the process that drives the pipeline.
+// Of the process that drives the pipeline, after the call that runs backward
+// has returned: the optimizer, and what else it does.
 void add_process(
     TaskGraph& graph,
     const StepCosts& costs,
@@ -141,7 +125,6 @@ StepTasks tasks_of_step(
   const std::vector<int32_t> all_reduces =
       add_all_reduces(step.graph, costs, pipelines);
   for (const PipelineTasks& pipeline : pipelines) {
-    add_optimizer(step.graph, pipeline, all_reduces, options);
     add_process(step.graph, costs, pipeline, all_reduces);
   }
   if (fills_gaps(costs, options)) {

@@ -22,7 +22,6 @@ enum class TaskKind : char {
   kCopy = 'C',       // between two devices
   kAllReduce = 'A',  // of a stage's gradients, all replicas
   kCacheRead = 'H',
-  kCacheWrite = 'E',
   kOptimizer = 'O',
 };
 

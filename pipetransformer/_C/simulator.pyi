@@ -16,8 +16,6 @@ class PrefixMode:
 class StepOptions:
     prefix: PrefixMode
     at_most_one_ahead: bool
-    optimizer_ns: list[int]
-    cache_write_ns: int
     keep_timeline: bool
     def __init__(self) -> None: ...
 

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Callable
 from typing import NoReturn, TypeAlias
 
+_MOST_THREADS = 1024
+
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
@@ -65,6 +67,11 @@ def count(text: str) -> int:
     return _integer(text, low=1)
 
 
+def threads(text: str) -> int:
+    """Read a number of threads that can be started; an ``argparse`` type."""
+    return _integer(text, low=1, high=_MOST_THREADS)
+
+
 def index(text: str) -> int:
     """Read an integer from 0 on; an ``argparse`` type."""
     return _integer(text, low=0)
@@ -82,13 +89,14 @@ def file_name(text: str) -> str:
     return text
 
 
-def _integer(text: str, low: int) -> int:
+def _integer(text: str, low: int, high: int = 2**62) -> int:
     try:
         value = int(text)
     except ValueError:
         value = low - 1
-    if not low <= value <= 2**62:
+    if not low <= value <= high:
+        most = "2**62" if high == 2**62 else high
         raise argparse.ArgumentTypeError(
-            f"expected an integer from {low} to 2**62, got {text[:80]!r}"
+            f"expected an integer from {low} to {most}, got {text[:80]!r}"
         )
     return value

@@ -135,7 +135,14 @@ def _measure(
     found = _devices(devices) if devices else _slots(arguments.slots, place)
     measured: dict[str, Any] = {}
     if arguments.links:
-        measured = _links(place, devices)
+        try:
+            measured = _links(place, devices)
+        except RuntimeError as error:  # of the store, of groups, of devices
+            told = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise ValueError(
+                f"--links: expected processes and devices that reach each other, got "
+                f"{told}"
+            ) from error
     tiers = None
     if arguments.tiers and place.rank == 0:
         tiers = _tiers(arguments.record_bytes, arguments.disk)
@@ -196,7 +203,7 @@ def _links(place: _Place, devices: int) -> dict[str, Any]:
                     place, (0, place.local_world), device=0 if devices else None
                 )
                 found["network_bytes_per_s"] = rate
-                found["network_latency_ns"] = latency
+                found["network_latency_ns"] = latency // 2  # of two messages
     if devices > 1 and place.rank == 0:
         latency, rate = _device_copies()
         found["device_link_bytes_per_s"] = rate

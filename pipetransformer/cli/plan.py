@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pipetransformer.planner import Cluster, InfeasiblePlan, Plan, Profile
 
 _SCHEDULES = ("gpipe", "1f1b", "zb-h1")
+_PLACEMENTS = ("replicated", "pipelined", "filled")
 _REMAINING_STEPS = 1000
 _NOT_THE_ENGINES = (
     "Pipe(loss=...) runs this schedule; the engine with PipeConfig(schedule=...)"
@@ -102,6 +103,14 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
         help="micro-batches that are computed again before backward (default never)",
     )
     add(
+        "--prefix",
+        choices=("auto", *_PLACEMENTS),
+        default="auto",
+        help="where frozen layers run (default auto: the fastest of replicated and "
+        "pipelined; of replicated and filled where slots share a host, which the "
+        "cluster file shows by the replicas' link or by cores)",
+    )
+    add(
         "--num-samples",
         type=arguments.count,
         metavar="N",
@@ -163,6 +172,7 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
         num_microbatches=parsed.num_microbatches,
         checkpoint=parsed.checkpoint,
         schedules=schedules,
+        prefix_placements=_placements(cluster, parsed.prefix),
         cache_tiers=_cache_tiers(cluster, parsed.frozen, parsed.num_samples),
         num_samples=parsed.num_samples,
         accumulation_steps=shared,
@@ -182,6 +192,14 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
         current=current,
         boundary=parsed.frozen,
     )
+
+
+def _placements(cluster: Cluster, asked: str) -> tuple[str, ...]:
+    """Return where frozen layers may run; slots of a host as the engine has them."""
+    if asked != "auto":
+        return (asked,)
+    on_host = cluster.replica_link_bytes_per_s is not None or cluster.cores_permille > 0
+    return "replicated", "filled" if on_host else "pipelined"
 
 
 def _cache_tiers(

@@ -14,6 +14,7 @@ from pipetransformer.cli.arguments import (
     count,
     counts,
     file_name,
+    threads,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="increasing micro-batch sizes; default 1,4,16",
     )
     add("--repeats", type=count, default=3, help="timed runs of a layer; default 3")
-    add("--threads", type=count, help="intra-op threads of a slot; default torch's")
+    add("--threads", type=threads, help="intra-op threads of a slot; default torch's")
     add("--name", help="of the model in the profile; default MODULE:ATTR")
     add(
         "--output",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from pipetransformer.cli import arguments, files, output
 
@@ -31,23 +33,38 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
     )
     parser.add_argument(
         "--output",
+        type=arguments.file_name,
         metavar="FILE",
         default="report.html",
-        help="the page; default: report.html in this folder",
+        help="the page; default: report.html in this folder; - prints it alone",
     )
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    from pipetransformer.report import write_page
+    from pipetransformer.report import page, write_page
 
+    to_output = parsed.output == files.STANDARD_STREAM
+    if to_output and parsed.json:
+        raise ValueError(
+            "--output: expected a file alongside --json, got standard output"
+        )
     runs = dict(_read(parsed.runs))
+    if to_output:
+        files.write_text(files.STANDARD_STREAM, page(runs))
+        return output.OK
     write_page(runs, parsed.output)
-    print(parsed.output)
+    if parsed.json:
+        output.print_json({"version": 1, "page": parsed.output})
+    else:
+        sys.stdout.write(parsed.output + "\n")
     return output.OK
 
 
-def _read(paths: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
+def _read(paths: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each run's name and summary; names are as short as they tell apart."""
+    from pipetransformer.explanation import explain_run
+    from pipetransformer.report.page import run_data
+
     places = [
         os.path.join(path, "summary.json") if os.path.isdir(path) else path
         for path in paths
@@ -61,6 +78,11 @@ def _read(paths: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
             raise ValueError(f"{place}: expected JSON, got text with {error}") from None
         if not isinstance(value, dict):
             raise ValueError(f"{place}: expected the summary of a run, got another one")
+        try:
+            explain_run(value)  # checks as `explain` does
+            run_data(name, value)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
         yield name, value
 
 

@@ -87,19 +87,26 @@ def users_code(
     Args:
         what: the code that runs.
         show_traceback: print where it failed.
-        ours: errors that are clear as they are.
+        ours: errors that are clear as they are, if it is this library that raises them.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if show_traceback:
             traceback.print_exc()
-        if isinstance(error, ours):
+        if isinstance(error, ours) and _is_ours(error):
             raise
         raise ValueError(
             f"{what}: expected code that runs, got {type(error).__name__}: {error}"
         ) from error
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Tell whether it was raised in this library, and not in code that it calls."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    raised_in = str(frames[-1][0].f_globals.get("__name__", "")) if frames else ""
+    return raised_in.partition(".")[0] == __package__.partition(".")[0]
 
 
 def _load(name: str, show_traceback: bool, plain: tuple[type, ...]) -> object:

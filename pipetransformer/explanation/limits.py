@@ -70,6 +70,9 @@ def _variants(
     if cluster.device_link_bytes_per_s is not None:
         change = "twice the rate and half the latency between devices of a node"
         yield "device link", change, _step_ns(plan, profile, _fast_link(cluster))
+    if cluster.replica_link_bytes_per_s is not None:
+        change = "twice the rate and half the latency between replicas of a node"
+        yield "replica link", change, _step_ns(plan, profile, _fast_ring(cluster))
     if cluster.network_bytes_per_s is not None and cluster.num_nodes > 1:
         change = "twice the rate and half the latency between nodes"
         yield "network", change, _step_ns(plan, profile, _fast_network(cluster))
@@ -140,6 +143,15 @@ def _fast_link(cluster: Cluster) -> Cluster:
         cluster,
         device_link_bytes_per_s=None if rate is None else _twice(rate),
         device_link_latency_ns=cluster.device_link_latency_ns // 2,
+    )
+
+
+def _fast_ring(cluster: Cluster) -> Cluster:
+    rate = cluster.replica_link_bytes_per_s
+    return replace(
+        cluster,
+        replica_link_bytes_per_s=None if rate is None else _twice(rate),
+        replica_link_latency_ns=cluster.replica_link_latency_ns // 2,
     )
 
 

@@ -7,6 +7,7 @@ from pipetransformer.planner.cluster import (
     HOST_LINK_BYTES_PER_S,
     HOST_ROUND_NS,
     HOST_STEP_NS,
+    NETWORK_BYTES_PER_S,
     CacheTiers,
     Cluster,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "HOST_LINK_BYTES_PER_S",
     "HOST_ROUND_NS",
     "HOST_STEP_NS",
+    "NETWORK_BYTES_PER_S",
     "CacheTiers",
     "Candidate",
     "ChangeTerms",

@@ -11,6 +11,10 @@ from pipetransformer.core import wire
 HOST_LINK_BYTES_PER_S = 1_000_000_000
 HOST_ROUND_NS = 1_000_000
 HOST_STEP_NS = 500_000
+# Between nodes of accelerators, likewise before it is measured: of the paper's
+# machines. What is taken to be too fast, the first pass corrects; a network that is
+# taken to be too slow is never tried.
+NETWORK_BYTES_PER_S = 5_000_000_000
 
 _CACHE_FIELDS = ("host_bytes", "host_bytes_per_s", "disk_bytes", "disk_bytes_per_s")
 _UNUSUAL = {"host_record_ns": 0, "host_in_line": False}  # left out of the text
@@ -74,9 +78,10 @@ class Cluster:
             accounting limit.
         device_link_bytes_per_s: between devices of a node; None: copies are free,
             as between CPU slots.
-        device_link_latency_ns: per copy.
+        device_link_latency_ns: per copy, and per message of a ring, likewise.
         network_bytes_per_s: between nodes; None: free.
-        network_latency_ns: per message.
+        network_latency_ns: per message, of which a ring of n nodes sends 2 (n - 1) in
+            turn.
         optimizer_bytes_per_parameter_byte: optimizer state alone (Adam 2.0); one
             gradient byte per parameter byte is added for active layers.
         context_bytes: taken on every device by its processes.

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pipetransformer.autocache import Codec
 from pipetransformer.core.containers import map_tensors
 from pipetransformer.core.devices import beside
+from pipetransformer.core.wire import printable
 from pipetransformer.data.generators import GlobalGenerators
 from pipetransformer.data.structures import call_layers, rows_of, tensors_of
 from pipetransformer.pipe.no_chunk import unwrap_whole
@@ -110,7 +111,8 @@ class CodecGate:
             began = not self._sums.samples
             self._sums.add(mine, other, rows_of(exact))
         except Exception as error:  # whatever a user's layers and loss raise
-            self._decide(f"cannot be measured: {type(error).__name__}: {error}")
+            told = printable(f"cannot be measured: {type(error).__name__}: {error}")
+            self._decide(told)
             return
         finally:
             generators.restore()

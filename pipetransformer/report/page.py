@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipetransformer.core import disk, text_files
+from pipetransformer.core.wire import printable
 from pipetransformer.report.saved import Saved
 
 _PLACE = "__DATA__"
 _DIGITS = 6  # of what is shown
+_LONGEST = 200  # letters of what a summary holds, in errors
 
 
 def page(runs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -31,7 +33,7 @@ def page(runs: Mapping[str, Mapping[str, Any]]) -> str:
     if not runs:
         raise ValueError("runs: expected at least one, got none")
     data = {"runs": [run_data(name, summary) for name, summary in runs.items()]}
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    text = _json(data)
     template = importlib.resources.files(__package__).joinpath("page.html")
     # Neither an end of the element nor a comment may be in it.
     return template.read_text("utf-8").replace(_PLACE, text.replace("<", "\\u003c"))
@@ -54,20 +56,29 @@ def run_data(name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the page shows of a run, from its summary.
 
     Raises:
-        ValueError: it is none; the text names what is missing.
+        ValueError: it is none; the text names what is missing or wrong.
     """
     try:
-        return _run_data(name, summary)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        found = _run_data(name, summary)
+        _json(found)  # it has no NaN
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as e:
+        told = printable(str(e), longest=_LONGEST)
+        other = "without" if isinstance(e, LookupError) else f"with {type(e).__name__}:"
         raise ValueError(
             f"summary of {name}: expected what report.write_summary wrote, got "
-            f"something without {error}"
-        ) from error
+            f"something {other} {told}"
+        ) from e
+    return found
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 def _run_data(name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     epochs = [_epoch(each) for each in summary["epochs"]]
-    segments = _segments(summary["epochs"])
+    begun = (summary.get("first_plan") or {}).get("step", 0)  # later in a resumed run
+    segments = _segments(summary["epochs"], begun)
     starts = [part["step"] for part in segments]
 
     def when(step: int) -> float:
@@ -150,10 +161,15 @@ def _epoch(epoch: Mapping[str, Any]) -> dict[str, Any]:
     return {**shown, "metrics": metrics}
 
 
-def _segments(epochs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the parts of all passes with their place in time."""
+def _segments(epochs: Sequence[Mapping[str, Any]], step: int) -> list[dict[str, Any]]:
+    """Return the parts of all passes with their place in time.
+
+    Args:
+        epochs: Of the run.
+        step: Optimizer steps done before the first of them.
+    """
     found: list[dict[str, Any]] = []
-    step, ended = 0, 0.0
+    ended = 0.0
     for epoch in epochs:
         parts = epoch["segments"]
         at = float(epoch["elapsed_seconds"]) - sum(float(p["seconds"]) for p in parts)

@@ -26,7 +26,7 @@ class StepFactors:
     Attributes:
         pace: Wall time of a whole step over its simulated time, with the other
             factors in it: what the model does not know.
-        link: Time of all-reduces between processes of a host.
+        link: Time of all-reduces between processes of a host, and between nodes.
         host: What a process does besides computing.
     """
 
@@ -35,12 +35,14 @@ class StepFactors:
     host: float = 1.0
 
     def applied(self, cluster: Cluster) -> Cluster:
-        """Return a cluster with the link and the process of this run."""
-        rate = cluster.replica_link_bytes_per_s
+        """Return a cluster with the links and the process of this run."""
+        rate, between = cluster.replica_link_bytes_per_s, cluster.network_bytes_per_s
         return dataclasses.replace(
             cluster,
             replica_link_bytes_per_s=rate and max(1, round(rate / self.link)),
             replica_link_latency_ns=round(cluster.replica_link_latency_ns * self.link),
+            network_bytes_per_s=between and max(1, round(between / self.link)),
+            network_latency_ns=round(cluster.network_latency_ns * self.link),
             step_ns=round(cluster.step_ns * self.host),
             row_ns=round(cluster.row_ns * self.host),
         )

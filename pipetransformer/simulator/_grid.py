@@ -8,8 +8,7 @@ from pipetransformer.simulator.event import Event
 
 _LEGEND = (
     "F forward, R forward again, B backward, I input gradients, W weight gradients, "
-    "P frozen layers, O optimizer, A all-reduce, H cache read, E cache write, "
-    ". standing still"
+    "P frozen layers, O optimizer, A all-reduce, H cache read, . standing still"
 )
 
 

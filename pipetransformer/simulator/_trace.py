@@ -17,7 +17,6 @@ _NAMES = {
     "C": "copy",
     "A": "all-reduce",
     "H": "cache read",
-    "E": "cache write",
     "O": "optimizer",
 }
 

@@ -28,7 +28,7 @@ from pipetransformer.state.signature import model_signature, trainable_lines
 
 _LOG = logging.getLogger(__name__)
 
-_VERSION = 5
+_VERSION = 6
 _LONGEST = 200  # letters of what a file holds, in errors
 
 
@@ -48,13 +48,16 @@ class Measured:
     cores_permille: int = 0
 
 
-def conditions(run: Run, inputs: Any, sizes: list[int]) -> dict[str, Any]:
+def conditions(
+    run: Run, inputs: Any, sizes: list[int], cores: float | None
+) -> dict[str, Any]:
     """Return what a profile depends on, as plain values.
 
     Args:
         run: The run.
         inputs: What the layers are measured with.
         sizes: Of micro-batches, in samples.
+        cores: That slots share; None: they are planned as devices.
     """
     model, slots = run.arguments.model, run.slots
     trained = "\n".join(trainable_lines(model)).encode()
@@ -67,6 +70,7 @@ def conditions(run: Run, inputs: Any, sizes: list[int]) -> dict[str, Any]:
         "device": describe(slots.devices[slots.own]),
         "threads": run.threads_per_stage if slots.on_host else 0,
         "slots": run.num_slots,
+        "cores": cores,
         "amp": run.config.amp or "",
         "optimizer": type(run.state.optimizer).__qualname__,
         "torch": str(torch.__version__),
@@ -157,7 +161,7 @@ def _read(
         strict: Raise where it is of another run.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -166,7 +170,7 @@ def _read(
         _LOG.warning("no profile is read: %s", error)
         return None
     try:
-        return _checked(text, depends_on)
+        return _checked(data.decode(), depends_on)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         told = printable(str(error), longest=_LONGEST)
         if strict:

@@ -18,6 +18,7 @@ from pipetransformer.planner import (
     HOST_LINK_BYTES_PER_S,
     HOST_ROUND_NS,
     HOST_STEP_NS,
+    NETWORK_BYTES_PER_S,
     CacheTiers,
     Cluster,
     Profile,
@@ -59,7 +60,9 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
             optimizer = run.state.optimizer if run.slots.on_host else None
             measured = measured_or_kept(
                 run,
-                conditions(run, inputs, sizes),
+                conditions(
+                    run, inputs, sizes, usable_cores() if _shares_host(run) else None
+                ),
                 measure=lambda: planner.profile(
                     run.arguments.model,
                     inputs,
@@ -92,7 +95,9 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
 def _sizes(run: Run, workload: Workload) -> list[int]:
     """Return the micro-batch sizes that are profiled."""
     most = workload.global_batch
-    return [n for n in run.config.plan.microbatch_samples if n <= most] or [most]
+    least = min(planner.least_rows(run.arguments.model), most)
+    fitting = (n for n in run.config.plan.microbatch_samples if n <= most)
+    return sorted({max(n, least) for n in fitting}) or [most]
 
 
 def _work(run: Run, workload: Workload, rows: int) -> Work:
@@ -202,17 +207,28 @@ def _cores_permille(run: Run) -> int:
 
 
 def _host_costs(run: Run, cores_permille: int) -> dict[str, int]:
-    """Return what slots of the host share, and what their processes do."""
+    """Return what slots of the host share, and what their processes do.
+
+    Links are assumed, and learned by the passes that use them (`StepFactors.link`):
+    between processes of a host, and between nodes, if there are several.
+    """
     if not run.slots.on_host:
-        return {"step_ns": HOST_STEP_NS}
+        costs = {"step_ns": HOST_STEP_NS}
+        if run.info.num_nodes > 1:
+            costs["network_bytes_per_s"] = NETWORK_BYTES_PER_S
+        return costs
     if not _shares_host(run):
         return {}
-    return {
+    costs = {
         "step_ns": HOST_STEP_NS,
         "cores_permille": cores_permille,
         "replica_link_bytes_per_s": HOST_LINK_BYTES_PER_S,
         "replica_link_latency_ns": HOST_ROUND_NS,
     }
+    if run.info.num_nodes > 1:
+        costs["network_bytes_per_s"] = HOST_LINK_BYTES_PER_S
+        costs["network_latency_ns"] = HOST_ROUND_NS
+    return costs
 
 
 def _slot_memory(run: Run) -> int:

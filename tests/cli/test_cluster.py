@@ -1,15 +1,18 @@
 """``pipetransformer cluster``: what it measures, assumes, prints and writes."""
 
+import contextlib
 import json
 import os
 import socket
 import stat
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 
 from pipetransformer import planner
+from pipetransformer.cli import cluster as commands
 from pipetransformer.cli.cluster import _line
 from pipetransformer.cli.main import main
 from pipetransformer.planner import Cluster, SearchOptions, search
@@ -110,6 +113,42 @@ def test_nodes_measure_the_network():
     assert (cluster.num_nodes, cluster.devices_per_node) == (2, 4)
     assert cluster.network_bytes_per_s > 10**6 and cluster.network_latency_ns > 0
     assert cluster.replica_link_bytes_per_s == planner.HOST_LINK_BYTES_PER_S
+
+
+def test_the_latency_of_a_network_is_that_of_one_message(monkeypatch):
+    # Two ranks reduce in two messages that follow each other.
+    measured = {"ranks": [], "told": (9000, 10**9)}
+
+    def all_reduce(place, ranks, *, device):
+        measured["ranks"].append((ranks, device))
+        return measured["told"]
+
+    monkeypatch.setattr(commands, "_all_reduce", all_reduce)
+    monkeypatch.setattr(commands, "_connected", contextlib.nullcontext)
+    found = commands._links(commands._Place(0, 4, 2), 0)
+    assert measured["ranks"] == [((0, 1), None), ((0, 2), None)]
+    assert found["network_latency_ns"] == found["replica_link_latency_ns"] == 4500
+    assert found["network_bytes_per_s"] == found["replica_link_bytes_per_s"] == 10**9
+
+
+def test_a_process_that_reaches_no_other_is_an_error_line(capsys, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(commands, "_TIMEOUT", timedelta(seconds=1))
+    code, out, err = run_here(capsys, "--links", "--json")
+    assert (code, out) == (2, "")
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: --links: expected processes and devices that reach")
+    assert "Traceback" not in err
 
 
 def test_latency_and_rate_are_those_of_a_line():

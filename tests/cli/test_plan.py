@@ -124,6 +124,27 @@ def test_devices_are_a_tier_for_a_known_number_of_samples(files):
     assert {c["cache"] for c in frozen["candidates"]} == {"none", "device"}
 
 
+@pytest.mark.parametrize(
+    ("shares", "others"),
+    [
+        ({}, set()),  # pipelined was left out by its bound
+        ({"replica_link_bytes_per_s": 10**9}, {"filled"}),
+        ({"cores_permille": 2000}, {"filled"}),
+    ],
+)
+def test_frozen_layers_run_where_the_machines_let_them(files, shares, others):
+    roomy = a_cluster(device_memory_bytes=10**9, **shares)
+    files.write("cluster.json", roomy.to_json())
+    narrow = ("--num-microbatches", 4, "--schedule", "gpipe", "--max-replicas", 1)
+    found = plan_of(files, "--frozen", 3, "--num-stages", 2, *narrow)
+    placed = {each["prefix"] for each in found["candidates"]} | {found["prefix"]}
+    assert placed == {"replicated"} | others
+    for asked in ("replicated", "pipelined", "filled"):
+        forced = plan_of(files, "--frozen", 3, "--num-stages", 2, "--prefix", asked)
+        assert forced["prefix"] == asked
+    assert plan_of(files, "--prefix", "filled")["prefix"] == "none"
+
+
 def test_who_runs_the_schedule_is_told(files):
     command = ("plan", *files.model, "--global-batch", 16, "--num-stages", 4)
     told = "the engine with PipeConfig(schedule=...)"

@@ -78,6 +78,25 @@ class Holder:
     inner = model
 
 
+def leaves():
+    raise SystemExit(0)
+
+
+class Refuses(nn.Linear):
+    error = ValueError("no such rows")
+
+    def forward(self, x):
+        raise self.error
+
+
+class Leaves(Refuses):
+    error = SystemExit(0)
+
+
+refuses = nn.Sequential(Refuses(4, 4)), rows
+leaving = nn.Sequential(Leaves(4, 4)), rows
+
+
 wrong_rows = torch.zeros(16, 5)
 """
 
@@ -86,6 +105,7 @@ wrong_rows = torch.zeros(16, 5)
 def models(tmp_path, monkeypatch):
     (tmp_path / "some_models.py").write_text(MODELS)
     (tmp_path / "broken_models.py").write_text("1 / 0\n")
+    (tmp_path / "leaving_models.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     monkeypatch.setenv("COLUMNS", "200")
@@ -215,6 +235,24 @@ def test_threads_are_set_for_measuring_alone(capsys):
         (["some_models:x"], "got AttributeError: module 'some_models' has no"),
         (["some_models:fails"], "got RuntimeError: no model"),
         (["some_models:needs_width"], "got TypeError: needs_width() missing 1"),
+        (["leaving_models:x"], "leaving_models:x: expected code that runs, got System"),
+        (
+            ["some_models:leaves"],
+            "some_models:leaves: expected code that runs, got Sys",
+        ),
+        (
+            ["some_models:leaving"],
+            "some_models:leaving on its sample: expected code that runs, got SystemE",
+        ),
+        (
+            ["some_models:refuses"],
+            "some_models:refuses on its sample: expected code that runs, got ValueErr"
+            "or: no such rows",
+        ),
+        (
+            ["some_models:pair", "--threads", "2147483648"],
+            "--threads: expected an integer from 1 to 1024, got '2147483648'",
+        ),
         (["some_models:linear"], "expected an nn.Sequential, got Linear"),
         (["some_models:number"], "expected an nn.Sequential, got int"),
         (["some_models:triple"], "a pair of model and sample, got 3 values"),

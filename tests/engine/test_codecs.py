@@ -221,6 +221,28 @@ class FailsInEval(nn.Module):
         return x * self.scale
 
 
+class FailsAtLength(nn.Module):
+    """Says so in many lines, as errors of compilers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        if not self.training and torch.is_grad_enabled():
+            raise RuntimeError("line\n\x1b[31m" + "x" * 5000)
+        return x * self.scale
+
+
+def test_an_error_of_many_lines_is_told_in_one_and_can_be_explained():
+    _, _, engine, explanation = train("bf16", FailsAtLength(), explains=True)
+    (record,) = engine.history.codecs
+    assert record.reason.startswith("cannot be measured: RuntimeError: line \\x1b[31mx")
+    assert len(record.reason) <= 4096 and record.reason.isprintable()
+    assert explanation.codecs == (str(record),)
+    assert explain_run(json.loads(json.dumps(engine.history.to_json())))
+
+
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [(NoCopy, "RuntimeError: one of a kind"), (FailsInEval, "ZeroDivisionError: no")],

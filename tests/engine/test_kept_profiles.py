@@ -11,6 +11,7 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer import autocache, planner
 from pipetransformer.autocache import CacheRates, TierRates
+from pipetransformer.transformation import measured_inputs
 from tests.engine.even_profile import even_profile
 from tests.engine.scenario import config, schedule
 from tests.support.private import run_of
@@ -91,6 +92,35 @@ def test_other_conditions_have_profiles_of_their_own(tmp_path, measured, changes
     assert measured["layers"] == 2
 
 
+def test_other_cores_and_slots_as_devices_have_profiles_of_their_own(
+    tmp_path, measured, monkeypatch
+):
+    slots = {"pipe": pt.PipeConfig(num_slots=2)}
+    monkeypatch.delenv(measured_inputs.AS_DEVICES, raising=False)
+    monkeypatch.setattr(measured_inputs, "usable_cores", lambda: 2.0)
+    run(tmp_path, **slots)
+    monkeypatch.setattr(measured_inputs, "usable_cores", lambda: 1.5)
+    for _ in range(2):
+        run(tmp_path, **slots)
+    assert measured["layers"] == 2 and len(list(tmp_path.iterdir())) == 2
+    monkeypatch.setenv(measured_inputs.AS_DEVICES, "1")
+    for cores in (1.5, 2.0):  # devices have cores of their own
+        monkeypatch.setattr(measured_inputs, "usable_cores", lambda: cores)  # noqa: B023
+        _, inputs = run(tmp_path, **slots)
+        assert measured["layers"] == 3 and inputs.cluster.cores_permille == 0
+
+
+def test_a_file_that_is_named_is_refused_with_other_cores(
+    tmp_path, measured, monkeypatch
+):
+    monkeypatch.delenv(measured_inputs.AS_DEVICES, raising=False)
+    monkeypatch.setattr(measured_inputs, "usable_cores", lambda: 2.0)
+    run(tmp_path / "mine.json")
+    monkeypatch.setattr(measured_inputs, "usable_cores", lambda: 1.0)
+    with pytest.raises(ValueError, match=r"got cores 2\.0 where this run has 1\.0"):
+        run(tmp_path / "mine.json")
+
+
 def test_a_base_that_is_frozen_is_another_model(tmp_path, measured):
     run(tmp_path)
     model = toy_model()
@@ -132,6 +162,8 @@ def damaged(text, how):
     content = json.loads(text)
     if how == "torn":
         return text[: len(text) // 2]
+    if how == "no UTF-8":
+        return text.replace('"version"', '"\udcff"')
     if how == "another version":
         content["version"] = 1
     elif how == "a list":
@@ -149,6 +181,7 @@ def damaged(text, how):
     "how",
     [
         "torn",
+        "no UTF-8",
         "another version",
         "a list",
         "no profile",
@@ -159,13 +192,13 @@ def damaged(text, how):
 def test_a_damaged_file_is_measured_anew_or_refused(tmp_path, measured, caplog, how):
     run(tmp_path)
     (file,) = tmp_path.iterdir()
-    file.write_text(damaged(file.read_text(), how))
+    file.write_bytes(damaged(file.read_text(), how).encode(errors="surrogateescape"))
     run(tmp_path)
     assert "is no profile of this run, measured anew" in caplog.text
     assert measured["layers"] == 2
     run(tmp_path)
     assert measured["layers"] == 2
-    file.write_text(damaged(file.read_text(), how))
+    file.write_bytes(damaged(file.read_text(), how).encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match="PlanConfig.profile: expected a profile"):
         run(file)
 

@@ -1,14 +1,22 @@
 """What steps take over what was expected: learned, agreed on, kept."""
 
 import dataclasses
+import types
 
 import pytest
 
 import pipetransformer as pt
 from pipetransformer.checkpoint import format as checkpoint
-from pipetransformer.planner import search, step_costs
+from pipetransformer.planner import (
+    HOST_LINK_BYTES_PER_S,
+    HOST_ROUND_NS,
+    NETWORK_BYTES_PER_S,
+    search,
+    step_costs,
+)
 from pipetransformer.report import PlanShape, SegmentRecord
 from pipetransformer.run.step_costs import StepFactors, StepLearner, all_reduce_ns
+from pipetransformer.transformation.measured_inputs import AS_DEVICES, _host_costs
 from tests.engine.scenario import config, make_engine, schedule
 from tests.planner.instances import cluster, layer, profile
 from tests.support.toy import ToySet
@@ -76,6 +84,55 @@ def test_batches_that_share_a_step_leave_the_factors_at_one():
     assert all_reduce_ns(plan, FOUND, HOST) == stage.all_reduce_ns / 4 > 0
     found = observed([a_pass(plan)] * 3, plan).factors
     assert dataclasses.astuple(found) == pytest.approx((1, 1, 1), abs=0.002)
+
+
+@pytest.mark.parametrize("truth", [0.5, 3.0])
+def test_the_link_between_nodes_is_learned_and_planned_with(truth):
+    nodes = dataclasses.replace(
+        cluster(1, num_nodes=2), network_bytes_per_s=10**9, network_latency_ns=10**6
+    )
+    plan = search(FOUND, nodes, global_batch=8, replicas="all", num_stages=1)
+    expected = all_reduce_ns(plan, FOUND, nodes)
+    assert plan.num_replicas == 2 and expected == 4 * 10**6 + 2 * 10**6
+    learner = StepLearner()
+    for _ in range(6):
+        each = a_pass(plan)
+        phases = {**each.phase_seconds}
+        phases["backward/all_reduce"] = STEPS * truth * expected / 1e9
+        each = dataclasses.replace(each, phase_seconds=phases)
+        learner.observe(each, plan, FOUND, nodes, StepFactors(), STEPS)
+    assert learner.factors.link == pytest.approx(truth, rel=0.03)
+    learned = learner.factors.applied(nodes)
+    assert all_reduce_ns(plan, FOUND, learned) == pytest.approx(
+        truth * expected, rel=0.03
+    )
+
+
+def test_links_between_nodes_are_assumed_where_there_are_several(monkeypatch):
+    monkeypatch.delenv(AS_DEVICES, raising=False)
+
+    def costs(kind, nodes):
+        run = types.SimpleNamespace(
+            slots=types.SimpleNamespace(on_host=kind == "cpu", type=kind),
+            info=types.SimpleNamespace(num_nodes=nodes),
+        )
+        return _host_costs(run, 1500)
+
+    between = {"network_bytes_per_s", "network_latency_ns"}
+    for kind in ("cpu", "cuda"):
+        assert not between & costs(kind, 1).keys()
+    assert costs("cpu", 2)["network_bytes_per_s"] == HOST_LINK_BYTES_PER_S
+    assert costs("cpu", 2)["network_latency_ns"] == HOST_ROUND_NS
+    assert costs("cuda", 2)["network_bytes_per_s"] == NETWORK_BYTES_PER_S
+
+
+def test_slots_that_stand_for_devices_pay_nothing_between_nodes(monkeypatch):
+    monkeypatch.setenv(AS_DEVICES, "1")
+    run = types.SimpleNamespace(
+        slots=types.SimpleNamespace(on_host=True),
+        info=types.SimpleNamespace(num_nodes=2),
+    )
+    assert _host_costs(run, 0) == {}
 
 
 @pytest.mark.parametrize("truth", [0.5, 1.0, 3.0])

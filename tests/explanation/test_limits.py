@@ -38,6 +38,18 @@ def test_a_slow_link_limits():
     assert report.limiting_resource == "device link"
 
 
+def test_a_slow_ring_through_the_host_limits():
+    for slow in (
+        {"replica_link_bytes_per_s": 10**8},
+        {"replica_link_bytes_per_s": 10**12, "replica_link_latency_ns": 10**8},
+    ):
+        host = instances.cluster(4, 2000 * MEGABYTE, **slow)
+        report = limits_of(a_profile(), host, num_stages=1, replicas="all")
+        assert report.plan.num_replicas == 4
+        assert report.limiting_resource == "replica link"
+        assert "between replicas of a node" in report.limits[0].change
+
+
 def test_a_cache_on_the_devices_has_no_rate_to_double():
     options = {"boundary": 2, "cache_tiers": ("device",), "num_samples": 40}
     report = limits_of(a_profile(), cached_cluster(), **options)

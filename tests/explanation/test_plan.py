@@ -121,6 +121,20 @@ def test_json_holds_every_promised_part():
     ]
 
 
+@pytest.mark.parametrize("saved", ["", "so far freezing has saved 1.50 s"])
+@pytest.mark.parametrize("decisions", [0, 10, 12])
+def test_the_last_ten_decisions_are_told_and_what_they_saved(decisions, saved):
+    told = [f"point {point}, step 7: 0 of 6 units frozen" for point in range(decisions)]
+    plan = a_plan(a_profile(), a_cluster())
+    explanation = explain_plan(plan, freezing=told, saved=saved)
+    end = [saved] if saved else []
+    assert explanation.to_dict()["freezing"] == [*told, *end]
+    lines = [line.strip() for line in str(explanation).splitlines()]
+    shown = [line for line in lines if line.startswith(("point", "so far"))]
+    assert shown == [*told[-10:], *end]
+    assert ("2 decisions before these" in lines) == (decisions == 12)
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 @pytest.mark.parametrize("checkpoint", ["never", "always"])
 def test_stages_are_those_of_the_plan(schedule, checkpoint):

@@ -3,12 +3,19 @@
 import random
 import subprocess
 import sys
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipetransformer.planner import CacheTiers, InfeasiblePlan, prefix_cuts, search
+from pipetransformer.planner import (
+    CacheTiers,
+    InfeasiblePlan,
+    prefix_cuts,
+    search,
+    step_costs,
+)
 from pipetransformer.simulator import simulate
 from tests.planner.instances import (
     all_cuts,
@@ -212,6 +219,117 @@ def test_a_cache_tier_saves_the_prefix_as_far_as_it_holds_the_samples():
     absent = CacheTiers(disk_bytes=1000)
     assert step(("host",), cache=absent).cache == "none"
     assert step(("host", "disk"), cache=absent).cache == "disk"
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("prefix", ["replicated", "pipelined", "filled"])
+def test_rows_that_a_cache_misses_count_in_the_mean(tier, prefix):
+    # A row a micro-batch: of 1000 samples as many are missed as are not held.
+    model = equal_profile(6, times=(1000,) * 3, boundary_bytes_per_sample=10)
+
+    def costs(held):
+        machines = cluster(4, cache=CacheTiers(**{f"{tier}_bytes": 10 * held}))
+        plan = find(
+            model,
+            machines,
+            boundary=4,
+            global_batch=8,
+            num_stages=2,
+            num_microbatches=4,
+            max_replicas=2,
+            replicas="all",
+            prefix_placements=(prefix,),
+            cache_tiers=(tier,),
+            num_samples=1000,
+        )
+        assert (plan.cache, plan.samples_per_microbatch) == (tier, 1)
+        found = step_costs(plan, model, machines)
+        return sum(found.prefix_ns), plan
+
+    # Less than one record is a tier for no sample.
+    for held in (1, 10, 500, 990, 999, 1000, 2000):
+        spent, plan = costs(held)
+        assert spent == 4 * max(0, 1000 - held), held
+        assert plan.lower_bound_ns <= plan.simulated_step_ns
+        if prefix != "filled":
+            assert plan.simulated_step_ns == plan.predicted_step_ns
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_mean_of_missed_rows_is_between_whole_rows_and_falls_as_more_is_held(seed):
+    rng = random.Random(seed)
+    samples, rows = rng.choice([1, 7, 97, 1000, 2**40]), rng.randint(1, 12)
+    points = (1, 3, 8)
+    times = tuple(sorted(rng.randint(0, 10**6) for _ in points))
+    layers = [layer(i, times=(times,) * 3) for i in range(3)]
+    layers[1] = layer(1, times=(times,) * 3, boundary_bytes_per_sample=1)
+    model = profile(layers, microbatch_samples=points)
+    link = dict(device_link_bytes_per_s=10**6, device_link_latency_ns=777)
+
+    def costs(held):
+        machines = cluster(1, cache=CacheTiers(host_bytes=held), **link)
+        plan = find(
+            model,
+            machines,
+            boundary=2,
+            global_batch=rows,
+            num_microbatches=1,
+            cache_tiers=("host",) if held else ("none",),
+            num_samples=samples,
+        )
+        found = step_costs(plan, model, machines)
+        (spent,) = found.prefix_ns
+        return spent, found.prefix_copy_ns
+
+    whole = [(0, 0)]
+    for count in range(1, rows + 1):
+        alone = find(
+            model,
+            cluster(1, **link),
+            boundary=2,
+            global_batch=count,
+            num_microbatches=1,
+        )
+        found = step_costs(alone, model, cluster(1, **link))
+        whole.append((found.prefix_ns[0], found.prefix_copy_ns))
+    assert costs(0) == whole[rows] and costs(samples) == (0, 0)
+    before = whole[rows]
+    for held in sorted({rng.randint(1, samples) for _ in range(8)}):
+        now = costs(held)
+        missed = Fraction(rows * (samples - held), samples)
+        low, part = int(missed), missed - int(missed)
+        high = min(low + 1, rows)
+        for value, least, most in zip(now, whole[low], whole[high], strict=True):
+            mean = least + part * (most - least)
+            assert mean <= value <= mean + 2, "rounded up, for each of two layers"
+        assert all(a <= b for a, b in zip(now, before, strict=True))
+        before = now
+
+
+def test_what_is_read_counts_in_the_mean_too():
+    # A replica has a row of each step: of 10 the host holds 9, or 4 and the disk 5.
+    model = equal_profile(4, times=(1000,) * 3, boundary_bytes_per_sample=1000)
+    host = dict(host_bytes_per_s=10**9, host_record_ns=500)
+    options = dict(
+        boundary=2,
+        global_batch=1,
+        num_stages=1,
+        num_microbatches=1,
+        max_replicas=1,
+        num_samples=10,
+    )
+
+    def reads(tier, **fields):
+        machines = cluster(1, cache=CacheTiers(**host, **fields))
+        plan = find(model, machines, cache_tiers=(tier,), **options)
+        found = step_costs(plan, model, machines)
+        return found.cache_wait_ns, found.cache_read_ns, sum(found.prefix_ns)
+
+    assert reads("host", host_bytes=9000, host_in_line=True) == (1350, 0, 200)
+    assert reads("host", host_bytes=9000) == (0, 1350, 200)
+    both = dict(host_bytes=4000, disk_bytes=5000, disk_bytes_per_s=10**7)
+    assert reads("disk", host_in_line=True, **both) == (1350, 50_000, 200)
+    assert reads("disk", **both) == (0, 50_000, 200)
 
 
 def test_reads_from_a_slow_tier_bound_the_step():

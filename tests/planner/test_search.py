@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.planner import InfeasiblePlan, Plan, SearchOptions, replan, search
+from pipetransformer.planner import (
+    InfeasiblePlan,
+    Plan,
+    SearchOptions,
+    replan,
+    search,
+    step_costs,
+)
 from tests.planner.instances import (
     all_cuts,
     cluster,
@@ -320,6 +327,30 @@ def test_the_all_reduce_hides_behind_the_backward_of_earlier_stages(schedule, hi
     slack = 2 * 8 * 10**5 - saved if hides else 0
     assert both.simulated_step_ns - alone.simulated_step_ns == reduce - slack
     assert both.lower_bound_ns == both.simulated_step_ns or schedule == "1f1b"
+
+
+@pytest.mark.parametrize("members", [2, 3, 5])
+@pytest.mark.parametrize("between", ["device_link", "network"])
+def test_each_message_of_a_ring_waits_for_the_one_before(members, between):
+    link = {f"{between}_bytes_per_s": 10**9}
+    devices = {"device_link": (members, 1), "network": (1, members)}[between]
+    model = equal_profile(2, times=(1000,) * 3, parameters=30 * 10**6)
+    options = dict(global_batch=30, num_stages=1, num_microbatches=2, replicas="all")
+
+    def reduced(**fields):
+        machines = cluster(devices[0], num_nodes=devices[1], **link, **fields)
+        plan = search(model, machines, **options)
+        assert plan.num_replicas == members
+        (stage,) = step_costs(plan, model, machines).stages
+        assert plan.simulated_step_ns == plan.predicted_step_ns
+        return stage.all_reduce_ns
+
+    messages = 2 * (members - 1)
+    assert reduced() == messages * 60 * 10**6 // members
+    waits = reduced(**{f"{between}_latency_ns": 10_000}) - reduced()
+    assert waits == messages * 10_000
+    forever = reduced(**{f"{between}_latency_ns": 2**62})
+    assert forever == 2**40, "as long as any transfer may take"
 
 
 def test_costs_between_and_beyond_the_measured_sizes_are_affine():

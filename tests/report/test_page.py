@@ -138,6 +138,43 @@ def test_summaries_of_before_are_shown_too(summary):
     assert times == sorted(times)
 
 
+def test_changes_of_a_resumed_run_are_where_they_were(summary):
+    (whole,) = data_of(page({"a": summary}))
+    later = json.loads(json.dumps(summary))
+    for change in (later["first_plan"], *later["transformations"]):
+        change["step"] += 1000
+    (resumed,) = data_of(page({"a": later}))
+    assert [c["t"] for c in resumed["changes"]] == [c["t"] for c in whole["changes"]]
+    assert [p["step"] for p in resumed["segments"]] == [1000, 1005, 1010, 1015]
+    (other,) = data_of(page({"a": {**summary, "first_plan": None}}))
+    assert other["segments"] == whole["segments"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seconds": "fast"},
+        {"seconds": 10**400},
+        {"seconds": "x" * 5000 + "\x1b"},
+        {"segments": [{"num_stages": float("nan")}]},
+        {"segments": [{"boundary": float("nan")}]},
+    ],
+    ids=["a text", "a huge number", "a long text", "no number", "no boundary"],
+)
+def test_values_of_another_kind_are_refused_in_one_short_line(summary, change):
+    summary = json.loads(json.dumps(summary))
+    epoch = summary["epochs"][1]
+    if "segments" in change:
+        (part,) = change["segments"]
+        change = {"segments": [{**epoch["segments"][0], **part}]}
+    summary["epochs"][1] = {**epoch, **change}
+    with pytest.raises(
+        ValueError, match="summary of x: expected what report.w"
+    ) as told:
+        page({"x": summary})
+    assert len(str(told.value)) < 400 and str(told.value).isprintable()
+
+
 @pytest.mark.parametrize("value", [{}, {"epochs": [{}]}, {"epochs": 3}])
 def test_what_is_no_summary_is_refused(value):
     with pytest.raises(ValueError, match="summary of x: expected what report.write"):
@@ -174,6 +211,48 @@ def test_the_command_writes_one_run_or_compares_several(
     assert main(["report", "bad.json"]) == 2
     assert main(["report", "missing"]) == 2
     assert "error: " in capsys.readouterr().err
+
+
+def test_the_command_prints_the_page_or_json(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(folder), "--json", "--output", "a/b.html"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": 1, "page": "a/b.html"}
+    assert main(["report", str(folder), "--output", "-"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.strip() == (tmp_path / "a" / "b.html").read_text().strip()
+    assert not (tmp_path / "-").exists()
+    for wrong in (["--output", "-", "--json"], ["--output", ""]):
+        assert main(["report", str(folder), *wrong]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.startswith("error: ")
+        assert "--output: expected a file" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seconds", "fast"),
+        ("seconds", 10**400),
+        ("epoch", float("nan")),
+        ("elapsed_seconds", "late"),
+        ("samples", 10**400),
+        ("segments", None),
+    ],
+    ids=["a text", "a huge number", "no number", "a later text", "many", "nothing"],
+)
+def test_the_command_names_the_file_of_what_is_no_summary(
+    folder, summary, tmp_path, capsys, name, value
+):
+    summary = json.loads(json.dumps(summary))
+    summary["epochs"][1][name] = value
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps(summary))
+    page = tmp_path / "page.html"
+    assert main(["report", str(folder), str(path), "--output", str(page)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and not page.exists()
+    (line,) = captured.err.splitlines()
+    assert line.startswith(f"error: {path}: ") and "expected" in line
 
 
 def large(summary, changes=1000):

@@ -214,22 +214,12 @@ def test_reads_in_line_come_before_everything_else():
     assert all(e.begin_ns >= 70 for e in result.timeline if e.kind != "H")
 
 
-def test_cache_writes_follow_each_part_of_the_prefix():
-    costs = step("gpipe", [(10, 10, 10)], 4, prefix=("replicated", [100]))
-    result = simulate(costs, cache_write_ns=42, keep_timeline=True)
-    written = spans(result, "E")
-    assert [begin for begin, _ in written] == [100, 200, 300, 400]
-    assert sum(end - begin for begin, end in written) == 42
-
-
-def test_optimizer_waits_for_all_gradients():
+def test_the_process_waits_for_all_gradients():
     stages = [stage(10, 10, 10), stage(10, 10, 10, all_reduce_ns=70)]
-    result = simulate(step("gpipe", stages, 2), optimizer_ns=[5, 8], keep_timeline=True)
+    costs = step("gpipe", stages, 2, process_ns=8)
+    result = simulate(costs, keep_timeline=True)
     end_of_reduce = max(end for _, end in spans(result, "A"))
-    assert spans(result, "O") == [
-        (end_of_reduce, end_of_reduce + 5),
-        (end_of_reduce, end_of_reduce + 8),
-    ]
+    assert spans(result, "O") == [(end_of_reduce, end_of_reduce + 8)]
     assert result.step_ns == end_of_reduce + 8
 
 
@@ -308,13 +298,13 @@ def test_stage_without_backward_keeps_nothing():
 def test_of_batches_that_share_a_step_the_last_reduces_and_steps(seed):
     rng = random.Random(seed)
     costs = random_step(rng)
-    optimizer = rng.choice([[], [rng.randint(0, 500) for _ in costs.stages]])
+    costs.process_ns = rng.choice([0, rng.randint(1, 500)])
     slow = rng.choice([1000, 1700])
     kinds = dict(replicas=((), [slow] * len(costs.stages)))
-    whole = simulate(costs, optimizer_ns=optimizer, **kinds)
+    whole = simulate(costs, **kinds)
     batches = rng.randint(2, 9)
     costs.accumulation_steps = batches
-    shared = simulate(costs, optimizer_ns=optimizer, keep_timeline=True, **kinds)
+    shared = simulate(costs, keep_timeline=True, **kinds)
     reduced = [s.all_reduce_ns for s in costs.stages]
     costs.accumulation_steps, costs.stages = 1, [unreduced(s) for s in costs.stages]
     other = simulate(costs, **kinds)
@@ -322,7 +312,7 @@ def test_of_batches_that_share_a_step_the_last_reduces_and_steps(seed):
     mean = (whole.step_ns + (batches - 1) * other.step_ns) / batches
     assert abs(shared.step_ns - mean) <= 1
     assert bool(spans(shared, "A")) == any(reduced)
-    assert bool(spans(shared, "O")) == bool(optimizer)
+    assert bool(spans(shared, "O")) == bool(costs.process_ns)
 
 
 def unreduced(costs):

@@ -10,7 +10,8 @@ namespace {
 
 using Wide = __int128;
 
-// A ring moves 2 (n-1)/n of the bytes over each link.
+// A ring moves 2 (n-1)/n of the bytes over each link, in 2 (n-1) messages that
+// follow each other.
 int64_t ring_ns(
     int64_t bytes,
     int64_t num_members,
@@ -19,8 +20,10 @@ int64_t ring_ns(
   if (num_members < 2) {
     return 0;
   }
-  const Wide moved = Wide{2} * (num_members - 1) * bytes / num_members;
-  return transfer_ns(static_cast<int64_t>(moved), bytes_per_s, latency_ns);
+  const Wide messages = Wide{2} * (num_members - 1);
+  const auto moved = static_cast<int64_t>(messages * bytes / num_members);
+  const Wide waits = std::min<Wide>(messages * latency_ns, kLongestTransferNs);
+  return transfer_ns(moved, bytes_per_s, static_cast<int64_t>(waits));
 }
 
 // Processes move and add up the bytes themselves, on the cores that they share;

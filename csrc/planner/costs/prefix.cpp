@@ -38,28 +38,49 @@ Tier tier_of(const Cluster& cluster, CacheTier tier) {
       host && tiers.host_in_line};
 }
 
-// Of `rows` those that the tier cannot serve, when each node keeps the samples
-// it owns.
-int64_t
-missed_rows(int64_t rows, int64_t held, std::optional<int64_t> num_samples) {
-  if (!num_samples || held >= *num_samples) {
-    return 0;
+// Rows in the mean: `whole`, and one more in `more` of `of` cases.
+struct MeanRows {
+  int64_t whole = 0;
+  int64_t more = 0;
+  int64_t of = 1;
+
+  bool any() const {
+    return whole > 0 || more > 0;
   }
-  return rows - static_cast<int64_t>(Wide{rows} * held / *num_samples);
+};
+
+// Of `rows` those whose samples are among `part` of `whole`, which is at least
+// that and 1. Exact.
+MeanRows share_of(int64_t rows, int64_t part, int64_t whole) {
+  const Wide product = Wide{rows} * part;
+  return {
+      static_cast<int64_t>(product / whole),
+      static_cast<int64_t>(product % whole),
+      whole};
 }
 
-// `part` of `whole` rows; all of them where the whole is not known.
-int64_t rows_of(int64_t rows, int64_t part, std::optional<int64_t> whole) {
-  return rows - missed_rows(rows, part, whole);
+// Mean of what the rows take, rounded up; none take nothing.
+template <typename TimeNs>
+int64_t mean_ns(const MeanRows& rows, const TimeNs& time_ns) {
+  const int64_t low = rows.whole == 0 ? 0 : time_ns(rows.whole);
+  if (rows.more == 0) {
+    return low;
+  }
+  const Wide sum = Wide{low} * (rows.of - rows.more) +
+                   Wide{time_ns(rows.whole + 1)} * rows.more;
+  return static_cast<int64_t>((sum + rows.of - 1) / rows.of);
 }
 
 // Without a rate 0, as of any transfer.
-int64_t read_time_ns(int64_t rows, int64_t sample_bytes, const Tier& tier) {
-  const Wide each = Wide{rows} * tier.record_ns;
-  return transfer_ns(
-      rows * sample_bytes,
-      tier.bytes_per_s,
-      static_cast<int64_t>(std::min<Wide>(each, kLongestTransferNs)));
+int64_t
+read_time_ns(const MeanRows& rows, int64_t sample_bytes, const Tier& tier) {
+  return mean_ns(rows, [&](int64_t whole) {
+    const Wide each = Wide{whole} * tier.record_ns;
+    return transfer_ns(
+        whole * sample_bytes,
+        tier.bytes_per_s,
+        static_cast<int64_t>(std::min<Wide>(each, kLongestTransferNs)));
+  });
 }
 
 // Samples of the data set that the tier holds on all nodes.
@@ -78,7 +99,7 @@ int64_t held_samples(
 
 // What a step reads, and the rows of a micro-batch that it computes.
 struct Reads {
-  int64_t missed = 0;
+  MeanRows missed;
   int64_t wait_ns = 0;   // before the first forward
   int64_t ahead_ns = 0;  // alongside the step
 };
@@ -97,42 +118,48 @@ Reads reads_of(
   const Tier lower = tier_of(cluster, CacheTier::kDisk);
   const int64_t in_memory =
       in_host ? held_samples(cluster, workload, host, sample_bytes) : 0;
+  const int64_t all = workload.num_samples.value_or(kNeverFits);
   const int64_t on_disk =
       disk ? std::min(
                  held_samples(cluster, workload, lower, sample_bytes),
-                 workload.num_samples.value_or(kNeverFits) - in_memory)
+                 all - in_memory)
            : 0;
   const int64_t samples = samples_per_microbatch(workload.global_batch, shape);
   // In line every replica reads its own; else a node reads for all of its.
   const int64_t own = samples_per_replica(workload.global_batch, shape);
   const int64_t of_node = divide_up(workload.global_batch, cluster.num_nodes);
-  const auto all = workload.num_samples;
+  // A set of unknown size is taken to be there, in memory if that has records.
+  const bool known = workload.num_samples.has_value();
+  const bool at_top = in_memory > 0 || on_disk == 0;
+  const int64_t upper_part = known ? in_memory : at_top ? all : 0;
+  const int64_t lower_part = known ? on_disk : all - upper_part;
+  const int64_t served = upper_part + lower_part;
   Reads reads;
-  reads.missed = missed_rows(samples, in_memory + on_disk, all);
+  reads.missed = share_of(samples, all - served, all);
   if (in_host && host.in_line) {
-    reads.wait_ns = read_time_ns(
-        rows_of(own, in_memory + on_disk, all), sample_bytes, host);
+    reads.wait_ns =
+        read_time_ns(share_of(own, served, all), sample_bytes, host);
   } else if (in_host) {
     reads.ahead_ns =
-        read_time_ns(rows_of(of_node, in_memory, all), sample_bytes, host);
+        read_time_ns(share_of(of_node, upper_part, all), sample_bytes, host);
   }
   if (on_disk > 0) {
-    const int64_t rows = rows_of(of_node, in_memory + on_disk, all) -
-                         (in_memory > 0 ? rows_of(of_node, in_memory, all) : 0);
-    reads.ahead_ns =
-        std::max(reads.ahead_ns, read_time_ns(rows, sample_bytes, lower));
+    reads.ahead_ns = std::max(
+        reads.ahead_ns,
+        read_time_ns(share_of(of_node, lower_part, all), sample_bytes, lower));
   }
   return reads;
 }
 
 std::vector<int64_t>
-frozen_times(const Profile& profile, int64_t boundary, int64_t samples) {
+frozen_times(const Profile& profile, int64_t boundary, const MeanRows& rows) {
   std::vector<int64_t> times;
-  for (int64_t i = 0; i < boundary && samples > 0; ++i) {
-    times.push_back(interpolate(
-        profile.microbatch_samples,
-        profile.layers[static_cast<std::size_t>(i)].forward_only_ns,
-        samples));
+  for (int64_t i = 0; i < boundary && rows.any(); ++i) {
+    const auto& layer = profile.layers[static_cast<std::size_t>(i)];
+    times.push_back(mean_ns(rows, [&](int64_t whole) {
+      return interpolate(
+          profile.microbatch_samples, layer.forward_only_ns, whole);
+    }));
   }
   return times;
 }
@@ -175,7 +202,7 @@ Cuts prefix_cuts(
   const auto& allowed = rules.cut_allowed;
   const int64_t most =
       1 + std::count(allowed.begin() + 1, allowed.end() - 1, 1);
-  const SpanCost cost(frozen_times(profile, boundary, samples));
+  const SpanCost cost(frozen_times(profile, boundary, {samples}));
   return min_max(cost, rules, std::min(num_devices, most)).value().cuts;
 }
 
@@ -202,7 +229,7 @@ PrefixCosts prefix_costs(
   const int64_t sample_bytes =
       profile.layers[static_cast<std::size_t>(workload.boundary) - 1]
           .boundary_bytes_per_sample;
-  int64_t missed = samples;
+  MeanRows missed{samples};
   int64_t cached_bytes = 0;
   if (tier == CacheTier::kDevice) {
     // The data set's activations are spread over all devices that run.
@@ -211,7 +238,7 @@ PrefixCosts prefix_costs(
         workload.num_samples.value_or(workload.global_batch), devices);
     cached_bytes = static_cast<int64_t>(
         std::min<Wide>(Wide{kept} * sample_bytes, kNeverFits));
-    missed = 0;
+    missed = {};
   } else if (tier != CacheTier::kNone) {
     const Reads reads = reads_of(
         cluster, workload, shape, sample_bytes, tier == CacheTier::kDisk);
@@ -223,11 +250,11 @@ PrefixCosts prefix_costs(
       frozen_times(profile, workload.boundary, missed);
   if (placement == PrefixPlacement::kPipelined) {
     const std::vector<int64_t> weighed =
-        frozen_times(profile, workload.boundary, samples);
+        frozen_times(profile, workload.boundary, {samples});
     const Cuts cuts =
         prefix_cuts(profile, workload.boundary, samples, shape.num_stages);
     place_pipelined(costs, profile, weighed, cuts, shape.num_stages);
-    if (missed < samples) {  // the same chunks, for the rows that miss
+    if (missed.whole < samples) {  // the same chunks, for the rows that miss
       const int64_t whole = sum(weighed);
       for (int64_t& chunk : costs.per_microbatch_ns) {
         chunk = whole == 0
@@ -244,18 +271,23 @@ PrefixCosts prefix_costs(
     const bool fills =
         placement == PrefixPlacement::kFilled && shape.num_stages > 1;
     if (fills && !times.empty()) {
-      costs.grain_ns = *std::max_element(times.begin(), times.end());
+      const auto grains = frozen_times(
+          profile,
+          workload.boundary,
+          {missed.whole + (missed.more > 0 ? 1 : 0)});
+      costs.grain_ns = *std::max_element(grains.begin(), grains.end());
       costs.bytes += static_cast<int64_t>(std::min<Wide>(
           Wide{sample_bytes} *
               samples_per_replica(workload.global_batch, shape),
           kNeverFits));
     }
   }
-  costs.copy_ns = missed == 0 ? 0
-                              : transfer_ns(
-                                    sample_bytes * missed,
-                                    cluster.device_link_bytes_per_s,
-                                    cluster.device_link_latency_ns);
+  costs.copy_ns = mean_ns(missed, [&](int64_t rows) {
+    return transfer_ns(
+        sample_bytes * rows,
+        cluster.device_link_bytes_per_s,
+        cluster.device_link_latency_ns);
+  });
   costs.bytes += cached_bytes;
   return costs;
 }

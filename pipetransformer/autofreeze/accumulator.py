@@ -20,6 +20,10 @@ class GradientAccumulator:
     own devices and reads nothing back until ``norms``. Layers after the last unit
     (the head) are not counted. Not thread-safe.
 
+    A unit in which nothing trains, such as an activation, has no gradient that could
+    settle: it has the value of the active unit before it that trains, and without one
+    that of the first one behind it.
+
     Args:
         layers: the whole model.
         unit_ends: layer index after each unit, from ``resolve_units``.
@@ -57,24 +61,44 @@ class GradientAccumulator:
         if sums:
             torch._foreach_add_(sums, gradients)
 
-    def norms(self) -> tuple[float, ...]:
+    def norms(self, boundary: int = 0) -> tuple[float, ...]:
         """L2 norm per unit of the summed gradient, in fp64; 0.0 where there is none.
 
-        Waits for the devices that hold the sums.
+        Waits for the devices that hold the sums. Units below layer `boundary` are
+        frozen.
         """
         squares = self._by_parameter(squared_norms)
-        return tuple(
-            math.sqrt(math.fsum(squares.get(p, 0.0) for p in unit))
-            for unit in self._units
+        return self._handed_on(
+            boundary,
+            [
+                math.sqrt(math.fsum(squares.get(p, 0.0) for p in unit))
+                for unit in self._units
+            ],
         )
 
-    def l1_norms(self) -> tuple[float, ...]:
+    def l1_norms(self, boundary: int = 0) -> tuple[float, ...]:
         """Per unit the sum of its parameters' L1 norms of the summed gradient, in fp64.
 
-        0.0 where there is none. Waits for the devices that hold the sums.
+        0.0 where there is none. Waits for the devices that hold the sums. Units below
+        layer `boundary` are frozen.
         """
         norms = self._by_parameter(l1_norms)
-        return tuple(math.fsum(norms.get(p, 0.0) for p in unit) for unit in self._units)
+        return self._handed_on(
+            boundary,
+            [math.fsum(norms.get(p, 0.0) for p in unit) for unit in self._units],
+        )
+
+    def _handed_on(self, boundary: int, values: list[float]) -> tuple[float, ...]:
+        """Give active units in which nothing trains the value of one that does."""
+        active = [u for u, start in enumerate(self._starts) if start >= boundary]
+        trains = {u: any(p.requires_grad for p in self._units[u]) for u in active}
+        last = next((unit for unit in active if trains[unit]), None)
+        for unit in active:
+            if trains[unit]:
+                last = unit
+            elif last is not None:
+                values[unit] = values[last]
+        return tuple(values)
 
     def follow(self) -> None:
         """Bring the sums to where their parameters are."""

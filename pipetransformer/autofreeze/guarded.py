@@ -21,7 +21,7 @@ Monitor = tuple[str, Literal["min", "max"]]
 
 _WARM_UP = 0.1  # of the steps: nothing freezes, and the first mean is taken
 _BACK_TO_STAKE = 3.0  # times the bar, of a freeze below it
-_BACK_TO_LOSS = 1.5  # times the loss, of a freeze that the monitor allowed
+_BACK_BY = 0.5  # of the loss above it, of a freeze that the monitor allowed
 _MOST_COMES_BACK = 3.0  # times the first mean: one bad batch is no new task
 _COOL_DOWN = 3  # evaluation points without a freeze after an unfreeze
 _MOST_UNFREEZES = 2  # then the layers stay active
@@ -43,9 +43,10 @@ class Guarded(Policy):
 
     All units unfreeze when the loss comes back: to 3 times the stake below which they
     froze, as when data or labels have changed, or to 1.5 times the loss at which the
-    monitor let them freeze. What has come back is from then on the first mean, if it is
-    larger, up to 3 times as large. Then nothing freezes for 3 points, and after the
-    second time nothing at all. Nothing freezes in the first tenth of the steps.
+    monitor let them freeze; was that 0 or less, by half of its size or of the first
+    mean's, whichever is larger. What has come back is from then on the first mean, if
+    it is larger, up to 3 times as large. Then nothing freezes for 3 points, and after
+    the second time nothing at all. Nothing freezes in the first tenth of the steps.
 
     Args:
         alpha: share of the active units that a point may freeze, in [0, 1).
@@ -55,9 +56,12 @@ class Guarded(Policy):
             far worse than a constant prediction, as with targets that were not
             normalised.
         monitor: name of a metric of ``engine.evaluate``, and whether smaller ("min") or
-            larger ("max") values are better. Not of the test set that the result is
-            told of. None: the training loss alone decides.
-        patience: evaluations in a row that have not improved the monitor, >= 1.
+            larger ("max") values are better. Every evaluation with a metric of that
+            name counts, so that of the test set that the result is told of needs
+            another name. None: the training loss alone decides.
+        patience: evaluations in a row that have not improved the monitor, >= 1. Of
+            several between two points the last one counts. Where ``Progress`` does not
+            tell how many there were, a value other than the last one is a new one.
         min_active: units that stay active; None: an eighth of them, at least one.
         dry_run: log what would be frozen, freeze nothing.
 
@@ -103,6 +107,7 @@ class Guarded(Policy):
         self._returns_at = 0.0  # the loss at which all units unfreeze
         self._best: float | None = None  # of the monitor
         self._last: float | None = None
+        self._evaluations = 0  # that had it, as far as told
         self._stale = 0  # evaluations since the best one
         self._quiet_until = 0  # the point from which units may freeze
         self._unfreezes = 0
@@ -130,10 +135,7 @@ class Guarded(Policy):
         if self._num_frozen > self.starting_units and loss > self._returns_at:
             self._unfreeze(loss, first)
             return self._num_frozen
-        self._told = (
-            f"the training loss is {_percent(loss, first)} of its first mean, "
-            f"{100 * self._stake:g} % or less freezes"
-        )
+        self._told = self._tell_loss(loss, first)
         if self._monitor is not None:
             self._told += self._tell_monitor(progress)
         little = 0.0 <= loss <= bar  # of a loss below 0 nobody knows how far it falls
@@ -143,11 +145,24 @@ class Guarded(Policy):
         if held is not None:
             self._told += f"; {held}"
             return self._num_frozen
-        self._freeze(_BACK_TO_STAKE * bar if little else _BACK_TO_LOSS * abs(loss))
+        if little:
+            self._freeze(_BACK_TO_STAKE * bar)
+        else:
+            size = loss if loss > 0 else max(abs(first), abs(loss))
+            self._freeze(loss + _BACK_BY * size)
         return self._num_frozen
 
     def _why(self) -> str:
         return self._told
+
+    def _tell_loss(self, loss: float, first: float) -> str:
+        for value, what in ((loss, "training loss"), (first, "first mean loss")):
+            if value < 0:
+                return f"the {what} is {value:.3g}: below 0 it decides nothing"
+        return (
+            f"the training loss is {_percent(loss, first)} of its first mean, "
+            f"{100 * self._stake:g} % or less freezes"
+        )
 
     def _take_first(self, loss: float, began: int, progress: Progress) -> float:
         """Return the first mean, with the interval's loss if it belongs to that."""
@@ -199,13 +214,16 @@ class Guarded(Policy):
     def _is_stale(self, progress: Progress) -> bool:
         """Take in the monitor; tell whether it has stopped improving.
 
-        A value that is exactly the last one was not evaluated anew.
+        Where nobody counts evaluations, a value that is exactly the last one was not
+        evaluated anew.
         """
         if self._monitor is None:
             return False
         name, better = self._monitor
-        value = progress.metrics.get(name)
-        if value is None or not math.isfinite(value) or value == self._last:
+        value, count = progress.metrics.get(name), progress.evaluations.get(name)
+        anew = value != self._last if count is None else count != self._evaluations
+        self._evaluations = count or 0
+        if value is None or not math.isfinite(value) or not anew:
             return self._stale >= self._patience
         self._last = value
         improved = self._best is None or (
@@ -233,6 +251,11 @@ class Guarded(Policy):
 
     # -- state -----------------------------------------------------------------
 
+    def load_state_dict(self, state: State) -> None:
+        """See ``Policy``; states of older versions count no evaluations."""
+        older = "last" in state and "evaluations" not in state
+        super().load_state_dict({**state, "evaluations": 0} if older else state)
+
     def _begin(self) -> None:
         self._num_frozen = self.starting_units
 
@@ -259,6 +282,7 @@ class Guarded(Policy):
             "returns_at": self._returns_at,
             "best": [] if self._best is None else [self._best],
             "last": [] if self._last is None else [self._last],
+            "evaluations": self._evaluations,
             "stale": self._stale,
             "quiet_until": self._quiet_until,
             "unfreezes": self._unfreezes,
@@ -272,6 +296,7 @@ class Guarded(Policy):
         first, best, last = (_optional(state, n) for n in ("first", "best", "last"))
         num_frozen = count("num_frozen", self.num_units)
         self._point, self._stale = count("point"), count("stale")
+        self._evaluations = count("evaluations")
         self._first_steps, self._step = count("first_steps"), count("step")
         self._quiet_until, self._unfreezes = count("quiet_until"), count("unfreezes")
         self._num_frozen = num_frozen

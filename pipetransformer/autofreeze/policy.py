@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 import logging
 import math
@@ -26,6 +27,8 @@ class Progress:
         total_steps: optimizer steps of the whole run, if known.
         learning_rate: of the optimizer's first group, if there is one.
         metrics: last values by name.
+        evaluations: how many evaluations have had a metric, by its name. It tells a
+            value that was found again from one that was not evaluated anew.
     """
 
     epoch: int
@@ -33,6 +36,7 @@ class Progress:
     total_steps: int | None = None
     learning_rate: float | None = None
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    evaluations: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the counts."""
@@ -49,8 +53,10 @@ class FreezeStatistics:
 
     Attributes:
         gradient_norms: per unit, the L2 norm of the gradient summed over the interval.
+            An active unit in which nothing trains, such as an activation, has that of
+            the active unit before it that trains, or of the first one behind it.
         gradient_l1: per unit, the sum over its parameters of the L1 norm of the
-            gradient summed over the interval.
+            gradient summed over the interval; of others as above.
         loss: the mean training loss, weighted as the loss itself is, over the rows of
             all replicas; after the loss of a rank over those that are known.
         plasticity: per unit, how far a fixed batch's similarities by its outputs have
@@ -85,6 +91,7 @@ class ProgressEntry(TypedDict):
     total_steps: int | None
     learning_rate: float | None
     metrics: dict[str, float]
+    evaluations: dict[str, int]
 
 
 class Decision(TypedDict):
@@ -264,7 +271,7 @@ class Policy(abc.ABC):
     def foresee(
         self, progress: Progress, points: int, *, steps: int = 0
     ) -> list[int] | None:
-        """Return what the next decisions will be; changes nothing.
+        """Return what the next decisions will be; changes nothing, as a copy is asked.
 
         Args:
             progress: At the last point that was decided; metrics are taken to stay.
@@ -272,25 +279,28 @@ class Policy(abc.ABC):
             steps: Optimizer steps between two points.
 
         Returns:
-            Units frozen from each point on; None for a policy that needs statistics.
+            Units frozen from each point on; None for a policy that needs statistics,
+            or that cannot be copied.
         """
         if self.needs:
             return None
-        state, floor = self.state_dict(), self._starting_units
         try:
-            wanted = [
-                self._choose(
-                    dataclasses.replace(
-                        progress,
-                        epoch=progress.epoch + n,
-                        step=progress.step + n * steps,
-                    ),
-                    FreezeStatistics(),
-                )
-                for n in range(1, points + 1)
-            ]
-        finally:
-            self._set_state(state)
+            asked = copy.deepcopy(self)
+        except Exception as error:  # whatever a user's policy holds
+            _logger.info("%s: not foreseen, as it cannot be copied: %s", self, error)
+            return None
+        floor = self._starting_units
+        wanted = [
+            asked._choose(
+                dataclasses.replace(
+                    progress,
+                    epoch=progress.epoch + n,
+                    step=progress.step + n * steps,
+                ),
+                FreezeStatistics(),
+            )
+            for n in range(1, points + 1)
+        ]
         return [floor if self.dry_run else max(floor, each) for each in wanted]
 
     def state_dict(self) -> State:
@@ -381,6 +391,7 @@ def _to_entry(progress: Progress) -> ProgressEntry:
         total_steps=progress.total_steps,
         learning_rate=progress.learning_rate,
         metrics=dict(progress.metrics),
+        evaluations=dict(progress.evaluations),
     )
 
 

@@ -174,6 +174,9 @@ def _checked(content: Mapping[str, Any], what: str) -> dict[str, Any]:
     metrics = joined.get("metrics", {})  # older checkpoints have none
     fits = _is_dict(metrics, str, float | int)
     require(fits, "metrics", "numbers by name", metrics)
+    evaluated = joined.get("evaluated", {})
+    fits = _is_dict(evaluated, str, int)
+    require(fits, "evaluated", "counts by name", evaluated)
     freezes = joined.get("freezes", [])
     fits = isinstance(freezes, list) and all(_is_dict(f, str, int) for f in freezes)
     require(fits, "freezes", "counts by name", freezes)

@@ -19,7 +19,7 @@ from pipetransformer.data.seeding import (
     in_loader_process,
     seed_generators,
 )
-from pipetransformer.data.structures import Tree, no_rows, num_rows, stack_rows
+from pipetransformer.data.structures import Tree, checked_rows, no_rows, stack_rows
 
 __all__ = [
     "Batch",
@@ -98,15 +98,9 @@ class Batch:
         """Collated inputs, loaded when first touched.
 
         Raises:
-            ValueError: if their rows are not the batch's.
+            ValueError: if a tensor's rows are not the batch's.
         """
-        inputs = self.load_inputs()
-        rows = num_rows(inputs)
-        if rows is not None and rows != self.rows:
-            raise ValueError(
-                f"inputs: expected {self.rows} rows, one per sample id, got {rows}"
-            )
-        return inputs
+        return checked_rows(self.load_inputs(), self.rows)
 
 
 class WithIds(Dataset[tuple[int, object]]):
@@ -273,7 +267,8 @@ class Shares(Dataset[_Share]):
         if self.lazy:
             return self._share(ids, listed, None, self.half("targets", listed))
         pair = self.division.pair(self.collated(self.dataset.__getitem__, listed))
-        return self._share(ids, listed, *pair)
+        halves = pair if listed else map(no_rows, pair)
+        return self._share(ids, listed, *halves)
 
     def taken(self, ids: list[int], collated: object) -> _Share:
         """Return the share of the samples `ids`, which were collated elsewhere."""
@@ -306,20 +301,19 @@ class Shares(Dataset[_Share]):
 
     def half(self, name: str, ids: list[int]) -> Tree:
         tree = cast(Tree, self.collated(getattr(self.dataset, name), ids))
-        return self.division.half(name, tree)
+        half = self.division.half(name, tree)
+        return half if ids else no_rows(half)
 
     def collated(self, get: Callable[[int], object], ids: list[int]) -> object:
-        # No row would leave the shapes open: take some sample's and drop its row.
+        """Collate samples; without any, of which shapes stay open, the first one."""
         taken = ids or [0]
         in_loader = in_loader_process()
         if self.view is None and not in_loader:  # nobody seeds the caller's generators
-            tree = self.collate([get(i) for i in taken])
-            return tree if ids else no_rows(tree)
+            return self.collate([get(i) for i in taken])
         with contextlib.nullcontext() if in_loader else generators_kept():
             samples = [self._seeded(get, i) for i in taken]
             seed_generators("collate", self.seed, self.epoch, *ids[:1])
-            tree = self.collate(samples)
-        return tree if ids else no_rows(tree)
+            return self.collate(samples)
 
     def _seeded(self, get: Callable[[int], object], index: int) -> object:
         seed_generators("sample", self.seed, self.epoch, index)

@@ -8,7 +8,7 @@ first layer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -174,23 +174,33 @@ _CONTAINERS = (Tensor, Mapping, tuple, list)
 
 
 def no_rows(tree: object) -> Tree:
-    """Return a collated structure without its rows, trailing shapes kept.
-
-    Raises:
-        TypeError: the structure holds something that is no tensor.
-    """
+    """Return inputs or targets without their rows: trailing shapes and values stay."""
     if isinstance(tree, Tensor):
         return tree[:0]
     if isinstance(tree, Mapping):
         return {key: no_rows(value) for key, value in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        # A list of one leaf per sample, such as strings, has no rows either.
-        kept = [no_rows(t) for t in tree if isinstance(t, _CONTAINERS)]
-        return tuple(kept) if isinstance(tree, tuple) else kept
-    raise TypeError(
-        f"collate_fn: expected tensors in tuples, lists or dicts, got "
-        f"{type(tree).__name__}"
-    )
+    if isinstance(tree, tuple):
+        return refilled(tree, [no_rows(part) for part in tree])  # type: ignore[no-any-return]
+    if isinstance(tree, list):
+        # One of a leaf per sample, such as strings, has no rows either.
+        return [no_rows(part) for part in tree if isinstance(part, _CONTAINERS)]
+    return cast(Tree, tree)
+
+
+def checked_rows(inputs: Tree, rows: int) -> Tree:
+    """Return inputs whose tensors all have `rows` rows.
+
+    Raises:
+        ValueError: one has not.
+    """
+    for tensor in tensors_of(inputs):
+        if tensor.dim() == 0 or len(tensor) != rows:
+            raise ValueError(
+                f"inputs: expected {rows} rows in each tensor, one per sample id, got "
+                f"shape {tuple(tensor.shape)}; let a layer make what belongs to no "
+                "sample, such as a table of positions"
+            )
+    return inputs
 
 
 def num_rows(tree: object) -> int | None:

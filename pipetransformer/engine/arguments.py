@@ -30,8 +30,10 @@ from pipetransformer.skip import verify_skippables
 from pipetransformer.state.state import (
     OptimizerFactory,
     SchedulerFactory,
+    check_states,
     make_optimizer,
     make_scheduler,
+    steps_of,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -208,8 +210,11 @@ def check_arguments(
             )
     # On trial: wrong ones are to be errors here, and not in a change of plan.
     trial = make_optimizer(optimizer, parameters)
-    if lr_scheduler is not None:
-        make_scheduler(lr_scheduler, trial)
+    _check_parameters(trial, checked)
+    schedule = make_scheduler(lr_scheduler, trial) if lr_scheduler is not None else None
+    if schedule is not None and settings.scheduler_interval == "epoch":
+        steps_of(schedule)
+    check_states(trial, schedule)
     # Forced cuts begin at layer 0.
     starting = 0 if settings.plan.cuts else starting_units(checked, unit_ends)
     freeze.bind(len(unit_ends), starting_units=starting)
@@ -227,6 +232,24 @@ def check_arguments(
         ragged=ragged,
         listeners=Listeners(callbacks),
     )
+
+
+def _check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Refuse parameters that are not the model's: no replica would share them.
+
+    Raises:
+        ValueError: the optimizer has such a parameter.
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in own:
+                raise ValueError(
+                    "optimizer: expected the parameters that its factory is given, "
+                    f"got another one of shape {tuple(parameter.shape)}; what "
+                    "trains beside the model, as in a loss, is neither reduced nor "
+                    "saved: make it part of the last layer"
+                )
 
 
 def _default_policy(

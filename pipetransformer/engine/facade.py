@@ -295,19 +295,27 @@ class PipeTransformer:
         step; those before it add their gradients up.
 
         Args:
-            inputs: A batch of `batches`, or bare inputs, or one mapping of inputs and
-                targets as data collators return it.
-            targets: With bare inputs: their targets.
+            inputs: A batch of `batches`, or this replica's bare inputs, or one mapping
+                of inputs and targets as data collators return it.
+            targets: With bare inputs: their targets. A step on bare inputs reads no
+                cache, and is not taken again when a rank is lost.
 
         Returns:
             This replica's mean loss, detached, ``()``.
 
         Raises:
+            TypeError: targets beside a batch that has its own.
             FloatingPointError: NaN or Inf in the loss; no weight was changed. Of a lone
                 replica on devices that may be the loss of the step before, which has.
             PeerFailure: a peer died.
         """
         coordinator = self._open()
+        if isinstance(inputs, Batch) and targets is not None:
+            raise TypeError(
+                "engine.step: expected targets beside bare inputs alone, got them "
+                "beside a batch, which has its own; step(batch.inputs, targets) takes "
+                "others"
+            )
         if isinstance(inputs, Mapping) and targets is None:
             inputs, targets = self._arguments.division.pair(inputs)
         return coordinator.step(inputs, targets)

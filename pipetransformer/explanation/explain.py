@@ -23,6 +23,7 @@ def explain_plan(
     measured: Sequence[Measurement] = (),
     codecs: Sequence[str] = (),
     freezing: Sequence[str] = (),
+    saved: str = "",
     options: SearchOptions | None = None,
     cache: Mapping[str, object] | None = None,
     learned: bool = False,
@@ -40,6 +41,7 @@ def explain_plan(
         measured: predictions beside what happened in a run.
         codecs: what was decided on codecs of cached activations in a run, in words.
         freezing: what the freeze policy decided in a run and why, in words.
+        saved: what freezing has saved in the run so far, in words.
         options: those of the search that made the plan; default: what the plan and
             its candidates show. Alternatives may differ in what they force.
         cache: why frozen activations are cached in a run or not; its ``text`` is shown.
@@ -60,7 +62,8 @@ def explain_plan(
             measured=tuple(measured),
             cache=cache,
             codecs=tuple(codecs),
-            freezing=tuple(freezing),
+            decisions=tuple(freezing),
+            saved=saved,
         )
     options = replace(
         SearchOptions.shown_by(plan) if options is None else options,
@@ -76,7 +79,8 @@ def explain_plan(
         measured=tuple(measured),
         cache=cache,
         codecs=tuple(codecs),
-        freezing=tuple(freezing),
+        decisions=tuple(freezing),
+        saved=saved,
     )
 
 

@@ -89,8 +89,8 @@ class Limit:
     """What the step would gain if one resource were twice as good.
 
     Args:
-        resource: ``"stage 2"``, ``"device link"``, ``"network"``, ``"prefix"``,
-            ``"cache"`` or ``"memory"``.
+        resource: ``"stage 2"``, ``"device link"``, ``"replica link"``, ``"network"``,
+            ``"prefix"``, ``"cache"`` or ``"memory"``.
         change: what was changed in the model, in words.
         step_ns: simulated step with the change.
         gain_ns: what the step loses by it; never below 0.
@@ -139,7 +139,8 @@ class Explanation:
         cache: why frozen activations are cached in the run or not, with its ``text``;
             None: not compared.
         codecs: what was decided on codecs of cached activations in a run, in words.
-        freezing: what the freeze policy decided in a run and why, in words.
+        decisions: what the freeze policy decided in a run and why, in words.
+        saved: what freezing has saved in the run so far, in words.
     """
 
     plan: Plan
@@ -151,7 +152,13 @@ class Explanation:
     measured: tuple[Measurement, ...] = ()
     cache: Mapping[str, object] | None = None
     codecs: tuple[str, ...] = ()
-    freezing: tuple[str, ...] = ()
+    decisions: tuple[str, ...] = ()
+    saved: str = ""
+
+    @property
+    def freezing(self) -> tuple[str, ...]:
+        """The decisions, and at last what they have saved if that is known."""
+        return (*self.decisions, *([self.saved] if self.saved else []))
 
     @property
     def limiting_resource(self) -> str | None:
@@ -414,11 +421,12 @@ def cache(explanation: Explanation) -> Section:
 
 
 def freezing(explanation: Explanation) -> Section:
-    """What the freeze policy decided, newest last."""
-    told = explanation.freezing
+    """What the freeze policy decided, newest last, and what that has saved."""
+    told = explanation.decisions
+    saved = (explanation.saved,) if explanation.saved else ()
     left_out = len(told) - _DECISIONS
     first = (f"{counted(left_out, 'decision')} before these",) if left_out > 0 else ()
-    return Section("Freezing", (*first, *told[-_DECISIONS:]))
+    return Section("Freezing", (*first, *told[-_DECISIONS:], *saved))
 
 
 def idle(plan: Plan) -> Section:

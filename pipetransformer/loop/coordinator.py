@@ -345,7 +345,7 @@ class Coordinator:
         """Run backward of a loss of the last batch; see `training.backward`."""
         replica = self.active()
         batch = replica.active_model.last_batch
-        rows = batch.rows if batch is not None else 0
+        rows = replica.active_model.last_rows
         run, counted = self.run, self._open_pass.counted
         value = run.own_loss = training.step_loss(run, replica, loss)
         with run.guarded():
@@ -377,16 +377,17 @@ class Coordinator:
         def body() -> dict[str, float]:
             if within:
                 self._open_pass.settle_buffers()
-            return evaluation.evaluate(
+            result = evaluation.evaluate(
                 run, self.active(), dataset, metrics, name=name, collate=collate
             )
+            # Within the operation: a rank that was behind gets it with the state.
+            run.state.note_evaluation(result)
+            return result
 
         with run.clock.phase("evaluate"):
-            if within:
-                return self._evaluate_within(body)
-            result = self._evaluate(body)
-        run.state.metrics = dict(result)
-        self._note(result)
+            result = self._evaluate_within(body) if within else self._evaluate(body)
+        if not within:
+            self._note(result)
         return result
 
     def _note(self, result: Mapping[str, float]) -> None:

@@ -20,10 +20,28 @@ from torch import Tensor, nn
 from pipetransformer.data.generators import GlobalGenerators
 from pipetransformer.data.structures import rows_of, tensors_of
 from pipetransformer.run.arguments import Loss, LossWeight
+from pipetransformer.run.context import Run
 
 _LOG = logging.getLogger(__name__)
 _TOLERANCE = 1e-3  # of the value, more in dtypes that round more
 _NOTHING = 1e-6  # what may be left where terms cancel
+
+
+def judged_loss(run: Run, outputs: Any, targets: Any) -> Tensor:
+    """Return the loss of a batch, which the run's first ones are judged by.
+
+    One row has no halves: what it shows is judged once, and again with the first batch
+    that has two.
+
+    Raises:
+        ValueError: the loss is another one with each row twice.
+    """
+    given = run.arguments
+    if run.rows_judged >= 2 or run.rows_judged >= (rows := max(1, rows_of(outputs))):
+        return given.loss(outputs, targets)
+    value = checked_loss(given.loss, outputs, targets, given.loss_weight)
+    run.rows_judged = rows
+    return value
 
 
 def checked_loss(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.data.structures import rows_of, tensors_of
-from pipetransformer.loop.loss_check import checked_loss
+from pipetransformer.loop.loss_check import judged_loss
 from pipetransformer.run.context import Run
 
 
@@ -50,11 +50,7 @@ class MicrobatchLoss:
             if count == 0:
                 return zero_of(outputs)
             share = count * self._rows / (self._weight * rows_of(targets))
-        if self._run.loss_checked:
-            value = given.loss(outputs, targets)
-        else:
-            value = checked_loss(given.loss, outputs, targets, given.loss_weight)
-            self._run.loss_checked = True
+        value = judged_loss(self._run, outputs, targets)
         factor = share * self.scale
         return value if factor == 1.0 else value * factor
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.core.devices import beside, to_device
-from pipetransformer.data.structures import arguments_of, stack_rows
+from pipetransformer.data.structures import arguments_of, checked_rows, stack_rows
 from pipetransformer.replica.draws import position_of_evaluation
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
@@ -54,7 +54,7 @@ def evaluating(run: Run, replica: Replica, dataset: Any, name: str) -> Iterator[
         raise ValueError("name: expected another one than the training set's 'train'")
     if replica.prefix is not None:
         replica.prefix.refresh()
-        if replica.prefix.uses_cache:
+        if replica.prefix.wants_cache:
             run.caches.obtain(name, len(dataset), run.in_force.layout)
             run.caches.begin_pass(name)
     run.freezer.train(False)
@@ -97,7 +97,8 @@ def forward_share(
     cache, collate = run.caches.of(name, len(dataset)), collate or stack_rows
 
     def load(rows: range) -> tuple[Any, Tensor]:
-        return divide(collate([dataset[i] for i in rows])), torch.tensor(rows)
+        inputs, rest = divide(collate([dataset[i] for i in rows]))
+        return (checked_rows(inputs, len(rows)), rest), torch.tensor(rows)
 
     def through_prefix(numbered: tuple[int, tuple[Any, Tensor]]) -> Any:
         number, ((inputs, _), ids) = numbered

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from pipetransformer.core.devices import device_of
 from pipetransformer.data import Batch
-from pipetransformer.data.structures import rows_of
+from pipetransformer.data.structures import num_rows
 from pipetransformer.device import bring
 from pipetransformer.loop.accumulation import Accumulated, Window
-from pipetransformer.loop.loss_check import checked_loss
+from pipetransformer.loop.loss_check import judged_loss
 from pipetransformer.loop.microbatch_loss import MicrobatchLoss, zero_of
 from pipetransformer.progress.counts import Pass
 from pipetransformer.replica.replica import Replica
@@ -56,10 +56,10 @@ def forward_loss(
     if counted is not None:
         counted.begin_step()
     wanted = bundle.targets if bundle is not None else targets
-    empty = bundle is not None and bundle.rows == 0
+    rows = _rows(batch)
+    empty = rows == 0
     with run.clock.phase("forward"), run.precision.autocast():
         if replica.takes_loss and not empty:
-            rows = bundle.rows if bundle is not None else rows_of(batch)
             each = MicrobatchLoss(run, wanted, rows)
             loss: Tensor = model(batch, wanted, each)
             loss = loss / each.scale if each.scale != 1.0 else loss
@@ -68,6 +68,23 @@ def forward_loss(
             loss = outputs if empty else _loss_of(run, outputs, wanted)
         run.last_loss = step_loss(run, replica, loss)
     return loss
+
+
+def _rows(batch: Batch | Any) -> int:
+    """Return the rows of a batch of the engine, or of bare inputs.
+
+    Raises:
+        ValueError: bare inputs without a tensor that has rows.
+    """
+    if isinstance(batch, Batch):
+        return batch.rows
+    rows = num_rows(batch)
+    if rows is None:
+        raise ValueError(
+            "inputs: expected a tensor with one row per sample, got none in a "
+            f"{type(batch).__name__}"
+        )
+    return rows
 
 
 def _catch_up(run: Run, counted: Pass | None) -> None:
@@ -93,12 +110,7 @@ def _loss_of(run: Run, outputs: Any, targets: Any) -> Tensor:
     targets = targets if place is None else bring(targets, place)
     if run.arguments.loss_weight is not None and weight_of(run, targets, 1) == 0:
         return zero_of(outputs)
-    if run.loss_checked:
-        return run.arguments.loss(outputs, targets)
-    given = run.arguments
-    value = checked_loss(given.loss, outputs, targets, given.loss_weight)
-    run.loss_checked = True
-    return value
+    return judged_loss(run, outputs, targets)
 
 
 def backward(
@@ -141,10 +153,10 @@ def backward(
     if accumulated is not None and window is not None:
         accumulated.weight += weight
         total = float(window.rows)
-    elif counts:
+    elif counts or batch is None:
         total = _over_replicas(replica, weight)
     else:
-        total = weight * size if batch is None else float(batch.global_rows)
+        total = float(batch.global_rows)
     if rows > 0 and weight * size != total:
         loss = loss * (size * weight / total)
     with run.clock.phase("backward"):
@@ -220,7 +232,7 @@ def step(
     """
     bundle = batch if isinstance(batch, Batch) else None
     loss = forward_loss(run, replica, counted, batch, targets)
-    rows = bundle.rows if bundle is not None else rows_of(batch)
+    rows = _rows(batch)
     run.plane.check()  # a run that has failed meanwhile stays at the step before
     backward(run, replica, counted, loss, _last(run), bundle, rows, accumulated)
     update(run, replica)

@@ -31,6 +31,7 @@ from pipetransformer.autocache import (
     hash_ragged_rows,
     hash_rows,
     round_trip,
+    unfit,
     valid_part,
 )
 from pipetransformer.core.devices import HOST, to_device
@@ -51,6 +52,7 @@ from pipetransformer.replica.handed_on import (
     Form,
     HandedOn,
     as_given,
+    beside_tensors,
     of_one_form,
 )
 from pipetransformer.replica.in_place import run_in_place
@@ -135,20 +137,26 @@ class FrozenPrefix:
         self._device_bytes = device_bytes
         self._sharers = sharers
         self._copied_from: ActivationCache | None = None
-        self._length: int | None = None  # padded, of the last inputs
+        self._length: int | None = None  # padded, of the last training inputs
         self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
-        self._form: tuple[Form, str] | None = None  # of the cache's records here
+        # Of the records here; workers look them up for several micro-batches at once.
         self._forms: weakref.WeakKeyDictionary[ActivationCache, tuple[Form, str]] = (
             weakref.WeakKeyDictionary()  # sets may be of other shapes
         )
         self.refusal = cacheable(self._layers)
+        self._is_cacheable = self.refusal is None
         if self.refusal is not None:
             _LOG.warning("frozen prefix is not cached: %s", self.refusal)
         self.refresh()
 
     @property
+    def wants_cache(self) -> bool:
+        """Whether there is to be one: the same on every rank of the plan."""
+        return self._is_cacheable and self._admitted()
+
+    @property
     def uses_cache(self) -> bool:
-        """Whether activations may be cached, and are worth it."""
+        """Whether activations are cached: nothing that was seen here forbids it."""
         return self.refusal is None and self._admitted()
 
     @property
@@ -202,12 +210,12 @@ class FrozenPrefix:
             self._copied_from.use_device(self._frozen.device, 0)
             self._copied_from = None
 
-    def _record_chain(self) -> list[int]:
+    def _record_chain(self, cache: ActivationCache) -> list[int]:
         """Return the same of records: of rows alone, if what is fixed is known."""
-        chain = self._frozen.fingerprints()
-        if self._form is None:
+        chain, known = self._frozen.fingerprints(), self._forms.get(cache)
+        if known is None:
             return chain
-        return [*chain[:-1], hash_bytes(f"{chain[-1]} {self._form[1]}".encode())]
+        return [*chain[:-1], hash_bytes(f"{chain[-1]} {known[1]}".encode())]
 
     def __call__(
         self,
@@ -262,21 +270,23 @@ class FrozenPrefix:
             return as_given(self._frozen.run(inputs(), 0, position, whole))
         if not whole:
             self._use_device(cache)
-        self._form = self._forms.get(cache)
         ids = cache.record_ids(ids, view)
         with self._clock.phase("cache_read"):
-            rows = None
-            if self._ragged is not None and not (lazy and self._length):
-                rows = self._rows(inputs())
+            rows, length = None, self._length if lazy else None
+            if self._ragged is not None and length is None:
+                rows = self._rows(inputs(), keep=not whole)
+                length = rows.padded
             hashes = keys
             if hashes is None:
                 hashes = self._hashes(inputs(), rows, cache)
+            if hashes is None:
+                return as_given(self._frozen.run(inputs(), 0, position, whole))
             found = cache.fetch(
                 ids,
-                chain=self._record_chain(),
+                chain=self._record_chain(cache),
                 input_hashes=hashes,
                 ragged=self._ragged,
-                length=self._length,
+                length=length,
                 codec=codec,
                 disk=self.uses_disk,
                 device=self._frozen.device,
@@ -294,14 +304,15 @@ class FrozenPrefix:
         if whole and not complete:
             found = []
         if complete and found[0].boundary == self.boundary and compare is None:
-            return as_given(self._advance(found[0], position, whole))
+            return as_given(self._advance(found[0], cache, position, whole))
         if self._ragged is not None and rows is None:
-            rows = self._rows(inputs())
-        parts = self._assemble(inputs, found, len(ids), position, whole)
+            rows = self._rows(inputs(), keep=not whole)
+        parts = self._assemble(inputs, found, len(ids), cache, position, whole)
         values = [value for _, value in parts]
         if not fit_together(values) or not of_one_form(values):
             # Padded to the longest row of other batches: nothing found is of use.
-            found, parts = [], self._assemble(inputs, [], len(ids), position, whole)
+            found = []
+            parts = self._assemble(inputs, [], len(ids), cache, position, whole)
         result = parts[0][1] if len(parts) == 1 else _merge(parts, len(ids))
         if compare is not None:
             served = self._rounded(result, len(ids), cache, codec, rows)
@@ -364,7 +375,7 @@ class FrozenPrefix:
             return None
         lengths = ragged.lengths if ragged is not None else None
         return self._as_read(
-            round_trip(tensors, codec, ragged=self._ragged, lengths=lengths)
+            round_trip(tensors, codec, ragged=self._ragged, lengths=lengths), cache
         )
 
     def _storable(
@@ -376,35 +387,55 @@ class FrozenPrefix:
             # A batch of rows that were padded to another length may have others.
             if text is None or (self._ragged is not None and form.has_numbers()):
                 return None
-            self._form = self._forms.setdefault(cache, (form, text))
-            if text != self._form[1]:
+            if text != self._forms.setdefault(cache, (form, text))[1]:
                 return None
             value = value.tensors
-        elif self._form is not None:
+        elif cache in self._forms:
             return None
         return flat_tensors(value, rows)
 
-    def _as_read(self, tensors: Sequence[Tensor]) -> Any:
+    def _as_read(self, tensors: Sequence[Tensor], cache: ActivationCache) -> Any:
         """Return the value at the boundary that the tensors of a record stand for."""
-        if self._form is not None:
-            return HandedOn(tuple(tensors), self._form[0])
+        known = self._forms.get(cache)
+        if known is not None:
+            return HandedOn(tuple(tensors), known[0])
         return _flat(tensors)
 
     def _misfit(
         self, tensors: Sequence[Tensor], ragged: RaggedRows | None
     ) -> str | None:
-        if self._ragged is None or ragged is None:
-            return None
+        reason = unfit(tensors)
+        if reason is not None or self._ragged is None or ragged is None:
+            return reason
         return self._ragged.misfit(tensors, ragged.padded)
 
-    def _rows(self, inputs: Any) -> RaggedRows | None:
+    def _rows(self, inputs: Any, *, keep: bool) -> RaggedRows:
+        """Return the lengths of ragged rows; `keep` the padded one for lazy batches."""
         if self._ragged is None:
-            return None
+            raise RuntimeError("lengths of rows that are not ragged; please report")
         rows = self._ragged.rows_of(inputs, tensors_of(inputs))
-        self._length = rows.padded
+        if keep:
+            self._length = rows.padded
         return rows
 
     def _hashes(
+        self, inputs: Any, rows: RaggedRows | None, cache: ActivationCache
+    ) -> Tensor | None:
+        """Hash each row with what goes to all of them; None: that cannot be told."""
+        fixed = beside_tensors(inputs)
+        if fixed is None:
+            self._refuse(
+                "inputs hold more than tensors and plain values, and whether that is "
+                "the same again cannot be told"
+            )
+            return None
+        hashes = self._hashes_of_rows(inputs, rows, cache)
+        if fixed:
+            text = torch.tensor(hash_bytes(fixed.encode()), dtype=torch.uint64)
+            hashes = hashes ^ text.view(torch.int64)
+        return hashes
+
+    def _hashes_of_rows(
         self, inputs: Any, rows: RaggedRows | None, cache: ActivationCache
     ) -> Tensor:
         if rows is not None:
@@ -431,7 +462,7 @@ class FrozenPrefix:
     ) -> bool:
         """Compute a found row again; empty and leave the cache if it differs."""
         with self._clock.phase("audit"), self.awake():
-            again = self._alone(inputs, found, position)
+            again = self._alone(inputs, found, cache, position)
             reason = self._apart(again, found, 0, codec)
         if reason is not None:
             cache.fail_audit(
@@ -469,7 +500,7 @@ class FrozenPrefix:
                 here = [tensor[row : row + 1] for tensor in fresh]
                 reason = self._apart(here, found, number, codec, bits=bits)
                 if reason is None and number == 0:
-                    alone = self._alone(inputs, found, position)
+                    alone = self._alone(inputs, found, cache, position)
                     reason = self._apart(alone, found, 0, codec)
                 if reason is not None:
                     raise ValueError(
@@ -479,16 +510,21 @@ class FrozenPrefix:
                     )
 
     def _alone(
-        self, inputs: Any, found: Records, position: DrawPosition
+        self,
+        inputs: Any,
+        found: Records,
+        cache: ActivationCache,
+        position: DrawPosition,
     ) -> list[Tensor]:
         """Compute the first found row again, up to the boundary of its record."""
         layers = self._layers[: found.boundary]
         row = self._frozen.here(slice_rows(inputs, found.rows[:1]))
         with self._scope(position):
             value = self._frozen.here(run_in_place(layers, row))
-        if self._form is None or found.boundary < self.boundary:
+        known = self._forms.get(cache)
+        if known is None or found.boundary < self.boundary:
             return tensors_of(value)
-        form = self._form[0]
+        form = known[0]
         return list(form.rows_of(value)) if form.fits(value) else []
 
     @contextlib.contextmanager
@@ -582,7 +618,7 @@ class FrozenPrefix:
             ids,
             tensors,
             boundary=self.boundary,
-            fingerprint=self._record_chain()[-1],
+            fingerprint=self._record_chain(cache)[-1],
             input_hashes=hashes,
             ragged=self._ragged,
             lengths=lengths,
@@ -590,9 +626,15 @@ class FrozenPrefix:
             disk=self.uses_disk,
         )
 
-    def _advance(self, records: Records, position: DrawPosition, whole: bool) -> Any:
+    def _advance(
+        self,
+        records: Records,
+        cache: ActivationCache,
+        position: DrawPosition,
+        whole: bool,
+    ) -> Any:
         if records.boundary == self.boundary:
-            return self._frozen.here(self._as_read(records.tensors))
+            return self._frozen.here(self._as_read(records.tensors, cache))
         given = _flat(records.tensors)
         return self._frozen.run(given, records.boundary, position, whole)
 
@@ -601,6 +643,7 @@ class FrozenPrefix:
         inputs: Callable[[], Any],
         found: Sequence[Records],
         rows: int,
+        cache: ActivationCache,
         position: DrawPosition,
         whole: bool,
     ) -> list[tuple[Tensor, Any]]:
@@ -609,7 +652,8 @@ class FrozenPrefix:
         parts: list[tuple[Tensor, Any]] = []
         for records in found:
             missing[records.rows] = False
-            parts.append((records.rows, self._advance(records, position, whole)))
+            advanced = self._advance(records, cache, position, whole)
+            parts.append((records.rows, advanced))
         absent = missing.nonzero().squeeze(1)
         if len(absent):
             taken = inputs() if len(absent) == rows else slice_rows(inputs(), absent)

@@ -7,6 +7,7 @@ its text says so, and records of the rows alone are enough to cache the whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Number
 from typing import Any, NamedTuple
 
 import torch
@@ -120,6 +121,21 @@ def of_one_form(values: Sequence[Any]) -> bool:
 def as_given(value: Any) -> Any:
     """Return what the layers hand on, as the next one gets it."""
     return value.form.filled(value.tensors) if isinstance(value, HandedOn) else value
+
+
+def beside_tensors(inputs: Any) -> str | None:
+    """Return the plain values of a batch's inputs as text.
+
+    Returns:
+        Empty where there are none; None if a value has no text that tells.
+    """
+    others = (leaf for leaf in leaves(inputs) if not isinstance(leaf, Tensor))
+    try:
+        return ", ".join(
+            repr(leaf) if isinstance(leaf, Number) else _text(leaf) for leaf in others
+        )
+    except TypeError:
+        return None
 
 
 def _text(tree: Any) -> str:

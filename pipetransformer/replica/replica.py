@@ -16,7 +16,7 @@ from pipetransformer.autocache import ActivationCache
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.core.devices import to_device
 from pipetransformer.data import Batch
-from pipetransformer.data.structures import arguments_of
+from pipetransformer.data.structures import arguments_of, num_rows
 from pipetransformer.device import bring, wait_for_queued
 from pipetransformer.pipe import Pipe, Workers
 from pipetransformer.planner import Plan
@@ -73,6 +73,7 @@ class ActiveModel(nn.Module):
         self._position_after = position_after
         self._retired = False
         self.last_batch: Batch | None = None
+        self.last_rows = 0  # of bare inputs, too
 
     def retire(self) -> None:
         """Make every later call fail: the plan of this model is no longer in force."""
@@ -108,7 +109,9 @@ class ActiveModel(nn.Module):
             )
         batch = inputs if isinstance(inputs, Batch) else None
         self.last_batch = batch
-        if batch is not None and batch.rows == 0:
+        rows = batch.rows if batch is not None else num_rows(inputs)
+        self.last_rows = rows or 0
+        if rows == 0:
             return self._nothing()
         position = self._position(batch.index if batch is not None else None)
         self.pipe.set_draw_position(

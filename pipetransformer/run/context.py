@@ -105,7 +105,8 @@ class Run:
         self.loaded: dict[str, Any] | None = None
         self.total_epochs = 0
         self.began_at = 0, 0  # steps and freeze decision of the first plan
-        self.loss_checked = not self.config.check_loss
+        # With how many rows the loss was judged: two, since one has no halves.
+        self.rows_judged = 0 if self.config.check_loss else 2
         self.warned_of_lone_replica = False  # where ranks go on after losses
         self.memory_limit: int | None = None  # of a slot, since a device ran out of it
         self.keeps_copies = True  # of records on devices, which have memory for them

@@ -112,7 +112,8 @@ class ControlLog:
         if kind not in kinds:
             raise RuntimeError(
                 f"{what}: expected every rank to run the same script, got {kinds[0]!r} "
-                f"here and {kind[:80]!r} on the lead"
+                f"here and {kind[:80]!r} on the lead; close an iterator that a loop "
+                "has left early: what follows counts as part of its pass"
             )
         self._remember(value)
         return message

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 _PLAIN = (type(None), bool, int, float, str)
+_REFUSALS = (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError)
 _MARK = "!"  # the key that tells an object of this module from a user's dict
 
 
@@ -100,6 +102,35 @@ def named_tensors(tree: Any, path: str = "") -> dict[str, Tensor]:
         else:
             found.update(named_tensors(item, below))
     return found
+
+
+def stranger(tree: Any) -> str | None:
+    """Name the first part of a tree that cannot be read back; None: all of it can.
+
+    Returns:
+        Its type and path, like "Fraction at ['lr']".
+    """
+    return None if _travels(tree) else _stranger(tree, "")
+
+
+def _travels(tree: Any) -> bool:
+    try:
+        decode(encode(tree)[0])
+    except _REFUSALS:
+        return False
+    return True
+
+
+def _stranger(tree: Any, path: str) -> str:
+    parts: Iterable[tuple[Any, Any]] = ()
+    if type(tree) is dict:
+        parts = tree.items()
+    elif type(tree) in (list, tuple):
+        parts = enumerate(tree)
+    for key, part in parts:
+        if not _travels(part):
+            return _stranger(part, f"{path}[{key!r}]")
+    return f"{type(tree).__name__} at {path}"
 
 
 def _encoded(tree: Any, tensors: list[Tensor], devices: Sequence[torch.device]) -> Any:

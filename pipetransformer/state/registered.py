@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from pipetransformer.state.message import decode, encode
+from pipetransformer.state.message import stranger
 
 _METHODS = ("state_dict", "load_state_dict")
-_REFUSALS = (pickle.PicklingError, pickle.UnpicklingError, AttributeError)
 
 
 class Registered:
@@ -50,14 +48,13 @@ class Registered:
                 f"load_state_dict, got a {type(registered).__name__} without "
                 f"{' and '.join(missing)}"
             )
-        try:
-            decode(encode(_entry_of(registered))[0])
-        except _REFUSALS as error:
-            where = _stranger(_entry_of(registered)["state"])
+        entry = _entry_of(registered)
+        found = stranger(entry["state"]) or stranger(entry["metadata"])
+        if found is not None:
             raise TypeError(
                 f"register({name!r}): expected a state of tensors and plain values, "
-                f"got one that does not travel, of {where}"
-            ) from error
+                f"got one that does not travel, of {found}"
+            )
         self._objects[name] = registered
 
     def tree(self) -> dict[str, Any]:
@@ -95,27 +92,6 @@ class Registered:
         if self._held is not None:
             self.load(self._held)
             self._held = None
-
-
-def _travels(tree: Any) -> bool:
-    try:
-        decode(encode(tree)[0])
-    except _REFUSALS:
-        return False
-    return True
-
-
-def _stranger(tree: Any, path: str = "") -> str:
-    """Name the first part of a tree that does not travel, by type and path."""
-    parts: Iterable[tuple[Any, Any]] = ()
-    if type(tree) is dict:
-        parts = tree.items()
-    elif type(tree) in (list, tuple):
-        parts = enumerate(tree)
-    for key, part in parts:
-        if not _travels(part):
-            return _stranger(part, f"{path}[{key!r}]")
-    return f"{type(tree).__name__} at {path}"
 
 
 def _entry_of(registered: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from pipetransformer.autofreeze import GradientAccumulator, LossSum
 from pipetransformer.core import tensor_files as files
 from pipetransformer.core.devices import HOST
 from pipetransformer.core.wire import printable, shown
+from pipetransformer.state.message import stranger
 from pipetransformer.state.registered import Registered
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -67,12 +68,36 @@ def make_scheduler(
     """
     built = factory(optimizer)
     needed = _needed(built.step) if hasattr(built, "step") else ["a method step"]
+    needed += [
+        f"a method {name}"
+        for name in ("state_dict", "load_state_dict")
+        if not callable(getattr(built, name, None))
+    ]
     if needed:
         raise TypeError(
             "lr_scheduler: expected a factory of one that steps without arguments, got "
             f"{type(built).__name__}, which needs {', '.join(needed)}"
         )
     return built
+
+
+def steps_of(scheduler: torch.optim.lr_scheduler.LRScheduler) -> int:
+    """Return how often a scheduler has been stepped.
+
+    Raises:
+        TypeError: it does not tell.
+    """
+    one: Any = scheduler
+    while not hasattr(one, "last_epoch") and getattr(one, "_schedulers", None):
+        one = one._schedulers[0]  # ChainedScheduler steps all of its own
+    steps = getattr(one, "last_epoch", None)
+    if not isinstance(steps, int):
+        raise TypeError(
+            "lr_scheduler: expected an int last_epoch, as torch's schedulers have, for "
+            f"Config.scheduler_interval='epoch', got {steps!r} in a "
+            f"{type(scheduler).__name__}"
+        )
+    return steps
 
 
 def _needed(method: Callable[..., Any]) -> list[str]:
@@ -112,7 +137,8 @@ class TrainingState:
             number is the epoch unless `Config.freeze_every` is set.
         wanted_units: That decision.
         frozen_units: Units frozen from the front under the plan in force.
-        metrics: What the last evaluation returned.
+        metrics: The last value of each metric, see `note_evaluation`.
+        evaluated: How many evaluations have had a metric, by its name.
         freezes: The boundary's history: one entry per change, with the epoch and step
             from which on it holds.
         gradients: What the freeze policy looks at; None if it needs none.
@@ -134,6 +160,7 @@ class TrainingState:
     wanted_units: int = 0
     frozen_units: int = 0
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    evaluated: dict[str, int] = dataclasses.field(default_factory=dict)
     freezes: list[dict[str, int]] = dataclasses.field(default_factory=list)
     gradients: GradientAccumulator | None = None
     losses: LossSum | None = None
@@ -201,7 +228,7 @@ class TrainingState:
     def schedule_epoch(self) -> None:
         """Take a scheduler that steps with every epoch to the epoch that is reached."""
         scheduler = self.scheduler
-        while scheduler is not None and scheduler.last_epoch < self.epoch:
+        while scheduler is not None and steps_of(scheduler) < self.epoch:
             with self.being_stepped():
                 scheduler.step()
 
@@ -229,6 +256,15 @@ class TrainingState:
     def begin_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch."""
         self.epoch, self.batch = epoch, 0
+
+    def note_evaluation(self, result: Mapping[str, float]) -> None:
+        """Take in what an evaluation returned, the same on all active ranks.
+
+        Metrics that it does not have stay what they were.
+        """
+        self.metrics.update(result)
+        for name in result:
+            self.evaluated[name] = self.evaluated.get(name, 0) + 1
 
     def note_boundary(self, boundary: int) -> None:
         """Add to the boundary's history, if it is another one than before."""
@@ -323,23 +359,69 @@ def _join(tree: Any, take: Callable[[dict[str, Any]], Tensor]) -> Any:
     return tree
 
 
+def _stepping(
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+) -> dict[str, Any]:
+    """Return the states of both."""
+    return {
+        "optimizer": _with_numbers(optimizer.state_dict()),
+        "scheduler": (
+            None if scheduler is None else _with_numbers(scheduler.state_dict())
+        ),
+    }
+
+
+def _with_numbers(tree: Any) -> Any:
+    """Return a state with numbers in place of numpy's scalars.
+
+    Schedules compute them, as by ``np.cos``, and nothing reads them back safely.
+    """
+    if type(tree) is dict:
+        return {key: _with_numbers(value) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(_with_numbers(value) for value in tree)
+    if type(tree).__module__ == "numpy" and getattr(tree, "ndim", None) == 0:
+        return tree.item()
+    return tree
+
+
+def check_states(
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+) -> None:
+    """Refuse what neither a new replica nor a checkpoint could give back.
+
+    Raises:
+        TypeError: a state holds more than tensors and plain values.
+    """
+    for name, state in _stepping(optimizer, scheduler).items():
+        found = stranger(state)
+        if found is not None:
+            owner = optimizer if name == "optimizer" else scheduler
+            raise TypeError(
+                f"{'lr_' if name == 'scheduler' else ''}{name}: expected a state_dict "
+                f"of tensors and plain values, got {found} in that of "
+                f"{type(owner).__name__}"
+            )
+
+
 def optimizer_tree(state: TrainingState) -> dict[str, Any]:
     """Return what new replicas need in addition to the weights.
 
     That is the state of optimizer and scheduler, what the user's script has registered,
     and what freeze decisions have led to and will look at: the boundary's history, the
-    sums of gradients since the last decision, and the last metrics. The tensors are the
-    state's own, not copies.
+    sums of gradients since the last decision, the last metrics, and how many
+    evaluations had each. The tensors are the state's own, not copies.
     """
     if state.optimizer is None:
         raise RuntimeError(
             "optimizer state of a rank that never trained; please report"
         )
-    scheduler = state.scheduler.state_dict() if state.scheduler is not None else None
     tree: dict[str, Any] = {
-        "optimizer": state.optimizer.state_dict(),
-        "scheduler": scheduler,
+        **_stepping(state.optimizer, state.scheduler),
         "metrics": dict(state.metrics),
+        "evaluated": dict(state.evaluated),
         "freezes": [dict(entry) for entry in state.freezes],
     }
     if state.gradients is not None:
@@ -444,6 +526,7 @@ def _keep_dtypes(optimizer: torch.optim.Optimizer, given: Mapping[str, Any]) -> 
 def load_observed(state: TrainingState, joined: Mapping[str, Any]) -> None:
     """Load the boundary's history and what the next freeze decision looks at."""
     state.metrics = dict(joined.get("metrics", {}))  # older checkpoints have none
+    state.evaluated = dict(joined.get("evaluated", {}))
     state.freezes = [dict(entry) for entry in joined.get("freezes", [])]
     if state.gradients is not None and "gradients" in joined:
         state.gradients.load_state_dict(joined["gradients"])

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-import logging
+import dataclasses
 
-from pipetransformer.autofreeze import Policy, Progress, boundary_of
+from pipetransformer.autofreeze import boundary_of
 from pipetransformer.planner import InfeasiblePlan, Plan
 from pipetransformer.report import EpochRecord
 from pipetransformer.run.context import Run
 from pipetransformer.run.forecast import Forecast
 from pipetransformer.transformation.cache_capacity import admission, cache_room
 from pipetransformer.transformation.freeze_decision import allowed_units
-from pipetransformer.transformation.plan_search import first_plan, progress_of
-
-_LOG = logging.getLogger(__name__)
+from pipetransformer.transformation.plan_search import (
+    first_plan,
+    progress_of,
+    steps_of_pass,
+)
 
 
 def foresee(run: Run, plan: Plan, record: EpochRecord) -> Forecast | None:
@@ -54,8 +55,7 @@ def _boundaries(run: Run, plan: Plan, epoch: int, coming: int) -> list[int]:
     units = None
     if run.config.freeze_every is None:
         decided = min(coming, max(0, state.decided_epoch - epoch))
-        done = progress_of(run, state.decided_epoch)
-        units = _units_foreseen(run.policy, done, coming - decided)
+        units = _units_foreseen(run, epoch, coming - decided)
     if units is None:
         return [plan.boundary] * coming
     units = [state.wanted_units] * decided + units
@@ -64,18 +64,13 @@ def _boundaries(run: Run, plan: Plan, epoch: int, coming: int) -> list[int]:
     ]
 
 
-def _units_foreseen(
-    policy: Policy, progress: Progress, points: int
-) -> list[int] | None:
-    """Ask a copy of the policy: other ranks do not ask, and must decide the same."""
-    if policy.needs:
-        return None  # of a policy that looks at statistics nothing is foreseen
-    try:
-        asked = copy.deepcopy(policy)
-    except Exception as error:  # whatever a user's policy holds
-        _LOG.info("%s: not foreseen, as it cannot be copied: %s", policy, error)
-        return None
-    return asked.foresee(progress, points)
+def _units_foreseen(run: Run, epoch: int, points: int) -> list[int] | None:
+    """Return the next decisions, the steps of pass `epoch` being done."""
+    steps, point = steps_of_pass(run), run.state.decided_epoch
+    now = progress_of(run, point)
+    undecided = epoch + 1 - point  # points that are reached
+    decided = dataclasses.replace(now, step=max(0, now.step - undecided * steps))
+    return run.policy.foresee(decided, points, steps=steps)
 
 
 def _step_ns(run: Run, boundary: int, otherwise: int) -> int:

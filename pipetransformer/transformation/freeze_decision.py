@@ -181,8 +181,9 @@ def _measured(run: Run) -> FreezeStatistics:
     needs, gradients, losses = run.policy.needs, run.gradients, run.state.losses
     norms = l1 = loss = None
     if gradients is not None:
-        norms = gradients.norms() if "gradient_norms" in needs else None
-        l1 = gradients.l1_norms() if "gradient_l1" in needs else None
+        boundary = boundary_of(run.arguments.unit_ends, run.state.frozen_units)
+        norms = gradients.norms(boundary) if "gradient_norms" in needs else None
+        l1 = gradients.l1_norms(boundary) if "gradient_l1" in needs else None
         gradients.reset()
     if losses is not None:
         loss = losses.take()

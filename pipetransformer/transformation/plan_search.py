@@ -201,10 +201,8 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
         cluster,
         measured=explain_run(run.history.to_json()).measured,
         codecs=[str(each) for each in run.history.codecs],
-        freezing=[
-            *(told(decision) for decision in run.policy.log),
-            *([] if saved is None else [str(saved)]),
-        ],
+        freezing=[told(decision) for decision in run.policy.log],
+        saved="" if saved is None else str(saved),
         options=_options(run, workload, boundary, None, admission),
         cache=None
         if admission is None
@@ -315,18 +313,23 @@ def _forced_stages(run: Run, boundary: int) -> int | None:
     return min(forced, len(run.arguments.model) - boundary)
 
 
+def steps_of_pass(run: Run) -> int:
+    """Return the optimizer steps of a whole pass; 0 before the samples are known."""
+    batches = run.inputs.workload.num_batches if run.inputs.workload is not None else 0
+    return -(-batches // run.config.accumulation_steps)
+
+
 def progress_of(run: Run, point: int) -> Progress:
     """Return where training stands at an evaluation point, as policies receive it."""
     state = run.state
     optimizer = state.optimizer
-    batches = run.inputs.workload.num_batches if run.inputs.workload is not None else 0
-    steps = -(-batches // run.config.accumulation_steps)  # of a pass
     return Progress(
         epoch=point,
         step=state.step,
-        total_steps=steps * run.total_epochs or None,
+        total_steps=steps_of_pass(run) * run.total_epochs or None,
         learning_rate=(
             float(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
         ),
-        metrics=run.state.metrics,
+        metrics=dict(state.metrics),
+        evaluations=dict(state.evaluated),
     )

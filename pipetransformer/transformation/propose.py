@@ -140,7 +140,7 @@ def _readmit(run: Run, replica: Replica, plan: Plan, pricing: PricingInputs) -> 
         run.in_force, plan=plan, cache_slots=pricing.cache_slots, admission=now
     )
     workload, prefix = run.inputs.workload, replica.prefix
-    if workload is not None and prefix is not None and prefix.uses_cache:
+    if workload is not None and prefix is not None and prefix.wants_cache:
         run.caches.obtain("train", workload.num_samples, run.in_force.layout)
     if run.is_lead:
         _LOG.info("[epoch %d] %s", run.state.epoch, now.text)

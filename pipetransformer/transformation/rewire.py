@@ -133,7 +133,7 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
             device_bytes=run.bytes_for_copies(plan),
             sharers=plan.num_replicas,
         )
-        if run.inputs.workload is not None and prefix.uses_cache:
+        if run.inputs.workload is not None and prefix.wants_cache:
             run.caches.obtain(
                 "train", run.inputs.workload.num_samples, run.in_force.layout
             )

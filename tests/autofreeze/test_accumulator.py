@@ -19,7 +19,7 @@ def make_layers(dtype=torch.float64):
 def backward(layers):
     for parameter in layers.parameters():
         parameter.grad = None
-    x = torch.randn(5, 3, dtype=layers[0].weight.dtype)
+    x = torch.randn(5, 3, dtype=next(layers.parameters()).dtype)
     layers(x).square().sum().backward()
 
 
@@ -154,3 +154,44 @@ def test_l1_norms_of_low_precision_are_summed_in_fp64(dtype):
     for _ in range(5):
         accumulator.accumulate(0)
     assert accumulator.l1_norms() == (5 * 12 * 2.0**-10, 5 * 24 * 2.0**-10)
+
+
+def gappy_layers():
+    """Activations in front, between and behind: units of one layer, and a head."""
+    torch.manual_seed(0)
+    kinds = [nn.Tanh, nn.Linear, nn.ReLU, nn.Dropout, nn.Linear, nn.Tanh, nn.Linear]
+    layers = [kind(3, 3) if kind is nn.Linear else kind() for kind in kinds]
+    return nn.Sequential(*layers).double()
+
+
+@pytest.mark.parametrize("kind", ["norms", "l1_norms"])
+def test_units_in_which_nothing_trains_have_the_value_of_one_that_does(kind):
+    layers = gappy_layers()
+    accumulator = GradientAccumulator(layers, range(1, 7))
+    own = GradientAccumulator(nn.Sequential(*(layers[k] for k in (1, 4, 6))), (1, 2))
+    backward(layers)
+    for each in (accumulator, own):
+        each.accumulate(0)
+    first, second = getattr(own, kind)()
+    assert 0 < first != second > 0
+    found = getattr(accumulator, kind)
+    assert found() == (first, first, first, first, second, second)
+    # Frozen units keep 0, and hand nothing on.
+    accumulator.accumulate(2)
+    assert found(2) == (0.0, 0.0, *[2 * second] * 4)
+    accumulator.accumulate(5)
+    assert found(5) == (0.0,) * 6, "nothing is left to train"
+
+
+def test_a_unit_that_trains_no_more_has_the_value_of_the_one_before():
+    layers = gappy_layers()
+    accumulator = GradientAccumulator(layers, range(1, 7))
+    backward(layers)
+    accumulator.accumulate(0)
+    first = accumulator.norms()[1]
+    layers[4].requires_grad_(False)
+    assert accumulator.norms() == (first,) * 6
+    layers[1].weight.requires_grad_(False)  # its bias trains
+    assert accumulator.norms() == (first,) * 6
+    layers[1].bias.requires_grad_(False)
+    assert accumulator.norms()[0] == 0.0, "nothing trains"

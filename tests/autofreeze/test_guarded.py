@@ -22,10 +22,16 @@ def bound(num_units=12, *, starting_units=0, **settings):
     return policy
 
 
-def decide(policy, point, loss, *, total=None, **metrics):
+def decide(policy, point, loss, *, total=None, counts=None, **metrics):
     policy.observe(FreezeStatistics(loss=loss))
     return policy.decide(
-        Progress(point, step=10 * point, total_steps=total, metrics=metrics)
+        Progress(
+            point,
+            step=10 * point,
+            total_steps=total,
+            metrics=metrics,
+            evaluations=counts or {},
+        )
     )
 
 
@@ -142,6 +148,61 @@ def test_a_value_that_was_not_evaluated_anew_counts_once():
     assert monitored([5, 6, 6, 6, 6, 7]) == [0, 0, 0, 0, 0, 6]
 
 
+def counted(values, counts, better="max", **settings):
+    policy = bound(monitor=("m", better), **settings)
+    pairs = zip(values, counts, strict=True)
+    return [
+        decide(policy, point, 0.5, m=value, counts={"m": count})
+        for point, (value, count) in enumerate(pairs, 1)
+    ]
+
+
+def test_a_plateau_at_one_value_is_noticed_where_evaluations_are_counted():
+    values = [0.9, 0.95, 0.95, 0.95, 0.95]
+    assert counted(values, [1, 2, 3, 4, 5]) == [0, 0, 0, 6, 9]
+    assert counted(values, [1, 2, 3, 3, 4]) == [0, 0, 0, 0, 6], "not anew at point 4"
+    assert counted(values, [1, 2, 2, 2, 2]) == [0] * 5
+    # Another value without another evaluation is none, as of two between two points.
+    assert counted([5, 6, 7], [1, 1, 3], "min", patience=1) == [0, 0, 6]
+
+
+def test_what_counts_evaluations_replays_and_goes_on_anywhere():
+    values, counts = [0.9, 0.95, 0.95, 0.95, 0.95, 0.95], [1, 2, 3, 3, 4, 5]
+    whole, decisions, states = bound(monitor=("m", "max")), [], []
+    for point, (value, count) in enumerate(zip(values, counts, strict=True), 1):
+        decisions.append(decide(whole, point, 0.5, m=value, counts={"m": count}))
+        states.append(json.loads(json.dumps(whole.state_dict())))
+    assert decisions == [0, 0, 0, 0, 6, 9]
+    log = json.loads(json.dumps(whole.log))
+    assert replay(lambda: Guarded(stake=0.02, monitor=("m", "max")), log) == decisions
+    for cut, state in enumerate(states, 1):
+        again = bound(monitor=("m", "max"))
+        again.load_state_dict(state)
+        rest = zip(values[cut:], counts[cut:], strict=True)
+        assert decisions[cut:] == [
+            decide(again, point, 0.5, m=value, counts={"m": count})
+            for point, (value, count) in enumerate(rest, cut + 1)
+        ]
+
+
+def test_logs_and_states_of_older_versions_are_read_as_they_were_written():
+    policy = bound(monitor=("m", "min"))
+    values = [5, 6, 6, 6, 6, 7, 8]
+    decisions = [decide(policy, p, 0.5, m=value) for p, value in enumerate(values, 1)]
+    assert decisions == [0, 0, 0, 0, 0, 6, 9]
+    log = json.loads(json.dumps(policy.log))
+    for entry in log:
+        del entry["progress"]["evaluations"], entry["state"]["evaluations"]
+    assert replay(lambda: Guarded(stake=0.02, monitor=("m", "min")), log) == decisions
+    resumed = bound(monitor=("m", "min"))
+    resumed.load_state_dict(log[2]["state"])  # it has seen 5 and 6
+    # What was evaluated before the checkpoint has no count, what comes after has.
+    assert decide(resumed, 3, 0.5, m=6) == 0
+    assert decide(resumed, 4, 0.5, m=6, counts={"m": 1}) == 6
+    with pytest.raises(ValueError, match="policy state: expected the entries"):
+        resumed.load_state_dict({"point": 0})
+
+
 def test_without_the_metric_the_monitor_decides_nothing_and_says_so():
     policy = bound(monitor=("f1", "max"))
     assert row(policy, [1.0, 0.5, 0.5, 0.5]) == [0] * 4
@@ -163,6 +224,46 @@ def test_what_the_monitor_froze_thaws_when_the_loss_rises_by_half():
     given = [(1.0, 5), (0.4, 6), (0.59, 7), (0.61, 8)]
     found = [decide(policy, p, loss, m=m) for p, (loss, m) in enumerate(given, 1)]
     assert found == [0, 6, 9, 0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "thaws_above"),
+    [
+        ([-1.0, -2.0], -1.0),  # by half of its size
+        ([-3.0, -2.0], -0.5),  # by half of the first mean's
+        ([1.0, 0.5, -0.2], 0.3),
+        ([-1.0, 0.0], 0.5),
+        ([1.0, 0.4], 0.6),
+    ],
+)
+def test_a_loss_of_0_or_less_thaws_when_it_rises_by_half_of_a_size(losses, thaws_above):
+    def freeze():
+        policy = bound(monitor=("m", "max"), patience=1)
+        values = [9, *[9 + p for p in range(1, len(losses) - 1)], 0]
+        found = [
+            decide(policy, p, loss, m=m)
+            for p, (loss, m) in enumerate(zip(losses, values, strict=True), 1)
+        ]
+        assert found == [*[0] * (len(losses) - 1), 6]
+        return policy, len(losses) + 1
+
+    policy, point = freeze()
+    assert decide(policy, point, thaws_above - 0.01, m=0) == 9
+    policy, point = freeze()
+    assert decide(policy, point, thaws_above + 0.01, m=0) == 0
+
+
+def test_a_loss_below_zero_is_said_to_decide_nothing():
+    policy = bound()
+    row(policy, [-1.0, -2.0, 0.5])
+    why = [entry["why"] for entry in policy.log]
+    assert why[0] == "the training loss is -1: below 0 it decides nothing"
+    assert why[2] == "the first mean loss is -1: below 0 it decides nothing"
+    policy = bound()
+    row(policy, [1.0, -0.35])
+    assert policy.log[1]["why"] == (
+        "the training loss is -0.35: below 0 it decides nothing"
+    )
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, None])

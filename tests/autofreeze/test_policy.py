@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 
 import pytest
 
@@ -89,6 +90,7 @@ def test_policy_logs_every_input():
                 "total_steps": 35,
                 "learning_rate": 1e-3,
                 "metrics": {"accuracy": 0.5},
+                "evaluations": {},
             },
             "statistics": {"gradient_norms": list(NORMS[0]), "loss": 0.25},
             "wanted": 3,
@@ -141,6 +143,35 @@ def test_what_is_foreseen_is_what_is_decided_later(factory):
             for point in range(1, 5)
         ]
         assert seen == later and len(before + later) == 5
+
+
+class Unkept(Schedule):
+    """Remembers more than its state tells."""
+
+    def __init__(self, counts):
+        super().__init__(counts)
+        self.asked = []
+
+    def _choose(self, progress, stats):
+        self.asked.append((progress.epoch, progress.step))
+        return super()._choose(progress, stats)
+
+
+def test_what_is_foreseen_changes_nothing_at_all():
+    policy = Unkept([0, 2, 4])
+    policy.bind(6)
+    policy.decide(Progress(0, 0))
+    assert policy.foresee(Progress(0, 0), 2, steps=7) == [2, 4]
+    assert policy.asked == [(0, 0)]
+
+
+def test_what_cannot_be_copied_is_not_foreseen(caplog):
+    policy = Schedule([0, 2])
+    policy.bind(6)
+    policy.lock = threading.Lock()
+    with caplog.at_level(logging.INFO):
+        assert policy.foresee(Progress(0, 0), 1) is None
+    assert "not foreseen, as it cannot be copied" in caplog.text
 
 
 def test_the_cap_freezes_its_share_of_what_trains():

@@ -279,13 +279,14 @@ def lose(rank, case, environment):
             test_set.doomed = where == ("evaluate", epoch)
             losses.append(engine.evaluate(test_set)["loss"])
         last = moments(engine) if is_active(engine) else None
-        lead = engine.is_main
+        lead, evaluated = engine.is_main, dict(run_of(engine).state.evaluated)
     if last is not None:
         last["average"] = list(average.state_dict().values())
     return {
         "losses": losses,
         "last": last,
         "lead": lead,
+        "evaluated": evaluated,
         "history": engine.history.to_json(),
         "told": {
             entry["progress"]["epoch"]: entry["statistics"].get("loss")

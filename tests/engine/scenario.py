@@ -10,6 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import pipetransformer as pt
 from pipetransformer import autocache, planner
+from pipetransformer.state.state import steps_of
 from tests.engine.even_profile import even_profile, no_rates
 from tests.support.private import model_of, run_of
 from tests.support.toy import ToySet, accuracy, toy_model, toy_units
@@ -86,7 +87,7 @@ def moments(engine):
         "tensors": tensors,
         "rates": rates,
         "step": run.state.step,
-        "scheduler": run.state.scheduler.last_epoch,
+        "scheduler": steps_of(run.state.scheduler),
         "weights": [p.detach().clone() for p in run.arguments.model.parameters()],
     }
 

@@ -286,7 +286,7 @@ def test_older_checkpoint_still_loads(tmp_path):
     content = torch.load(path, weights_only=True)
     del content["progress"]["pass_nodes"]
     message = torch.load(io.BytesIO(content["optimizer_message"]), weights_only=True)
-    for name in ("metrics", "freezes"):
+    for name in ("metrics", "evaluated", "freezes"):
         del message[name]
     packed = io.BytesIO()
     torch.save(message, packed)

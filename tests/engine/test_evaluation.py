@@ -9,7 +9,8 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.loop.microbatches import microbatches
-from tests.engine.scenario import config
+from tests.engine.scenario import config, make_engine
+from tests.support.private import run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, accuracy, toy_model
 
@@ -91,3 +92,45 @@ def evaluate_contrast(rank):
     with engine:
         engine.prepare(ToySet(24), 12)
         return engine.evaluate(ToySet(21, seed=2))
+
+
+class Watching(pt.freeze.Policy):
+    """Keeps what it is told of evaluations, and freezes with the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def _choose(self, progress, stats):
+        self.seen.append((dict(progress.metrics), dict(progress.evaluations)))
+        return 2 if progress.metrics else 0
+
+
+def watch(rank):
+    """Evaluate one set after the first batch of each pass, another one after it."""
+    policy, returned = Watching(), []
+    engine = make_engine(freeze=policy)
+    with engine:
+        for _ in engine.epochs(2):
+            found = {}
+            for batch in engine.batches(ToySet(24), 12):
+                engine.step(batch)
+                if batch.index == 0:
+                    test = ToySet(9, seed=2)
+                    found |= engine.evaluate(test, {"inner": accuracy}, name="in")
+            found |= engine.evaluate(ToySet(7, seed=3), {"outer": accuracy}, name="out")
+            returned.append(found)
+        state = run_of(engine).state
+        assert (state.metrics, state.evaluated) == policy.seen[-1]
+    return policy.seen, returned
+
+
+@pytest.mark.distributed
+def test_policies_are_told_of_all_evaluations_within_passes_and_after_them():
+    for seen, returned in [watch(0), *run_ranks(watch, 2)]:
+        assert seen[0] == ({}, {}), "before training"
+        assert [metrics for metrics, _ in seen[1:]] == returned
+        assert [counts for _, counts in seen[1:]] == [
+            {"loss": 2, "inner": 1, "outer": 1},
+            {"loss": 4, "inner": 2, "outer": 2},
+        ]

@@ -60,6 +60,34 @@ def test_passes_that_freeze_more_are_foreseen_as_shorter():
     assert left.seconds[12] == pytest.approx(measured * 3 / 4)
 
 
+class AfterSteps(pt.freeze.Policy):
+    """Freezes four units once so many steps are done; keeps what it was asked."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps, self.asked, self.foreseen = steps, [], []
+
+    def _choose(self, progress, stats):
+        self.asked.append((progress.epoch, progress.step))
+        return 4 if progress.step >= self.steps else 0
+
+    def foresee(self, progress, points, *, steps=0):
+        self.foreseen.append((progress.epoch, progress.step, points, steps))
+        return super().foresee(progress, points, steps=steps)
+
+
+@pytest.mark.parametrize("each", [4, 2], ids=["alone", "two batches a step"])
+def test_a_policy_that_goes_by_steps_is_foreseen(each):
+    policy = AfterSteps(2 * each)  # after two passes
+    left = trained(policy, 4, accumulation_steps=4 // each)
+    assert policy.asked == [(point, each * point) for point in range(5)]
+    assert policy.foreseen == [(p, each * p, 3 - p, each) for p in range(4)]
+    whole = left.passes[0].seconds
+    if each == 4:
+        expected = whole * (3 / 4 + 2 * 3 / LAYERS)
+        assert left.seconds[4] == pytest.approx(expected, rel=0.05)
+
+
 class Unknown(pt.freeze.Policy):
     """Decides by the loss, which nobody knows beforehand."""
 

@@ -1,5 +1,8 @@
 """Optimizers and schedulers as people build them, under plans that change."""
 
+import fractions
+
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -35,24 +38,41 @@ def by_step(optimizer):
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, [1e-2, 2e-2], total_steps=20)
 
 
-SCHEDULERS = {"epoch": by_epoch, "step": by_step}
+def by_epoch_chained(optimizer):
+    rates = torch.optim.lr_scheduler
+    each = [rates.ExponentialLR(optimizer, 0.5), rates.StepLR(optimizer, 2)]
+    return rates.ChainedScheduler(each, optimizer)
 
 
-def engine_of(interval, **settings):
-    return pt.PipeTransformer(
-        toy_model(dtype=torch.float64),
-        optimizer=grouped,
-        lr_scheduler=SCHEDULERS[interval],
-        loss=nn.CrossEntropyLoss(),
-        freeze=schedule(*FREEZES),
-        units=toy_units(),
-        config=config(scheduler_interval=interval, **settings),
+def by_step_of_numpy(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 0.5 * (1 + numpy.cos(numpy.pi * step / 20))
     )
 
 
-def train(rank, interval):
+SCHEDULERS = {
+    "epoch": by_epoch,
+    "epoch, chained": by_epoch_chained,
+    "step": by_step,
+    "step, of numpy": by_step_of_numpy,
+}
+
+
+def engine_of(kind, **settings):
+    return pt.PipeTransformer(
+        toy_model(dtype=torch.float64),
+        optimizer=grouped,
+        lr_scheduler=SCHEDULERS[kind],
+        loss=nn.CrossEntropyLoss(),
+        freeze=schedule(*FREEZES),
+        units=toy_units(),
+        config=config(scheduler_interval=kind.split(",")[0], **settings),
+    )
+
+
+def train(rank, kind):
     """Train; return rates of each step, ids of the shares, and the last moments."""
-    engine = engine_of(interval, plan=pt.PlanConfig(**ELASTIC))
+    engine = engine_of(kind, plan=pt.PlanConfig(**ELASTIC))
     rates, shares = {}, {}
     with engine:
         for epoch in engine.epochs(EPOCHS):
@@ -65,11 +85,11 @@ def train(rank, interval):
     return rates, shares, last, engine.history.to_json()
 
 
-def plain_loop(order, interval):
+def plain_loop(order, kind):
     """Return rates of each step, and the weights."""
     model, data = toy_model(dtype=torch.float64), ToySet(SAMPLES, dtype=torch.float64)
     optimizer = grouped(list(model.parameters()))
-    scheduler = SCHEDULERS[interval](optimizer)
+    scheduler = SCHEDULERS[kind](optimizer)
     rates = {}
     for epoch, frozen in enumerate(FREEZES):
         model.requires_grad_(True)
@@ -80,18 +100,18 @@ def plain_loop(order, interval):
             nn.functional.cross_entropy(model(data.x[ids]), data.y[ids]).backward()
             optimizer.step()
             optimizer.zero_grad()
-            if interval == "step":
+            if kind.startswith("step"):
                 scheduler.step()
-        if interval == "epoch":
+        if kind.startswith("epoch"):
             scheduler.step()
     return rates, [p.detach() for p in model.parameters()]
 
 
 @pytest.mark.distributed
 @pytest.mark.filterwarnings("error:.*lr_scheduler.*:UserWarning")
-@pytest.mark.parametrize("interval", ["epoch", "step"])
-def test_groups_and_rates_are_those_of_a_plain_loop_whatever_the_plan(interval):
-    results = run_ranks(train, 4, interval)
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_groups_and_rates_are_those_of_a_plain_loop_whatever_the_plan(kind):
+    results = run_ranks(train, 4, kind)
     shapes = {(e["num_stages"], e["num_replicas"]) for e in results[0][3]["epochs"]}
     assert len(shapes) >= 2, "the plan was to change"
     order = {}
@@ -100,12 +120,30 @@ def test_groups_and_rates_are_those_of_a_plain_loop_whatever_the_plan(interval):
             order.setdefault(key, []).extend(ids)
             assert rates[key] == results[0][0][key]
     assert all(len(set(ids)) == len(ids) for ids in order.values())
-    rates, weights = plain_loop(order, interval)
+    rates, weights = plain_loop(order, kind)
     assert results[0][0] == rates
     for _, _, last, _ in results:
         if last is not None:
             for a, b in zip(last["weights"], weights, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["step", "step, of numpy"])
+def test_a_checkpoint_goes_on_at_the_next_steps_rate(tmp_path, kind):
+    def rates(engine, resume):
+        found = []
+        with engine:
+            if resume:
+                engine.load(tmp_path / "one.pt")
+            for epoch in engine.epochs(2):
+                for batch in engine.batches(ToySet(SAMPLES, dtype=torch.float64), 25):
+                    found.append([g["lr"] for g in engine.optimizer.param_groups])
+                    engine.step(batch)
+                if epoch == 0:
+                    engine.save(tmp_path / "one.pt")
+        return found
+
+    assert rates(engine_of(kind), False)[2:] == rates(engine_of(kind), True)
 
 
 def test_a_checkpoint_of_a_finished_pass_goes_on_at_the_next_epochs_rate(tmp_path):
@@ -135,4 +173,56 @@ def test_a_scheduler_that_needs_a_metric_is_refused():
             lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau,
             loss=nn.CrossEntropyLoss(),
             freeze=pt.freeze.Never(),
+        )
+
+
+def with_fraction(optimizer):
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    rate.half = fractions.Fraction(1, 2)
+    return rate
+
+
+class OwnRate:
+    """Steps as a scheduler does, and counts nothing."""
+
+    def step(self):
+        pass
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler", "text"),
+    [
+        (
+            lambda params: torch.optim.SGD(params, lr=fractions.Fraction(1, 10)),
+            None,
+            r"^optimizer: expected a state_dict .* got Fraction at \['param_groups'\]",
+        ),
+        (
+            lambda params: torch.optim.SGD(params, lr=0.1),
+            with_fraction,
+            r"^lr_scheduler: .* Fraction at \['half'\] in that of LambdaLR",
+        ),
+        (
+            lambda params: torch.optim.SGD(params, lr=0.1),
+            lambda _: OwnRate(),
+            r"^lr_scheduler: expected an int last_epoch, .* got None in a OwnRate",
+        ),
+    ],
+    ids=["optimizer", "scheduler", "no epochs"],
+)
+def test_states_that_nobody_could_read_back_are_refused(optimizer, scheduler, text):
+    with pytest.raises(TypeError, match=text):
+        pt.PipeTransformer(
+            toy_model(),
+            optimizer=optimizer,
+            lr_scheduler=scheduler,
+            loss=nn.CrossEntropyLoss(),
+            freeze=pt.freeze.Never(),
+            config=config(scheduler_interval="epoch"),
         )

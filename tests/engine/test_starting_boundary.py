@@ -6,6 +6,7 @@ from torch import nn
 
 import pipetransformer as pt
 from tests.engine.scenario import config
+from tests.support.private import policy_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, toy_model, toy_units
 
@@ -111,3 +112,29 @@ def test_new_replicas_are_given_what_trains_alone():
     # Weights and momentum, and the optimizer's settings as text.
     assert 0 < moved[0] - 2 * sizes[True] < 10_000 < sizes[False]
     assert all(torch.equal(weights[name], theirs[name]) for name in weights)
+
+
+def test_a_policy_sees_no_unit_without_parameters_as_the_most_settled():
+    torch.manual_seed(0)
+    sizes = [(4, 16), None, (16, 16), None, (16, 3)]
+    model = nn.Sequential(*(nn.Linear(*s) if s else nn.ReLU() for s in sizes))
+    engine = pt.PipeTransformer(
+        model,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.AlphaCap(1 / 4),
+        config=config(),
+    )
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(ToySet(24), 12):
+                engine.step(batch)
+        log = policy_of(engine).log
+    seen = [entry["statistics"]["gradient_norms"] for entry in log[1:]]
+    frozen = [entry["state"]["num_frozen"] for entry in log[1:]]
+    assert 1 in frozen, "no boundary right before a unit without parameters"
+    for norms, units in zip(seen, frozen, strict=True):
+        assert norms[:units] == [0.0] * units and min(norms[units:]) > 0
+        assert norms[3] == norms[2]
+        if units < 2:
+            assert norms[1] == norms[0 if units == 0 else 2]

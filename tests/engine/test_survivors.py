@@ -64,6 +64,10 @@ def test_survivors_finish_as_if_nothing_had_happened(case, undisturbed):
     for value in results.values():
         for point, loss in value["told"].items():
             assert told.setdefault(point, loss) == loss, "ranks must decide alike"
+    each = 2 if "within" in case else 1
+    for value in results.values():
+        if value["last"]:
+            assert value["evaluated"] == {"loss": each * EPOCHS}, "each counts once"
     active = [value["last"] for value in results.values() if value["last"]]
     for name in ("weights", "tensors", "average"):
         for state in active:

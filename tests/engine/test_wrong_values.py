@@ -106,6 +106,10 @@ IN_FILE = {
     "no optimizer": (in_message(lambda t: t.pop("optimizer")), "optimizer to be a d"),
     "no scheduler": (in_message(lambda t: t.pop("scheduler")), "scheduler to be a d"),
     "metrics": (in_message(put("metrics", value={"a": "b"})), "metrics to be numbers"),
+    "evaluated": (
+        in_message(put("evaluated", value={"a": 1.5})),
+        "evaluated to be counts",
+    ),
     "freezes": (in_message(put("freezes", value=[{"epoch": "x"}])), "freezes to be"),
     "gradients": (in_message(put("gradients", value={"x": 1})), "gradients to be"),
 }

@@ -210,7 +210,7 @@ def check_arguments(
             )
     # On trial: wrong ones are to be errors here, and not in a change of plan.
     trial = make_optimizer(optimizer, parameters)
-    _check_parameters(trial, checked)
+    _check_parameters(trial, checked, loss)
     schedule = make_scheduler(lr_scheduler, trial) if lr_scheduler is not None else None
     if schedule is not None and settings.scheduler_interval == "epoch":
         steps_of(schedule)
@@ -234,22 +234,37 @@ def check_arguments(
     )
 
 
-def _check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Refuse parameters that are not the model's: no replica would share them.
+def _check_parameters(
+    optimizer: torch.optim.Optimizer, model: nn.Module, loss: object
+) -> None:
+    """Refuse parameters of the loss, which no replica would share; warn of others.
 
     Raises:
-        ValueError: the optimizer has such a parameter.
+        ValueError: the optimizer has a parameter of the loss that trains.
     """
     own = {id(parameter) for parameter in model.parameters()}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) not in own:
-                raise ValueError(
-                    "optimizer: expected the parameters that its factory is given, "
-                    f"got another one of shape {tuple(parameter.shape)}; what "
-                    "trains beside the model, as in a loss, is neither reduced nor "
-                    "saved: make it part of the last layer"
-                )
+    losses = loss.parameters() if isinstance(loss, nn.Module) else ()
+    of_loss = {id(parameter) for parameter in losses}
+    others = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.requires_grad and id(parameter) not in own
+    ]
+    for parameter in others:
+        if id(parameter) in of_loss:
+            raise ValueError(
+                "optimizer: expected the parameters that its factory is given, got one "
+                f"of the loss, of shape {tuple(parameter.shape)}, which would be "
+                "neither reduced nor saved: make it part of the last layer"
+            )
+    if others:
+        _LOG.warning(
+            "optimizer: %d of its parameters are not the model's, the first of shape "
+            "%s; what has gradients among them is neither reduced nor saved",
+            len(others),
+            tuple(others[0].shape),
+        )
 
 
 def _default_policy(

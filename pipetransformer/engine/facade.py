@@ -310,7 +310,8 @@ class PipeTransformer:
             PeerFailure: a peer died.
         """
         coordinator = self._open()
-        if isinstance(inputs, Batch) and targets is not None:
+        own = inputs.targets if isinstance(inputs, Batch) else targets
+        if targets is not None and targets is not own:
             raise TypeError(
                 "engine.step: expected targets beside bare inputs alone, got them "
                 "beside a batch, which has its own; step(batch.inputs, targets) takes "

@@ -269,8 +269,10 @@ class Coordinator:
                         "engine.batches, got bare inputs"
                     )
                 with run.guarded():
-                    counted = opened.counted
-                    return training.step(run, self.active(), counted, batch, targets)
+                    counted, share = opened.counted, self._passes.in_hand
+                    return training.step(
+                        run, self.active(), counted, batch, targets, share=share
+                    )
             if self._accumulated is not None:
                 window = self._window(batch)
                 if not window.ends_with(batch.index):
@@ -349,7 +351,16 @@ class Coordinator:
         run, counted = self.run, self._open_pass.counted
         value = run.own_loss = training.step_loss(run, replica, loss)
         with run.guarded():
-            training.backward(run, replica, counted, loss, value, batch, rows)
+            training.backward(
+                run,
+                replica,
+                counted,
+                loss,
+                value,
+                batch,
+                rows,
+                share=self._passes.in_hand,
+            )
 
     def update(self) -> None:
         """Take the step of a loop of the user's own; see `training.update`."""

@@ -61,6 +61,7 @@ class PassLoop:
         self._open = open_pass
         self._autosave = autosave
         self._running = False
+        self._in_hand: Batch | None = None
         self._last_epoch = -1
         self._drawn_for: Replica | None = None
         self._left_open = False  # by a rank that stands by since its last batch
@@ -96,6 +97,7 @@ class PassLoop:
                 for batch in self._segment(position):
                     self._autosave.between_batches(role)
                     run.state.hand_out(batch.index)
+                    self._in_hand = batch
                     yield batch
                     position = batch.index + 1
                     self._boundaries.at(position)
@@ -104,7 +106,12 @@ class PassLoop:
                 else:
                     return
         finally:
-            self._running = False
+            self._running, self._in_hand = False, None
+
+    @property
+    def in_hand(self) -> Batch | None:
+        """The batch that the script's loop is at; None outside of a pass."""
+        return self._in_hand
 
     def current(self, batch: Batch) -> Batch:
         """Return the batch with this replica's present share of it."""

@@ -122,6 +122,8 @@ def backward(
     batch: Batch | None,
     rows: int,
     accumulated: Accumulated | None = None,
+    *,
+    share: Batch | None = None,
 ) -> None:
     """Run backward with the loss weighted by rows, and count the batch.
 
@@ -139,6 +141,9 @@ def backward(
         batch: None where the rows are not those of the engine.
         rows: How many.
         accumulated: With batches that share a step: what the gradients hold.
+        share: With bare inputs: the batch that they are made of, whose rows weigh
+            them. No replica asks the others then, of which one may have none and step
+            on the batch itself. None: they are of no pass, and all replicas are asked.
     """
     size, weight = replica.group.size, float(rows)
     counts = run.arguments.loss_weight is not None
@@ -153,6 +158,8 @@ def backward(
     if accumulated is not None and window is not None:
         accumulated.weight += weight
         total = float(window.rows)
+    elif batch is None and share is not None:
+        weight, total = float(share.rows), float(share.global_rows)
     elif counts or batch is None:
         total = _over_replicas(replica, weight)
     else:
@@ -210,6 +217,8 @@ def step(
     batch: Batch | Any,
     targets: Any = None,
     accumulated: Accumulated | None = None,
+    *,
+    share: Batch | None = None,
 ) -> Tensor:
     """Forward, backward, all-reduce, clipping, optimizer, scheduler.
 
@@ -221,6 +230,7 @@ def step(
         targets: With bare inputs: their targets.
         accumulated: With batches that share a step: what the gradients hold of those
             before this one, the last.
+        share: With bare inputs: the batch that they are made of, if any.
 
     Returns:
         This replica's mean loss, detached, ``()``; zero when it had no rows.
@@ -234,7 +244,8 @@ def step(
     loss = forward_loss(run, replica, counted, batch, targets)
     rows = _rows(batch)
     run.plane.check()  # a run that has failed meanwhile stays at the step before
-    backward(run, replica, counted, loss, _last(run), bundle, rows, accumulated)
+    value = _last(run)
+    backward(run, replica, counted, loss, value, bundle, rows, accumulated, share=share)
     update(run, replica)
     if accumulated is not None:
         accumulated.end()

@@ -11,9 +11,8 @@ from pipetransformer.core import wire
 HOST_LINK_BYTES_PER_S = 1_000_000_000
 HOST_ROUND_NS = 1_000_000
 HOST_STEP_NS = 500_000
-# Between nodes of accelerators, likewise before it is measured: of the paper's
-# machines. What is taken to be too fast, the first pass corrects; a network that is
-# taken to be too slow is never tried.
+# Between nodes of accelerators: of the paper's machines, and never learned, since the
+# host's clock does not see when a reduction on a device has ended.
 NETWORK_BYTES_PER_S = 5_000_000_000
 
 _CACHE_FIELDS = ("host_bytes", "host_bytes_per_s", "disk_bytes", "disk_bytes_per_s")

@@ -209,8 +209,8 @@ def _cores_permille(run: Run) -> int:
 def _host_costs(run: Run, cores_permille: int) -> dict[str, int]:
     """Return what slots of the host share, and what their processes do.
 
-    Links are assumed, and learned by the passes that use them (`StepFactors.link`):
-    between processes of a host, and between nodes, if there are several.
+    Links are assumed: between processes of a host, and between nodes, if there are
+    several. On hosts the passes that use them correct that (`StepFactors.link`).
     """
     if not run.slots.on_host:
         costs = {"step_ns": HOST_STEP_NS}

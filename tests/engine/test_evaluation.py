@@ -128,9 +128,9 @@ def watch(rank):
 @pytest.mark.distributed
 def test_policies_are_told_of_all_evaluations_within_passes_and_after_them():
     for seen, returned in [watch(0), *run_ranks(watch, 2)]:
-        assert seen[0] == ({}, {}), "before training"
-        assert [metrics for metrics, _ in seen[1:]] == returned
-        assert [counts for _, counts in seen[1:]] == [
+        assert seen[:-2] in ([({}, {})], []), "the lead alone is asked before training"
+        assert [metrics for metrics, _ in seen[-2:]] == returned
+        assert [counts for _, counts in seen[-2:]] == [
             {"loss": 2, "inner": 1, "outer": 1},
             {"loss": 4, "inner": 2, "outer": 2},
         ]

@@ -37,6 +37,9 @@ def train_bare(rank, loop):
                     engine.step(batch)
                 elif loop == "step on its halves":
                     engine.step(batch.inputs, batch.targets)
+                elif loop == "step on its halves where there are rows":
+                    halves = (batch.inputs, batch.targets) if batch.rows else (batch,)
+                    engine.step(*halves)
                 else:
                     out = engine.model(batch.inputs)
                     empty = batch.rows == 0
@@ -48,7 +51,14 @@ def train_bare(rank, loop):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("loop", ["step on its halves", "model and backward"])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "step on its halves",
+        "step on its halves where there are rows",
+        "model and backward",
+    ],
+)
 def test_bare_inputs_are_weighted_by_the_rows_of_all_replicas(loop):
     expected, found = (
         run_ranks(train_bare, 2, each)[0] for each in ("step on the batch", loop)
@@ -62,7 +72,31 @@ def test_targets_beside_a_batch_are_refused():
     with make_engine(freeze=pt.freeze.Never()) as engine:
         batch = next(engine.batches(ToySet(8), 4))
         with pytest.raises(TypeError, match=r"beside a batch, which has its own; step"):
-            engine.step(batch, batch.targets)
+            engine.step(batch, batch.targets + 0)
+        assert engine.step(batch, batch.targets).isfinite()  # its own
+
+
+def step_outside_of_passes(rank):
+    settings = config(plan=ALONE, pipe=pt.PipeConfig(num_slots=1))
+    engine = make_engine(freeze=pt.freeze.Never(), dtype=torch.float64, config=settings)
+    data = ToySet(7, dtype=torch.float64)
+    mine = slice(0, 2) if rank == 0 else slice(2, 7)
+    with engine:
+        engine.prepare(data, 6)
+        engine.step(data.x[mine], data.y[mine])
+        return weights_of(engine)
+
+
+@pytest.mark.distributed
+def test_bare_inputs_outside_of_passes_are_weighted_by_their_rows():
+    found, other = run_ranks(step_outside_of_passes, 2)
+    model, data = toy_model(dtype=torch.float64), ToySet(7, dtype=torch.float64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    nn.functional.cross_entropy(model(data.x), data.y).backward()
+    optimizer.step()
+    for a, b, c in zip(found, other, model.parameters(), strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, c.detach(), rtol=1e-9, atol=1e-12)
 
 
 def test_bare_inputs_without_rows_are_refused():
@@ -154,7 +188,7 @@ def test_an_input_without_a_row_per_sample_is_refused_by_its_shape():
 # -- losses and optimizers ---------------------------------------------------------
 
 
-def test_an_optimizer_of_other_parameters_than_the_models_is_refused():
+def test_an_optimizer_of_parameters_of_the_loss_is_refused():
     class Margin(nn.Module):
         def __init__(self):
             super().__init__()
@@ -164,7 +198,7 @@ def test_an_optimizer_of_other_parameters_than_the_models_is_refused():
             return nn.functional.cross_entropy(outputs * self.scale, targets)
 
     loss = Margin()
-    text = r"got another one of shape \(3,\); what trains beside the model"
+    text = r"got one of the loss, of shape \(3,\), which would be neither reduced"
     with pytest.raises(ValueError, match=text):
         pt.PipeTransformer(
             toy_model(2),
@@ -174,15 +208,19 @@ def test_an_optimizer_of_other_parameters_than_the_models_is_refused():
         )
 
 
-def test_an_optimizer_may_have_parameters_that_do_not_train():
-    model = toy_model(2)
+@pytest.mark.parametrize("more", [False, True])
+def test_an_optimizer_may_have_parameters_that_get_no_gradient(more, caplog):
+    model, unused = toy_model(2), nn.Linear(2, 2)
     model[0].requires_grad_(False)
+    whole = [*model.parameters(), *(unused.parameters() if more else ())]
     pt.PipeTransformer(
         model,
-        optimizer=lambda _: torch.optim.SGD(model.parameters(), lr=0.1),
+        optimizer=lambda _: torch.optim.SGD(whole, lr=0.1),
         loss=nn.CrossEntropyLoss(),
         freeze=pt.freeze.Never(),
     )
+    text = "optimizer: 2 of its parameters are not the model's, the first of shape"
+    assert (text in caplog.text) == more
 
 
 def test_a_loss_is_judged_by_the_first_batch_of_two_rows(caplog):

@@ -61,19 +61,18 @@ MeanRows share_of(int64_t rows, int64_t part, int64_t whole) {
 
 // Mean of what the rows take, rounded up; none take nothing.
 template <typename TimeNs>
-int64_t mean_ns(const MeanRows& rows, const TimeNs& time_ns) {
-  const int64_t low = rows.whole == 0 ? 0 : time_ns(rows.whole);
+int64_t mean_ns(const MeanRows& rows, const TimeNs& taken_ns) {
+  const int64_t low = rows.whole == 0 ? 0 : taken_ns(rows.whole);
   if (rows.more == 0) {
     return low;
   }
   const Wide sum = Wide{low} * (rows.of - rows.more) +
-                   Wide{time_ns(rows.whole + 1)} * rows.more;
+                   Wide{taken_ns(rows.whole + 1)} * rows.more;
   return static_cast<int64_t>((sum + rows.of - 1) / rows.of);
 }
 
 // Without a rate 0, as of any transfer.
-int64_t
-read_time_ns(const MeanRows& rows, int64_t sample_bytes, const Tier& tier) {
+int64_t read_ns(const MeanRows& rows, int64_t sample_bytes, const Tier& tier) {
   return mean_ns(rows, [&](int64_t whole) {
     const Wide each = Wide{whole} * tier.record_ns;
     return transfer_ns(
@@ -137,16 +136,15 @@ Reads reads_of(
   Reads reads;
   reads.missed = share_of(samples, all - served, all);
   if (in_host && host.in_line) {
-    reads.wait_ns =
-        read_time_ns(share_of(own, served, all), sample_bytes, host);
+    reads.wait_ns = read_ns(share_of(own, served, all), sample_bytes, host);
   } else if (in_host) {
     reads.ahead_ns =
-        read_time_ns(share_of(of_node, upper_part, all), sample_bytes, host);
+        read_ns(share_of(of_node, upper_part, all), sample_bytes, host);
   }
   if (on_disk > 0) {
     reads.ahead_ns = std::max(
         reads.ahead_ns,
-        read_time_ns(share_of(of_node, lower_part, all), sample_bytes, lower));
+        read_ns(share_of(of_node, lower_part, all), sample_bytes, lower));
   }
   return reads;
 }

@@ -260,17 +260,24 @@ class CacheFolder:
             return
         self._saving = saving
 
+    def settle(self) -> bool:
+        """Wait at most a minute for what is being written; tell whether it is done."""
+        if self._saving is None:
+            return True
+        self._saving.join(_CLOSING_S)
+        if self._saving.is_alive():
+            _LOG.warning("%s: still being written; left to itself", self._folder)
+            return False
+        return True
+
     def save(self, cache: ActivationCache, space: str, layers: int) -> None:
         """Write a loaded cache's records, if there are new ones.
 
         Waits at most a minute for others that write.
         """
         until = time.monotonic() + _CLOSING_S
-        if self._saving is not None:
-            self._saving.join(_CLOSING_S)
-            if self._saving.is_alive():
-                _LOG.warning("%s: still being written; left to itself", self._folder)
-                return
+        if not self.settle():
+            return
         path = self.path_of(space, layers, cache.num_samples)
         if self._states[path].saved != _progress(cache):
             self._save(cache, path, until - time.monotonic())

@@ -96,6 +96,8 @@ class Caches:
                 cache.heed_others()
             if cache and not cache.given_up and self._folder is not None:
                 self._folder.save(cache, self._kept_as(space), layers)
+        if self._folder is not None:
+            self._folder.settle()  # of caches that were given up, too
         self._kept.clear()
         for cache in self._caches.values():
             if cache is not None:

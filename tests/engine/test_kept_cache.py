@@ -5,13 +5,14 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 
 import pytest
 import torch
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer.autocache import ActivationCache, cache_files
+from pipetransformer.autocache import ActivationCache, cache_files, folder
 from tests.engine.scenario import config
 from tests.support.private import model_of, run_of
 from tests.support.ranks import Ranks, run_ranks
@@ -131,7 +132,15 @@ def test_other_samples_replace_the_records_and_the_cache_stays_in_use(tmp_path):
     assert run(Others(SIZE)) == [SIZE, SIZE, SIZE]
 
 
-def test_what_a_cache_was_given_up_for_is_not_kept(tmp_path):
+def test_what_a_cache_was_given_up_for_is_not_kept(tmp_path, monkeypatch):
+    saves = folder.CacheFolder._save
+
+    def saves_late(*given):
+        time.sleep(0.3)  # past the end of the run, if nobody waited
+        saves(*given)
+
+    monkeypatch.setattr(folder.CacheFolder, "_save", saves_late)
+
     class Noisy(ToySet):
         def __getitem__(self, i):
             x, y = super().__getitem__(i)

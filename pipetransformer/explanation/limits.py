@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any, Literal
 
 from pipetransformer.core.wire import LARGEST_INT
 from pipetransformer.explanation.report import Limit
@@ -67,15 +68,19 @@ def _variants(
         faster = _with_fast_layers(profile, 0, plan.boundary)
         change = "the frozen layers take half the time"
         yield "prefix", change, _step_ns(plan, faster, cluster)
+    gained = "twice the rate and half the latency between"
     if cluster.device_link_bytes_per_s is not None:
-        change = "twice the rate and half the latency between devices of a node"
-        yield "device link", change, _step_ns(plan, profile, _fast_link(cluster))
+        faster_link = _fast_link(cluster, "device_link")
+        change = f"{gained} devices of a node"
+        yield "device link", change, _step_ns(plan, profile, faster_link)
     if cluster.replica_link_bytes_per_s is not None:
-        change = "twice the rate and half the latency between replicas of a node"
-        yield "replica link", change, _step_ns(plan, profile, _fast_ring(cluster))
+        faster_link = _fast_link(cluster, "replica_link")
+        change = f"{gained} replicas of a node"
+        yield "replica link", change, _step_ns(plan, profile, faster_link)
     if cluster.network_bytes_per_s is not None and cluster.num_nodes > 1:
-        change = "twice the rate and half the latency between nodes"
-        yield "network", change, _step_ns(plan, profile, _fast_network(cluster))
+        faster_link = _fast_link(cluster, "network")
+        change = f"{gained} nodes"
+        yield "network", change, _step_ns(plan, profile, faster_link)
     if plan.cache in ("host", "disk") and cluster.cache is not None:
         change = f"the {plan.cache} cache is read twice as fast"
         yield "cache", change, _step_ns(plan, profile, _fast_cache(cluster))
@@ -137,31 +142,15 @@ def _twice(value: int) -> int:
     return min(2 * value, LARGEST_INT)
 
 
-def _fast_link(cluster: Cluster) -> Cluster:
-    rate = cluster.device_link_bytes_per_s
-    return replace(
-        cluster,
-        device_link_bytes_per_s=None if rate is None else _twice(rate),
-        device_link_latency_ns=cluster.device_link_latency_ns // 2,
-    )
-
-
-def _fast_ring(cluster: Cluster) -> Cluster:
-    rate = cluster.replica_link_bytes_per_s
-    return replace(
-        cluster,
-        replica_link_bytes_per_s=None if rate is None else _twice(rate),
-        replica_link_latency_ns=cluster.replica_link_latency_ns // 2,
-    )
-
-
-def _fast_network(cluster: Cluster) -> Cluster:
-    rate = cluster.network_bytes_per_s
-    return replace(
-        cluster,
-        network_bytes_per_s=None if rate is None else _twice(rate),
-        network_latency_ns=cluster.network_latency_ns // 2,
-    )
+def _fast_link(
+    cluster: Cluster, link: Literal["device_link", "replica_link", "network"]
+) -> Cluster:
+    rate, latency = f"{link}_bytes_per_s", f"{link}_latency_ns"
+    faster: dict[str, Any] = {
+        rate: _twice(getattr(cluster, rate)),
+        latency: getattr(cluster, latency) // 2,
+    }
+    return replace(cluster, **faster)
 
 
 def _fast_cache(cluster: Cluster) -> Cluster:

@@ -14,7 +14,13 @@ from pipetransformer.core.devices import HOST, to_device
 from pipetransformer.core.wire import printable
 from pipetransformer.replica.replica import Replica
 from pipetransformer.run.context import Run
-from pipetransformer.state.state import make_optimizer, naming
+from pipetransformer.state.state import (
+    describe_optimizer,
+    load_moments,
+    make_optimizer,
+    make_scheduler,
+    naming,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,7 +43,8 @@ def save(
         before: See `checkpoint.save`.
 
     Raises:
-        ValueError: no plan has been in force yet.
+        ValueError: no plan has been in force yet, or a checkpoint did not load.
+        UnreadableState: a state holds more than tensors and plain values.
         OSError: the file could not be written; what is there is whole.
         FloatingPointError: the last loss was on a device, and is NaN or Inf.
     """
@@ -46,11 +53,17 @@ def save(
         raise ValueError(
             "save: expected a call after prepare or batches, got one before"
         )
+    if run.loaded is not None:
+        raise ValueError(
+            f"save: expected a state that is loaded whole, got that of "
+            f"{run.loaded['name']}, of which a part did not load"
+        )
     workload, profile = run.inputs.workload, run.inputs.profile
     batches = workload.describe() if workload is not None else {}
     extra = {
         "policy": run.policy.state_dict(),
         "pass": {**batches, "seed": run.config.seed},
+        "optimizer": describe_optimizer(run.state.optimizer, run.arguments.model),
         "run_id": run.info.run_id,
         "plan": replica.plan.to_json() if replica is not None else None,
         "profile": profile.to_json() if profile is not None else None,
@@ -92,7 +105,8 @@ def restore(
         lead: The other ranks only check: they take everything over from the lead.
 
     Raises:
-        ValueError: a checkpoint of another model, or without a policy's state.
+        ValueError: a checkpoint of another model or optimizer, or one that does not
+            load, or without a policy's state.
     """
     checkpoint.check_model(content, run.state, path)
     what, extra = f"checkpoint {os.fspath(path)}", content["extra"]
@@ -106,12 +120,7 @@ def restore(
     if "policy" not in extra:
         raise ValueError(f"{what}: expected a freeze policy's state, got none")
     if lead:
-        with naming(content, "the optimizer's state"):
-            # On trial: the run's own is built with the first plan.
-            trial = make_optimizer(
-                run.arguments.optimizer, list(run.arguments.parameters)
-            )
-            trial.load_state_dict(content["joined"]["optimizer"])
+        _try_optimizer(run, content)
         with naming(content, f"the state of {type(run.policy).__name__}"):
             run.policy.load_state_dict(extra["policy"])
         with naming(content, "measured pauses"):
@@ -120,6 +129,55 @@ def restore(
             run.costs.load_elapsed(extra.get("reshaped_ns_ago"))
         checkpoint.load_model(content, run.state)
         run.loaded = content
+
+
+def _try_optimizer(run: Run, content: dict[str, Any]) -> None:
+    """Load the state of optimizer and scheduler on trial.
+
+    The run's own are built with the first plan, and would be half loaded then.
+
+    Raises:
+        ValueError: it is that of other ones.
+    """
+    arguments, joined = run.arguments, content["joined"]
+    with naming(content, "the optimizer's state"):
+        trial = make_optimizer(arguments.optimizer, list(arguments.parameters))
+        factory = arguments.lr_scheduler
+        rates = make_scheduler(factory, trial) if factory is not None else None
+    saved = content["extra"].get("optimizer")
+    if saved is not None:  # older checkpoints do not tell
+        now = describe_optimizer(trial, arguments.model)
+        _compare_optimizers(now, saved, content["name"])
+    with naming(content, "the optimizer's state"):
+        load_moments(trial, joined)
+    if rates is not None and joined["scheduler"] is not None:
+        with naming(content, f"the state of {type(rates).__name__}"):
+            rates.load_state_dict(joined["scheduler"])
+
+
+def _compare_optimizers(
+    now: Mapping[str, Any], saved: Mapping[str, Any], what: str
+) -> None:
+    """Refuse another optimizer than that of the checkpoint, naming the difference.
+
+    Moments are kept by a parameter's place in its group.
+
+    Raises:
+        ValueError: its class, or a parameter in one of its groups, is another one.
+    """
+
+    def require(found: object, wanted: object, what_of: str) -> None:
+        if found != wanted:
+            got, here = (printable(str(x), longest=500) for x in (found, wanted))
+            raise ValueError(f"{what}: expected {what_of} {here}, as here, got {got}")
+
+    require(saved["kind"], now["kind"], "the state of the optimizer")
+    sizes = [len(group) for group in saved["groups"]]
+    require(sizes, [len(group) for group in now["groups"]], "groups of parameters of")
+    pairs = zip(saved["groups"], now["groups"], strict=True)
+    for number, (theirs, mine) in enumerate(pairs):
+        for found, name in zip(theirs, mine, strict=True):
+            require(found, name, f"in group {number} of the optimizer")
 
 
 def check_registered(run: Run) -> None:

@@ -23,6 +23,7 @@ from pipetransformer.core import disk
 from pipetransformer.core import tensor_files as files
 from pipetransformer.core.wire import printable
 from pipetransformer.pipe import accumulator_names
+from pipetransformer.state.message import with_numbers
 from pipetransformer.state.signature import model_signature
 from pipetransformer.state.state import (
     TrainingState,
@@ -30,6 +31,7 @@ from pipetransformer.state.state import (
     naming,
     pack_optimizer,
     plain,
+    require_readable,
     unpack_optimizer,
 )
 
@@ -77,17 +79,23 @@ def save(
             state, plan, profile.
         weights: In place of the model's present ``state_dict``.
         replace: False: an older file of that name is kept.
-        before: For an automatic checkpoint, `times` of the folder when the run began;
-            see `time_in_order`.
+        before: For an automatic checkpoint, `times` of files of other runs; see
+            `time_in_order`.
 
     Raises:
         OSError: the file could not be written; what is there of that name is whole.
+        UnreadableState: a state holds more than tensors and plain values, so that
+            nobody could read the file; nothing was written.
     """
     message, tensors = pack_optimizer(state)
+    model = state.model.state_dict() if weights is None else weights
+    extra = with_numbers(extra)
+    others = {n: v for n, v in model.items() if not isinstance(v, Tensor)}
+    require_readable({"extra": extra, "model": others})
     content = {
         "format": _FORMAT,
         "signature": model_signature(state.model),
-        "model": state.model.state_dict() if weights is None else weights,
+        "model": model,
         "optimizer_message": message,
         "optimizer_tensors": tensors,
         "progress": state.progress(),
@@ -159,6 +167,9 @@ def _checked(content: Mapping[str, Any], what: str) -> dict[str, Any]:
         require(batch < most, "batch", f"one of {most} of its pass", batch)
     policy = extra.get("policy", {})
     require(isinstance(policy, dict), "policy", "a dict", policy)
+    described = extra.get("optimizer", {"kind": "", "groups": []})
+    fits = _is_described(described)
+    require(fits, "optimizer", "a class and names by group", described)
     tensors = content["optimizer_tensors"]
     for value in tensors:
         require(isinstance(value, Tensor), "optimizer_tensors", "tensors", value)
@@ -198,6 +209,17 @@ def _is_count(value: object, least: int) -> bool:
 def _is_dict(value: object, key: Any, item: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(name, key) and isinstance(held, item) for name, held in value.items()
+    )
+
+
+def _is_described(value: object) -> bool:
+    """Tell whether it is of the kind that `describe_optimizer` returns."""
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        return False
+    groups = value.get("groups")
+    return isinstance(groups, list) and all(
+        isinstance(group, list) and all(isinstance(name, str) for name in group)
+        for group in groups
     )
 
 
@@ -345,7 +367,8 @@ def time_in_order(path: pathlib.Path, before: Mapping[str, int], written: int) -
 
     Args:
         path: The file.
-        before: `times` of the folder when the run began: files of other runs.
+        before: `times` of files of other runs: of all that lay there when the run
+            began, and of those that were noticed later.
         written: Its time by the clock; all times are in nanoseconds.
 
     Raises:
@@ -423,7 +446,8 @@ def prune(
     Args:
         directory: The folder.
         keep: So many whole ones stay.
-        saved: A file that `save` has just written, and read back.
+        saved: A file that `save` has just written, and read back. It stays, even where
+            a run that writes to the same folder has written `keep` later ones.
         whole: Files that need not be read once more; becomes those that were counted.
     """
     known: set[Fingerprint] = set() if whole is None else whole
@@ -435,7 +459,7 @@ def prune(
         return
     for path in written:
         try:
-            if len(counted) >= keep:
+            if len(counted) >= keep and path != saved:
                 path.unlink(missing_ok=True)
                 continue
             found = _fingerprint(path)

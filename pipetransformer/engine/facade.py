@@ -129,6 +129,8 @@ class PipeTransformer:
     ) -> None:
         """End the run on all ranks; on an error, save a checkpoint and tell the peers.
 
+        At a good end the lead saves what no automatic checkpoint has yet.
+
         Raises:
             PeerFailure: in place of the bare error of a collective that a dead peer
                 caused.
@@ -150,6 +152,9 @@ class PipeTransformer:
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs that are left of `count`; transformations happen here.
+
+        Leave them early on every rank at the same epoch; the end of the ``with`` block
+        saves the last step then, see `CheckpointConfig`.
 
         Args:
             count: Epochs of the whole run; those of a resumed checkpoint are skipped.
@@ -448,7 +453,7 @@ class PipeTransformer:
         Args:
             name: Its name in checkpoints; the same names on every rank.
             registered: Its state is made of dicts, lists, tuples, tensors and plain
-                values.
+                values; numpy's scalars become numbers.
 
         Raises:
             TypeError: no such methods, or a state that holds something else.
@@ -466,7 +471,10 @@ class PipeTransformer:
         """Write a checkpoint; replica 0 alone writes, no other rank is needed.
 
         Raises:
-            ValueError: no plan has been in force yet, or the path has no file's name.
+            ValueError: no plan has been in force yet, a checkpoint was not loaded
+                whole, or the path has no file's name.
+            TypeError: a state holds more than tensors and plain values, so that nobody
+                could read the file; names its place.
             OSError: the file could not be written; what is there is whole.
             FloatingPointError: the last loss, on a device until now, is NaN or Inf; so
                 with all that returns or writes weights.
@@ -481,8 +489,8 @@ class PipeTransformer:
         Raises:
             FileNotFoundError: no such file.
             OSError: the file could not be read; names it. MemoryError likewise.
-            ValueError: a torn file, wrong values, another model, or a call after the
-                first pass.
+            ValueError: a torn file, wrong values, another model, optimizer or
+                scheduler, or a call after the first pass.
         """
         coordinator = self._open()
         if coordinator.has_plan:

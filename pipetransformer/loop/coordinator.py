@@ -489,11 +489,15 @@ class Coordinator:
                 # may be for long, as with the last evaluation of a script of its own;
                 # with a store heartbeats tell that it lives.
                 limit = None if self.run.plane.store_lost else timedelta(days=30)
-                self._calls.call(
-                    "leave", lambda: self.active().group.barrier(timeout=limit)
-                )
+                self._calls.call("leave", lambda: self._leave(limit))
         self.close()  # takes the group apart while the plane is open
         self._calls.finish()
+
+    def _leave(self, limit: timedelta | None) -> None:
+        """Save what no file has yet, and meet the other active ranks."""
+        if self.is_lead:
+            self.autosave.at_end(self.replica)
+        self.active().group.barrier(timeout=limit)
 
     def close(self) -> None:
         """Drop the replica; safe after a failure."""

@@ -105,6 +105,7 @@ class Run:
         self.loaded: dict[str, Any] | None = None
         self.total_epochs = 0
         self.began_at = 0, 0  # steps and freeze decision of the first plan
+        self.first_step: int | None = None  # steps done when the first plan came
         # With how many rows the loss was judged: two, since one has no halves.
         self.rows_judged = 0 if self.config.check_loss else 2
         self.warned_of_lone_replica = False  # where ranks go on after losses
@@ -262,9 +263,13 @@ class Run:
             self.arguments.listeners.step(told)
 
     def is_finite(self) -> bool:
-        """Tell whether no weight is NaN or Inf: only such weights are worth saving."""
+        """Tell whether no weight is NaN or Inf: only such weights are worth saving.
+
+        Of those that train, frozen ones among them: a mask that the user never trains
+        may be of Inf.
+        """
         found: dict[torch.device, list[Tensor]] = {}
-        for parameter in self.arguments.model.parameters():
+        for parameter in self.arguments.parameters:
             values = parameter.detach().isfinite().all()
             found.setdefault(parameter.device, []).append(values)
         return all(bool(torch.stack(each).all()) for each in found.values())

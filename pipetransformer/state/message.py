@@ -104,6 +104,21 @@ def named_tensors(tree: Any, path: str = "") -> dict[str, Tensor]:
     return found
 
 
+def with_numbers(tree: Any) -> Any:
+    """Return a tree with numbers in place of numpy's scalars.
+
+    Scripts compute them, as by ``np.cos`` or ``np.mean``, and nothing reads them back
+    safely.
+    """
+    if type(tree) is dict:
+        return {key: with_numbers(value) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(with_numbers(value) for value in tree)
+    if type(tree).__module__ == "numpy" and getattr(tree, "ndim", None) == 0:
+        return tree.item()
+    return tree
+
+
 def stranger(tree: Any) -> str | None:
     """Name the first part of a tree that cannot be read back; None: all of it can.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipetransformer.state.message import stranger
+from pipetransformer.state.message import stranger, with_numbers
 
 _METHODS = ("state_dict", "load_state_dict")
 
@@ -97,7 +97,7 @@ class Registered:
 def _entry_of(registered: Any) -> dict[str, Any]:
     state = registered.state_dict()
     metadata = getattr(state, "_metadata", None)
-    return {"state": _plain_dicts(state), "metadata": metadata}
+    return {"state": with_numbers(_plain_dicts(state)), "metadata": metadata}
 
 
 def _plain_dicts(tree: Any) -> Any:

@@ -22,7 +22,7 @@ from pipetransformer.autofreeze import GradientAccumulator, LossSum
 from pipetransformer.core import tensor_files as files
 from pipetransformer.core.devices import HOST
 from pipetransformer.core.wire import printable, shown
-from pipetransformer.state.message import stranger
+from pipetransformer.state.message import stranger, with_numbers
 from pipetransformer.state.registered import Registered
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -55,6 +55,17 @@ def make_optimizer(
             f"AdamW, got {kind}, whose step needs {', '.join(needed)}"
         )
     return built
+
+
+def _let_hooks_be_called(optimizer: torch.optim.Optimizer) -> None:
+    """Have the hooks of an optimizer called, where its class is not prepared yet.
+
+    `torch.optim.Optimizer.__init__` does that, which a wrapper of another optimizer may
+    leave out. Before a scheduler is made: that keeps the step that it finds.
+    """
+    prepare = getattr(optimizer, "_patch_step_function", None)
+    if prepare is not None and not getattr(type(optimizer).step, "hooked", False):
+        prepare()
 
 
 def make_scheduler(
@@ -169,6 +180,7 @@ class TrainingState:
     integrity: Integrity = Integrity.OLD
     _in_hand: int | None = None  # the batch that the user's loop is at
     _unscaled: bool = False  # the scaler is taking the step
+    _depth: int = 0  # of optimizer steps that are parts of one another
 
     # -- whether it is whole ---------------------------------------------------
 
@@ -213,17 +225,18 @@ class TrainingState:
         if self.scaler is None:
             self.optimizer.step()
             return True
-        done, self._unscaled = self.step, True
+        done, scale = self.step, self.scaler.get_scale()
+        self._unscaled = True
         try:
             self.scaler.step(self.optimizer)
         finally:
             self._unscaled = False
         with self.being_stepped():
             self.scaler.update()
-        if self.step > done:
-            return True
-        self._after_step()
-        return False
+        if self.step == done:
+            self._count_step()
+        # Fused optimizers take such a step themselves, and change nothing.
+        return self.scaler.get_scale() >= scale
 
     def schedule_epoch(self) -> None:
         """Take a scheduler that steps with every epoch to the epoch that is reached."""
@@ -240,18 +253,26 @@ class TrainingState:
             )
         # A checkpoint must not catch weights in the middle of a step.
         self.integrity = Integrity.IN_STEP
+        self._depth += 1
 
     def _after_step(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth <= 0:  # else the step of a class that calls its base's
+            self._count_step()
+
+    def _count_step(self) -> None:
+        self._depth = 0
         self.step += 1
-        # Batches without a step of their own are done with the step that follows.
-        self.batch = (self.batch if self._in_hand is None else self._in_hand) + 1
+        if self._in_hand is not None:  # else the step is of no pass
+            # Batches without a step of their own are done with the step that follows.
+            self.batch = self._in_hand + 1
         self.integrity = Integrity.WHOLE
 
     # -- where it is -----------------------------------------------------------
 
     def hand_out(self, batch: int | None) -> None:
         """Note the batch that the user's loop is at; None between passes."""
-        self._in_hand = batch
+        self._in_hand, self._depth = batch, 0  # whatever step broke off before
 
     def begin_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch."""
@@ -286,6 +307,7 @@ class TrainingState:
         if self.optimizer is not None:
             return
         built = self.optimizer = make_optimizer(optimizer, parameters)
+        _let_hooks_be_called(built)
         self.scheduler = make_scheduler(scheduler, built) if scheduler else None
         built.register_step_pre_hook(self._before_step)
         built.register_step_post_hook(self._after_step)
@@ -365,25 +387,11 @@ def _stepping(
 ) -> dict[str, Any]:
     """Return the states of both."""
     return {
-        "optimizer": _with_numbers(optimizer.state_dict()),
+        "optimizer": with_numbers(optimizer.state_dict()),
         "scheduler": (
-            None if scheduler is None else _with_numbers(scheduler.state_dict())
+            None if scheduler is None else with_numbers(scheduler.state_dict())
         ),
     }
-
-
-def _with_numbers(tree: Any) -> Any:
-    """Return a state with numbers in place of numpy's scalars.
-
-    Schedules compute them, as by ``np.cos``, and nothing reads them back safely.
-    """
-    if type(tree) is dict:
-        return {key: _with_numbers(value) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(_with_numbers(value) for value in tree)
-    if type(tree).__module__ == "numpy" and getattr(tree, "ndim", None) == 0:
-        return tree.item()
-    return tree
 
 
 def check_states(
@@ -433,6 +441,33 @@ def optimizer_tree(state: TrainingState) -> dict[str, Any]:
     return tree
 
 
+class UnreadableState(TypeError):
+    """A state of more than tensors and plain values: nobody could read it back."""
+
+
+def require_readable(tree: Any) -> None:
+    """Refuse a tree that no file could give back.
+
+    Raises:
+        UnreadableState: it holds more than tensors and plain values; names the first.
+    """
+    found = stranger(tree)
+    if found is not None:
+        raise UnreadableState(
+            f"training state: expected tensors and plain values, got {found}"
+        )
+
+
+def require_sendable(state: TrainingState) -> None:
+    """Refuse a state that no other rank could be given.
+
+    Raises:
+        UnreadableState: `optimizer_tree` holds more than tensors and plain values.
+    """
+    if state.optimizer is not None:
+        require_readable(_split(optimizer_tree(state), []))
+
+
 def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
     """Split `optimizer_tree` into a message and tensors, for a file.
 
@@ -440,6 +475,9 @@ def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
         Bytes that load with ``weights_only=True``, and the tensors they refer to, in
         the order of the message, on the host. There they are the optimizer's own, not
         copies.
+
+    Raises:
+        UnreadableState: the state holds more than tensors and plain values.
     """
     tensors: list[Tensor] = []
     tree = optimizer_tree(state)
@@ -448,6 +486,7 @@ def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
             tree[name] = _split(tree[name], tensors)
     if state.losses is not None:  # of this rank's rows: no other rank adds them too
         tree["losses"] = list(state.losses.own)
+    require_readable(tree)
     buffer = io.BytesIO()
     torch.save(tree, buffer)
     return buffer.getvalue(), [tensor.to(HOST) for tensor in tensors]
@@ -465,17 +504,43 @@ def load_optimizer(
     """
     if state.optimizer is None:
         raise RuntimeError("optimizer not built before its state; please report")
-    own = {*state.optimizer.defaults}  # schedulers add theirs
-    options = [own & {*group} for group in state.optimizer.param_groups]
-    state.optimizer.load_state_dict(joined["optimizer"])
-    _check_options(state.optimizer, options)
-    _keep_dtypes(state.optimizer, joined["optimizer"])
+    load_moments(state.optimizer, joined)
     if state.scheduler is not None and joined["scheduler"] is not None:
         state.scheduler.load_state_dict(joined["scheduler"])
     if state.scaler is not None and "scaler" in joined:  # older checkpoints have none
         state.scaler.load_state_dict(joined["scaler"])
     if observed:
         load_observed(state, joined)
+
+
+def load_moments(optimizer: torch.optim.Optimizer, joined: Mapping[str, Any]) -> None:
+    """Load the optimizer's part of a tree as `optimizer_tree` returns it.
+
+    Raises:
+        ValueError: it is that of another kind of optimizer.
+    """
+    own = {*optimizer.defaults}  # schedulers add theirs
+    options = [own & {*group} for group in optimizer.param_groups]
+    optimizer.load_state_dict(joined["optimizer"])
+    _check_options(optimizer, options)
+    _keep_dtypes(optimizer, joined["optimizer"])
+
+
+def describe_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module
+) -> dict[str, Any]:
+    """Return what a checkpoint tells of an optimizer, to be compared at a resume.
+
+    Returns:
+        ``kind``, the name of its class, and ``groups``, the names of the parameters of
+        each group.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = [
+        [names.get(id(parameter), "none of the model") for parameter in group["params"]]
+        for group in optimizer.param_groups
+    ]
+    return {"kind": type(optimizer).__name__, "groups": groups}
 
 
 def _check_options(

@@ -34,7 +34,11 @@ from pipetransformer.replica.replica import Replica
 from pipetransformer.report import Phases
 from pipetransformer.run.context import Run
 from pipetransformer.run.plan_in_force import PlanInForce
-from pipetransformer.state.state import Integrity
+from pipetransformer.state.state import (
+    Integrity,
+    UnreadableState,
+    require_sendable,
+)
 from pipetransformer.transformation.proposal import Proposal
 from pipetransformer.transformation.rewire import move, rewire
 
@@ -292,6 +296,11 @@ def _build(
     """Build what may fail alongside what is in use; an error becomes a refusal."""
     if run.info.rank not in proposal.layout.active:
         return Built()
+    if proposal.source == run.info.rank and proposal.receivers and not proposal.ahead:
+        try:
+            require_sendable(run.state)
+        except UnreadableState as error:
+            return Built(refusal=str(error))
     if live is not None and run.in_force.layout == proposal.layout:
         group = live
     else:
@@ -329,6 +338,8 @@ def _needs_less(current: Replica | None, plan: Plan) -> bool:
 def _adopt(run: Run, proposal: Proposal) -> None:
     """Take over counters and policy state; the lead's own are already these."""
     run.state.load_progress(proposal.progress)
+    if run.first_step is None:
+        run.first_step = run.state.step
     run.state.frozen_units = proposal.frozen_units
     run.policy.load_state_dict(dict(proposal.policy))
     run.costs.load(proposal.pauses)

@@ -75,8 +75,8 @@ def test_resumed_run_repeats_the_rest_of_the_whole_one_bitwise(name, tmp_path):
 
     whole, end = train(engine(tmp_path / "whole"))
     found = sorted(p.name for p in (tmp_path / "whole").iterdir())
-    # Step 15 falls on the end of a pass, and 18 is the last multiple before the end.
-    assert found == [f"step-{step:010d}.pt" for step in (3, 6, 9, 12, 15, 18)]
+    # Step 15 falls on the end of a pass, and 20 is the end of the run.
+    assert found == [f"step-{step:010d}.pt" for step in (3, 6, 9, 12, 15, 18, 20)]
     assert len(end["freezes"]) > 1, "nothing was frozen"
     for step in (3, 9, 15):
         folder = tmp_path / str(step)
@@ -96,7 +96,7 @@ def test_only_the_newest_are_kept_and_rubbish_of_dead_writers_goes(tmp_path):
     left.write_bytes(b"half")
     train(make_engine(freeze=schedule(0), config=settings(tmp_path, keep=2)))
     found = sorted(path.name for path in tmp_path.iterdir())
-    assert found == ["step-0000000015.pt", "step-0000000018.pt"]
+    assert found == ["step-0000000018.pt", "step-0000000020.pt"]
 
 
 class Interrupted(Exception):

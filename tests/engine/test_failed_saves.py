@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 import torch
+from torch import nn
 
 import pipetransformer as pt
 from pipetransformer.checkpoint import format as checkpoint
@@ -114,6 +115,52 @@ def test_a_file_whose_time_cannot_be_set_takes_no_name(tmp_path, monkeypatch, ca
     error, names = train(tmp_path, 2)
     assert error is None and names == []
     assert caplog.text.count("Input/output error") == 2
+
+
+class Masked(nn.Linear):
+    """Has a mask of -Inf that nobody trains."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        mask = torch.full((3, 3), -torch.inf).triu(1)
+        self.mask = nn.Parameter(mask, requires_grad=False)
+
+
+def leave_badly(folder, model, weight=0.5):
+    """Leave by an error; a weight has another value between passes alone."""
+    wanted = pt.CheckpointConfig(directory=folder, every_epochs=1, keep=9)
+    engine = pt.PipeTransformer(
+        model,
+        optimizer=torch.optim.SGD,
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Never(),
+        config=config(checkpoint=wanted),
+    )
+    with pytest.raises(ZeroDivisionError), engine:
+        for epoch in engine.epochs(3):
+            with torch.no_grad():
+                model[0].bias[0] = 0.5
+            for batch in engine.batches(ToySet(8), 8):
+                engine.step(batch)
+            with torch.no_grad():
+                model[0].bias[0] = weight
+            if epoch == 2:
+                raise ZeroDivisionError
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_mask_of_inf_that_nobody_trains_keeps_no_file_from_being_written(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), Masked())
+    names = [f"step-{step:010d}.pt" for step in (1, 2, 3)]
+    assert leave_badly(tmp_path, model) == names
+
+
+def test_files_that_are_left_out_for_nan_are_told_once(tmp_path, caplog):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    assert leave_badly(tmp_path, model, torch.nan) == []
+    text = "no checkpoint of step 1, nor of later ones with NaN or Inf among the"
+    assert caplog.text.count(text) == caplog.text.count("no checkpoint of step") == 1
+    assert "no emergency checkpoint: NaN or Inf among the weights" in caplog.text
 
 
 def leave_in_a_child(rank, folder):

@@ -142,6 +142,28 @@ def test_a_step_whose_gradients_overflow_changes_nothing_but_the_scale():
     assert policy.shown and torch.tensor(policy.shown).isfinite().all()
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_overflows_keeps_the_rate_whoever_skips_it(fused):
+    loss = Overflows()
+    loss.at = (2,)
+    engine = pt.PipeTransformer(
+        toy_model(),
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2, fused=fused),
+        lr_scheduler=lambda opt: torch.optim.lr_scheduler.StepLR(opt, 1, 0.5),
+        loss=loss,
+        freeze=pt.freeze.Never(),
+        config=config(amp="fp16", check_loss=False, plan=ALONE),
+    )
+    rates, steps = [], []
+    with engine:
+        for batch in engine.batches(ToySet(SAMPLES), BATCH):
+            engine.step(batch)
+            rates.append(engine.optimizer.param_groups[0]["lr"])
+            steps.append(run_of(engine).state.step)
+    assert rates == [0.005, 0.005, 0.0025, 0.00125, 0.000625]
+    assert steps == [1, 2, 3, 4, 5]
+
+
 def train_elastically(rank, folder, save_at):
     """Train under plans that change; return the scale after each step."""
     engine = engine_of(

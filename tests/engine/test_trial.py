@@ -264,7 +264,7 @@ def test_what_the_last_turn_took_is_in_the_file_of_the_pass_that_ends_with_it(tm
 def test_a_resumed_run_begins_anew_what_was_not_ended(tmp_path):
     saved = pt.CheckpointConfig(directory=str(tmp_path), every_epochs=1)
     settings = dataclasses.replace(TRIED, checkpoint=saved)
-    first = trained(2, settings, stop_after=1)  # the file is of step 5
+    first = trained(2, settings, stop_after=0)  # the file is of step 5
     assert first["trial"].begun == 0 and not first["trial"].is_over(5)
     resumed = dataclasses.replace(
         settings, checkpoint=dataclasses.replace(saved, resume=True)

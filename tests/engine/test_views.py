@@ -398,11 +398,11 @@ def test_a_run_resumed_within_an_epoch_goes_on_in_its_view(tmp_path):
     begun = resumed(tmp_path / "part", resume=False, stop=10)[0]
     assert begun == whole[:10]
     rest, history = resumed(tmp_path / "part", resume=True)
-    assert [row[:4] for row in rest] == [row[:4] for row in whole[8:]]
-    expected = pytest.approx([row[4] for row in whole[8:]], rel=1e-9)
+    assert [row[:4] for row in rest] == [row[:4] for row in whole[10:]]
+    expected = pytest.approx([row[4] for row in whole[10:]], rel=1e-9)
     assert [row[4] for row in rest] == expected
-    # It begins with an empty cache at the third batch of epoch 1, hence view 1.
-    assert counted(history, "hits")[-4:] == [0, 0, SIZE - 2 * BATCH, SIZE]
+    # It begins with an empty cache at the fifth batch of epoch 1, hence view 1.
+    assert counted(history, "hits")[-4:] == [0, 0, SIZE - 4 * BATCH, SIZE]
 
 
 def train_share(rank, workers):

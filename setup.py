@@ -28,7 +28,6 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_comp
 ROOT = pathlib.Path(__file__).resolve().parent
 LINES_PER_GROUP = 2000
 LINES_PER_GROUP_OF_BINDINGS = 800  # a line of pybind11 takes long
-CUDA_ARCHITECTURES = ("75", "80", "90")
 
 
 def find_nvcc() -> str | None:
@@ -40,8 +39,30 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc")
 
 
-def compile_kernels(nvcc: str, build_dir: pathlib.Path) -> list[str]:
-    """Compile every kernel file; an object newer than its source is kept."""
+def cuda_architectures(release: str) -> tuple[str, ...]:
+    """Return what kernels are compiled for, the newest of which later devices take too.
+
+    ``TORCH_CUDA_ARCH_LIST`` chooses others, such as ``7.0;9.0+PTX``.
+    """
+    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+    numbers = {
+        (int(major + minor), major + minor + kind)
+        for major, minor, kind in re.findall(r"\b(\d+)\.(\d)([a-z]?)", wanted)
+    }
+    if numbers:
+        return tuple(number for _, number in sorted(numbers))
+    oldest = ("70",) if int(release.partition(".")[0]) < 13 else ()
+    return (*oldest, "75", "80", "90")
+
+
+def compile_kernels(
+    nvcc: str, architectures: tuple[str, ...], build_dir: pathlib.Path
+) -> list[str]:
+    """Compile every kernel file; an object newer than its source is kept.
+
+    Returns none where the compiler fails, as with a host compiler that it does not
+    know: tensors on devices then take the ATen implementations.
+    """
     objects = []
     headers = [
         path.stat().st_mtime
@@ -53,14 +74,15 @@ def compile_kernels(nvcc: str, build_dir: pathlib.Path) -> list[str]:
         newest = max([source.stat().st_mtime, *headers])
         if not target.exists() or target.stat().st_mtime < newest:
             target.parent.mkdir(parents=True, exist_ok=True)
-            codes = [
-                f"-gencode=arch=compute_{a},code=sm_{a}" for a in CUDA_ARCHITECTURES
-            ]
-            last = CUDA_ARCHITECTURES[-1]
+            codes = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
+            last = architectures[-1]
             codes.append(f"-gencode=arch=compute_{last},code=compute_{last}")
             command = [nvcc, "-std=c++20", "-O3", "-I", str(ROOT / "csrc"), *codes]
             command += ["-Xcompiler", "-fPIC,-fvisibility=hidden"]
-            subprocess.run([*command, "-c", str(source), "-o", str(target)], check=True)
+            command += ["-c", str(source), "-o", str(target)]
+            if subprocess.run(command, check=False).returncode != 0:
+                print(f"kernels left out: {nvcc} cannot compile {source.name}")
+                return []
         objects.append(str(target))
     return objects
 
@@ -251,8 +273,9 @@ link_flags = cuda_link_flags(nvcc, release) if nvcc else None
 kernels = []
 if nvcc and link_flags is not None:
     # Objects are kept: another compiler or list of architectures makes its own.
-    kept = "-".join((release, *CUDA_ARCHITECTURES))
-    kernels = compile_kernels(nvcc, ROOT / "build" / "kernels" / kept)
+    architectures = cuda_architectures(release)
+    kept = "-".join((release, *architectures))
+    kernels = compile_kernels(nvcc, architectures, ROOT / "build" / "kernels" / kept)
 uring = uring_link_flags()
 macros = ["PIPETRANSFORMER_WITH_KERNELS"] if kernels else []
 macros += ["PIPETRANSFORMER_WITHOUT_LIBURING"] if uring is None else []

@@ -34,7 +34,9 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", help="a name or a local folder; default: a small GPT-2 from scratch")
-    add("--data", type=Path, help="a folder with train.txt and test.txt of SST")
+    add(
+        "--data", type=Path, help="a folder with SST's parse trees: train.txt, test.txt"
+    )
     add("--samples", type=int, help="sentences of each set; default: all")
     add("--epochs", type=int, default=3)
     add("--batch-size", type=int, default=32, help="over all replicas")

@@ -33,7 +33,11 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", default=NAME, help="a name or a local folder")
-    add("--data", type=Path, help="a folder with train.txt, dev.txt and test.txt")
+    add(
+        "--data",
+        type=Path,
+        help="a folder with SST's parse trees: train.txt, dev.txt, test.txt",
+    )
     add("--samples", type=int, help="training sentences; default: all")
     add("--first", type=int, default=0, help="the first block with adapters")
     add("--rank", type=int, default=8, help="of the adapters")

@@ -33,7 +33,11 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", default=NAME, help="a name or a local folder")
-    add("--data", type=Path, help="a folder with train.txt, dev.txt and test.txt")
+    add(
+        "--data",
+        type=Path,
+        help="a folder with SST's parse trees: train.txt, dev.txt, test.txt",
+    )
     add("--samples", type=int, help="training sentences; default: all")
     add("--epochs", type=int, default=3)
     add("--batch-size", type=int, default=32, help="over all replicas")
@@ -54,6 +58,10 @@ def read(split: str, folder: Path | None) -> list[tuple[str, int]]:
         rows = load_dataset("stanfordnlp/sst2", split=split)
         return [(row["sentence"], row["label"]) for row in rows]
     trees = (folder / f"{split}.txt").read_text().splitlines()
+    if not all(re.match(r"\([0-4] ", tree) for tree in trees):
+        raise ValueError(
+            f"{split}.txt: expected a tree per line, such as (3 (2 It) ...)"
+        )
     rows = [
         (" ".join(re.findall(r"\(\d ([^()]+)\)", tree)), int(int(tree[1]) > 2))
         for tree in trees

@@ -95,22 +95,30 @@ print("kernels built:", _build_info.WITH_CUDA_KERNELS)
 ' >>"$out/environment.log" 2>&1
 
 limits=
+long_limits=
 if "$python" -c 'import pytest_timeout' 2>/dev/null; then
-  limits="--timeout=60"  # above the deadlines of the processes that tests start
+  # A test that is over its time fails; with the thread method it would end pytest.
+  limits="--timeout=60 --timeout-method=signal"
+  long_limits="--timeout=120 --timeout-method=signal"  # of runs of several processes
 fi
 # A cold installation of torch takes half a minute to load the first time.
 device=${dry:+cpu}
+# The tests of the device alone; in a dry run their twins on the host.
+chosen="-m gpu"
+if [ -n "$dry" ]; then
+  chosen="-k twin"
+fi
 part warm_up 60 "$python" -c "import torch; torch.zeros(1, device='${device:-cuda}')"
 # shellcheck disable=SC2086 - a list of options
 part deadlock 180 "$python" -m pytest -v $limits --maxfail=2 \
-  -k gpu tests/gpu/test_deadlock.py
+  $chosen tests/gpu/test_deadlock.py
 tail -n 15 "$out/deadlock.log"
 # shellcheck disable=SC2086
 part tests 180 "$python" -m pytest -v $limits tests/gpu \
   --ignore tests/gpu/test_deadlock.py --ignore tests/gpu/test_engine.py
 tail -n 25 "$out/tests.log"
 # shellcheck disable=SC2086
-part engine 180 "$python" -m pytest -v $limits tests/gpu/test_engine.py
+part engine 180 "$python" -m pytest -v $long_limits tests/gpu/test_engine.py
 tail -n 25 "$out/engine.log"
 for script in benchmarks/gpu_*.py; do
   if [ -f "$script" ]; then

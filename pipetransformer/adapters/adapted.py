@@ -102,6 +102,7 @@ class Adapted:
 
         Raises:
             ValueError: the batch has none.
+            TypeError: they are no tensors.
         """
         names = self._task.targets
         missing = [name for name in names if batch.get(name) is None]
@@ -110,6 +111,12 @@ class Adapted:
                 f"batch: expected {', '.join(names)} for {self._task_name}, got "
                 f"{', '.join(sorted(batch))}"
             )
+        for name in names:
+            if not isinstance(batch[name], Tensor):
+                raise TypeError(
+                    f"batch: expected a tensor as {name}, got "
+                    f"{type(batch[name]).__name__}; give a collate_fn that makes one"
+                )
         found = tuple(batch[name] for name in names)
         mask = batch.get("attention_mask") if self.ragged is not None else None
         if mask is not None and found[0].shape == mask.shape:
@@ -321,7 +328,7 @@ def _check_version() -> None:
     if tuple(int(part) for part in found.split(".")[:2]) < _OLDEST:
         raise ImportError(
             f"transformers: expected {'.'.join(map(str, _OLDEST))} or newer, got "
-            f"{found}; pip install 'pipetransformer[transformers]'"
+            f"{found}; pip install 'transformers>={'.'.join(map(str, _OLDEST))}'"
         )
 
 

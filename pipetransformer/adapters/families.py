@@ -48,7 +48,10 @@ class Embed(nn.Module):
         if self._mask is None:
             return self._call(self, *tensors)
         others = [t for k, t in enumerate(tensors) if k != self._mask]
-        return self._call(self, *others), tensors[self._mask].bool()
+        # An object of its own, which carries what is made of it: the caller may change
+        # the batch's, or give it to another model.
+        mask = tensors[self._mask].bool()
+        return self._call(self, *others), mask.view_as(mask)
 
 
 class Attention(nn.Module):
@@ -72,7 +75,7 @@ class Attention(nn.Module):
             padding: ``(rows, length)`` bool, True at tokens. It carries what was made
                 of it to the next layer of the same stage.
         """
-        key = (self.kind, hidden.dtype)
+        key = (self.kind, hidden.dtype, self.config._attn_implementation)
         made: dict[Any, Tensor | None] = padding.__dict__.setdefault("_masks", {})
         if key not in made:
             from transformers import masking_utils

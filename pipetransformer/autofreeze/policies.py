@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from pipetransformer.autofreeze.policy import (
     FreezeStatistics,
@@ -59,10 +59,16 @@ class Schedule(Policy):
     Raises:
         ValueError: an empty list or a negative count; a count above the number of
             units is found in ``bind``.
+        TypeError: a mapping or a set.
     """
 
     def __init__(self, counts: Sequence[int], *, dry_run: bool = False) -> None:
         super().__init__(dry_run=dry_run)
+        if isinstance(counts, (Mapping, Set)):
+            raise TypeError(
+                "counts: expected a list, frozen units of evaluation point T at place T, "
+                f"got {type(counts).__name__}"
+            )
         if len(counts) == 0:
             raise ValueError("counts: expected at least one count, got none")
         self._counts = tuple(check_count("counts", count) for count in counts)

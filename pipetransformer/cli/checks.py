@@ -269,10 +269,12 @@ def locked_memory(facts: Facts) -> Iterator[Finding]:
 def io_uring(facts: Facts) -> Iterator[Finding]:
     """Report whether the kernel takes io_uring calls from this process."""
     if facts.io_uring:
-        value = f"not available: {facts.io_uring}; nothing needs it yet"
+        value = f"not available: {facts.io_uring}; the disk tier reads without it"
         yield Finding("io_uring", OK, value)
     else:
-        yield Finding("io_uring", OK, "available; nothing uses it yet")
+        yield Finding(
+            "io_uring", OK, "available: the disk tier of the cache reads by it"
+        )
 
 
 def extras(facts: Facts) -> Iterator[Finding]:
@@ -280,7 +282,7 @@ def extras(facts: Facts) -> Iterator[Finding]:
     for extra, missing in facts.extras.items():
         name = f"extra {extra}"
         if missing:
-            advice = f"pip install 'pipetransformer[{extra}]'"
+            advice = f"in a checkout: pip install --no-build-isolation '.[{extra}]'"
             yield Finding(name, NOTE, f"missing: {', '.join(missing)}", advice)
         else:
             yield Finding(name, OK, "installed")

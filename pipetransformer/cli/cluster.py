@@ -341,7 +341,8 @@ def _table(cluster: Cluster, measured: Mapping[str, Any]) -> Table:
     tiers = {} if cluster.cache is None else cluster.cache.to_dict()
     for name, value in tiers.items():
         is_rate = name.startswith(("host_bytes_per", "host_record", "disk_bytes_per"))
-        table.add_row(f"cache {name}", _shown(value), "measured" if is_rate else "")
+        origin = "measured" if is_rate and value else ""  # 0: there is no such tier
+        table.add_row(f"cache {name}", _shown(value), origin)
     if cluster.cache is None:
         table.add_row("cache", "without limits", "assumed")
     return table

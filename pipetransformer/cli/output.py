@@ -19,8 +19,7 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141  # as a shell shows a program that SIGPIPE ended
 
 _NO_RICH = (
-    "text output: expected the package rich, got none; "
-    "pip install 'pipetransformer[cli]', or use --json"
+    "text output: expected the package rich, got none; pip install rich, or use --json"
 )
 
 

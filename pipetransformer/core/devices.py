@@ -68,6 +68,8 @@ def move_modules(modules: Iterable[nn.Module], device: torch.device) -> None:
                 if buffer is not None and buffer.device != device:
                     moved = buffers.setdefault(id(buffer), buffer.to(device))
                     part._buffers[name] = moved
+            if isinstance(part, nn.RNNBase):
+                part.flatten_parameters()  # cuDNN wants its weights in one piece
 
 
 def _move_parameter(parameter: nn.Parameter, device: torch.device) -> None:

@@ -235,11 +235,20 @@ def _sizes(
 
 @contextmanager
 def _left_as_found(layers: nn.Sequential, device: torch.device) -> Iterator[None]:
-    """Put buffers and random states back."""
-    buffers = [
-        (module, key, buffer, buffer.detach().clone())
+    """Put buffers, attributes of modules and random states back.
+
+    A layer may keep what belongs to a buffer beside it, such as the length that a table
+    of positions was made for: one without the other is no state that it knows.
+    """
+    attributes = [
+        (module, dict(vars(module)), dict(module._buffers))
         for module in layers.modules()
-        for key, buffer in module.named_buffers(recurse=False)
+    ]
+    values = [
+        (buffer, buffer.detach().clone())
+        for _, _, buffers in attributes
+        for buffer in buffers.values()
+        if buffer is not None
     ]
     cpu = device.type == "cpu"
     generators = torch.random.fork_rng(
@@ -250,9 +259,14 @@ def _left_as_found(layers: nn.Sequential, device: torch.device) -> Iterator[None
             yield
     finally:
         with torch.no_grad():
-            for module, key, buffer, value in buffers:
+            for buffer, value in values:
                 buffer.copy_(value)
-                setattr(module, key, buffer)
+        for module, found, buffers in attributes:
+            for name in vars(module).keys() - found.keys():
+                del module.__dict__[name]
+            module.__dict__.update(found)
+            module._buffers.clear()
+            module._buffers.update(buffers)
 
 
 def _parameters(

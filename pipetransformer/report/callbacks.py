@@ -344,8 +344,7 @@ class ProgressBar(Callback):
             )
         except ImportError as error:
             raise ImportError(
-                "ProgressBar: expected the package rich, got none; "
-                "pip install 'pipetransformer[cli]'"
+                "ProgressBar: expected the package rich, got none; pip install rich"
             ) from error
         self._bar = Progress(
             TextColumn("{task.description}"),

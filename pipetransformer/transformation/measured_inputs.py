@@ -174,13 +174,14 @@ def _rates(run: Run, workload: Workload, profile: Profile, inputs: Any) -> Cache
 def _cluster(run: Run, rates: CacheRates, cores_permille: int) -> Cluster:
     slots = run.num_slots
     caches, host, disk = run.config.cache.enabled, rates.host, rates.disk
-    memory = run.config.plan.slot_memory_bytes or _slot_memory(run)
+    limit = run.config.plan.slot_memory_bytes
+    has_context = limit is None and run.slots.type == "cuda"
     return Cluster(
         num_nodes=run.info.num_nodes,
         devices_per_node=slots,
-        device_memory_bytes=memory,
+        device_memory_bytes=limit or _slot_memory(run),
         **_host_costs(run, cores_permille),
-        context_bytes=_CONTEXT_BYTES if run.slots.type == "cuda" else 0,
+        context_bytes=_CONTEXT_BYTES if has_context else 0,
         optimizer_bytes_per_parameter_byte=(
             run.config.plan.optimizer_bytes_per_parameter_byte
         ),

@@ -197,6 +197,38 @@ def test_the_loss_of_a_row_is_of_the_kind_that_the_labels_are(changes, labels):
         assert torch.equal(own, model(**batch).loss)
 
 
+def call_layers(adapted, *inputs):
+    value = inputs
+    for layer in adapted.sequential:
+        value = layer(*value) if isinstance(value, tuple) else layer(value)
+    return value
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2"])
+def test_a_mask_of_the_batch_serves_several_models(name):
+    ids, there = torch.arange(6).view(2, 3) + 5, torch.ones(2, 3, dtype=torch.bool)
+
+    def logits_of(attention, mask):
+        model = make_model(name, "causal-lm", attn_implementation=attention)
+        return call_layers(from_transformers(model), ids, mask)
+
+    expected = logits_of("eager", there.clone())
+    logits_of("sdpa", there)
+    assert torch.equal(logits_of("eager", there), expected)
+
+
+def test_a_mask_of_the_batch_may_change_between_two_calls():
+    task = "sequence-classification"
+    adapted = from_transformers(make_model("Bert", task))
+    inputs = adapted.inputs(make_batch(task))
+    there = inputs[1].bool()
+    call_layers(adapted, inputs[0], there, *inputs[2:])
+    there[:, 1:] = False
+    expected = call_layers(adapted, inputs[0], there.clone(), *inputs[2:])
+    found = call_layers(adapted, inputs[0], there, *inputs[2:])
+    assert torch.equal(found, expected)
+
+
 def test_batches_without_mask_and_types_count_every_token():
     task = "sequence-classification"
     adapted = from_transformers(make_model("Bert", task))

@@ -184,6 +184,13 @@ def test_layers_that_recompute_themselves_may_have_no_dropout():
     engine_of(with_checkpointing())
 
 
+def test_labels_as_a_list():
+    batch = {"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": [0, 1]}
+    model = make_model("Bert", "sequence-classification")
+    with pytest.raises(TypeError, match="expected a tensor as labels, got list"):
+        from_transformers(model).targets(batch)
+
+
 def test_lists_where_tensors_are_meant(pad):
     same_length = [{"input_ids": [5, 6, 7], "labels": 1} for _ in range(8)]
     with pytest.raises(

@@ -229,6 +229,8 @@ def test_schedule_refuses_bad_counts():
         Schedule([0, -1])
     with pytest.raises(TypeError, match=r"counts: expected an int, got 1\.5"):
         Schedule([0, 1.5])
+    with pytest.raises(TypeError, match=r"evaluation point T at place T, got dict"):
+        Schedule({1: 3})
     text = r"counts: expected a count in \[0, 4\], got 5"
     with pytest.raises(ValueError, match=text):
         Schedule([0, 5]).bind(4)

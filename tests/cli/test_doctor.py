@@ -263,7 +263,7 @@ def test_a_sound_machine_has_nothing_to_do():
             "extra cli",
             "note",
             "missing: rich",
-            "pip install 'pipetransformer[cli]'",
+            "pip install --no-build-isolation '.[cli]'",
             {"extras": {"cli": ("rich",)}},
         ),
     ],

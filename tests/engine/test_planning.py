@@ -10,6 +10,7 @@ from torch import nn
 
 import pipetransformer as pt
 from pipetransformer import planner
+from pipetransformer.autocache import CacheRates
 from pipetransformer.explanation import alternatives
 from pipetransformer.pipe import DeferredBatchNorm
 from pipetransformer.planner import Plan, RunPlan
@@ -203,3 +204,16 @@ def test_short_last_batch_leaves_batch_norm_two_rows_per_replica():
     assert first[1:] == second[1:] == (2, 2)
     assert [len(share) for share in first[0]] == [6, 6, 2]
     assert [len(share) for share in second[0]] == [6, 6, 0]
+
+
+@pytest.mark.parametrize(("limit", "context"), [(None, 1 << 30), (1 << 30, 0)])
+def test_a_devices_context_is_part_of_its_memory_not_of_a_limit(
+    limit, context, monkeypatch
+):
+    settings = config(plan=pt.PlanConfig(slot_memory_bytes=limit))
+    with make_engine(freeze=schedule(0), config=settings) as engine:
+        engine.prepare(ToySet(24), 12)
+        run = run_of(engine)
+        monkeypatch.setattr(type(run.slots), "type", "cuda")
+        cluster = planning._cluster(run, CacheRates(), 0)
+    assert cluster.context_bytes == context

@@ -1,7 +1,10 @@
 """Which of torch's kernels draw from a device's default generator."""
 
+import pathlib
+
 import pytest
 import torch
+import torchgen
 
 # All are lent the generator of the cell that runs. A new one may do what none of these
 # does: look at it before it is added here.
@@ -14,10 +17,12 @@ KNOWN = {
     "_fill_mem_eff_dropout_mask_",
     "_flash_attention_forward",
     "_flash_attention_forward.quantized",
+    "_flash_attention_forward_no_dropout_inplace",  # draws nothing
     "_fused_sdp_choice",  # chooses a kernel, and draws nothing
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_cudnn_attention_backward",
     "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_efficient_attention_backward",
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention.quantized",
     "_triton_scaled_dot_attention",
@@ -47,6 +52,19 @@ def drawing(key):
 @pytest.mark.gpu
 def test_kernels_that_draw_from_the_default_generator_are_known():
     found = drawing("CUDA")
+    assert "native_dropout" in found
+    assert found <= KNOWN
+
+
+def test_the_list_holds_what_torch_says_of_its_kernels():
+    yaml = pytest.importorskip("yaml", reason="torch's list of operations is YAML")
+    packaged = pathlib.Path(torchgen.__file__).parent / "packaged/ATen/native"
+    found = set()
+    for entry in yaml.safe_load((packaged / "native_functions.yaml").read_text()):
+        kinds = [key for keys in entry.get("dispatch", {}) for key in keys.split(", ")]
+        drawing = "nondeterministic_seeded" in str(entry.get("tags"))
+        if drawing and "CUDA" in kinds and "Generator" not in entry["func"]:
+            found.add(entry["func"].partition("(")[0])
     assert "native_dropout" in found
     assert found <= KNOWN
 

@@ -92,6 +92,34 @@ def test_measuring_leaves_the_model_as_it_was_found():
     assert all(p.requires_grad for p in model.parameters())
 
 
+class Table(nn.Module):
+    """Grows a table of positions when it meets a longer row, as many models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.length = 2
+        self.register_buffer("table", torch.arange(2.0))
+
+    def forward(self, rows):
+        if rows.size(1) > self.length:
+            self.length = rows.size(1)
+            self.register_buffer("table", torch.arange(float(self.length)))
+            self.register_buffer("more", torch.ones(1))
+            self.seen = True
+        return rows + self.table[: rows.size(1)]
+
+
+def test_what_a_layer_keeps_beside_its_buffers_is_as_it_was_found():
+    model = nn.Sequential(Table(), nn.Linear(4, 2))
+    rows = torch.randn(8, 4)
+    expected = copy.deepcopy(model)(rows)
+    table = model[0].table
+    measure(model, rows)
+    assert model[0].length == 2 and model[0].table is table
+    assert set(model[0]._buffers) == {"table"} and not hasattr(model[0], "seen")
+    assert torch.equal(model(rows), expected)
+
+
 def test_a_failing_layer_leaves_the_model_as_it_was_found():
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(5, 2))
     before = copy.deepcopy(model.state_dict())

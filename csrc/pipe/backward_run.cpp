@@ -71,11 +71,22 @@ BackwardRun::make_body(const std::shared_ptr<const Schedule>& schedule) {
   }
   body.enter = [self]() -> std::shared_ptr<void> {
     const auto run = self.lock();
-    return run == nullptr
-               ? nullptr
-               : std::make_shared<CallerScope>(run->cells_.context());
+    return run == nullptr ? nullptr : run->enter();
   };
   return body;
+}
+
+std::shared_ptr<void> BackwardRun::enter() {
+  struct Entered {
+    explicit Entered(const CallerContext& context) : caller(context) {}
+    CallerScope caller;
+    std::shared_ptr<void> outside;  // goes first
+  };
+  const auto entered = std::make_shared<Entered>(cells_.context());
+  if (call_->settings().dispatch != Dispatch::kHere) {
+    entered->outside = call_->stages().enter_backward();
+  }
+  return entered;
 }
 
 // After a failure, when every running call has ended.

@@ -41,6 +41,7 @@ class BackwardRun : public std::enable_shared_from_this<BackwardRun> {
 
  private:
   Execution::Body make_body(const std::shared_ptr<const Schedule>& schedule);
+  std::shared_ptr<void> enter();
   void clean_up();
 
   const std::shared_ptr<PipeCall> call_;

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "pipe/node_ptr.h"
+
 namespace pipetransformer::pipe {
 
 // Note [Border nodes]
@@ -21,6 +23,15 @@ struct BorderNode : torch::autograd::Node {
   }
   std::string name() const override {
     return "PipeBorder";
+  }
+
+  // Where a border leads that leads nowhere: autograd takes a node without a
+  // successor for a leaf, and hooks of layers that ask whether it will run
+  // (torch.autograd.graph.register_multi_grad_hook) would fail.
+  static torch::autograd::Edge nowhere() {
+    static const auto* const end =  // nodes may outlive what is static
+        new NodePtr(make_node<BorderNode>());
+    return {*end, 0};
   }
 };
 

@@ -83,6 +83,15 @@ Tensors CellBackward::run_autograd(
   if (roots.empty() || wanted.empty()) {
     return Tensors(wanted.size());
   }
+  if (roots.size() == 1) {
+    // Autograd does not count a lone root among the nodes that it runs, and
+    // hooks of layers ask (torch.autograd.graph.register_multi_grad_hook).
+    return run_autograd(
+        {roots[0], torch::autograd::Edge()},
+        {root_grads[0], root_grads[0]},
+        keep_graph,
+        wanted);
+  }
   try {
     return torch::autograd::Engine::get_default_engine().execute(
         roots,

@@ -3,8 +3,10 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <optional>
 #include <stdexcept>
 #include <unordered_set>
+#include <utility>
 
 #include "pipe/border_node.h"
 
@@ -65,8 +67,8 @@ void check_no_shared_change(
   }
 }
 
-void check_own_leaves(
-    int32_t stage,
+// Which of the parameters the outputs lead to; none if also to another leaf.
+std::optional<std::vector<bool>> reached_parameters(
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
     const torch::autograd::edge_list& inputs) {
@@ -88,22 +90,79 @@ void check_own_leaves(
   while (!open.empty()) {
     const torch::autograd::Node* node = open.back();
     open.pop_back();
-    if (node == nullptr || own.count(node) > 0 || !seen.insert(node).second) {
+    if (node == nullptr || !seen.insert(node).second || own.count(node) > 0) {
       continue;
     }
     const bool foreign =
         dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr ||
         dynamic_cast<const BorderNode*>(node) != nullptr;
     if (foreign) {
-      throw std::runtime_error(
-          "stage " + std::to_string(stage) +
-          ": expected every tensor that requires grad to be a parameter of the "
-          "stage or an input of it, got one from elsewhere; it would get no "
-          "gradient (make it a parameter of the layer, pass it on, or detach "
-          "it)");
+      return std::nullopt;
     }
     for (const auto& edge : node->next_edges()) {
       open.push_back(edge.function.get());
+    }
+  }
+  std::vector<bool> reached;
+  reached.reserve(parameters.size());
+  for (const auto& edge : parameters) {
+    reached.push_back(seen.count(edge.function.get()) > 0);
+  }
+  return reached;
+}
+
+std::vector<bool> check_own_leaves(
+    int32_t stage,
+    const Tensors& outputs,
+    const torch::autograd::edge_list& parameters,
+    const torch::autograd::edge_list& inputs) {
+  auto reached = reached_parameters(outputs, parameters, inputs);
+  if (!reached) {
+    throw std::runtime_error(
+        "stage " + std::to_string(stage) +
+        ": expected every tensor that requires grad to be a parameter of the "
+        "stage or an input of it, got one from elsewhere; it would get no "
+        "gradient (make it a parameter of the layer, pass it on, or detach "
+        "it)");
+  }
+  return *std::move(reached);
+}
+
+void check_same_leaves(
+    CellId id,
+    const std::vector<bool>& carried,
+    const std::vector<bool>& reached,
+    const Tensors& outputs,
+    const torch::autograd::edge_list& parameters,
+    const torch::autograd::edge_list& inputs) {
+  bool same = reached_parameters(outputs, parameters, inputs) == reached;
+  for (std::size_t p = 0; p < outputs.size(); ++p) {
+    same = same && (!carried[p] ||
+                    (outputs[p].defined() && outputs[p].requires_grad()));
+  }
+  if (!same) {
+    throw std::runtime_error(
+        "recomputation of " + describe(id) +
+        ": expected the parameters of its forward, got others, or some that no "
+        "longer require grad (torch.func.functional_call puts its own in for "
+        "the forward alone); use checkpoint='never'");
+  }
+}
+
+void check_no_tangents(const Tensors& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) {
+      continue;
+    }
+    const bool transformed =
+        tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
+    if (transformed || tensor._fw_grad(/*level=*/0).defined()) {
+      throw std::runtime_error(
+          "pipe: expected inputs and parameters without a tangent, got one " +
+          std::string(
+              transformed ? "of a transform of torch.func"
+                          : "of forward-mode differentiation") +
+          "; a pipe supports reverse mode alone");
     }
   }
 }

@@ -40,12 +40,27 @@ void check_no_shared_change(
 
 // Gradients end at a stage's own parameters and inputs; what leads elsewhere
 // (another stage's parameter, a tensor kept from an earlier call) would get
-// none. Walks over the graph of the outputs.
-void check_own_leaves(
+// none. Walks over the graph of the outputs; returns which of the parameters
+// they depend on.
+std::vector<bool> check_own_leaves(
     int32_t stage,
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
     const torch::autograd::edge_list& inputs);
+
+// The outputs of a recomputation depend on the parameters that those of its
+// forward did (`reached`, from above), and carry gradient where they did
+// (`carried`, of the same length).
+void check_same_leaves(
+    CellId id,
+    const std::vector<bool>& carried,
+    const std::vector<bool>& reached,
+    const Tensors& outputs,
+    const torch::autograd::edge_list& parameters,
+    const torch::autograd::edge_list& inputs);
+
+// Tangents would be lost where a tensor crosses a border.
+void check_no_tangents(const Tensors& tensors);
 
 // Autograd refuses to change a leaf that requires grad in place; a micro-batch
 // is a view without history, so it cannot. `versions`: before the call.

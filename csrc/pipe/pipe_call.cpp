@@ -172,8 +172,8 @@ Tensors PipeCall::attach_inputs(
       if (shared) {
         tensor = cut_off(tensor);
       }
-      border->add_next_edge(
-          p < below.size() ? below[p] : torch::autograd::Edge());
+      const bool leads_on = p < below.size() && below[p].is_valid();
+      border->add_next_edge(leads_on ? below[p] : BorderNode::nowhere());
       torch::autograd::set_history(tensor, border);
       cell.input_edges[p] = torch::autograd::impl::gradient_edge(tensor);
     }
@@ -256,8 +256,8 @@ void PipeCall::forward_cell(CellId id) {
   if (several) {
     check_no_shared_change(describe(id), attached, before);
   }
-  if (settings_.record && id.microbatch == 0) {
-    check_own_leaves(
+  if (settings_.record) {
+    cell.reached = check_own_leaves(
         id.stage, outputs, plan_->parameters[id.stage], cell.input_edges);
   }
   bool any = false;
@@ -363,6 +363,13 @@ void PipeCall::recompute_cell(
         " output tensors as in its forward, got " +
         std::to_string(outputs.size()));
   }
+  check_same_leaves(
+      id,
+      kept.output_requires_grad,
+      kept.reached,
+      outputs,
+      plan_->parameters[id.stage],
+      into.input_edges);
   into.output_requires_grad = kept.output_requires_grad;
   for (std::size_t p = 0; p < outputs.size(); ++p) {
     const bool carries = kept.output_requires_grad[p] && outputs[p].defined() &&

@@ -73,6 +73,7 @@ struct Cell {
   // Where the gradient of output p enters; empty when checkpointed.
   torch::autograd::edge_list output_edges;
   std::vector<bool> output_requires_grad;
+  std::vector<bool> reached;  // parameters of the stage that outputs depend on
   std::vector<c10::Device> input_devices;  // where the inputs came from
   // Checkpointed cells only: what the recomputation starts from.
   Activations inputs;

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "pipe/phase.h"
@@ -30,6 +31,11 @@ class StageCalls {
   // fixed order, then one for each lane that starts here; undefined is None.
   // May throw.
   virtual Tensors call(CellId cell, Phase phase, const Tensors& inputs) = 0;
+
+  // Brings to this worker, inside the caller's context, what the outside world
+  // keeps for the thread that calls backward; what it returns, destroyed on
+  // this worker, takes it away.
+  virtual std::shared_ptr<void> enter_backward() noexcept = 0;
 
   // Gives the outside world a chance to interrupt a wait, by throwing.
   virtual void poll() = 0;

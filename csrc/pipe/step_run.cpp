@@ -146,7 +146,12 @@ void StepRun::run(WorkerPool& pool, std::shared_ptr<const Schedule> schedule) {
       pool,
       std::move(schedule),
       call_->settings().dispatch,
-      {.run = [this](int32_t stage, const Op& op) { run_op(stage, op); }});
+      {.run = [this](int32_t stage, const Op& op) { run_op(stage, op); },
+       .enter = [this]() -> std::shared_ptr<void> {
+         return call_->settings().dispatch == Dispatch::kHere
+                    ? nullptr
+                    : call_->stages().enter_backward();
+       }});
   try {
     execution->wait_all([this] { call_->stages().poll(); });
   } catch (...) {

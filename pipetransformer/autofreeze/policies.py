@@ -66,8 +66,8 @@ class Schedule(Policy):
         super().__init__(dry_run=dry_run)
         if isinstance(counts, (Mapping, Set)):
             raise TypeError(
-                "counts: expected a list, frozen units of evaluation point T at place T, "
-                f"got {type(counts).__name__}"
+                "counts: expected a list, the frozen units of evaluation point T at "
+                f"place T, got {type(counts).__name__}"
             )
         if len(counts) == 0:
             raise ValueError("counts: expected at least one count, got none")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -151,6 +154,11 @@ class DeferredBatchNorm(_BatchNorm):
         self._in_pipe = True
         self._restart()
 
+    def abort(self) -> None:
+        """Forget the mini-batch that `begin` began: its call has failed."""
+        self._in_pipe = False
+        self._restart()
+
     def finish(self) -> None:
         """Update the running statistics from the micro-batches seen since `begin`.
 
@@ -245,6 +253,21 @@ class DeferredBatchNorm(_BatchNorm):
             for name in _ACCUMULATORS:
                 state_dict.setdefault(prefix + name, mean.new_zeros(self.sum.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+@contextmanager
+def one_mini_batch(norms: Sequence[DeferredBatchNorm]) -> Iterator[None]:
+    """Let layers take what they see in this block for one mini-batch."""
+    for norm in norms:
+        norm.begin()
+    try:
+        yield
+    except BaseException:
+        for norm in norms:
+            norm.abort()
+        raise
+    for norm in norms:
+        norm.finish()
 
 
 def _check_chunks(chunks: int) -> None:

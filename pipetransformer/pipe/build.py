@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pipetransformer.pipe.stage import PipeSequential
-from pipetransformer.pipe.with_device import unwrap
+from pipetransformer.pipe.with_device import WithDevice, unwrap
 
 _CPU = torch.device("cpu")
 
@@ -16,12 +16,12 @@ _CPU = torch.device("cpu")
 def stages_by_device(
     module: nn.Sequential, *, strict: bool = False
 ) -> tuple[list[PipeSequential], list[torch.device]]:
-    """Cut by the children's devices; every CPU child is a stage of its own.
+    """Cut by the children's devices; every CPU child with parameters is a stage.
 
     A child's device is that of its parameters, or the one that a `WithDevice` names,
-    to which the child is moved. A child without parameters joins the stage before
-    it; on CPU it is its own stage. A plain nested Sequential or `PipeSequential` is
-    flattened one level inside its stage.
+    to which the child is moved. A child without either joins the stage before it, so
+    an activation in place does not change what that stage has handed on. A plain
+    nested Sequential or `PipeSequential` is flattened one level inside its stage.
 
     Args:
         module: The user's layers.
@@ -32,7 +32,12 @@ def stages_by_device(
     groups: list[list[tuple[str, nn.Module]]] = []
     devices: list[torch.device] = []
     for name, child, device in zip(module._modules, children, places, strict=True):
-        if not devices or device != devices[-1] or device.type == "cpu":
+        alone = device.type == "cpu" and (
+            strict
+            or isinstance(module._modules[name], WithDevice)
+            or next(child.parameters(), None) is not None
+        )
+        if not devices or device != devices[-1] or alone:
             groups.append([])
             devices.append(device)
         groups[-1] += _flatten(name, child, strict)
@@ -123,29 +128,31 @@ def _flatten(
     name: str, child: nn.Module, strict: bool
 ) -> Iterator[tuple[str, nn.Module]]:
     """The layers of a child with their names in the user's Sequential."""
-    if isinstance(child, nn.Sequential) and (strict or _is_only_its_children(child)):
+    if isinstance(child, nn.Sequential) and (strict or not find_extras(child)):
         for inner_name, inner in zip(child._modules, child, strict=True):
             yield f"{name}.{inner_name}", inner
     else:
         yield name, child
 
 
-def _is_only_its_children(child: nn.Module) -> bool:
-    """Whether calling a Sequential means calling its children, and nothing else.
+def find_extras(module: nn.Sequential) -> list[str]:
+    """Name what gets lost when the children of a Sequential are called in its place.
 
-    Also as a stage calls its layers, with tuples spread.
+    Returns:
+        Nothing where calling it means calling its children, also as a stage calls its
+        layers, with tuples spread.
     """
-    state = vars(child)
-    hooked = any(value for key, value in state.items() if key.endswith("_hooks"))
-    owns_state = child._parameters or child._buffers
-    return (
-        type(child).forward in (nn.Sequential.forward, PipeSequential.forward)
-        and type(child).__call__ is nn.Module.__call__
-        and "forward" not in state
-        and "_compiled_call_impl" not in state
-        and not hooked
-        and not owns_state
-    )
+    state = vars(module)
+    plain = type(module).forward in (nn.Sequential.forward, PipeSequential.forward)
+    extras = {
+        "another one": not plain or "forward" in state,
+        "a call of its own": type(module).__call__ is not nn.Module.__call__,
+        "a compiled call": "_compiled_call_impl" in state,
+        "hooks": any(value for key, value in state.items() if key.endswith("_hooks")),
+        "parameters of its own": module._parameters,
+        "buffers of its own": module._buffers,
+    }
+    return [name for name, found in extras.items() if found]
 
 
 def _check_shared(owners: Sequence[nn.Module], devices: Sequence[torch.device]) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from torch import nn
 
+from pipetransformer.pipe.build import find_extras
 from pipetransformer.pipe.skip import verify_skippables
-from pipetransformer.pipe.stage import PipeSequential
 from pipetransformer.pipe.with_device import WithDevice
 
 CHECKPOINT_MODES = ("always", "except_last", "never")
@@ -34,17 +34,21 @@ def check_mode(checkpoint: str) -> None:
 
 
 def check_module(module: nn.Module) -> None:
-    """Raise unless ``module`` is a Sequential of distinct children that fit."""
+    """Raise unless ``module`` is a Sequential of distinct children that fit.
+
+    Warns of what it is besides: a pipeline calls the children alone.
+    """
     if not isinstance(module, nn.Sequential):
         raise TypeError(
             "module must be nn.Sequential to be partitioned, got "
             f"{type(module).__name__}"
         )
-    if type(module).forward not in (nn.Sequential.forward, PipeSequential.forward):
+    extras = find_extras(module)
+    if extras:
         warnings.warn(
-            "module: expected nn.Sequential's own forward, got "
-            f"{type(module).__name__} "
-            "with another one; the layers are called one after another, it is not",
+            "module: expected nn.Sequential's own forward and nothing else, got "
+            f"{type(module).__name__} with {' and '.join(extras)}; the layers are "
+            "called one after another, without that",
             stacklevel=3,
         )
     names: dict[int, str] = {}

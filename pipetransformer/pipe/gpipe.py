@@ -76,6 +76,7 @@ class GPipe(Pipe):
             stage.to(place)
         runner = Runner(stages, places, RunSettings(chunks, spread=False))
         self._set_up(list(stages), places, checkpoint, runner, "gpipe", None)
+        self._take_mode(module)
         self.balance = sizes
 
     @classmethod

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
-from pipetransformer.pipe.batchnorm import DeferredBatchNorm
+from pipetransformer.pipe.batchnorm import DeferredBatchNorm, one_mini_batch
 from pipetransformer.pipe.build import stages_by_cuts, stages_by_device
 from pipetransformer.pipe.construction import (
     check_chunks,
@@ -36,8 +36,11 @@ class Pipe(StageLayers, FixedPlacement):
     each parameter's gradient arrives once per backward, summed over micro-batches,
     stage by stage as the stages finish.
 
-    On CPU every child is a stage of its own; neighbours on the same other device
-    form one stage. Parameters are named ``partitions.{stage}.{layer}.<rest>``.
+    On CPU every child with parameters is a stage; neighbours on the same other device
+    form one. A child without parameters joins the stage before it, unless a
+    `WithDevice` names its device. Parameters are named
+    ``partitions.{stage}.{layer}.<rest>``. The pipeline starts in the mode of
+    ``module``, training or eval.
 
     Args:
         module: The layers; their parameters are shared with this module.
@@ -101,6 +104,7 @@ class Pipe(StageLayers, FixedPlacement):
         settings = RunSettings(chunks, dispatch=dispatch, strict=strict)
         runner = Runner(stages, devices, settings)
         self._set_up(stages, devices, checkpoint, runner, schedule, loss)
+        self._take_mode(module)
         self.return_tensors = bool(return_tensors)
 
     @classmethod
@@ -170,6 +174,7 @@ class Pipe(StageLayers, FixedPlacement):
         )
         runner = Runner(stages, places, settings, workers=workers, seed=seed)
         pipe._set_up(stages, places, checkpoint, runner, schedule, loss)
+        pipe._take_mode(layers)
         pipe._norms = pipe._find_norms()  # the layers of a plan stay
         return pipe
 
@@ -190,6 +195,11 @@ class Pipe(StageLayers, FixedPlacement):
         self._loss = (loss,)  # a module in a tuple is no child: nothing of it trains
         self._runner = runner
         self._norms: list[DeferredBatchNorm] | None = None  # None: layers may change
+
+    def _take_mode(self, module: nn.Sequential) -> None:
+        # The layers keep theirs: one of them may be held still.
+        for container in (self, self.partitions, *self.partitions):
+            container.training = module.training
 
     @property
     def num_microbatches(self) -> int:
@@ -247,7 +257,7 @@ class Pipe(StageLayers, FixedPlacement):
         loss = self._loss[0]
         targets = self._take_targets(kwargs) if loss is not None else None
         self._check_inputs(inputs, kwargs)
-        stages, runner = self._stages(), self._runner
+        stages = self._stages()
         if not stages:
             output = inputs[0] if len(inputs) == 1 else inputs
             return self._result(output if loss is None else loss(output, targets))
@@ -255,23 +265,23 @@ class Pipe(StageLayers, FixedPlacement):
         if loss is not None:
             found = self._step(stages, (inputs, kwargs), targets, loss, self.schedule)
             return self._result(found)
-        norms = self._deferred_norms()
-        for norm in norms:
-            norm.begin()
+        with one_mini_batch(self._deferred_norms()):
+            return self._result(self._call(stages, (inputs, kwargs), mode))
+
+    def _call(
+        self, stages: Sequence[PipeSequential], arguments: Arguments, mode: str
+    ) -> object:
+        runner = self._runner
         if len(stages) == runner.settings.num_microbatches == 1 and mode != "always":
             # In this thread, as the plain module it is: autograd's own graph of the
             # layers, without node or worker, so DDP overlaps its all-reduce bucket by
             # bucket.
             stage = stages[0]
-            args, named = runner.plain_arguments((inputs, kwargs))
+            args, named = runner.plain_arguments(arguments)
             with runner.plain_scope(stage):
                 output = stage(*args, **named)
-            value: object = runner.plain_result(output)
-        else:
-            value = runner.forward(stages, (inputs, kwargs), mode)
-        for norm in norms:
-            norm.finish()
-        return self._result(value)
+            return runner.plain_result(output)
+        return runner.forward(stages, arguments, mode)
 
     def step(
         self,
@@ -313,15 +323,17 @@ class Pipe(StageLayers, FixedPlacement):
         schedule: str,
     ) -> torch.Tensor:
         mode = self.checkpoint if self._is_training(stages) else "never"
-        norms = self._deferred_norms()
-        for norm in norms:
-            norm.begin()
-        value = self._runner.step(
-            stages, arguments, mode, targets=targets, loss=loss, schedule=schedule
-        )
-        for norm in norms:
-            norm.finish()
-        return value
+        record = torch.is_grad_enabled() and self._is_training(stages)
+        with one_mini_batch(self._deferred_norms()):
+            return self._runner.step(
+                stages,
+                arguments,
+                mode,
+                targets=targets,
+                loss=loss,
+                schedule=schedule,
+                record=record,
+            )
 
     def _result(self, value: object) -> object:
         return value if self.return_tensors else PipeResult(value)
@@ -388,7 +400,8 @@ class Pipe(StageLayers, FixedPlacement):
         return [layer for layer in layers if isinstance(layer, DeferredBatchNorm)]
 
     def _is_training(self, stages: Sequence[PipeSequential]) -> bool:
-        return stages[0].training
+        # Layers that are held still, a frozen front say, may be in eval mode.
+        return any(stage.training for stage in stages)
 
     def _check_inputs(
         self, inputs: tuple[object, ...], kwargs: Mapping[str, object]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from pipetransformer import _C
 from pipetransformer.pipe.ablation import Ablation
@@ -81,6 +83,9 @@ class Runner:
         """Run a mini-batch forward; autograd runs the backward."""
         args, kwargs = arguments
         options = self._options(checkpoint, record=torch.is_grad_enabled())
+        on_cpu = all(device.type == "cpu" for device in self._devices)
+        if checkpoint == "never" and not (options.dispatch == "serial" and on_cpu):
+            self._check_nothing_cached(stages, options)
         return self._get_engine(stages).forward(
             self._call_stages(stages, record=options.record),
             args,
@@ -97,11 +102,12 @@ class Runner:
         targets: object,
         loss: Callable[..., object],
         schedule: str,
+        record: bool,
     ) -> torch.Tensor:
-        """Run forward, loss and, in training, backward in one schedule."""
+        """Run forward, loss and, with `record`, backward in one schedule."""
         args, kwargs = arguments
-        record = torch.is_grad_enabled() and stages[0].training
         options = self._options(checkpoint, record=record)
+        self._check_nothing_cached(stages, options)
         return self._get_engine(stages).step(
             self._call_stages(stages, record=record),
             args,
@@ -183,6 +189,27 @@ class Runner:
         options.draws = self._draws()
         return options
 
+    def _check_nothing_cached(
+        self, stages: Sequence[PipeSequential], options: _C.pipe.CallOptions
+    ) -> None:
+        # Micro-batches would share the graph of what is cached, and the first
+        # backward of one would free it.
+        several = options.record and options.num_microbatches > 1
+        if not several or not getattr(parametrize, "_cache_enabled", 0):
+            return
+        if any(
+            parametrize.is_parametrized(layer)
+            and any(parameter.requires_grad for parameter in layer.parameters())
+            for stage in stages
+            for layer in stage.modules()
+        ):
+            raise RuntimeError(
+                "pipe: expected to be called outside of torch.nn.utils.parametrize."
+                "cached(), since micro-batches go backward one by one, got called in "
+                "it; on the CPU it works with schedule='gpipe', checkpoint='never' and "
+                "dispatch='serial'"
+            )
+
     def _call_stages(
         self, stages: Sequence[PipeSequential], *, record: bool
     ) -> _C.pipe.CallStages:
@@ -217,6 +244,7 @@ class Runner:
 
     def _get_engine(self, stages: Sequence[PipeSequential]) -> _C.pipe.PipeEngine:
         if self._engine is None:
+            _check_initialised(stages)
             workers = self._workers
             if workers is None:
                 num_workers = 1 if self._serial_only() else len(stages)
@@ -238,3 +266,13 @@ class Runner:
         # Threads do not travel: a copy makes its own when it is first called.
         state.update(_workers=None, _own_workers=None, _engine=None)
         return state
+
+
+def _check_initialised(stages: Sequence[PipeSequential]) -> None:
+    for stage in stages:
+        for name, value in (*stage.named_parameters(), *stage.named_buffers()):
+            if is_lazy(value):
+                raise RuntimeError(
+                    f"layers: expected initialised ones, got {name!r} of a lazy layer; "
+                    "call the module once before it becomes a pipe"
+                )

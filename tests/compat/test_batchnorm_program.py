@@ -57,8 +57,12 @@ def make_model(kind, seed=0):
 
         cpu = [torch.device("cpu")] * 2
         return GPipe(layers, [3, 2], devices=cpu, chunks=4, deferred_batch_norm=True)
-    from torch.distributed.pipeline.sync import Pipe
+    from torch.distributed.pipeline.sync import Pipe, WithDevice
 
+    # Their CPU pipelines made a stage of every layer, ours do where its device is named.
+    layers.relu, layers.flat = (
+        WithDevice(layer, "cpu") for layer in (layers.relu, layers.flat)
+    )
     return Pipe(layers, chunks=4, deferred_batch_norm=True)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
-from pipetransformer.pipe import Pipe, Workers
+from pipetransformer.pipe import Pipe, WithDevice, Workers
 from pipetransformer.pipe.trace import take_cells, trace_cells
 from pipetransformer.report import Timeline
 from pipetransformer.transformation.records import record_loss
@@ -194,7 +194,8 @@ def test_a_cell_that_fails_is_noted_too():
         def forward(self, x):
             raise KeyError("mine")
 
-    pipe = Pipe(nn.Sequential(nn.Linear(4, 4), Fails()), chunks=2)
+    layers = nn.Linear(4, 4), WithDevice(Fails(), "cpu")
+    pipe = Pipe(nn.Sequential(*layers), chunks=2)
     trace_cells(100)
     with pytest.raises(KeyError):
         pipe(torch.randn(4, 4))

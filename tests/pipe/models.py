@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from pipetransformer.pipe import Pipe
+from pipetransformer.pipe import Pipe, WithDevice
 
 MODES = ("never", "except_last", "always")
 
@@ -32,6 +32,11 @@ def dense(num_layers=4, width=5, dtype=torch.double):
 
 def linears(count):
     return [nn.Linear(5, 5, dtype=torch.double) for _ in range(count)]
+
+
+def staged(*layers):
+    """Layers that `Pipe` makes a stage of each, also those without parameters."""
+    return nn.Sequential(*(WithDevice(layer, "cpu") for layer in layers))
 
 
 def even_cuts(num_layers, num_stages):

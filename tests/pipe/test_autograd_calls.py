@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from .models import MODES, Functional, dense, grads, linears, make_pipe
 
@@ -147,3 +148,60 @@ def test_two_calls_before_one_backward_add_up(mode, dispatch):
         (model(x) * model(z)).sum().backward()
     pipe.close()
     torch.testing.assert_close(grads(layers), grads(plain))
+
+
+class Counted(nn.Module):
+    """Counts, by a hook on its input and output, how often its backward runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 5, dtype=torch.double)
+        self.seen = []
+
+    def forward(self, x):
+        y = self.inner(x)
+        watched = [tensor for tensor in (x, y) if tensor.requires_grad]
+        torch.autograd.graph.register_multi_grad_hook(
+            watched, lambda grads: self.seen.append([g is not None for g in grads])
+        )
+        return y
+
+
+@in_every_case
+@pytest.mark.parametrize("num_stages", [1, 3])
+def test_multi_grad_hooks_of_layers_run_once_per_backward_of_a_cell(
+    mode, dispatch, schedule, num_stages
+):
+    layers = nn.Sequential(*[Counted() for _ in range(3)])
+    loss = None if schedule == "gpipe" else mean_square
+    pipe = make_pipe(
+        layers, num_stages, 4, mode, dispatch=dispatch, schedule=schedule, loss=loss
+    )
+    x = torch.randn(8, 5, dtype=torch.double)
+    if loss is None:
+        mean_square(pipe(x), x).backward()
+    else:
+        pipe(x, targets=x).backward()
+    pipe.close()
+    assert [layer.seen for layer in layers] == [
+        [[True]] * 4,
+        [[True, True]] * 4,
+        [[True, True]] * 4,
+    ]
+
+
+@pytest.mark.parametrize("dispatch", DISPATCHES)
+@pytest.mark.parametrize("mode, num_again", [("never", 0), ("always", 1)])
+def test_flops_are_counted_in_both_passes(dispatch, mode, num_again):
+    def flops(model):
+        with FlopCounterMode(display=False) as counter:
+            model(x).square().sum().backward()
+        return counter.get_total_flops()
+
+    layers = nn.Sequential(*linears(3))
+    x = torch.randn(8, 5, dtype=torch.double)
+    forward = 3 * 2 * 8 * 5 * 5
+    total = flops(layers)
+    pipe = make_pipe(layers, 3, 4, mode, dispatch=dispatch)
+    assert flops(pipe) == total + num_again * forward
+    pipe.close()

@@ -9,7 +9,14 @@ from torch import nn
 from pipetransformer.pipe import NoChunk, Pipe, WithDevice
 from pipetransformer.pipe.input_checks import check_inputs
 
-from .models import MODES, Functional, assert_same_training, dense, make_pipe
+from .models import (
+    MODES,
+    Functional,
+    assert_same_training,
+    dense,
+    make_pipe,
+    staged,
+)
 
 Pair = collections.namedtuple("Pair", "first second")
 X = torch.zeros(4, 5, dtype=torch.double)
@@ -30,7 +37,7 @@ def test_keywords_without_a_tensor_are_refused(kwargs):
 
 def test_one_tensor_among_positions_or_keywords_is_enough():
     first = Functional(lambda a, b=None: b if a is None else a)
-    pipe = Pipe(nn.Sequential(first, nn.ReLU()), 2, return_tensors=True)
+    pipe = Pipe(staged(first, nn.ReLU()), 2, return_tensors=True)
     assert torch.equal(pipe(None, b=X), X) and torch.equal(pipe(X, b=None), X)
     assert torch.equal(pipe(X.as_subclass(Row)), X)
     pipe.close()
@@ -132,7 +139,7 @@ def test_wrong_argument_counts_surface_as_the_layers_own_error(args):
         def forward(self, a, b, c):
             return a + b + c
 
-    pipe = Pipe(nn.Sequential(Triple(), nn.ReLU()), 2)
+    pipe = Pipe(staged(Triple(), nn.ReLU()), 2)
     with pytest.raises(TypeError, match=r"Triple.forward\(\)"):
         pipe(*args)
     pipe.close()
@@ -157,7 +164,7 @@ def test_tuples_and_lists_are_spread_inside_stages_and_at_borders(mode, inside, 
             return (sum(inputs) ** 2,)
 
     layers = [nn.Linear(5, 5, dtype=torch.double), Functional(spread), Sum()]
-    module = nn.Sequential(nn.Sequential(*layers)) if inside else nn.Sequential(*layers)
+    module = nn.Sequential(nn.Sequential(*layers)) if inside else staged(*layers)
     pipe = Pipe(module, 2, mode, return_tensors=True)
     assert pipe.num_stages == (1 if inside else 3)
     x = torch.randn(4, 5, dtype=torch.double, requires_grad=True)
@@ -175,11 +182,12 @@ def test_tuples_and_lists_are_spread_inside_stages_and_at_borders(mode, inside, 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_each_of_several_inputs_gets_its_gradient(mode, count):
-    layers = nn.Sequential(
+    layers = staged(
         Functional(lambda *xs: tuple((k + 1) * x for k, x in enumerate(xs))),
         Functional(lambda *xs: xs[0] if len(xs) == 1 else xs[0] * xs[-1]),
     )
     pipe = Pipe(layers, 2, mode, return_tensors=True)
+    assert pipe.num_stages == 2
     xs = [
         torch.randn(4, 3, dtype=torch.double, requires_grad=True) for _ in range(count)
     ]
@@ -200,7 +208,7 @@ def test_none_and_plain_values_pass_with_backward(mode):
         seen.append(others)
         return (x * 2, *others)
 
-    layers = nn.Sequential(Functional(note), Functional(note))
+    layers = staged(Functional(note), Functional(note))
     pipe = Pipe(layers, 2, mode, return_tensors=True)
     values = (None, 3, True, "text", 2.5)
     x = torch.ones(4, 3, requires_grad=True)
@@ -228,7 +236,7 @@ def test_any_number_of_microbatches_works_with_any_number_of_stages(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_border_needs_a_tensor_in_every_mode(mode, chunks):
-    layers = nn.Sequential(
+    layers = staged(
         nn.Linear(5, 5, dtype=torch.double), Functional(lambda x: 3), nn.Identity()
     )
     pipe = Pipe(layers, chunks, mode)

@@ -163,6 +163,37 @@ def test_recomputation_does_not_wait_for_the_gradient_of_the_next_stage():
     pipe.close()
 
 
+@pytest.mark.parametrize("still", [0, 1])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+@every_dispatch
+def test_stage_held_still_does_not_switch_training_off(still, schedule, dispatch):
+    flags = []
+
+    def note(x):
+        flags.append((is_checkpointing(), is_recomputing()))
+        return x * 1
+
+    layers = nn.Sequential(*linears(1), nn.Sequential(Functional(note), *linears(1)))
+    loss = None if schedule == "gpipe" else nn.MSELoss()
+    pipe = make_pipe(
+        layers, 2, 2, "always", schedule=schedule, loss=loss, dispatch=dispatch
+    )
+    x = torch.ones(2, 5, dtype=torch.double)
+
+    def call():
+        return pipe(x).sum() if loss is None else pipe(x, targets=x)
+
+    pipe.partitions[still].eval()
+    call().backward()
+    assert sorted(flags) == [(False, True)] * 2 + [(True, False)] * 2
+    assert all(parameter.grad is not None for parameter in pipe.parameters())
+    flags.clear()
+    pipe.partitions[1 - still].eval()
+    found = call()
+    assert flags == [(False, False)] * 2 and found.requires_grad == (loss is None)
+    pipe.close()
+
+
 @pytest.mark.parametrize("mode", ["always", "except_last"])
 @every_dispatch
 def test_stage_without_gradient_is_not_run_again(mode, dispatch):

@@ -11,7 +11,7 @@ from pipetransformer.pipe import Pipe, PipeSequential, WithDevice
 from pipetransformer.pipe.batchnorm import DeferredBatchNorm
 from pipetransformer.pipe.skip import skippable
 
-from .models import Functional, assert_same_training, dense, make_pipe
+from .models import Functional, assert_same_training, dense, make_pipe, staged
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -102,14 +102,16 @@ def test_parameter_shared_across_devices_is_refused_and_nothing_moves():
     assert b.weight is a.weight and b.weight.device == CPU
 
 
-def test_every_cpu_child_is_a_stage_and_other_neighbours_merge():
+def test_every_cpu_child_with_parameters_is_a_stage_and_other_neighbours_merge():
     layers = [nn.ReLU(), nn.Linear(5, 5), meta(), meta(), nn.Linear(5, 5), nn.Tanh()]
+    layers += [nn.Linear(5, 5), WithDevice(nn.Tanh(), "cpu"), nn.ReLU()]
     assert layout(Pipe(nn.Sequential(*layers))) == [
         ("cpu", "ReLU"),
         ("cpu", "Linear"),
         ("meta", "Linear", "Linear"),
+        ("cpu", "Linear", "Tanh"),
         ("cpu", "Linear"),
-        ("cpu", "Tanh"),
+        ("cpu", "Tanh", "ReLU"),
     ]
     inner = [nn.Sequential(nn.Linear(5, 5), nn.ReLU()) for _ in range(2)]
     expected = [("cpu", "Linear", "ReLU")] * 2
@@ -119,6 +121,43 @@ def test_every_cpu_child_is_a_stage_and_other_neighbours_merge():
 def test_child_without_parameters_joins_the_stage_before_it():
     stages = layout(Pipe(nn.Sequential(meta(), nn.ReLU(), nn.Tanh(), meta())))
     assert stages == [("meta", "Linear", "ReLU", "Tanh", "Linear")]
+    layers = [nn.ReLU(), nn.Sequential(nn.Tanh()), nn.Linear(5, 5), nn.Dropout()]
+    pipe = Pipe(nn.Sequential(*layers, nn.Sequential(nn.ReLU(), nn.Tanh())))
+    assert layout(pipe) == [
+        ("cpu", "ReLU", "Tanh"),
+        ("cpu", "Linear", "Dropout", "ReLU", "Tanh"),
+    ]
+    names = [stage.plain_names for stage in pipe.partitions]
+    assert names == [("0", "1.0"), ("2", "3", "4.0", "4.1")]
+
+
+class Still(nn.Module):
+    """Has a buffer, no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.full((), 2.0))
+
+    def forward(self, x):
+        return self.scale * x
+
+
+@pytest.mark.parametrize("checkpoint", ["except_last", "always", "never"])
+def test_activation_in_place_behind_a_layer_works_with_every_checkpointing(checkpoint):
+    layers = nn.Sequential(
+        nn.Conv1d(2, 3, 1),
+        nn.BatchNorm1d(3, affine=False),
+        nn.ReLU(inplace=True),
+        Still(),
+        nn.Conv1d(3, 2, 1),
+        nn.ReLU(inplace=True),
+    )
+    layers[1].eval()  # micro-batches have statistics of their own
+    x = torch.randn(6, 2, 4, requires_grad=True)
+    make = lambda m: Pipe(m, 3, checkpoint, return_tensors=True)  # noqa: E731
+    pipe = assert_same_training(layers, make, x)
+    assert pipe.num_stages == 2
+    pipe.close()
 
 
 def test_buffers_are_ignored_when_devices_are_looked_for():
@@ -217,7 +256,7 @@ def test_flattening_stops_after_one_level():
 
 
 def test_stages_are_called_as_modules_so_their_hooks_fire_per_microbatch():
-    pipe = Pipe(nn.Sequential(nn.Linear(5, 5), nn.ReLU()), 4, "always")
+    pipe = Pipe(staged(nn.Linear(5, 5), nn.ReLU()), 4, "always")
     calls = []
     stage = pipe.partitions[1]
     assert type(stage) is PipeSequential
@@ -246,7 +285,7 @@ def test_pipe_sequential_takes_several_inputs_and_spreads_tuples_and_lists():
 
 def test_inner_pipe_sequential_draws_as_one_layer():
     # An index of its own would repeat the draws of the pipeline's first layer.
-    layers = nn.Sequential(
+    layers = staged(
         nn.Dropout(0.5), Functional(torch.ones_like), PipeSequential(nn.Dropout(0.5))
     )
     pipe = Pipe(layers, 1, return_tensors=True)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from pipetransformer.pipe import Pipe, Workers
+from pipetransformer.pipe import Pipe, WithDevice, Workers
 from pipetransformer.pipe.skip import pop, skippable, stash
 
-from .models import MODES, dense, grads, make_pipe
+from .models import MODES, dense, grads, make_pipe, staged
 
 X = torch.randn(6, 5, dtype=torch.double, generator=torch.manual_seed(1))
 COPIES = {
@@ -41,7 +41,8 @@ class Pop(nn.Module):
 def model():
     layers = dense(3)
     layers[2][0].weight = layers[0][0].weight  # stays one parameter
-    return nn.Sequential(*layers, nn.Sequential(Stash(), Noisy(), Pop()))
+    last = nn.Sequential(Stash(), Noisy(), Pop())
+    return nn.Sequential(*layers, WithDevice(last, "cpu"))
 
 
 MAKERS = {
@@ -88,7 +89,8 @@ def test_copy_trains_on_its_own(duplicate, make):
 
 @both_ways
 def test_copy_keeps_what_the_pipeline_was_told(duplicate):
-    pipe = Pipe(nn.Sequential(nn.Sequential(nn.Linear(5, 5)), nn.ReLU()), 3, "always")
+    layers = staged(nn.Sequential(nn.Linear(5, 5)), nn.ReLU())
+    pipe = Pipe(layers, 3, "always")
     pipe.eval()
     other = duplicate(pipe)
     assert (other.chunks, other.checkpoint, other.training) == (3, "always", False)

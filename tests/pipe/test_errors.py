@@ -7,7 +7,7 @@ from torch import nn
 from pipetransformer.data.structures import tensors_of
 from pipetransformer.pipe import Pipe, Workers
 
-from .models import MODES, Functional, dense, make_pipe
+from .models import MODES, Functional, dense, make_pipe, staged
 
 
 class Text:
@@ -115,7 +115,7 @@ def test_containers_alone_are_refused_but_for_pipelines_of_a_plan(args):
             return tensors_of(given)[0] + 1
 
     with pytest.raises(TypeError, match="inputs: expected at least one tensor among"):
-        Pipe(nn.Sequential(First(), nn.ReLU()), 2)(*args)
+        Pipe(staged(First(), nn.ReLU()), 2)(*args)
     pipe = make_pipe(nn.Sequential(First(), nn.ReLU()), 2, 2)
     assert torch.equal(pipe(*args), X + 1)
     pipe.close()

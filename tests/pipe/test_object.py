@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipetransformer.pipe import Pipe, PipeSequential
+from pipetransformer.pipe import GPipe, Pipe, PipeSequential
 
-from .models import dense, make_pipe
+from .models import dense, make_pipe, staged
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -59,16 +59,35 @@ def test_len_and_index_see_flattened_layers():
     assert len(pipe) == 5 and type(pipe[2]) is nn.ReLU and type(pipe[-1]) is nn.Tanh
 
 
+MAKERS = {
+    "children": lambda m: Pipe(m, 2),
+    "plan": lambda m: make_pipe(m, 2, 2),
+    "GPipe": lambda m: GPipe(m, [2, 2], devices=[CPU, CPU]),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_pipe_starts_in_the_mode_of_its_module(make):
+    pipe = make(dense().eval())
+    assert not any(module.training for module in pipe.modules())
+    assert all(module.training for module in pipe.train().modules())
+    layers = dense()
+    layers[0].eval()
+    pipe = make(layers)
+    assert [layer.training for layer in pipe] != [True] * len(pipe)
+    assert pipe.training and all(stage.training for stage in pipe.partitions)
+
+
 @pytest.mark.parametrize("index", [2, -3, 10**30])
 def test_index_outside_is_an_index_error(index):
     with pytest.raises(IndexError, match="expected one of 2 layers, got"):
-        Pipe(nn.Sequential(nn.ReLU(), nn.Tanh()))[index]
+        Pipe(staged(nn.ReLU(), nn.Tanh()))[index]
 
 
 @pytest.mark.parametrize("index", [slice(0, 1), slice(None), "0", 0.0, None], ids=str)
 def test_index_that_is_no_integer_is_a_type_error(index):
     with pytest.raises(TypeError, match="layer index: expected an integer, got"):
-        Pipe(nn.Sequential(nn.ReLU(), nn.Tanh()))[index]
+        Pipe(staged(nn.ReLU(), nn.Tanh()))[index]
 
 
 def test_empty_pipeline_has_no_layers():

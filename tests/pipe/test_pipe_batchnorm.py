@@ -24,7 +24,7 @@ from .test_batchnorm import assert_statistics, batch
 def network():
     torch.manual_seed(3)
     layers = [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)]
-    return nn.Sequential(*layers, nn.BatchNorm1d(3), nn.ReLU()).double()
+    return nn.Sequential(*layers, nn.BatchNorm1d(3), nn.ReLU()).double()  # 4 stages
 
 
 def deferred(layers, chunks, mode="except_last", **options):
@@ -114,6 +114,20 @@ def test_failed_call_leaves_nothing_behind():
     assert_counted(layers, x)
 
 
+@pytest.mark.parametrize("options", [{}, {"schedule": "1f1b", "loss": nn.MSELoss()}])
+def test_layers_count_outside_the_pipe_after_a_failed_call(options):
+    layers, x = network(), batch(8)
+    handle = layers[3].register_forward_pre_hook(lambda *_: {}["x"])
+    pipe = deferred(layers, 4, **options)
+    with pytest.raises(KeyError):
+        pipe(x, **({"targets": x} if options else {}))
+    handle.remove()
+    for part in x.split(2):
+        layers(part)
+    assert_no_sums(pipe)
+    assert_counted(layers, x)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_plain_batch_norm_counts_each_micro_batch_once(mode):
     plain, x = network(), batch(8)
@@ -132,7 +146,7 @@ def assert_no_sums(model):
 @pytest.mark.parametrize("mode", MODES)
 def test_accumulators_are_zero_between_calls(mode):
     pipe = deferred(network(), 3, mode)
-    names = {"partitions.1.0.sum", "partitions.4.0.sum_squares"}
+    names = {"partitions.1.0.sum", "partitions.3.0.sum_squares"}
     assert names <= set(pipe.state_dict())
     assert_no_sums(pipe)
     for rows in (8, 4):  # of 4 rows there are two micro-batches

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pipetransformer.pipe import Pipe, is_recomputing
+from pipetransformer.pipe import Pipe, WithDevice, is_recomputing
 from pipetransformer.pipe.skip import Namespace, pop, skippable, stash
 
-from .models import MODES, Functional, assert_same_training, grads
+from .models import MODES, Functional, assert_same_training, grads, staged
 from .skips import Pop, PopStash, Stash, StashTwo
 
 DISPATCH = ("serial", "threads")
@@ -80,8 +80,14 @@ def test_gradients_equal_for_every_number_of_micro_batches(mode, dispatch, chunk
 
 @pytest.mark.parametrize("mode", MODES)
 def test_public_pipe_with_nested_layers(mode):
-    first, second, *rest = chain()
-    layers = nn.Sequential(nn.Sequential(first, second), *rest)
+    first, second, third, fourth, last = chain()
+    layers = nn.Sequential(
+        nn.Sequential(first, second),
+        WithDevice(third, "cpu"),
+        WithDevice(fourth, "cpu"),
+        last,
+    )
+    assert Pipe(layers).num_stages == 4
     assert_same_training(
         layers, lambda m: Pipe(m, 3, mode, return_tensors=True), batch()
     )
@@ -231,7 +237,7 @@ def test_stage_that_breaks_its_promise_is_told_and_the_pipe_stays_usable():
 )
 def test_copies_of_a_pipe_with_skips_train_on_their_own(again):
     ns = Namespace()
-    layers = nn.Sequential(
+    layers = staged(
         nn.Linear(4, 4).double(), Stash().isolate(ns), nn.Tanh(), Pop().isolate(ns)
     )
     pipe, x = Pipe(layers, 2, return_tensors=True), batch()

@@ -144,7 +144,7 @@ def test_values_may_be_anything():
 
 
 def test_state_under_other_names_is_refused_with_what_renames_it():
-    layers = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    layers = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.Linear(3, 3))
     state = copy.deepcopy(layers.state_dict())
     pipe = Pipe(layers)
     with pytest.raises(RuntimeError, match=r"from_plain_state_dict\(pipe, state\)"):
@@ -155,13 +155,15 @@ def test_state_under_other_names_is_refused_with_what_renames_it():
         "partitions.0.0.bias": torch.zeros(3),
         "partitions.1.0.weight": torch.ones(3, 3),
         "partitions.1.0.bias": torch.ones(3),
+        "partitions.1.1.weight": torch.ones(3, 3),
+        "partitions.1.1.bias": torch.ones(3),
     }
     with pytest.raises(RuntimeError, match="other cuts.*partition_model"):
         pipe.load_state_dict(of_two)
-    Pipe(partition_model(layers, [2, 1], devices=["cpu", "cpu"])).load_state_dict(
+    Pipe(partition_model(layers, [2, 2], devices=["cpu", "cpu"])).load_state_dict(
         of_two
     )
-    assert layers[0].bias.sum() == 0 and layers[2].bias.sum() == 3
+    assert [layers[k].bias.sum() for k in (0, 2, 3)] == [0, 3, 3]
     wrong_shape = {**pipe.state_dict(), "partitions.0.0.bias": torch.zeros(4)}
     with pytest.raises(RuntimeError) as caught:
         pipe.load_state_dict(wrong_shape)

@@ -5,19 +5,22 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from pipetransformer.pipe import Pipe
+from pipetransformer.pipe import GPipe, Pipe, is_recomputing
 from pipetransformer.pipe.skip import pop, skippable, stash
 
-from .models import MODES, Functional, grads, linears
+from .models import MODES, Functional, grads, linears, make_pipe, staged
 
 both = pytest.mark.parametrize("dispatch", ["serial", "threads"])
 X = torch.randn(6, 5, dtype=torch.double, generator=torch.manual_seed(1))
 
 
 def pipe_of(layers, mode="never", m=2, **options):
-    return Pipe(nn.Sequential(*layers), m, mode, return_tensors=True, **options)
+    return Pipe(staged(*layers), m, mode, return_tensors=True, **options)
 
 
 @both
@@ -142,7 +145,7 @@ def test_draws_within_other_hooks_of_saved_tensors_are_not(dispatch):
 @both
 def test_pipe_inside_a_recomputed_layer_repeats_its_draws(dispatch):
     inner = Pipe(
-        nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5)),
+        staged(nn.Dropout(0.5), nn.Dropout(0.5)),
         2,
         "never",
         return_tensors=True,
@@ -194,13 +197,295 @@ def test_loss_whose_gradient_is_undefined_delivers_none():
     pipe.close()
 
 
-def test_own_forward_of_a_sequential_warns_that_it_is_not_called():
-    class Doubled(nn.Sequential):
-        def forward(self, x):
-            return 2 * super().forward(x)
+class Doubled(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
 
-    with pytest.warns(UserWarning, match="expected nn.Sequential's own forward"):
-        Pipe(Doubled(*linears(2)), 2)
+
+class Called(nn.Sequential):
+    def __call__(self, x):
+        return 2 * super().__call__(x)
+
+
+def set_forward(layers):
+    layers.forward = lambda x: x
+
+
+EXTRAS = {
+    "another one": Doubled,
+    "another one, patched": set_forward,
+    "a call of its own": Called,
+    "a compiled call": lambda layers: layers.compile(backend="eager"),
+    "hooks": lambda layers: layers.register_forward_hook(lambda *_: None),
+    "parameters of its own": lambda layers: layers.register_parameter(
+        "scale", nn.Parameter(torch.ones(()))
+    ),
+    "buffers of its own": lambda layers: layers.register_buffer("b", torch.ones(())),
+}
+MAKERS = {
+    "Pipe": lambda layers: Pipe(layers, 2),
+    "plan": lambda layers: make_pipe(layers, 2, 2),
+    "GPipe": lambda layers: GPipe(layers, [2], devices=["cpu"]),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+@pytest.mark.parametrize("name", EXTRAS)
+def test_what_a_sequential_is_besides_its_children_is_warned_of(name, make):
+    add = EXTRAS[name]
+    layers = nn.Sequential(*linears(2))
+    if isinstance(add, type):
+        layers = add(*layers)
+    else:
+        add(layers)
+    found = name.split(",")[0]
+    text = (
+        f"expected nn.Sequential's own forward and nothing else, .* with {found}; the"
+    )
+    with pytest.warns(UserWarning, match=text):
+        make(layers)
+
+
+def test_several_extras_of_a_sequential_are_named_in_one_warning():
+    layers = Doubled(*linears(2))
+    layers.register_forward_pre_hook(lambda *_: None)
+    with pytest.warns(UserWarning, match="with another one and hooks; ") as caught:
+        Pipe(layers, 2)
+    assert len(caught) == 1
+
+
+def test_plain_sequential_is_taken_without_a_warning(recwarn):
+    for make in MAKERS.values():
+        make(nn.Sequential(*linears(2)))
+    assert not list(recwarn)
+
+
+# --- recomputations with other parameters, other leaves, tangents ----------------
+
+
+def others_of(module):
+    return {
+        name: (1.5 * parameter.detach()).requires_grad_()
+        for name, parameter in module.named_parameters()
+    }
+
+
+@both
+@pytest.mark.parametrize("mode", MODES)
+def test_functional_call_is_right_or_refused(dispatch, mode):
+    layers = linears(3)
+    plain = copy.deepcopy(nn.Sequential(*layers))
+    pipe = pipe_of(layers, mode, m=3, dispatch=dispatch)
+    given, expected = others_of(pipe), others_of(plain)
+    loss = functional_call(pipe, given, (X,)).square().sum()
+    if mode == "never":
+        loss.backward()
+        functional_call(plain, expected, (X,)).square().sum().backward()
+        for a, b in zip(given.values(), expected.values(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+    else:
+        with pytest.raises(RuntimeError, match="expected the parameters of its forw"):
+            loss.backward()
+    assert grads(pipe) == [None] * 6
+    pipe.close()
+
+
+def swap(layer):
+    weight = layer.weight
+    layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
+
+
+CHANGES = {
+    "swapped": swap,
+    "swapped for a frozen one": lambda layer: swap(layer.requires_grad_(False)),
+    "frozen": lambda layer: layer.requires_grad_(False),
+}
+
+
+@both
+@pytest.mark.parametrize("mode", ["except_last", "always"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize("position", [0, 2])
+def test_other_parameters_in_the_recomputation_are_refused(
+    dispatch, mode, change, position
+):
+    layers = linears(3)
+    pipe = pipe_of(layers, mode, m=3, dispatch=dispatch)
+    loss = pipe(X).square().sum()
+    change(layers[position])
+    text = f"recomputation of stage {position}, .* got others, or some .*'never'"
+    with pytest.raises(RuntimeError, match=text):
+        loss.backward()
+    layers[position].requires_grad_()
+    pipe(X).square().sum().backward()  # goes on
+    assert all(grad is not None for grad in grads(pipe))
+    pipe.close()
+
+
+@both
+@pytest.mark.parametrize("skipped", [True, False], ids=["forward", "again"])
+def test_recomputation_that_skips_a_layer_or_takes_one_more_is_refused(
+    dispatch, skipped
+):
+    # As with layers that drop themselves by Python's random numbers.
+    class Sometimes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = linears(1)[0]
+
+        def forward(self, x):
+            return x if is_recomputing() != skipped else self.inner(x)
+
+    pipe = pipe_of([*linears(1), Sometimes()], "always", dispatch=dispatch)
+    loss = pipe(X).sum()
+    with pytest.raises(RuntimeError, match="recomputation of stage 1, micro-batch"):
+        loss.backward()
+    pipe.close()
+
+
+@both
+@pytest.mark.parametrize("mode", MODES)
+def test_tensor_from_elsewhere_is_found_in_every_micro_batch(dispatch, mode):
+    foreign = torch.randn(5, 5, dtype=torch.double, requires_grad=True)
+    branch = Functional(lambda x: x @ foreign if x.sum() > 0 else x)
+    pipe = pipe_of([branch, *linears(1)], mode, m=3, dispatch=dispatch)
+    x = torch.ones(6, 5, dtype=torch.double)
+    x[:4] = -1
+    with pytest.raises(RuntimeError, match="stage 0: expected every tensor that req"):
+        pipe(x)
+    pipe(-x.abs()).sum().backward()
+    pipe.close()
+
+
+def dual_input(pipe):
+    with forward_ad.dual_level():
+        pipe(forward_ad.make_dual(X, torch.ones_like(X)))
+
+
+def dual_parameter(pipe):
+    with forward_ad.dual_level():
+        duals = {
+            name: forward_ad.make_dual(value, torch.ones_like(value))
+            for name, value in others_of(pipe).items()
+        }
+        functional_call(pipe, duals, (X,))
+
+
+TANGENTS = {
+    "dual input": dual_input,
+    "dual parameter": dual_parameter,
+    "jvp": lambda pipe: torch.func.jvp(pipe, (X,), (torch.ones_like(X),)),
+    "grad": lambda pipe: torch.func.grad(lambda x: pipe(x).sum())(X),
+    "grad of a parameter": lambda pipe: torch.func.grad(
+        lambda values: functional_call(pipe, values, (X,)).sum()
+    )(others_of(pipe)),
+}
+
+
+quiet = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+
+@quiet
+@both
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("differentiate", TANGENTS.values(), ids=TANGENTS.keys())
+def test_tangents_are_refused(dispatch, mode, differentiate):
+    pipe = pipe_of(linears(2), mode, dispatch=dispatch)
+    with pytest.raises(RuntimeError, match="expected inputs and parameters without a"):
+        differentiate(pipe)
+    pipe(X).sum().backward()
+    pipe.close()
+
+
+@quiet
+def test_one_stage_with_one_micro_batch_takes_tangents_as_the_plain_module():
+    (layer,) = linears(1)
+    pipe = pipe_of([layer], m=1)
+    torch.testing.assert_close(
+        torch.func.jvp(pipe, (X,), (torch.ones_like(X),)),
+        torch.func.jvp(layer, (X,), (torch.ones_like(X),)),
+    )
+
+
+@both
+@pytest.mark.parametrize("kind", [nn.LazyLinear, nn.LazyBatchNorm1d])
+def test_lazy_layers_are_refused_until_they_are_initialised(dispatch, kind):
+    def make():
+        return nn.Sequential(
+            nn.Linear(5, 4), kind(4) if kind is nn.LazyLinear else kind()
+        ).double()
+
+    pipe = Pipe(make(), 2, return_tensors=True, dispatch=dispatch)
+    with pytest.raises(RuntimeError, match="expected initialised ones, got '.*' of a"):
+        pipe(X)
+    layers = make()
+    layers(X)
+    pipe = Pipe(layers, 2, return_tensors=True, dispatch=dispatch)
+    pipe(X).sum().backward()
+    assert all(grad is not None for grad in grads(pipe))
+    pipe.close()
+
+
+class Squared(nn.Module):
+    def forward(self, weight):
+        return weight * weight
+
+
+def parametrized():
+    layers = linears(2)
+    for layer in layers:
+        parametrize.register_parametrization(layer, "weight", Squared())
+    return layers
+
+
+CACHED = "expected to be called outside of torch.nn.utils.parametrize.cached"
+
+
+def test_cached_parametrizations_work_with_one_dispatcher_and_are_else_refused():
+    layers = parametrized()
+    plain = copy.deepcopy(nn.Sequential(*layers))
+    plain(X).square().sum().backward()
+    for dispatch in ("auto", "threads"):
+        pipe = pipe_of(layers, dispatch=dispatch)
+        with parametrize.cached(), pytest.raises(RuntimeError, match=CACHED):
+            pipe(X)
+        with parametrize.cached(), torch.no_grad():
+            pipe(X)
+        pipe.close()
+    pipe = pipe_of(layers, dispatch="serial")
+    with parametrize.cached():
+        pipe(X).square().sum().backward()
+    torch.testing.assert_close(grads(nn.Sequential(*layers)), grads(plain))
+    pipe.close()
+    pipe = pipe_of(linears(2), dispatch="threads")
+    with parametrize.cached():
+        pipe(X).sum().backward()  # has nothing to cache
+    pipe.close()
+
+
+@both
+@pytest.mark.parametrize("mode", ["except_last", "always"])
+def test_cached_parametrizations_are_recomputed_outside_of_the_cache(dispatch, mode):
+    layers = parametrized()
+    plain = copy.deepcopy(nn.Sequential(*layers))
+    plain(X).square().sum().backward()
+    pipe = pipe_of(layers, mode, m=3, dispatch=dispatch)
+    with parametrize.cached():
+        output = pipe(X)
+    output.square().sum().backward()
+    torch.testing.assert_close(grads(nn.Sequential(*layers)), grads(plain))
+    pipe.close()
+
+
+@both
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_cached_parametrizations_are_refused_with_a_loss(dispatch, schedule):
+    loss = nn.MSELoss()
+    options = {"schedule": schedule, "loss": loss, "dispatch": dispatch}
+    pipe = pipe_of(parametrized(), **options)
+    with parametrize.cached(), pytest.raises(RuntimeError, match=CACHED):
+        pipe(X, targets=X)
+    pipe.close()
 
 
 def test_own_workers_share_the_callers_threads():

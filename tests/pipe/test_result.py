@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 from pipetransformer.pipe import Pipe, PipeResult
 
-from .models import MODES, Functional, dense, make_pipe
+from .models import MODES, Functional, dense, make_pipe, staged
 
 X = torch.ones(2, 5, dtype=torch.double)
 
@@ -51,34 +51,36 @@ def test_methods_of_the_old_reference_work_locally():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_backward_runs_that_of_the_one_tensor_held(mode):
-    layers = nn.Sequential(
-        nn.Linear(5, 1, dtype=torch.double),
+    first = nn.Linear(5, 1, dtype=torch.double)
+    layers = staged(
+        first,
         Functional(lambda x: (x.argmax(1), "text", x)),
     )
-    expected = torch.autograd.grad(layers[0](X[:1]).sum(), layers[0].weight)[0]
+    expected = torch.autograd.grad(first(X[:1]).sum(), first.weight)[0]
     result = Pipe(layers, 2, mode)(X[:1])
     assert result.local_value()[0].dtype == torch.int64
     result.backward(7, retain_graph=True)
-    torch.testing.assert_close(layers[0].weight.grad, expected)
+    torch.testing.assert_close(first.weight.grad, expected)
     result.backward(dist_autograd_ctx_id=7)
-    torch.testing.assert_close(layers[0].weight.grad, 2 * expected)
+    torch.testing.assert_close(first.weight.grad, 2 * expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_backward_passes_an_integer_beside_a_float_at_every_border(mode):
-    layers = nn.Sequential(
-        nn.Linear(5, 5, dtype=torch.double),
+    first = nn.Linear(5, 5, dtype=torch.double)
+    layers = staged(
+        first,
         Functional(lambda x: (x.argmax(1), x)),
         Functional(lambda i, x: (i + 1, x * 3, i > 0)),
         Functional(lambda i, x, b: (b, i, x.gather(1, i[:, None] - 1))),
     )
-    value = layers[0](X[:1])
-    expected = torch.autograd.grad(3 * value.max(), layers[0].weight)[0]
+    value = first(X[:1])
+    expected = torch.autograd.grad(3 * value.max(), first.weight)[0]
     pipe = Pipe(layers, 2, mode)
     result = pipe(X[:1])
     assert [t.dtype for t in result.local_value()[:2]] == [torch.bool, torch.int64]
     result.backward()
-    torch.testing.assert_close(layers[0].weight.grad, expected)
+    torch.testing.assert_close(first.weight.grad, expected)
     pipe.close()
 
 

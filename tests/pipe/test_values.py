@@ -11,6 +11,7 @@ from pipetransformer.pipe import (
     GPipe,
     Pipe,
     PipeSequential,
+    WithDevice,
     Workers,
     is_checkpointing,
     is_recomputing,
@@ -196,10 +197,10 @@ def test_stage_rule_flattens_one_level_and_keeps_hooked_children_whole():
     inner = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
     hooked = nn.Sequential(nn.Linear(2, 2))
     hooked.register_forward_hook(lambda *_: None)
-    pipe = Pipe(nn.Sequential(inner, nn.ReLU(), hooked))
-    assert [len(stage) for stage in pipe.partitions] == [2, 1, 1]
+    pipe = Pipe(nn.Sequential(inner, nn.ReLU(), hooked, WithDevice(nn.ReLU(), "cpu")))
+    assert [len(stage) for stage in pipe.partitions] == [3, 1, 1]
     assert pipe.devices == [torch.device("cpu")] * 3
-    assert [stage.first_layer for stage in pipe.partitions] == [0, 2, 3]
+    assert [stage.first_layer for stage in pipe.partitions] == [0, 3, 4]
     assert "partitions.0.0.weight" in pipe.state_dict()
 
 

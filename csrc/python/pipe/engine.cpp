@@ -84,6 +84,10 @@ PipeEngine::Call PipeEngine::begin(
       row_split(options),
       options.min_rows,
       options.record);
+  pipe::check_no_tangents(call.inputs.tensors);
+  for (const pipe::Tensors& parameters : stages.parameters) {
+    pipe::check_no_tangents(parameters);
+  }
   call.inputs.rows = std::move(scattered.rows);
   call.input_versions = pipe::versions_of(call.inputs.tensors);
   call.inputs.parameters = stages.parameters;

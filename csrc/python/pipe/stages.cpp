@@ -6,6 +6,7 @@
 #include <string>
 
 #include "pipe/random.h"
+#include "python/pipe/context_variables.h"
 
 namespace pipetransformer::bindings {
 
@@ -88,7 +89,9 @@ PythonStages::PythonStages(
     StageOptions options)
     : num_microbatches_(num_microbatches),
       options_(std::move(options)),
+      caller_(std::this_thread::get_id()),
       held_(std::make_unique<Held>()) {
+  held_->context = current_context();
   held_->trees.resize(functions.size() * num_microbatches);
   held_->functions = std::move(functions);
   held_->inputs = std::move(inputs);
@@ -146,6 +149,11 @@ pipe::Tensors PythonStages::call(
     pipe::Phase phase,
     const pipe::Tensors& inputs) {
   const py::gil_scoped_acquire gil;
+  std::optional<ContextScope> scope;
+  if (phase == pipe::Phase::kRecomputing ||
+      std::this_thread::get_id() != caller_) {
+    scope.emplace(held_->context);
+  }
   py::object output = call_function(cell, phase, inputs);
   py::object stashed;
   if (options_.has_lanes[cell.stage]) {
@@ -188,6 +196,10 @@ py::object PythonStages::loss_of(pipe::CellId cell, const py::object& output) {
                       .cast<std::string>()));
   }
   return loss;
+}
+
+std::shared_ptr<void> PythonStages::enter_backward() noexcept {
+  return enter_backward_context(held_->context);
 }
 
 void PythonStages::poll() {

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -57,6 +58,7 @@ class PythonStages final : public pipe::StageCalls {
   pipe::Tensors
   call(pipe::CellId cell, pipe::Phase phase, const pipe::Tensors& inputs)
       override;
+  std::shared_ptr<void> enter_backward() noexcept override;
   void poll() override;
   void forget_failure() noexcept override;
 
@@ -70,6 +72,7 @@ class PythonStages final : public pipe::StageCalls {
     std::vector<Tree> inputs;
     std::vector<Tree> trees;  // of outputs, by stage, then micro-batch
     LossFunction loss;
+    pybind11::object context;  // the caller's context variables
   };
   Tree& tree(int32_t stage, int32_t microbatch) {
     return held_->trees[stage * num_microbatches_ + microbatch];
@@ -82,6 +85,7 @@ class PythonStages final : public pipe::StageCalls {
 
   const int32_t num_microbatches_;
   const StageOptions options_;
+  const std::thread::id caller_;
   std::unique_ptr<Held> held_;
 };
 

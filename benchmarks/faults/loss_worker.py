@@ -162,12 +162,11 @@ def _watch(log: Log) -> None:
         Changes._conclude,
         RetriedCalls._go_on,
     )
-    move, check = rewire.move, Meeting._check
+    move, join = rewire.move, Meeting._join
 
-    def checked(self: Meeting) -> None:
-        if self.looks == 0:  # its first look at the others, whom it has just joined
-            log.write("joined")
-        check(self)
+    def joined(self: Meeting, *args: Any) -> None:
+        join(self, *args)
+        log.write("joined")
 
     def began(self: Coordinator, *args: Any) -> None:
         log.write("first plan", lead=self.is_lead)
@@ -193,7 +192,7 @@ def _watch(log: Log) -> None:
         return result
 
     replacements: list[tuple[Any, str, Any]] = [
-        (Meeting, "_check", checked),
+        (Meeting, "_join", joined),
         (Coordinator, "first_plan", began),
         (Changes, "_conclude", concluded),
         (transformation, "move", moved),

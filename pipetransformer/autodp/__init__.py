@@ -8,6 +8,7 @@ from pipetransformer.autodp.group_cache import GroupCache, MissingKeptGroup
 from pipetransformer.autodp.launch import LaunchInfo, connect
 from pipetransformer.autodp.plane import ControlPlane
 from pipetransformer.autodp.protocol import PlanAgreement, announced_epoch
+from pipetransformer.autodp.same_call import gather_at
 from pipetransformer.autodp.transfer import (
     broadcast_tensors,
     compare_hashes,
@@ -29,5 +30,6 @@ __all__ = [
     "build_group",
     "compare_hashes",
     "connect",
+    "gather_at",
     "hash_tensors",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
@@ -12,6 +13,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer.network import Link
+
+_LOOK_S = 0.001
 
 
 def nccl_serves(device_type: str) -> bool:
@@ -79,9 +82,20 @@ def _make_nccl(
     inside = c10d.PrefixStore("nccl", store)
     backend: Any = dist.ProcessGroupNCCL(inside, rank, size, options)
     # Now, while this is waited for with a deadline: else the first collective would
-    # connect, and a member that is missing by then would hang it.
+    # connect, and a member that is missing by then would hang it. Communicators that
+    # do not block are connected by the first collective only, so that is done here.
     for device in devices:
         backend.eager_connect_single_device(device)
+    works = [backend.allreduce([torch.zeros(1, device=each)]) for each in devices]
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not all(work.is_completed() for work in works):
+        if time.monotonic() >= deadline:
+            raise RuntimeError(
+                f"NCCL: expected all members within {seconds} s, got a timeout"
+            )
+        time.sleep(_LOOK_S)
+    for work in works:
+        work.wait()  # raises what has gone wrong
     return cast(c10d.Backend, backend)
 
 

@@ -66,13 +66,11 @@ class Card:
 
     Args:
         job: Its job.
-        ticket: How many meetings the rank has come to, this one included.
         host: Name of its machine.
         pid: Its process.
     """
 
     job: Job
-    ticket: int
     host: str
     pid: int
 
@@ -97,8 +95,7 @@ class Card:
                 _text(told["run_name"]),
                 told["sealed"] is True,
             )
-            ticket, pid = _count(content["ticket"]), _count(content["pid"])
-            return cls(job, ticket, _text(content["host"]), pid)
+            return cls(job, _text(content["host"]), _count(content["pid"]))
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
 
@@ -122,29 +119,15 @@ class Cards:
         store: All keys, without a seal.
         rank: This rank.
         job: Its job.
-        ticket: See `Card`.
-        attempt: How often the launcher has started its ranks anew: a store that
-            outlives them holds the cards of the dead.
         ours: Whether a rank of this job must serve the store.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        job: Job,
-        ticket: int,
-        *,
-        ours: bool,
-        attempt: str = "0",
-    ) -> None:
+    def __init__(self, store: Store, rank: int, job: Job, *, ours: bool) -> None:
         self._store = store
-        self._attempt = attempt
         self._job = job
-        self._ticket = ticket
         self._ours = ours
         host = _C.core.plain_text(os.fsencode(socket.gethostname()), _LONGEST_TEXT)
-        store.set(self._key(rank), Card(job, ticket, host, os.getpid()).encode())
+        store.set(self._key(rank), Card(job, host, os.getpid()).encode())
 
     def refusal(self) -> str | None:
         """Return why this rank is at another job's store, None if it is not known.
@@ -169,12 +152,6 @@ class Cards:
                 continue
             if card.job != self._job:
                 return f"; on this store rank {rank} is {card}, not of {self._job}"
-            if card.ticket != self._ticket:
-                return (
-                    f"; rank {rank} has come to {card.ticket} meetings and this rank "
-                    f"to {self._ticket}: another run is, or was, on this store; give "
-                    "jobs that share one a run_name each"
-                )
             if self._job.sealed:
                 return f"; rank {rank} is {card}: is it the same one?"
         return ""
@@ -185,4 +162,4 @@ class Cards:
         return None if found == _ABSENT.encode() else Card.decode(found)
 
     def _key(self, rank: int) -> str:
-        return f"pt/card/{self._attempt}/{rank}"
+        return f"pt/card/{rank}"

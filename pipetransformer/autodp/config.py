@@ -46,8 +46,9 @@ class AutoDPConfig:
         run_name: tells apart jobs that share a store; equal on all ranks of a job.
         on_peer_failure: ``"raise"`` ends all ranks when one is lost;
             ``"continue"`` lets the survivors go on without it, if their launcher
-            leaves them alone (``torchrun`` ends all its workers when one dies).
-            Equal on all ranks.
+            leaves them alone: ``torchrun`` ends all its workers when one dies, and
+            with one per node it needs ``--max-restarts=0``, or those of the other
+            nodes start theirs anew. Equal on all ranks.
         secret: what only this run's ranks know, 16 to 4096 bytes; equal on all of
             them. With it, messages of anybody else on the store are ignored: see
             "Trust" in ``docs/protocol.md``. A `pathlib.Path` names a file of mode

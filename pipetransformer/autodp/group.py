@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 
 from pipetransformer import _C
@@ -18,8 +19,12 @@ from pipetransformer.autodp.backends import Backends, make_backends, nccl_serves
 from pipetransformer.autodp.config import AutoDPConfig
 from pipetransformer.autodp.connecting import Connecting, address_keys
 from pipetransformer.autodp.plane import SLICE, ControlPlane
+from pipetransformer.autodp.same_call import said_at, values_at
 
 logger = logging.getLogger(__name__)
+
+_BARRIER = "the end of the run"
+"""What members are at that wait for each other: the engine does so there alone."""
 
 _FIRST_BYTES = 32 << 10
 """Size of the first message of `broadcast_bytes`; what is longer needs a second."""
@@ -111,15 +116,24 @@ class ActiveGroup:
             rest = torch.empty(length - len(begin), dtype=torch.uint8)
         return begin + _to_bytes(self.broadcast_(rest, source))
 
-    def all_gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
+    def all_gather_rows(
+        self, rows: torch.Tensor, *, timeout: timedelta | None = None
+    ) -> list[torch.Tensor]:
         """Gather `rows`, shape (n, ...) with an n of its own on each member.
 
-        Trailing dimensions and dtype must agree. Returns the members' tensors in
-        the order of `members`.
+        Args:
+            rows: Trailing dimensions and dtype must agree.
+            timeout: deadline; None: ``AutoDPConfig.group_timeout``.
+
+        Returns:
+            The members' tensors in the order of `members`.
         """
+        options = AllgatherOptions()
+        if timeout is not None:
+            options.timeout = timeout
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         mine = torch.tensor([rows.shape[0]], dtype=torch.int64)
-        self._run(lambda: self.process_group.allgather([counts], [mine]))
+        self._run(lambda: self.process_group.allgather([counts], [mine], options))
         sizes = [int(count) for count in counts]
         longest = max(sizes)
         if longest == 0:
@@ -127,7 +141,7 @@ class ActiveGroup:
         padded = rows.new_zeros((longest, *rows.shape[1:]))
         padded[: rows.shape[0]] = rows.detach()
         gathered = [torch.empty_like(padded) for _ in sizes]
-        self._run(lambda: self.process_group.allgather([gathered], [padded]))
+        self._run(lambda: self.process_group.allgather([gathered], [padded], options))
         return [part[:size] for part, size in zip(gathered, sizes, strict=True)]
 
     def barrier(self, *, timeout: timedelta | None = None) -> None:
@@ -135,11 +149,13 @@ class ActiveGroup:
 
         Args:
             timeout: deadline; None: ``AutoDPConfig.group_timeout``.
+
+        Raises:
+            RuntimeError: members are at other calls, which say so: `gather_at`.
         """
-        options = dist.BarrierOptions()
-        if timeout is not None:
-            options.timeout = timeout
-        self._run(lambda: self.process_group.barrier(options))
+        said = _to_tensor(said_at(_BARRIER, b""))
+        told = [_to_bytes(row) for row in self.all_gather_rows(said, timeout=timeout)]
+        values_at(_BARRIER, told, self)
 
     def check_ended(self) -> None:
         """Look at collectives on devices, once the host has waited for these.

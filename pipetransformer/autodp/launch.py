@@ -159,8 +159,8 @@ class _Joining:
         self._deadline = time.monotonic() + self._timeout_s
         # Ranks may come late: they have loaded data and models. One that torchrun
         # started and that never comes has died, and torchrun then ends the others.
-        watched = "TORCHELASTIC_RUN_ID" in os.environ
-        self._join_s = max(self._timeout_s, _WATCHED_S if watched else 0.0)
+        self._watched = "TORCHELASTIC_RUN_ID" in os.environ
+        self._join_s = max(self._timeout_s, _WATCHED_S if self._watched else 0.0)
         self._joins_by = time.monotonic() + self._join_s
         self._meeting: Meeting | None = None
         self._given_up = threading.Event()
@@ -247,16 +247,19 @@ class _Joining:
         job = Job.here(
             place.world_size, config.run_name, os.environ, sealed=seal is not None
         )
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        # Only ranks that were launched together meet, and the n-th run of a rank meets
-        # the n-th run of all others.
-        together = "/".join(filter(None, (restart, str(place.world_size), job.launch)))
-        ticket = store.add(f"{root}/join/{together}/{place.rank}", 1)
-        key = f"{root}/meet/{together}/{ticket}"
+        # Only ranks that were launched together meet. torchrun's count of restarts does
+        # not tell their attempts apart: a node's counts only failures of its own.
+        together = "/".join(filter(None, (str(place.world_size), job.launch)))
         ours = place.store_rank is not None
-        cards = Cards(plain, place.rank, job, ticket, ours=ours, attempt=restart)
         meeting = Meeting(
-            store, key, place.rank, place.world_size, config, self._given_up, cards
+            store,
+            f"{root}/meet/{together}",
+            place.rank,
+            place.world_size,
+            config,
+            self._given_up,
+            Cards(plain, place.rank, job, ours=ours),
+            watched=self._watched,
         )
         self._meeting = meeting
         run_id, addresses = meeting.attend(

@@ -134,7 +134,8 @@ class Session:
     def close(self, error: BaseException | None) -> None:
         """Leave the run.
 
-        Does nothing in a process that was forked within the block.
+        Does nothing in a process that was forked within the block, and nothing the
+        second time.
 
         Args:
             error: What ended the ``with`` block, or None. With an error the peers are
@@ -146,6 +147,7 @@ class Session:
         coordinator = self._coordinator
         if coordinator is None or os.getpid() != self._pid:
             return  # a forked child has no part in the run, and no threads for it
+        self._coordinator = None
         try:
             with self.run.clock.phase("close"):
                 self._end(coordinator, error)

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from pipetransformer.autodp import gather_at
 from pipetransformer.core.devices import HOST, to_device
 from pipetransformer.data.structures import fit_together, join_rows
 from pipetransformer.loop.microbatches import (
@@ -69,7 +70,7 @@ def evaluate(
             divide=run.arguments.division.pair,
             keep=keep,
         )
-        parts = _gather(replica, share)
+        parts = _gather(replica, share, len(dataset))
         result = {"loss": _of_whole(run, parts) if compares_rows else _mean_loss(parts)}
         for key in metrics:
             values = torch.cat([part[2][key] for part in parts])
@@ -92,10 +93,11 @@ def _loss_there(run: Run, pair: tuple[Any, Any]) -> float:
     return _loss_of(run, *to_device(pair, last.device))
 
 
-def _gather(replica: Replica, share: list[_Part]) -> list[_Part]:
+def _gather(replica: Replica, share: list[_Part], samples: int) -> list[_Part]:
     if replica.group.size == 1:
         return share
-    parts = replica.group.all_gather_bytes(packed(share))
+    call = f"evaluate of {samples} samples"
+    parts = gather_at(replica.group, call, packed(share))
     return [part for received in parts for part in unpacked(received)]
 
 

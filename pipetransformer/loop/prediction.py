@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pipetransformer.autodp import ActiveGroup
+from pipetransformer.autodp import ActiveGroup, gather_at
 from pipetransformer.loop.microbatches import (
     evaluating,
     forward_share,
@@ -60,7 +60,8 @@ class Prediction:
         """
         group = replica.group
         needs = self.to == "all" or group.rank == 0
-        have = group.all_gather_bytes(b"yes" if self._kept or not needs else b"no")
+        told = b"yes" if self._kept or not needs else b"no"
+        have = gather_at(group, f"predict of {len(self.dataset)} samples", told)
         if b"no" not in have:
             return True
         with evaluating(run, replica, self.dataset, self.name):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipetransformer.autodp import gather_at
 from pipetransformer.data import Batch
 from pipetransformer.replica.replica import Replica
 from pipetransformer.report import EpochRecord, PlanShape, SegmentRecord
@@ -210,7 +211,8 @@ class Counts:
         self.settle()
         self.read()
         group = replica.group
-        gathered = group.all_gather_bytes(json.dumps(self.mine(run)).encode())
+        mine = json.dumps(self.mine(run)).encode()
+        gathered = gather_at(group, "the end of a pass", mine)
         parts = [json.loads(part) for part in gathered]
         steps = {part["steps"] for part in parts}
         if len(steps) != 1:

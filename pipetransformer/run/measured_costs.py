@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipetransformer.autocache import Admission
-from pipetransformer.autodp import ActiveGroup
+from pipetransformer.autodp import ActiveGroup, gather_at
 from pipetransformer.core.wire import check_object
 from pipetransformer.planner import PauseModel, Plan, Trial
 from pipetransformer.run.cache_costs import CacheCosts
@@ -115,7 +115,8 @@ class MeasuredCosts:
             self.trial and self.trial.measured(self._tried),
         )
         first = mine.to_bytes() if group.rank == 0 else b""
-        pricing = PricingInputs.from_bytes(group.all_gather_bytes(first)[0])
+        told = gather_at(group, "a change of plan", first)
+        pricing = PricingInputs.from_bytes(told[0])
         self.pauses, self.steps = pricing.pauses, pricing.steps
         self.trial = pricing.trial
         return pricing

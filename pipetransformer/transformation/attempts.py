@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from pipetransformer.autodp import PeerFailure, announced_epoch
+from pipetransformer.autodp import PeerFailure, announced_epoch, gather_at
 from pipetransformer.replica.role import Role
 from pipetransformer.report import PlanShape, first_step_line, profiled
 from pipetransformer.run.context import Run
@@ -85,7 +85,8 @@ class Changes:
         run, replica = self._run, self._role.replica
         if replica is None or run.config.autodp.on_peer_failure != "continue":
             return yes
-        return all(replica.group.all_gather_bytes(b"1" if yes else b""))
+        told = b"1" if yes else b""
+        return all(gather_at(replica.group, "a change of plan", told))
 
     def propose(
         self, position: int | None, absent: tuple[int, ...] = ()

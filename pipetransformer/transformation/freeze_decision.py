@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pipetransformer.autodp import gather_at
 from pipetransformer.autofreeze import (
     FreezeStatistics,
     Never,
@@ -96,7 +97,8 @@ def share_signals(run: Run, replica: Replica, *, ends: bool = False) -> Signals:
         "plasticity": None if changes is None else changes.own,
     }
     told = json.dumps(own).encode()
-    parts = [json.loads(part) for part in replica.group.all_gather_bytes(told)]
+    gathered = gather_at(replica.group, "a freeze decision", told)
+    parts = [json.loads(part) for part in gathered]
     return Signals(
         None if losses is None else losses.settle(tuple(p["loss"]) for p in parts),
         None if changes is None else changes.settle(p["plasticity"] for p in parts),

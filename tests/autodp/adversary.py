@@ -24,6 +24,7 @@ HIDDEN = "pt/[0-9a-f]{64}"  # a run's keys if it has a secret
 LONGEST_BEAT = 32 + 3  # bytes: a seal and a number
 WAIT = timedelta(seconds=20)
 RANKS = 4
+CALL = "0123456789abcdef" * 2
 # Every key of the protocol, below a run's prefix, in docs/protocol.md's order.
 KEYS = [
     "hb/{r}",
@@ -49,11 +50,11 @@ KEYS = [
     "signature/text/{r}",
 ]
 MEETING = [
-    "pt/join/0/4/{r}",
-    "pt/meet/0/4/1/{r}",
-    "pt/meet/0/4/1/gone",
-    "pt/meet/0/4/1/hb/{r}",
-    "pt/card/0/{r}",
+    "pt/meet/4/call",
+    f"pt/meet/4/{CALL}/{{r}}",
+    f"pt/meet/4/{CALL}/end",
+    f"pt/meet/4/{CALL}/hb/{CALL}",
+    "pt/card/{r}",
 ]
 VALUES = [
     b"failure 1\n1\n3\n-1.0\nheartbeat\nno heartbeat",
@@ -73,6 +74,8 @@ VALUES = [
     b"12345678901234567890123",
     b'{"pid": 1, "fd": 3, "slots": 1e400}',
     b"plan 1\n3\nx\ny\n0\n0,1\nz\n0123456789abcdef",
+    f"gone 2\n{CALL}".encode(),
+    CALL.encode(),
     b"",
 ]
 

@@ -13,7 +13,7 @@ from pipetransformer.autodp.meeting import Meeting
 from pipetransformer.recovery.decision import RankReport
 from pipetransformer.run.control_log import ControlLog
 from pipetransformer.transformation.measured_inputs import agree_on_profile
-from tests.autodp.world import FAST, joined
+from tests.autodp.world import FAST, joined, until
 from tests.engine.runs import make_run
 
 ESCAPES = b"\x1b]0;owned\x07\x1b[2J\xff\xfe"
@@ -27,7 +27,8 @@ FOREIGN = {
     "digits of other scripts": "\u0663\n\u0660\n\u0660".encode(),
 }
 LONGEST = 5_000  # letters of an error
-SAID = b"0123456789abcdef" * 2 + b" "
+CALL = b"0123456789abcdef" * 2
+SAID = CALL + b" "
 OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -132,15 +133,16 @@ def test_a_standing_that_no_rank_wrote_is_refused(case):
 
 
 class Gathering:
-    """A meeting at which rank 1 is; the others' parts are written here."""
+    """A meeting at which one rank is; the others' parts are written here."""
 
-    def __init__(self, world_size=2, *, sealed=False, within_s=5.0):
+    def __init__(self, world_size=2, *, rank=1, sealed=False, within_s=5.0):
         self.store = HashStore()
         job = Job(world_size, "", "", sealed=sealed)
-        cards = Cards(self.store, 1, job, 1, ours=True)
+        cards = Cards(self.store, rank, job, ours=True)
         given_up = threading.Event()
-        self.meeting = Meeting(self.store, "m", 1, world_size, FAST, given_up, cards)
+        self.meeting = Meeting(self.store, "m", rank, world_size, FAST, given_up, cards)
         self.within_s = within_s
+        self.write("m/call", CALL)
 
     def attend(self):
         deadline = time.monotonic() + self.within_s
@@ -149,31 +151,62 @@ class Gathering:
     def write(self, key, data):
         self.store.compare_set(key, "", data)  # takes bytes as they are
 
+    def end(self, *said):
+        """End it as rank 0 does when all have joined."""
+        own = f"m/{CALL.decode()}/1"
+        until(lambda: self.store.check([own]))
+        mine = bytes(self.store.get(own))
+        self.write(END, b"\n".join([b"met", said[0], mine, *said[1:]]))
+
+
+END = f"m/{CALL.decode()}/end"
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_call_that_no_rank_wrote_is_refused(case):
+    gathering = Gathering()
+    gathering.store.delete_key("m/call")
+    gathering.write("m/call", FOREIGN[case] or b"?")
+    with pytest.raises(RuntimeError, match="expected a call of 32 digits") as caught:
+        gathering.attend()
+    assert is_plain(str(caught.value))
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_an_end_of_the_meeting_that_no_rank_wrote_is_refused(case):
+    gathering = Gathering()
+    comes = threading.Timer(0.5, gathering.write, (END, FOREIGN[case] or b"?"))
+    comes.start()
+    match = "meeting: expected what 2 ranks have said, got"
+    with pytest.raises(RuntimeError, match=match) as caught:
+        gathering.attend()
+    assert is_plain(str(caught.value))
+    comes.join()
+
 
 @pytest.mark.parametrize("case", FOREIGN)
 def test_a_name_of_the_run_that_no_rank_wrote_is_refused(case):
-    gathering = Gathering()
-    gathering.write("m/0", FOREIGN[case] or b"?")
+    gathering = Gathering(rank=0)
+
+    def come():
+        until(lambda: gathering.store.get("m/call") != CALL)
+        call = gathering.store.get("m/call").decode()
+        gathering.write(f"m/{call}/1", FOREIGN[case] or b"?")
+
+    comes = threading.Thread(target=come)
+    comes.start()
     with pytest.raises(RuntimeError, match="meeting: expected 32 digits") as caught:
         gathering.attend()
     assert is_plain(str(caught.value))
-
-
-@pytest.mark.parametrize("case", FOREIGN)
-def test_that_somebody_is_gone_names_nobody_if_no_rank_wrote_it(case):
-    gathering = Gathering()
-    gathering.write("m/gone", FOREIGN[case] or b"?")
-    with pytest.raises(PeerFailure, match="no heartbeat after") as caught:
-        gathering.attend()
-    assert is_plain(str(caught.value))
+    comes.join()
 
 
 @pytest.mark.parametrize("case", FOREIGN)
 def test_a_beat_before_the_meeting_that_no_rank_wrote_ends_nothing(case):
     gathering = Gathering(3)
-    gathering.write("m/hb/0", FOREIGN[case] or b"?")
-    gathering.write("m/0", SAID + b"\x1b[2J")
-    comes = threading.Timer(1.0, gathering.write, ("m/2", SAID))
+    gathering.write(f"m/{CALL.decode()}/hb/{CALL.decode()}", FOREIGN[case] or b"?")
+    gathering.write(f"m/{CALL.decode()}/0", SAID + b"\x1b[2J")
+    comes = threading.Timer(1.0, gathering.end, (SAID + b"\x1b[2J", SAID))
     comes.start()
     assert gathering.attend()[1] == [" [2J", "", ""]
     comes.join()
@@ -182,10 +215,9 @@ def test_a_beat_before_the_meeting_that_no_rank_wrote_ends_nothing(case):
 @pytest.mark.parametrize("sealed", [False, True])
 def test_only_who_has_no_secret_believes_a_card_at_once(sealed):
     gathering = Gathering(sealed=sealed)
-    other = Card(Job(3, "", "", sealed=sealed), 1, "elsewhere", 7)
-    gathering.write("pt/card/0/0", other.encode())
-    gathering.write("m/hb/0", b"1")
-    comes = threading.Timer(1.0, gathering.write, ("m/0", SAID + b"address"))
+    other = Card(Job(3, "", "", sealed=sealed), "elsewhere", 7)
+    gathering.write("pt/card/0", other.encode())
+    comes = threading.Timer(1.0, gathering.end, (SAID + b"address",))
     comes.start()
     if sealed:
         assert gathering.attend()[1] == ["address", ""]
@@ -197,8 +229,8 @@ def test_only_who_has_no_secret_believes_a_card_at_once(sealed):
 
 def test_who_has_a_secret_is_told_of_the_other_job_in_the_end():
     gathering = Gathering(sealed=True, within_s=0.5)
-    other = Card(Job(3, "", "", sealed=True), 1, "elsewhere", 7)
-    gathering.write("pt/card/0/0", other.encode())
+    other = Card(Job(3, "", "", sealed=True), "elsewhere", 7)
+    gathering.write("pt/card/0", other.encode())
     match = "on this store rank 0 is process 7 on 'elsewhere', a job of 3 ranks"
     with pytest.raises(TimeoutError, match=match):
         gathering.attend()

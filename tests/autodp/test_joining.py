@@ -26,7 +26,7 @@ def _connects(rank, store_pid, environment):
     os.environ.update(environment)
     if rank == 1:
         store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]))
-        store.wait(["pt/meet/0/2/1/0"], timedelta(seconds=LONG_S))
+        store.wait(["pt/meet/2/call"], timedelta(seconds=LONG_S))
         os.kill(store_pid, signal.SIGSTOP)
         try:
             time.sleep(3 * HURRIED.heartbeat_timeout.total_seconds())
@@ -124,10 +124,10 @@ def test_who_is_gone_before_the_store_was_open_joins_no_meeting(monkeypatch):
 def test_who_is_gone_while_it_waits_for_others_joins_no_further_meeting(monkeypatch):
     rank = Interrupted(monkeypatch)
 
-    def beat(meeting, inner=Meeting._beat):
-        inner(meeting)
+    def newest_call(meeting, inner=Meeting._newest_call):
         rank.press()
+        return inner(meeting)
 
-    monkeypatch.setattr(Meeting, "_beat", beat)
+    monkeypatch.setattr(Meeting, "_newest_call", newest_call)
     rank.join()
     assert rank.opened == 1

@@ -45,23 +45,35 @@ def test_a_rank_of_another_job_is_told_so_and_the_real_one_joins():
     assert f"on '{os.uname().nodename}'" in text
 
 
-def _comes_twice(rank):
-    config = replace(FAST, store_timeout=timedelta(seconds=12 - 6 * rank))
-    if rank == 1:
-        # As if an equal job's rank 1 had met rank 0 before.
-        store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]))
-        store.add("pt/join/0/2/1", 1)
+def _comes_where_others_met(rank, environment):
+    """Ranks 0 and 1 meet; 2 and 3 are the two ranks of an equal job, one by one."""
+    os.environ.update(environment, RANK=str(rank % 2), LOCAL_RANK=str(rank % 2))
+    os.environ.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    if rank < 2:
+        return connect(FAST)[0].run_id
+    store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]))
+    store.wait([f"ended/{before}" for before in range(rank)], timedelta(seconds=60))
     with pytest.raises(PeerFailure) as caught:
-        connect(config)
+        connect(replace(FAST, store_timeout=timedelta(seconds=3)))
     return str(caught.value)
 
 
+def _comes_and_tells(rank, environment):
+    try:
+        return _comes_where_others_met(rank, environment)
+    finally:
+        store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]))
+        store.set(f"ended/{rank}", "")
+
+
 @pytest.mark.distributed
-def test_ranks_that_another_equal_job_kept_apart_are_told_so():
-    first, second = run_ranks(_comes_twice, 2)
-    assert "rank 1 has come to 2 meetings and this rank to 1" in first
-    assert "rank 0 has come to 1 meetings and this rank to 2" in second
-    assert "run_name" in first and "run_name" in second
+def test_ranks_of_another_equal_job_are_told_who_was_there_before():
+    with StoreHost() as host:
+        first, second, *others = run_ranks(_comes_and_tells, 4, host.environment)
+    assert first == second
+    for text, absent in zip(others, (1, 0), strict=True):
+        assert f"ranks [{absent}] did not join; ranks have met here before" in text
+        assert "another run is, or was, on this store" in text and "run_name" in text
 
 
 HERE = Job(2, "", "", sealed=False)
@@ -72,8 +84,8 @@ GARBAGE = {
     "deep": b"[" * 4000,
     "no object": b"[1, 2]",
     "text for a number": b'{"job": {"world_size": "2"}}',
-    "true for a number": Card(HERE, True, "", 1).encode().encode(),
-    "a huge number": Card(HERE, 10**30, "", 1).encode().encode(),
+    "true for a number": Card(HERE, "", True).encode().encode(),
+    "a huge number": Card(HERE, "", 10**30).encode().encode(),
     "nested names": json.dumps({"job": {"world_size": 3, "launch": {}}}).encode(),
 }
 
@@ -81,21 +93,10 @@ GARBAGE = {
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_a_card_that_no_rank_wrote_says_nothing(garbage):
     store = HashStore()
-    cards = Cards(store, 1, HERE, 1, ours=True)
-    store.compare_set("pt/card/0/0", "", GARBAGE[garbage])
+    cards = Cards(store, 1, HERE, ours=True)
+    store.compare_set("pt/card/0", "", GARBAGE[garbage])
     assert cards.refusal() is None
     assert cards.hint([0]) == ""
-
-
-def test_a_restart_reads_no_card_of_the_attempt_before():
-    store = HashStore()
-    dead = Job(3, "", "", sealed=False)
-    Cards(store, 0, dead, 1, ours=True)
-    cards = Cards(store, 1, HERE, 1, ours=True, attempt="1")
-    assert cards.refusal() is None
-    assert cards.hint([0]) == ""
-    Cards(store, 0, dead, 1, ours=True, attempt="1")
-    assert "the store is another job's" in cards.refusal()
 
 
 class Removing(HashStore):
@@ -111,16 +112,16 @@ class Removing(HashStore):
 def test_a_card_that_is_removed_meanwhile_is_waited_for_by_nobody():
     store = Removing()
     store.set_timeout(timedelta(milliseconds=50))  # where it is waited for: an error
-    cards = Cards(store, 1, HERE, 1, ours=True)
-    store.set("pt/card/0/0", Card(HERE, 1, "", 7).encode())
+    cards = Cards(store, 1, HERE, ours=True)
+    store.set("pt/card/0", Card(HERE, "", 7).encode())
     assert cards.refusal() is None
 
 
 def test_a_card_with_escapes_is_shown_without():
     store = HashStore()
-    cards = Cards(store, 1, HERE, 1, ours=True)
+    cards = Cards(store, 1, HERE, ours=True)
     bad = "\x1b[2J\u202e" + "x" * 1000
-    store.set("pt/card/0/0", Card(Job(3, bad, bad, sealed=False), 1, bad, 7).encode())
+    store.set("pt/card/0", Card(Job(3, bad, bad, sealed=False), bad, 7).encode())
     for text in (cards.refusal(), cards.hint([0])):
         assert "process 7" in text and not CONTROLS.search(text)
         assert "\u202e" not in text and len(text) < 1200

@@ -59,7 +59,7 @@ def make_model(kind, seed=0):
         return GPipe(layers, [3, 2], devices=cpu, chunks=4, deferred_batch_norm=True)
     from torch.distributed.pipeline.sync import Pipe, WithDevice
 
-    # Their CPU pipelines made a stage of every layer, ours do where its device is named.
+    # Theirs made a stage of every layer on the CPU; ours, where its device is named.
     layers.relu, layers.flat = (
         WithDevice(layer, "cpu") for layer in (layers.relu, layers.flat)
     )

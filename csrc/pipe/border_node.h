@@ -3,10 +3,9 @@
 
 #include <torch/csrc/autograd/function.h>
 
+#include <stdexcept>
 #include <string>
 #include <utility>
-
-#include "pipe/node_ptr.h"
 
 namespace pipetransformer::pipe {
 
@@ -24,14 +23,21 @@ struct BorderNode : torch::autograd::Node {
   std::string name() const override {
     return "PipeBorder";
   }
+};
 
-  // Where a border leads that leads nowhere: autograd takes a node without a
-  // successor for a leaf, and hooks of layers that ask whether it will run
-  // (torch.autograd.graph.register_multi_grad_hook) would fail.
-  static torch::autograd::Edge nowhere() {
-    static const auto* const end =  // nodes may outlive what is static
-        new NodePtr(make_node<BorderNode>());
-    return {*end, 0};
+// Where a border leads that leads to no other cell: autograd takes a node
+// without a successor for a leaf, and hooks of layers that ask whether it will
+// run (torch.autograd.graph.register_multi_grad_hook) would fail. Runs only for
+// a backward that a layer begins by itself, whose gradient ends here.
+struct EndNode : torch::autograd::Node {
+  torch::autograd::variable_list
+  apply(torch::autograd::variable_list&& /*grads*/) override {
+    throw std::runtime_error(
+        "pipe: expected layers that call backward() to detach their inputs "
+        "before, got a gradient that would end at the stage's border");
+  }
+  std::string name() const override {
+    return "PipeEnd";
   }
 };
 

@@ -145,7 +145,8 @@ void check_same_leaves(
         "recomputation of " + describe(id) +
         ": expected the parameters of its forward, got others, or some that no "
         "longer require grad (torch.func.functional_call puts its own in for "
-        "the forward alone); use checkpoint='never'");
+        "the forward alone; a layer may take another way by a buffer or by "
+        "Python's random numbers); use checkpoint='never'");
   }
 }
 

@@ -108,10 +108,24 @@ void Execution::run_stage(int32_t stage) noexcept {
 }
 
 void Execution::run_serially() noexcept {
-  const std::shared_ptr<void> scope = enter();
+  std::shared_ptr<void> scope = enter();
+  std::size_t num_open = schedule_->size();
+  const auto end = [&](int32_t stage) {
+    if (--num_open == 0) {
+      scope.reset();  // before the caller is told
+    }
+    end_stage(stage);
+  };
+  const auto end_stages = [&](const std::vector<planner::StageOp>& done) {
+    for (const auto& [stage, index] : done) {
+      if (static_cast<std::size_t>(index) + 1 == (*schedule_)[stage].size()) {
+        end(stage);
+      }
+    }
+  };
   for (std::size_t j = 0; j < schedule_->size(); ++j) {
     if ((*schedule_)[j].empty()) {
-      end_stage(static_cast<int32_t>(j));
+      end(static_cast<int32_t>(j));
     }
   }
   if (body_.run_together && !body_.groups.empty()) {
@@ -129,14 +143,6 @@ void Execution::run_serially() noexcept {
       run_op(stage, op);
     }
     end_stages({{stage, index}});
-  }
-}
-
-void Execution::end_stages(const std::vector<planner::StageOp>& done) noexcept {
-  for (const auto& [stage, index] : done) {
-    if (static_cast<std::size_t>(index) + 1 == (*schedule_)[stage].size()) {
-      end_stage(stage);
-    }
   }
 }
 

@@ -87,7 +87,6 @@ class Execution : public std::enable_shared_from_this<Execution> {
   std::shared_ptr<void> enter() const;
   bool run_op(int32_t stage, const Op& op) noexcept;
   void run_group(const std::vector<planner::StageOp>& positions) noexcept;
-  void end_stages(const std::vector<planner::StageOp>& done) noexcept;
   void end_stage(int32_t stage) noexcept;
   bool wait_for(const Op& op) const noexcept;
   void fail(int32_t clock, int32_t stage, std::exception_ptr error) noexcept;

@@ -155,6 +155,7 @@ Tensors PipeCall::attach_inputs(
   const torch::autograd::edge_list below =
       settings_.linked ? producers(id, cells) : torch::autograd::edge_list();
   NodePtr border;
+  NodePtr end;
   Tensors attached;
   attached.reserve(inputs.size());
   cell.input_edges.assign(inputs.size(), {});
@@ -173,7 +174,13 @@ Tensors PipeCall::attach_inputs(
         tensor = cut_off(tensor);
       }
       const bool leads_on = p < below.size() && below[p].is_valid();
-      border->add_next_edge(leads_on ? below[p] : BorderNode::nowhere());
+      if (!leads_on && !end) {
+        end = make_node<EndNode>();
+      }
+      border->add_next_edge(
+          leads_on
+              ? below[p]
+              : torch::autograd::Edge(end, end->add_input_metadata(tensor)));
       torch::autograd::set_history(tensor, border);
       cell.input_edges[p] = torch::autograd::impl::gradient_edge(tensor);
     }

@@ -262,6 +262,8 @@ def _left_as_found(layers: nn.Sequential, device: torch.device) -> Iterator[None
             for buffer, value in values:
                 buffer.copy_(value)
         for module, found, buffers in attributes:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # its attributes are the compiler's, and no Python's
             for name in vars(module).keys() - found.keys():
                 del module.__dict__[name]
             module.__dict__.update(found)

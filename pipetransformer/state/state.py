@@ -222,6 +222,7 @@ class TrainingState:
         """
         if self.optimizer is None:
             raise RuntimeError("step without an optimizer; please report")
+        self._depth = 0  # whatever step broke off before
         if self.scaler is None:
             self.optimizer.step()
             return True

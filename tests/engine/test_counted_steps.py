@@ -133,3 +133,35 @@ def test_a_step_that_broke_off_does_not_keep_later_ones_from_counting():
     state.hand_out(1)
     state.optimizer.step()
     assert (state.step, state.batch) == (1, 2)
+
+
+class Failing(torch.optim.SGD):
+    """Fails once, as where memory is short."""
+
+    fails = True
+
+    def step(self, closure=None):
+        if self.fails:
+            self.fails = False
+            raise MemoryError("once")
+        return super().step(closure)
+
+
+def test_a_step_that_failed_and_was_taken_again_counts_once():
+    engine = pt.PipeTransformer(
+        toy_model(1),
+        optimizer=lambda parameters: Failing(parameters, lr=0.1),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Never(),
+        config=config(),
+    )
+    with engine:
+        for batch in engine.batches(DATA, 4):
+            engine.backward(engine.loss(batch))
+            if batch.index == 0:
+                with pytest.raises(MemoryError):
+                    engine.update()
+            engine.update()
+            state = run_of(engine).state
+            assert (state.step, state.batch) == (batch.index + 1, batch.index + 1)
+            assert state.can_be_saved

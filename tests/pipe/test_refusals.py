@@ -502,3 +502,45 @@ def test_own_workers_share_the_callers_threads():
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(1)
+
+
+class OwnLoss(nn.Module):
+    """Trains itself on a loss of its own, as greedy training does."""
+
+    def __init__(self, detach):
+        super().__init__()
+        self.inner = nn.Linear(5, 5, dtype=torch.double)
+        self.detach = detach
+
+    def forward(self, x):
+        if torch.is_grad_enabled() and not is_recomputing():
+            self.inner(x.detach() if self.detach else x).square().mean().backward()
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(
+    ("mode", "dispatch"),
+    [("always", "serial"), *((mode, "threads") for mode in MODES)],
+)
+def test_gradient_of_a_layers_own_loss_may_not_end_at_a_border(mode, dispatch):
+    pipe = pipe_of([*linears(1), OwnLoss(detach=False)], mode, dispatch=dispatch)
+    with pytest.raises(RuntimeError, match="expected layers that call backward"):
+        pipe(X)
+    pipe.close()
+
+
+@both
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loss_of_a_layers_own_trains_it_where_inputs_are_detached(dispatch, mode):
+    first, last = linears(1), OwnLoss(detach=True)
+    pipe = pipe_of([*first, last], mode, dispatch=dispatch)
+    pipe(X).sum().backward()
+    pipe.close()
+    plain = copy.deepcopy(nn.Sequential(*first, last))
+    plain.zero_grad()
+    for rows in X.chunk(2):
+        plain(rows).sum().backward()
+    for found, expected in zip(
+        [*first[0].parameters(), *last.parameters()], plain.parameters(), strict=True
+    ):
+        torch.testing.assert_close(found.grad, expected.grad)

@@ -120,6 +120,15 @@ def test_what_a_layer_keeps_beside_its_buffers_is_as_it_was_found():
     assert torch.equal(model(rows), expected)
 
 
+def test_compiled_layers_are_measured_and_their_buffers_put_back():
+    norm = torch.jit.script(nn.BatchNorm1d(4))
+    model = nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 2))
+    measured = measure(model, torch.randn(8, 4), microbatch_samples=(2, 4))
+    assert len(measured.layers) == 3
+    assert int(norm.num_batches_tracked) == 0
+    assert torch.equal(norm.running_mean, torch.zeros(4))
+
+
 def test_a_failing_layer_leaves_the_model_as_it_was_found():
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(5, 2))
     before = copy.deepcopy(model.state_dict())

@@ -309,7 +309,8 @@ class CheckpointConfig:
     Attributes:
         directory: Where checkpoints go, made when the run opens; None switches them
             off.
-        every_epochs: A checkpoint after every that many epochs.
+        every_epochs: A checkpoint after every that many epochs, and one of the last
+            step when the run ends well.
         every_steps: Also one after every that many optimizer steps; None: none. One
             that falls on the last batch of a pass is written when the epoch ends.
         keep: The newest that many are kept. One is deleted only when so many newer

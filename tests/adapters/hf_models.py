@@ -2,85 +2,17 @@
 
 import pytest
 
+from tests.adapters import hf_decoders, hf_encoders, hf_vision
+from tests.adapters.hf_encoders import PADDING, SMALL_BERT, WORDS
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip(
     "transformers", reason="needs the extra 'transformers'"
 )
 
-WORDS = 97
-PADDING = 1
 LENGTHS = (9, 4, 7, 9)
 
-SMALL_BERT = {
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "vocab_size": WORDS,
-    "pad_token_id": PADDING,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
-_DISTILBERT = {
-    "dim": 16,
-    "n_layers": 3,
-    "n_heads": 2,
-    "hidden_dim": 32,
-    "vocab_size": WORDS,
-    "pad_token_id": PADDING,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "seq_classif_dropout": 0.0,
-    "qa_dropout": 0.0,
-}
-_VIT = {
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "image_size": 8,
-    "patch_size": 4,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "num_labels": 3,
-}
-_GPT2 = {
-    "n_embd": 16,
-    "n_layer": 3,
-    "n_head": 2,
-    "vocab_size": WORDS,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "resid_pdrop": 0.0,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-_LLAMA = {
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_size": 32,
-    "vocab_size": WORDS,
-    "head_dim": 8,
-}
-_TEXT = {
-    "sequence-classification": "ForSequenceClassification",
-    "token-classification": "ForTokenClassification",
-    "question-answering": "ForQuestionAnswering",
-}
-_FAMILIES = {
-    "Bert": (SMALL_BERT, _TEXT),
-    "Roberta": (SMALL_BERT, _TEXT),
-    "Electra": ({**SMALL_BERT, "embedding_size": 8}, _TEXT),
-    "DistilBert": (_DISTILBERT, _TEXT),
-    "ViT": (_VIT, {"image-classification": "ForImageClassification"}),
-    "DeiT": (_VIT, {"image-classification": "ForImageClassification"}),
-    "GPT2": (_GPT2, {"causal-lm": "LMHeadModel"}),
-    "Llama": (_LLAMA, {"causal-lm": "ForCausalLM"}),
-    "Qwen2": (_LLAMA, {"causal-lm": "ForCausalLM"}),
-    "Qwen3": (_LLAMA, {"causal-lm": "ForCausalLM"}),
-}
+_FAMILIES = {**hf_encoders.FAMILIES, **hf_vision.FAMILIES, **hf_decoders.FAMILIES}
 CASES = [(name, task) for name, (_, tasks) in _FAMILIES.items() for task in tasks]
 """(prefix of the classes, task)"""
 
@@ -118,3 +50,6 @@ def make_batch(task, rows=4, dtype=torch.float32):
         batch["start_positions"] = torch.arange(rows) % 3
         batch["end_positions"] = torch.arange(rows) % 3 + 1
     return batch
+
+
+__all__ = ["CASES", "PADDING", "SMALL_BERT", "WORDS", "make_batch", "make_model"]

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.adapters.families import FAMILIES, Family
+from pipetransformer.adapters.choices import Choices
+from pipetransformer.adapters.families import BY_CLASS, FAMILIES, Family
+from pipetransformer.adapters.families.encoders import refusal
 from pipetransformer.adapters.peft_models import is_peft, merged, task_model_of
 from pipetransformer.adapters.tasks import TASKS, Given, Head, Task
 from pipetransformer.autocache import Ragged
@@ -56,6 +58,8 @@ class Adapted:
         self.units = list(range(1, len(sequential)))
         self.ragged = _ragged(family, task)
         self._names = family.inputs
+        self._complete = family.complete
+        self._pools_last = family.pools_last and task == "sequence-classification"
         self._task_name = task
         self._adapters = adapters
 
@@ -69,13 +73,16 @@ class Adapted:
         Args:
             batch: Tensors by name, ``(rows, ...)``, as a tokenizer or a data collator
                 makes them. Without ``attention_mask`` every token counts; without
-                ``token_type_ids`` all are of type 0.
+                ``token_type_ids`` all are of type 0; ``decoder_input_ids`` are made of
+                ``labels``.
 
         Raises:
             TypeError: an input is no tensor.
             ValueError: the batch lacks an input, or has one that the layers do not
                 take.
         """
+        if self._complete is not None:
+            batch = self._complete(self.model.config, batch)
         task, names = self._task, self._names
         others = set(batch) - {*names, *task.targets, *_UNUSED}
         if names[0] not in batch or others:
@@ -91,6 +98,8 @@ class Adapted:
                     "DataCollatorWithPadding(tokenizer)"
                 )
         first: Tensor = batch[names[0]]
+        if self._pools_last and "attention_mask" in batch:
+            _check_padding(self.model.config, first, batch["attention_mask"])
         defaults = {"attention_mask": first.new_ones, "token_type_ids": first.new_zeros}
         return tuple(
             batch[name] if name in batch else defaults[name](first.shape)
@@ -118,7 +127,9 @@ class Adapted:
                     f"{type(batch[name]).__name__}; give a collate_fn that makes one"
                 )
         found = tuple(batch[name] for name in names)
-        mask = batch.get("attention_mask") if self.ragged is not None else None
+        # Labels of a decoder are of other positions than the mask.
+        checked = self.ragged is not None and self._complete is None
+        mask = batch.get("attention_mask") if checked else None
         if mask is not None and found[0].shape == mask.shape:
             _check_labels(found[0], mask)
         return found[0] if len(found) == 1 else found
@@ -194,7 +205,8 @@ class Adapted:
                 "merge: expected False of a model without PEFT adapters, got True"
             )
         model: Any = self._adapters if self._adapters is not None else self.model
-        (merged(model) if merge else model).save_pretrained(folder)
+        written = merged(model) if merge else model
+        written.save_pretrained(folder, **_states_apart(written))
 
 
 class _ConfigOnly:
@@ -202,18 +214,47 @@ class _ConfigOnly:
         self.config = config
 
 
+def _states_apart(model: Any) -> dict[str, Any]:
+    """Return what to save where two names share a weight that no loader would tie."""
+    if getattr(model.config, "tie_word_embeddings", True) or is_peft(model):
+        return {}
+    state, taken = model.state_dict(), set()
+    for name, value in state.items():
+        state[name] = value.clone() if value.data_ptr() in taken else value
+        taken.add(value.data_ptr())
+    return {"state_dict": state}
+
+
 def _ragged(family: Family, task: str) -> Ragged | None:
+    if family.padding is not None:
+        return family.padding
     if not family.ragged or task == "question-answering":
         return None
     place = family.inputs.index("attention_mask")
-    return Ragged(functools.partial(_valid_lengths, place))
+    dim = 2 if task == "multiple-choice" else 1
+    lengths = functools.partial(_valid_lengths, place)
+    # What layers hand on besides rows are tables of weights.
+    return Ragged(lengths, dim=dim, input_dim=dim, fixed=True)
 
 
 def _valid_lengths(place: int, inputs: tuple[Tensor, ...]) -> Tensor:
-    """Return where the last token of each row ends."""
+    """Return where the last token of each row ends, or that of its longest choice."""
     mask = inputs[place] != 0
-    ends = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    return (mask * ends).amax(1)
+    ends = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
+    return (mask * ends).flatten(1).amax(1)
+
+
+def _check_padding(config: Any, ids: Tensor, mask: Tensor) -> None:
+    """Raise a ValueError where a decoder would classify by padding."""
+    pad = config.get_text_config().pad_token_id
+    places = torch.arange(ids.shape[1], device=ids.device)
+    behind = places >= _valid_lengths(0, (mask,))[:, None]
+    if pad is not None and bool((behind & (ids != pad)).any()):
+        raise ValueError(
+            f"batch: expected config.pad_token_id={pad} behind the end of a row, got "
+            "other tokens, by which the model would classify; set it to the "
+            "tokenizer's pad_token_id"
+        )
 
 
 @functools.cache
@@ -248,9 +289,7 @@ def from_transformers(
 ) -> Adapted:
     """Return a task model of Hugging Face's transformers as layers of a pipeline.
 
-    Supported are BERT, RoBERTa, DistilBERT and ELECTRA (sequence and token
-    classification, question answering), ViT and DeiT (image classification), GPT-2,
-    Llama, Qwen2 and Qwen3 (causal language models). Nothing is copied; outputs and
+    docs/huggingface.md lists the families and tasks. Nothing is copied; outputs and
     gradients are those of the model.
 
     A ``peft.PeftModel`` of such a model is taken as it is, if its adapters live in
@@ -260,13 +299,13 @@ def from_transformers(
     Args:
         model: From ``AutoModelFor<task>.from_pretrained``, on the CPU, or what
             ``peft.get_peft_model`` makes of it.
-        task: ``"sequence-classification"``, ``"token-classification"``,
-            ``"question-answering"``, ``"image-classification"`` or ``"causal-lm"``;
-            None: what the model's class is for.
+        task: One of `tasks.TASKS`, such as ``"sequence-classification"`` or
+            ``"causal-lm"``, to make sure of it; None: what the model's class is for.
         split_blocks: Make two layers of each block, attention and MLP, as the paper
-            counts them, instead of one.
-        untie: Give a head that shares its weight with the embeddings a copy of its
-            own. While they share it nothing can freeze.
+            counts them, instead of one. Blocks in which both read the same hidden
+            states stay whole, as those of convolutions do.
+        untie: Give heads, and embeddings of decoders, that share the weight of the
+            embeddings copies of their own. While they share it nothing can freeze.
 
     Raises:
         ImportError: transformers is older than 5.10, whose models are made otherwise.
@@ -280,13 +319,15 @@ def from_transformers(
     family, task = _supported(model, task)
     base: Any = model.base_model
     if untie:
-        _untie(model)
+        (family.untie or _untie)(model)
     layers: list[nn.Module] = [family.embed(base)]
     for index, block in enumerate(family.blocks(base)):
         if split_blocks:
             layers.extend(family.halves(base, block, index))
         else:
             layers.append(family.whole(base, block, index))
+    if task == "multiple-choice":
+        layers = [Choices(layer, 2 if k else None) for k, layer in enumerate(layers)]
     layers.append(_head(model, family, TASKS[task]))
     sequential = nn.Sequential(*layers)
     sequential.train(model.training)
@@ -302,11 +343,15 @@ def _supported(model: nn.Module, task: str | None) -> tuple[Family, str]:
             f"AutoModelForSequenceClassification gives, got {type(model).__name__}"
         )
     _check_version()
-    family = FAMILIES.get(kind)
+    family = BY_CLASS.get(type(model).__name__, FAMILIES.get(kind))
+    reason = refusal(model)
+    if reason is not None:
+        raise ValueError(f"model: {reason}")
     if family is None:
         raise ValueError(
-            f"model: expected a family of {', '.join(sorted(FAMILIES))}, got {kind}; "
-            "for another one write the layers as an nn.Sequential: docs/own-model.md"
+            "model: expected one of the families that docs/huggingface.md lists, got "
+            f"{kind}; for another one write the layers as an nn.Sequential: "
+            "docs/own-model.md"
         )
     name = type(model).__name__
     own = [n for n, t in TASKS.items() if name.endswith(t.suffixes)]
@@ -342,14 +387,22 @@ def _untie(model: Any) -> None:
         model.config.tie_word_embeddings = False
 
 
-def _head(model: Any, family: Family, task: Task) -> Head:
+def _head(model: Any, family: Family, task: Task) -> nn.Module:
+    if family.head is not None:
+        return family.head(model)
     base = model.base_model
-    tail = {name: getattr(base, name, None) for name in family.tail}
-    parts = {name: part for name, part in tail.items() if part is not None}
+    tail = {
+        name: functools.reduce(_part, name.split("."), base) for name in family.tail
+    }
+    parts = {n.rpartition(".")[2]: part for n, part in tail.items() if part is not None}
     own = copy.copy(model)
     own._modules = dict(model._modules)
     own._modules[model.base_model_prefix] = Given(parts)
     return Head(own, task.outputs)
+
+
+def _part(owner: Any, name: str) -> Any:
+    return getattr(owner, name, None)
 
 
 __all__: Sequence[str] = ("Adapted", "from_transformers")

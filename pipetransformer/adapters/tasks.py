@@ -7,11 +7,15 @@ batch, or over its tokens (`Task.weight` tells which).
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from pipetransformer.adapters.families import FAMILIES
 
 IGNORED = -100
 """The target of a token that no loss is taken of, as in transformers."""
@@ -38,6 +42,8 @@ class Task:
 
 def _class_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
     problem = config.problem_type
+    if problem is None and config.model_type in _DEBERTA:
+        return _deberta_class_loss(config, logits, labels)
     if problem is None and config.num_labels > 1:
         kind = "multi" if labels.is_floating_point() else "single"
         problem = f"{kind}_label_classification"
@@ -48,8 +54,30 @@ def _class_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
     return functional.mse_loss(logits.reshape(labels.shape), labels)
 
 
-def _token_loss(_: Any, logits: Tensor, labels: Tensor) -> Tensor:
+def _deberta_class_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
+    if config.num_labels == 1:
+        flat = logits.reshape(-1).to(labels.dtype)
+        return functional.mse_loss(flat, labels.reshape(-1))
+    if labels.dim() == 1 or labels.shape[-1] == 1:
+        return functional.cross_entropy(logits.float(), labels.reshape(-1).long())
+    return -(functional.log_softmax(logits, -1) * labels).sum(-1).mean()
+
+
+def _choice_loss(_: Any, logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits, labels)
+
+
+def _masked_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
     flat = logits.reshape(-1, logits.shape[-1])
+    if config.model_type in _FP32_MASKED_LOSS:
+        flat = flat.float()
+    return functional.cross_entropy(flat, labels.reshape(-1), ignore_index=IGNORED)
+
+
+def _token_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
+    flat = logits.reshape(-1, logits.shape[-1])
+    if FAMILIES[config.model_type].fp32_token_loss:
+        flat = flat.float()
     return functional.cross_entropy(flat, labels.reshape(-1), ignore_index=IGNORED)
 
 
@@ -70,6 +98,26 @@ def _span_loss(_: Any, outputs: Any, targets: Any) -> Tensor:
     return (ends[0] + ends[1]) / 2
 
 
+def _ctc_loss(config: Any, outputs: Any, labels: Tensor) -> Tensor:
+    logits, lengths = outputs
+    there, words = labels >= 0, logits.shape[-1]
+    if int(labels.max()) >= words:
+        raise ValueError(
+            f"labels: expected ids below {words} (config.vocab_size), got "
+            f"{int(labels.max())}"
+        )
+    chances = functional.log_softmax(logits, dim=-1, dtype=torch.float32)
+    with torch.backends.cudnn.flags(enabled=False):  # as in transformers
+        return functional.ctc_loss(
+            chances.transpose(0, 1),
+            labels.masked_select(there),
+            lengths,
+            there.sum(-1),
+            blank=config.pad_token_id,
+            zero_infinity=config.ctc_zero_infinity,
+        )
+
+
 def _tokens(labels: Tensor) -> Tensor:
     return (labels != IGNORED).sum()
 
@@ -77,6 +125,9 @@ def _tokens(labels: Tensor) -> Tensor:
 def _next_tokens(labels: Tensor) -> Tensor:
     return (labels[..., 1:] != IGNORED).sum()
 
+
+_DEBERTA = ("deberta", "deberta-v2")
+_FP32_MASKED_LOSS = ("eurobert", "modernbert")
 
 TASKS: dict[str, Task] = {
     "sequence-classification": Task(
@@ -91,9 +142,22 @@ TASKS: dict[str, Task] = {
         ("start_logits", "end_logits"),
         _span_loss,
     ),
+    "masked-lm": Task(
+        ("ForMaskedLM",), ("labels",), ("logits",), _masked_loss, _tokens
+    ),
+    "multiple-choice": Task(
+        ("ForMultipleChoice",), ("labels",), ("logits",), _choice_loss
+    ),
     "image-classification": Task(
         ("ForImageClassification",), ("labels",), ("logits",), _class_loss
     ),
+    "video-classification": Task(
+        ("ForVideoClassification",), ("labels",), ("logits",), _class_loss
+    ),
+    "audio-classification": Task(
+        ("ForAudioClassification",), ("labels",), ("logits",), _class_loss
+    ),
+    "ctc": Task(("ForCTC",), ("labels",), ("logits", "lengths"), _ctc_loss),
     "causal-lm": Task(
         ("ForCausalLM", "LMHeadModel"),
         ("labels",),
@@ -101,7 +165,18 @@ TASKS: dict[str, Task] = {
         _next_token_loss,
         _next_tokens,
     ),
+    "seq2seq-lm": Task(
+        ("ForConditionalGeneration", "MarianMTModel"),
+        ("labels",),
+        ("logits",),
+        _token_loss,
+        _tokens,
+    ),
 }
+
+
+_HELD = ("contact_head", "rotary_embeddings")
+"""Of a base model (ESM), but not called by it: for its state alone."""
 
 
 class Given(nn.Module):
@@ -116,21 +191,35 @@ class Given(nn.Module):
         for name, part in tail.items():
             self.add_module(name, part)
 
-    def forward(self, *_: Any, hidden: Tensor, **__: Any) -> Any:
+    @property
+    def decoder(self) -> Given:
+        """Stand for the base model's decoder as well, which OPT's task model calls."""
+        return self
+
+    def forward(
+        self,
+        *_: Any,
+        hidden: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **__: Any,
+    ) -> Any:
         """Return hidden states as a base model returns them."""
         from transformers.modeling_outputs import (
             BaseModelOutputWithPoolingAndCrossAttentions,
         )
 
+        hidden = inputs_embeds if hidden is None else hidden
         pooled = None
         for name, part in self.named_children():
             if name == "pooler":
                 pooled = part(hidden)
-            else:
+            elif name not in _HELD:
                 hidden = part(hidden)
-        return BaseModelOutputWithPoolingAndCrossAttentions(
+        found = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=hidden, pooler_output=pooled
         )
+        found.router_logits = None  # task models of mixtures of experts look for them
+        return found
 
 
 class Head(nn.Module):
@@ -145,9 +234,42 @@ class Head(nn.Module):
         super().__init__()
         self.model = model
         self._outputs = outputs
+        # Not every task model hands on to its base model what it does not know itself.
+        known = inspect.signature(model.forward).parameters
+        self._entry = "inputs_embeds" if "inputs_embeds" in known else "hidden"
+        self._masks = "attention_mask" in known
+        self._pools = type(model).__name__.endswith("ForSequenceClassification")
 
-    def forward(self, hidden: Tensor, padding: Tensor | None = None) -> Any:
-        """Return the task's outputs; one alone is no tuple."""
-        found = self.model(hidden=hidden, return_dict=True)
+    def forward(
+        self, hidden: Tensor, padding: Tensor | None = None, table: Any = None
+    ) -> Any:
+        """Return the task's outputs; one alone is no tuple.
+
+        Args:
+            hidden: ``(rows, length, width)``, what the blocks have made.
+            padding: ``(rows, length)``, as `families.parts.State` has it.
+            table: What the blocks of some encoders read; not used.
+
+        Raises:
+            ValueError: a decoder that classifies sequences without a padding token.
+        """
+        given: dict[str, Any] = {self._entry: hidden}
+        if self._pools and padding is not None and padding.dtype == torch.uint8:
+            given["input_ids"] = self._stand_ins(padding)
+        if self._masks and padding is not None and padding.dtype == torch.bool:
+            given["attention_mask"] = padding.long()  # encoders that pool the mean
+        found = self.model(return_dict=True, **given)
         values = tuple(getattr(found, name) for name in self._outputs)
         return values[0] if len(values) == 1 else values
+
+    def _stand_ins(self, padding: Tensor) -> Tensor:
+        """Return ids from which a decoder tells the last token that is no padding."""
+        config: Any = self.model.config
+        pad = config.get_text_config().pad_token_id
+        if pad is None:
+            raise ValueError(
+                "model: expected config.pad_token_id, since a decoder classifies by "
+                "the last token that is not padding, got None; set it to the "
+                "tokenizer's pad_token_id"
+            )
+        return torch.where(padding == 1, pad + 1, pad)

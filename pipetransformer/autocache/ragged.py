@@ -26,15 +26,24 @@ class Ragged:
     gives, bit for bit. In a batch of another length matrix products may round
     otherwise (fp32: about 1e-6 of a value).
 
+    A row may have several lengths, such as a source and a target text. A record then
+    takes as many positions of each tensor as the longest of them has.
+
     Args:
         lengths: ``lengths(inputs)`` -> ``(rows,)`` integers: how many positions of each
             row are valid, from the first on. `inputs` is what the first layer takes. A
-            row that is padded in front is valid up to its end.
+            row that is padded in front is valid up to its end. Of several lengths
+            ``(rows, lengths)``.
         dim: Which dim of the tensors at a boundary is padded, counted with the rows'
             (0). One for all that have as many dims, or one per tensor, None for one of
             fixed shape.
         fill: What stands behind a row's end. One for all tensors or one per tensor.
         input_dim: The same as `dim` for the inputs, in their order.
+        which: Of rows with several lengths the number of each tensor's, at a boundary.
+        input_which: The same for the inputs.
+        fixed: Numbers and tensors without rows at a boundary are the same whatever
+            length rows are padded to, as a table of weights is. Without it they are
+            taken to depend on the length, and nothing is cached where there are any.
 
     Raises:
         TypeError, ValueError: a field of another kind, or out of range.
@@ -44,6 +53,9 @@ class Ragged:
     dim: Dims = 1
     fill: float | tuple[float, ...] = 0.0
     input_dim: Dims = 1
+    which: tuple[int, ...] | None = None
+    input_which: tuple[int, ...] | None = None
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.lengths):
@@ -57,6 +69,11 @@ class Ragged:
                     f"Ragged.{name}: expected a number >= 1 or one (or None) per "
                     f"tensor, got {dims!r}"
                 )
+        if (self.which is None) != (self.input_which is None):
+            raise ValueError(
+                "Ragged.which: expected it with input_which or none of them, got "
+                f"which={self.which}, input_which={self.input_which}"
+            )
         if not self.fills or not all(isinstance(f, (int, float)) for f in self.fills):
             raise ValueError(
                 f"Ragged.fill: expected a number or one per tensor, got {self.fill!r}"
@@ -67,12 +84,17 @@ class Ragged:
         """Return `fill` as a tuple."""
         return self.fill if isinstance(self.fill, tuple) else (self.fill,)
 
-    def misfit(self, tensors: Sequence[Tensor], padded: int) -> str | None:
+    @property
+    def has_several(self) -> bool:
+        """Tell whether a row has several lengths."""
+        return isinstance(self.which, tuple)
+
+    def misfit(self, tensors: Sequence[Tensor], padded: Sequence[int]) -> str | None:
         """Say why tensors at a boundary are not padded as this says, or None.
 
         Args:
             tensors: What crosses the boundary, each ``(rows, ...)``.
-            padded: Padded length of the inputs.
+            padded: Padded lengths of the inputs.
         """
         try:
             dims = dims_of(tensors, self.dim)
@@ -82,12 +104,16 @@ class Ragged:
             fill = self.fills[min(number, len(self.fills) - 1)]
             if dim is not None and not _holds(tensor.dtype, fill):
                 return f"ragged: expected a fill that {tensor.dtype} holds, got {fill}"
-        sizes = {t.shape[d] for t, d in zip(tensors, dims, strict=True) if d}
-        if sizes <= {padded}:
+        kinds = _each(self.which, tensors)
+        if all(
+            dim is None or tensor.shape[dim] == padded[kind]
+            for tensor, dim, kind in zip(tensors, dims, kinds, strict=True)
+        ):
             return None
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        text = ", ".join(map(str, padded))
         return (
-            f"ragged: expected tensors of the inputs' padded length {padded} along "
+            f"ragged: expected tensors of the inputs' padded length {text} along "
             f"dim={self.dim}, got shapes {shapes}; name one dim per tensor, None where "
             "it is not padded"
         )
@@ -104,14 +130,18 @@ class Ragged:
                 `lengths` gives something else than a length per row.
         """
         dims = dims_of(tensors, self.input_dim)
-        sizes = {t.shape[d] for t, d in zip(tensors, dims, strict=True) if d}
-        if len(sizes) != 1:
+        kinds = _each(self.input_which, tensors)
+        sizes: dict[int, set[int]] = {}
+        for tensor, dim, kind in zip(tensors, dims, kinds, strict=True):
+            if dim is not None:
+                sizes.setdefault(kind, set()).add(tensor.shape[dim])
+        if not sizes or any(len(each) != 1 for each in sizes.values()):
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
             raise ValueError(
                 "ragged: expected inputs of one padded length along input_dim="
                 f"{self.input_dim}, got shapes {shapes}"
             )
-        (padded,) = sizes
+        padded = [sizes[kind].pop() for kind in sorted(sizes)]
         lengths = self.lengths(inputs)
         if not isinstance(lengths, Tensor) or lengths.is_floating_point():
             raise TypeError(
@@ -119,14 +149,67 @@ class Ragged:
             )
         lengths = lengths.detach().to("cpu", torch.int64)
         rows = len(tensors[0])
-        if lengths.shape != (rows,) or not bool(
-            ((lengths >= 0) & (lengths <= padded)).all()
+        shape = (rows, len(padded)) if self.has_several else (rows,)
+        if lengths.shape != shape or not bool(
+            ((lengths >= 0) & (lengths <= torch.tensor(padded))).all()
         ):
+            text = ", ".join(map(str, padded))
             raise ValueError(
-                f"Ragged.lengths: expected {rows} numbers of 0..{padded} (the padded "
+                f"Ragged.lengths: expected {rows} numbers of 0..{text} (the padded "
                 f"length), got {lengths.tolist()}"
             )
-        return RaggedRows(moved(tensors, dims), flags(dims), lengths, padded)
+        own = lengths.view(rows, len(padded))
+        found = RaggedRows(
+            moved(tensors, dims), flags(dims), own.amax(1), max(padded), own, padded
+        )
+        if self.has_several:
+            found.tensors[:] = [
+                _of_length(tensor, own[:, kind], found.padded, 0.0)
+                if ragged
+                else tensor
+                for tensor, ragged, kind in zip(
+                    found.tensors, found.ragged, kinds, strict=True
+                )
+            ]
+        return found
+
+    def joined(self, tensors: Sequence[Tensor], rows: RaggedRows) -> Sequence[Tensor]:
+        """Return tensors at a boundary as records hold them, all of one length.
+
+        Args:
+            tensors: What crosses the boundary, each ``(rows, ...)``.
+            rows: The inputs of the batch.
+        """
+        if not self.has_several:
+            return tensors
+        dims, kinds = dims_of(tensors, self.dim), _each(self.which, tensors)
+        fills = [self.fills[min(n, len(self.fills) - 1)] for n in range(len(tensors))]
+        wide = [
+            tensor
+            if dim is None
+            else _of_length(tensor, rows.own[:, kind], rows.padded, fill)
+            for tensor, dim, kind, fill in zip(
+                moved(tensors, dims), dims, kinds, fills, strict=True
+            )
+        ]
+        return moved(wide, dims, back=True)
+
+    def parted(self, tensors: Sequence[Tensor], rows: RaggedRows) -> Sequence[Tensor]:
+        """Return what records hold as the tensors of a batch, each of its own length.
+
+        Args:
+            tensors: Of one length, see `joined`.
+            rows: The inputs of the batch.
+        """
+        if not self.has_several:
+            return tensors
+        dims, kinds = dims_of(tensors, self.dim), _each(self.which, tensors)
+        return [
+            tensor
+            if dim is None
+            else tensor.narrow(dim, 0, rows.widths[kind]).contiguous()
+            for tensor, dim, kind in zip(tensors, dims, kinds, strict=True)
+        ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,14 +219,19 @@ class RaggedRows:
     Attributes:
         tensors: Each ``(rows, ...)``, the padded dim, if there is one, as dim 1.
         ragged: Which tensors have one.
-        lengths: Valid positions of each row, ``(rows,)`` int64.
+        lengths: Valid positions of each row, of several lengths the longest,
+            ``(rows,)`` int64.
         padded: Size of the padded dim.
+        own: All lengths of each row, ``(rows, lengths)`` int64.
+        widths: What each length is padded to in the batch.
     """
 
     tensors: list[Tensor]
     ragged: list[bool]
     lengths: Tensor
     padded: int
+    own: Tensor
+    widths: list[int]
 
 
 def dims_of(tensors: Sequence[Tensor], dims: Dims) -> list[int | None]:
@@ -163,6 +251,21 @@ def dims_of(tensors: Sequence[Tensor], dims: Dims) -> list[int | None]:
     return list(dims)
 
 
+def _each(which: tuple[int, ...] | None, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return the number of each tensor's length."""
+    return (0,) * len(tensors) if which is None else which
+
+
+def _of_length(tensor: Tensor, lengths: Tensor, length: int, fill: float) -> Tensor:
+    """Return rows of another length, dim 1, with the fill behind their own ends."""
+    wide = tensor.new_full((len(tensor), length, *tensor.shape[2:]), fill)
+    there = torch.arange(tensor.shape[1]) < lengths.unsqueeze(1)
+    there = there.to(tensor.device).view(*there.shape, *[1] * (tensor.dim() - 2))
+    part = wide[:, : tensor.shape[1]]
+    part.copy_(torch.where(there, tensor, part))
+    return wide
+
+
 def _holds(dtype: torch.dtype, value: float) -> bool:
     """Tell whether torch fills a tensor of this type with a value."""
     try:
@@ -173,15 +276,15 @@ def _holds(dtype: torch.dtype, value: float) -> bool:
 
 
 def valid_part(
-    tensors: Sequence[Tensor], ragged: Ragged | None, length: int | None
+    tensors: Sequence[Tensor], ragged: Ragged | None, lengths: Sequence[int] | None
 ) -> list[Tensor]:
     """Return what of one row, ``(1, ...)`` each, is no padding."""
-    if ragged is None or length is None:
+    if ragged is None or lengths is None:
         return list(tensors)
-    dims = dims_of(tensors, ragged.dim)
+    dims, kinds = dims_of(tensors, ragged.dim), _each(ragged.which, tensors)
     return [
-        tensor if dim is None else tensor.narrow(dim, 0, length)
-        for tensor, dim in zip(tensors, dims, strict=True)
+        tensor if dim is None else tensor.narrow(dim, 0, lengths[kind])
+        for tensor, dim, kind in zip(tensors, dims, kinds, strict=True)
     ]
 
 

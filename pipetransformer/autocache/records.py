@@ -20,7 +20,8 @@ class Records:
         rows: positions in the batch, ``(n,)`` int64, ascending.
         tensors: what crosses the boundary, each ``(n, ...)``, on the device asked for;
             after `ActivationCache.use_device` those at the boundary on that one.
-        lengths: valid positions of each row, ``(n,)`` int64; None: not ragged.
+        lengths: valid positions of each row, ``(n,)`` int64, of rows with several
+            lengths ``(n, lengths)``; None: not ragged.
         lossy: some of them went through a codec that rounds.
     """
 

@@ -125,7 +125,7 @@ class FrozenPrefix:
             fills=fills,
             seed=seed,
             place=place,
-            padding=() if ragged is None else (ragged.dim, ragged.fill),
+            padding=_padding(ragged),
         )
         self._clock = clock
         self._seed = seed
@@ -273,7 +273,9 @@ class FrozenPrefix:
         ids = cache.record_ids(ids, view)
         with self._clock.phase("cache_read"):
             rows, length = None, self._length if lazy else None
-            if self._ragged is not None and length is None:
+            if self._ragged is not None and (
+                length is None or self._ragged.has_several
+            ):
                 rows = self._rows(inputs(), keep=not whole)
                 length = rows.padded
             hashes = keys
@@ -291,6 +293,7 @@ class FrozenPrefix:
                 disk=self.uses_disk,
                 device=self._frozen.device,
             )
+            found = [self._parted(records, rows) for records in found]
         if self._debug:
             for records in found:
                 self._check(inputs(), records, ids, cache, position, codec, whole=whole)
@@ -374,9 +377,11 @@ class FrozenPrefix:
         if tensors is None or self._misfit(tensors, ragged) is not None:
             return None
         lengths = ragged.lengths if ragged is not None else None
-        return self._as_read(
-            round_trip(tensors, codec, ragged=self._ragged, lengths=lengths), cache
-        )
+        kept = self._joined(tensors, ragged)
+        read = round_trip(kept, codec, ragged=self._ragged, lengths=lengths)
+        if self._ragged is not None and ragged is not None:
+            read = list(self._ragged.parted(read, ragged))
+        return self._as_read(read, cache)
 
     def _storable(
         self, value: Any, rows: int, cache: ActivationCache
@@ -385,7 +390,8 @@ class FrozenPrefix:
         if isinstance(value, HandedOn):
             form, text = value.form, value.form.text()
             # A batch of rows that were padded to another length may have others.
-            if text is None or (self._ragged is not None and form.has_numbers()):
+            varies = self._ragged is not None and not self._ragged.fixed
+            if text is None or (varies and form.has_numbers()):
                 return None
             if text != self._forms.setdefault(cache, (form, text))[1]:
                 return None
@@ -407,7 +413,23 @@ class FrozenPrefix:
         reason = unfit(tensors)
         if reason is not None or self._ragged is None or ragged is None:
             return reason
-        return self._ragged.misfit(tensors, ragged.padded)
+        return self._ragged.misfit(tensors, ragged.widths)
+
+    def _joined(
+        self, tensors: Sequence[Tensor], ragged: RaggedRows | None
+    ) -> Sequence[Tensor]:
+        """Return tensors at the boundary as records hold them."""
+        if self._ragged is None or ragged is None:
+            return tensors
+        return self._ragged.joined(tensors, ragged)
+
+    def _parted(self, found: Records, ragged: RaggedRows | None) -> Records:
+        """Return records of rows with several lengths, each tensor of its own."""
+        if self._ragged is None or ragged is None or not self._ragged.has_several:
+            return found
+        tensors = tuple(self._ragged.parted(found.tensors, ragged))
+        own = ragged.own[found.rows]
+        return dataclasses.replace(found, tensors=tensors, lengths=own)
 
     def _rows(self, inputs: Any, *, keep: bool) -> RaggedRows:
         """Return the lengths of ragged rows; `keep` the padded one for lazy batches."""
@@ -546,11 +568,13 @@ class FrozenPrefix:
         bits: bool = False,
     ) -> str | None:
         """Say how far a row is from its record, the `number`-th of those found."""
-        length = int(found.lengths[number]) if found.lengths is not None else None
+        lengths = None
+        if found.lengths is not None:
+            lengths = found.lengths[number].reshape(-1).tolist()
         cached = [tensor[number : number + 1] for tensor in found.tensors]
         return other_kind(fresh, cached) or difference(
-            valid_part(fresh, self._ragged, length),
-            valid_part(cached, self._ragged, length),
+            valid_part(fresh, self._ragged, lengths),
+            valid_part(cached, self._ragged, lengths),
             bits=bits,
             rounded=TOLERANCES[codec] if found.lossy else 0.0,
         )
@@ -605,6 +629,7 @@ class FrozenPrefix:
             self._refuse(f"layer {self.boundary - 1}: {reason}")
             return
         lengths = ragged.lengths if ragged is not None else None
+        tensors = tuple(self._joined(tensors, ragged))
         fresh = torch.ones(len(ids), dtype=torch.bool)
         for records in found:
             if records.boundary == self.boundary:
@@ -659,6 +684,14 @@ class FrozenPrefix:
             taken = inputs() if len(absent) == rows else slice_rows(inputs(), absent)
             parts.append((absent, self._frozen.run(taken, 0, position, whole)))
         return parts
+
+
+def _padding(ragged: Ragged | None) -> tuple[object, ...]:
+    """Return what of padding records depend on."""
+    if ragged is None:
+        return ()
+    several = (ragged.which,) if ragged.has_several else ()
+    return (ragged.dim, ragged.fill, *several)
 
 
 def _flat(tensors: Sequence[Tensor]) -> Any:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.adapters import hf_decoders, hf_encoders, hf_vision
+from tests.adapters import hf_decoders, hf_encoders, hf_seq2seq, hf_vision
 from tests.adapters.hf_encoders import PADDING, SMALL_BERT, WORDS
 
 torch = pytest.importorskip("torch")
@@ -19,7 +19,7 @@ CASES = [(name, task) for name, (_, tasks) in _FAMILIES.items() for task in task
 
 def make_model(name, task, dtype=torch.float32, **changes):
     """Return a task model with drawn weights, in evaluation mode."""
-    values, tasks = _FAMILIES[name]
+    values, tasks = {**_FAMILIES, **hf_encoders.ENCODERS, **hf_seq2seq.FAMILIES}[name]
     config = getattr(transformers, f"{name}Config")(**{**values, **changes})
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -46,6 +46,14 @@ def make_batch(task, rows=4, dtype=torch.float32):
         batch["labels"] = torch.where(there, ids % 2, -100)
     elif task == "causal-lm":
         batch["labels"] = torch.where(there, ids, -100)
+    elif task == "masked-lm":
+        batch["labels"] = torch.where(there & (ids % 3 == 0), ids, -100)
+    elif task == "multiple-choice":
+        names = list(batch)
+        turned = [batch[name].roll(1, 0) for name in names]  # of other lengths
+        pairs = zip(names, turned, strict=True)
+        batch = {name: torch.stack([batch[name], other], 1) for name, other in pairs}
+        batch["labels"] = torch.arange(rows) % 2
     else:
         batch["start_positions"] = torch.arange(rows) % 3
         batch["end_positions"] = torch.arange(rows) % 3 + 1

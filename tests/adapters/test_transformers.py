@@ -3,7 +3,9 @@
 import copy
 import functools
 import pickle
+import re
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 
 import pipetransformer as pt
 from pipetransformer.adapters import from_transformers
+from pipetransformer.adapters.families import FAMILIES
 from tests.adapters.hf_models import (
     CASES,
     make_batch,
@@ -362,8 +365,15 @@ def test_an_unsupported_model_is_refused_by_name():
         from_transformers(nn.Linear(2, 2))
     config = transformers.XLNetConfig(vocab_size=9, d_model=8, n_layer=1, n_head=1)
     model = transformers.XLNetForSequenceClassification(config)
-    with pytest.raises(ValueError, match=r"a family of bert, .* got xlnet"):
+    with pytest.raises(ValueError, match=r"docs/huggingface.md lists, got xlnet"):
         from_transformers(model)
+
+
+def test_the_document_lists_every_family_by_its_model_type():
+    page = (Path(__file__).parents[2] / "docs" / "huggingface.md").read_text()
+    begin = page.index("## What is supported")
+    table = page[begin : page.index("* Layers are", begin)]
+    assert set(re.findall(r"`([a-z0-9_-]+)`", table)) == set(FAMILIES)
 
 
 def test_an_older_transformers_is_refused(monkeypatch):

@@ -275,3 +275,86 @@ def test_inputs_of_other_shapes_than_the_spec_are_refused():
     assert named.rows_of(inputs, inputs).padded == 5
     with pytest.raises(ValueError, match="expected tensors with dims"):
         named.rows_of(inputs, inputs[:1])
+
+
+# -- rows with several lengths -----------------------------------------------------
+
+PAIRED = Ragged(
+    lambda inputs: torch.stack([(part != 0).sum(1) for part in inputs], 1),
+    dim=(1, 1, None),
+    fill=(0.5, 7),
+    input_dim=(1, 1),
+    which=(0, 1, 0),
+    input_which=(0, 1),
+)
+
+
+def paired(lengths, padded, junk):
+    """Inputs of rows with two lengths, and what layers make of them."""
+    ids = [torch.zeros(len(lengths), n, dtype=torch.int64) for n in padded]
+    hidden = torch.full((len(lengths), padded[0], WIDTH), float(junk))
+    words = torch.full((len(lengths), padded[1]), junk)
+    for row, ends in enumerate(lengths):
+        for tensor, end in zip(ids, ends, strict=True):
+            tensor[row, :end] = torch.arange(end) + 10 * row + 1
+        hidden[row, : ends[0]] = valid_part(row, 1, ends[0])
+        words[row, : ends[1]] = torch.arange(ends[1]) + row
+    return ids, (hidden, words, torch.arange(len(lengths))[:, None])
+
+
+def test_a_row_with_two_lengths_is_found_whatever_both_are_padded_with():
+    lengths = [(2, 5), (7, 0), (3, 3), (0, 6)]
+    cache = make_cache(4)
+    (stored, tensors), (asked, _) = (
+        paired(lengths, (8, 6), 9),
+        paired(lengths, (7, 11), 8),
+    )
+    rows, others = (PAIRED.rows_of(each, each) for each in (stored, asked))
+    assert (rows.padded, rows.widths) == (8, [8, 6]) and others.widths == [7, 11]
+    assert rows.lengths.tolist() == [5, 7, 3, 6]
+    hashes = hash_ragged_rows(rows)
+    assert torch.equal(hash_ragged_rows(others), hashes)
+    cache.store(
+        torch.arange(4),
+        PAIRED.joined(tensors, rows),
+        boundary=1,
+        fingerprint=1,
+        input_hashes=hashes,
+        ragged=PAIRED,
+        lengths=rows.lengths,
+    )
+    (found,) = cache.fetch(
+        torch.arange(4),
+        chain=[0, 1],
+        input_hashes=hashes,
+        ragged=PAIRED,
+        length=others.padded,
+    )
+    hidden, words, whole = PAIRED.parted(found.tensors, others)
+    assert hidden.shape == (4, 7, WIDTH) and words.shape == (4, 11)
+    assert PAIRED.misfit((hidden, words, whole), others.widths) is None
+    for row, (first, second) in enumerate(lengths):
+        assert torch.equal(hidden[row, :first], valid_part(row, 1, first))
+        assert (hidden[row, first:] == 0.5).all() and (words[row, second:] == 7).all()
+        assert words[row, :second].tolist() == [row + k for k in range(second)]
+    assert whole.tolist() == [[0], [1], [2], [3]]
+
+
+def test_the_hash_tells_rows_apart_that_divide_their_lengths_otherwise():
+    pairs = [torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5, 0]])]
+    moved = [torch.tensor([[1, 2, 0]]), torch.tensor([[3, 4, 5]])]
+    first, second = (hash_ragged_rows(PAIRED.rows_of(p, p)) for p in (pairs, moved))
+    assert first.tolist() != second.tolist()
+
+
+def test_several_lengths_that_do_not_fit_the_tensors_are_refused():
+    with pytest.raises(ValueError, match=r"Ragged.which: expected it with input_which"):
+        Ragged(first_lengths, which=(0, 1))
+    inputs = [torch.ones(2, 5), torch.ones(2, 4)]
+    with pytest.raises(ValueError, match=r"expected 2 numbers of 0..5, 4"):
+        Ragged(
+            lambda _: torch.tensor([5, 5]), which=(0, 1), input_which=(0, 1)
+        ).rows_of(inputs, inputs)
+    rows = PAIRED.rows_of(inputs, inputs)
+    _, tensors = paired([(1, 1), (1, 1)], (5, 5), 9)
+    assert "padded length 5, 4" in PAIRED.misfit(tensors, rows.widths)

@@ -11,14 +11,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.autocache import Ragged
+
 State = tuple[Tensor, Tensor] | Tensor
-"""What travels between layers: hidden states, of text with the padding mask."""
+"""What travels between layers: hidden states, of text with the padding mask.
+
+The mask is bool, True at tokens; of decoders uint8, 0 at padding, 2 at tokens that are
+``config.pad_token_id`` and 1 at others.
+"""
 
 
 class Embed(nn.Module):
@@ -66,30 +72,40 @@ class Attention(nn.Module):
         self.config = config
         self.kind = kind
 
-    def mask(self, hidden: Tensor, padding: Tensor) -> Tensor | None:
+    def mask(self, hidden: Tensor, padding: Tensor) -> Any:
         """Return what the attention of a block takes; made once per micro-batch.
 
         Args:
             hidden: ``(rows, length, width)``; only shape, dtype and device are used.
-            padding: ``(rows, length)`` bool, True at tokens. It carries what was made
-                of it to the next layer of the same stage.
+            padding: ``(rows, length)``, not 0 at tokens. It carries what was made of it
+                to the next layer of the same stage.
         """
         key = (self.kind, hidden.dtype, self.config._attn_implementation)
-        made: dict[Any, Tensor | None] = padding.__dict__.setdefault("_masks", {})
+        made: dict[Any, Any] = padding.__dict__.setdefault("_masks", {})
         if key not in made:
-            from transformers import masking_utils
-
-            make = {
-                "bidirectional": masking_utils.create_bidirectional_mask,
-                "causal": masking_utils.create_causal_mask,
-                "sliding": masking_utils.create_sliding_window_causal_mask,
-            }[self.kind]
-            given = {"config": self.config, "inputs_embeds": hidden.detach()}
-            if self.kind != "bidirectional":  # renamed in transformers 5.24
-                names = inspect.signature(make).parameters
-                given["cache" if "cache" in names else "past_key_values"] = None
-            made[key] = make(attention_mask=padding, **given)
+            made[key] = self.make(hidden.detach(), padding.bool())
         return made[key]
+
+    def make(self, hidden: Tensor, there: Tensor, **more: Any) -> Any:
+        """Make what `mask` returns.
+
+        Args:
+            hidden: As in `mask`.
+            there: ``(rows, length)`` bool, True at tokens.
+            more: For the function of transformers that makes masks of this kind.
+        """
+        from transformers import masking_utils
+
+        make = {
+            "bidirectional": masking_utils.create_bidirectional_mask,
+            "causal": masking_utils.create_causal_mask,
+            "sliding": masking_utils.create_sliding_window_causal_mask,
+        }[self.kind]
+        given = {"config": self.config, "inputs_embeds": hidden, **more}
+        if self.kind != "bidirectional":  # renamed in transformers 5.24
+            names = inspect.signature(make).parameters
+            given["cache" if "cache" in names else "past_key_values"] = None
+        return make(attention_mask=there, **given)
 
 
 class Block(nn.Module):
@@ -100,6 +116,7 @@ class Block(nn.Module):
         call: Takes the layer, hidden states and the attention's mask.
         attention: Makes the mask; None where the layer has no attention, or no mask.
         rotary: Makes position embeddings, if the model has them in each block.
+        layer_type: What the rotary embeddings are asked for, if they differ by layer.
     """
 
     def __init__(
@@ -108,6 +125,7 @@ class Block(nn.Module):
         call: Callable[..., Tensor],
         attention: Attention | None,
         rotary: nn.Module | None = None,
+        layer_type: str | None = None,
     ) -> None:
         super().__init__()
         for name, part in parts.items():
@@ -116,6 +134,7 @@ class Block(nn.Module):
         # Its buffers follow from the config: each layer has its own, so that none is
         # shared between a frozen and an active layer.
         self.rotary = None if rotary is None else _own_rotary(rotary)
+        self._layer_types = () if layer_type is None else (layer_type,)
         self._call = call
 
     def forward(self, hidden: Tensor, padding: Tensor | None = None) -> State:
@@ -126,7 +145,8 @@ class Block(nn.Module):
             mask = make.mask(hidden, padding)
         if self.rotary is not None:
             places = positions(hidden)
-            extra["position_embeddings"] = self.rotary(hidden, places)
+            found = self.rotary(hidden, places, *self._layer_types)
+            extra["position_embeddings"] = found
         value = self._call(self, hidden, mask, **extra)
         return value if padding is None else (value, padding)
 
@@ -152,19 +172,36 @@ class Family:
         embed: Makes the first layer of a base model.
         blocks: Returns a base model's blocks.
         whole: Makes the layer of a block.
-        halves: Makes the two layers of a block: attention, then MLP.
+        halves: Makes the two layers of a block, attention, then MLP; where both read
+            the same hidden states one, the whole.
         tail: Names of the base model's submodules behind the blocks.
         ragged: Whether rows of different batches differ in length.
+        fp32_token_loss: Whether the model takes the loss of tokens' classes in fp32.
+        pools_last: Whether it classifies a sequence by its last token that is not
+            ``config.pad_token_id``.
+        head: Makes the last layer of a task model; None: `tasks.Head`.
+        complete: Takes config and batch; returns the batch with what the model's own
+            forward would make of it. None: the batch as it is.
+        padding: What is padding, for the cache; None: what the attention mask says, if
+            rows are `ragged`.
+        untie: Gives what shares weights with the embeddings weights of its own; None:
+            the head alone may share them.
     """
 
     inputs: tuple[str, ...]
     tasks: tuple[str, ...]
-    embed: Callable[[Any], Embed]
+    embed: Callable[[Any], nn.Module]
     blocks: Callable[[Any], Sequence[Any]]
-    whole: Callable[[Any, Any, int], Block]
-    halves: Callable[[Any, Any, int], tuple[Block, Block]]
+    whole: Callable[[Any, Any, int], nn.Module]
+    halves: Callable[[Any, Any, int], tuple[nn.Module, ...]]
     tail: tuple[str, ...] = ()
     ragged: bool = True
+    fp32_token_loss: bool = False
+    pools_last: bool = False
+    head: Callable[[Any], nn.Module] | None = None
+    complete: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None
+    padding: Ragged | None = None
+    untie: Callable[[Any], None] | None = None
 
 
 # Calls are functions of the module: layers can be pickled.

@@ -331,6 +331,7 @@ def from_transformers(
     layers.append(_head(model, family, TASKS[task]))
     sequential = nn.Sequential(*layers)
     sequential.train(model.training)
+    _check_whole(model, sequential)
     return Adapted(model, sequential, family, task, adapters=adapters)
 
 
@@ -368,6 +369,16 @@ def _supported(model: nn.Module, task: str | None) -> tuple[Family, str]:
     return family, own[0]
 
 
+def _check_whole(model: nn.Module, sequential: nn.Sequential) -> None:
+    held = set(map(id, sequential.parameters()))
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in held:
+            raise ValueError(
+                f"model: expected each parameter in a layer, got {name}, which no "
+                "layer uses; please report this configuration"
+            )
+
+
 def _check_version() -> None:
     found = metadata.version("transformers")
     if tuple(int(part) for part in found.split(".")[:2]) < _OLDEST:
@@ -378,8 +389,8 @@ def _check_version() -> None:
 
 
 def _untie(model: Any) -> None:
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is not None and head.weight is embeddings.weight:
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is model.get_input_embeddings().weight:
         own = head.weight.detach().clone()
         # An adapter's layer shows the weight of the one that it wraps.
         wrapped = getattr(head, "base_layer", head)

@@ -38,6 +38,17 @@ class Choices(nn.Module):
             )
         shape = first.shape[:2]
         number = len(values) if self._tensors is None else self._tensors
-        flat = [value.flatten(0, 1) for value in values[:number]]
-        found = self.layer(*flat, *values[number:])
-        return (*(value.unflatten(0, shape) for value in found[:2]), *found[2:])
+        flat = [_flat(value) for value in values[:number]]
+        hidden, padding, *rest = self.layer(*flat, *values[number:])
+        # A layer hands the padding on as it is, with the masks that were made of it.
+        same = number > 1 and padding is flat[1]
+        rows = values[1] if same else padding.unflatten(0, shape)
+        if not same:
+            rows.__dict__["_flat"] = padding
+        return (hidden.unflatten(0, shape), rows, *rest)
+
+
+def _flat(value: Tensor) -> Tensor:
+    """Return a tensor of texts; of a padding mask that layers share always the same."""
+    found = value.__dict__.get("_flat")
+    return value.flatten(0, 1) if found is None else found

@@ -50,6 +50,8 @@ def differences(adapted, batch, mode, stages, microbatches=1):
     pipe.close()
     own, wanted = gradients(model), gradients(plain)
     assert own.keys() == wanted.keys()
+    # The engine wants a gradient of everything that trains.
+    assert own.keys() == {n for n, p in model.named_parameters() if p.requires_grad}
     logits = got[0] if isinstance(got, tuple) else got
     pairs = {"logits": (logits, expected.logits), "loss": (loss, expected.loss)}
     pairs |= {name: (own[name], wanted[name]) for name in wanted}

@@ -404,6 +404,7 @@ def test_adapters_and_the_head_of_a_classifier_train(tmp_path):
     ("kind", "name", "value"),
     [
         ("mixtral", "output_router_logits", True),
+        ("gpt2", "add_cross_attention", True),
         ("opt", "layerdrop", 0.1),
         ("gemma3_text", "use_bidirectional_attention", True),
     ],

@@ -69,6 +69,8 @@ def differences(adapted, task, mode, stages, microbatches=1, **settings):
     pipe.close()
     own = gradients(model)
     assert own.keys() == wanted.keys()
+    # The engine wants a gradient of everything that trains.
+    assert own.keys() == {n for n, p in model.named_parameters() if p.requires_grad}
     values = got if isinstance(got, tuple) else (got,)
     pairs = dict(enumerate(zip(values, outputs_of(expected, task), strict=True)))
     pairs |= {name: (own[name], wanted[name]) for name in wanted}
@@ -382,3 +384,24 @@ def test_a_deberta_whose_head_reads_the_embeddings_is_refused(name):
     model = make_model(name, "masked-lm", legacy=False)
     with pytest.raises(ValueError, match=r"expected config.legacy=True .* got False"):
         from_transformers(model)
+
+
+@pytest.mark.parametrize("kind", ["Deberta", "DebertaV2"])
+@pytest.mark.parametrize(
+    "changes", [{"relative_attention": False}, {"pos_att_type": []}]
+)
+def test_a_table_that_no_block_reads_is_held_and_does_not_train(kind, changes):
+    adapted = from_transformers(make_model(kind, FIRST, **changes))
+    assert are_the_models(differences(adapted, FIRST, True, 2))
+    assert set(adapted.to_transformers(adapted.sequential.state_dict())) == set(
+        adapted.model.state_dict()
+    )
+
+
+def test_choices_share_the_masks_that_a_stage_makes_of_their_padding():
+    adapted = from_transformers(make_model("Bert", "multiple-choice"))
+    inputs = adapted.inputs(make_batch("multiple-choice"))
+    first, second, third = list(adapted.sequential)[:3]
+    state = first(*inputs)
+    later = third(*second(*state))
+    assert later[1] is state[1]

@@ -48,6 +48,8 @@ def compare(adapted, name, stages, mode=True, microbatches=1, dtype=torch.float3
     pipe.close()
     own = gradients(model)
     assert own.keys() == wanted.keys()
+    # The engine wants a gradient of everything that trains.
+    assert own.keys() == {n for n, p in model.named_parameters() if p.requires_grad}
     pairs = {name: (own[name], wanted[name]) for name in wanted}
     pairs |= {"outputs": (got, expected.logits), "loss": (loss, expected.loss)}
     return {

@@ -61,6 +61,9 @@ def compare(adapted, task, mode, stages, microbatches, dtype=torch.float32):
     pipe.close()
     own = gradients(model)
     assert own.keys() == wanted.keys()
+    # The engine wants a gradient of everything that trains.
+    trains = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert own.keys() == trains
     values = got if isinstance(got, tuple) else (got,)
     pairs = [*zip(values, outputs_of(expected, task), strict=True)]
     pairs += [(loss, expected.loss), *((own[n], wanted[n]) for n in wanted)]

@@ -114,6 +114,7 @@ def _check(config: Any) -> None:
         "output_router_logits=False": "the loss of the routers is one over all layers",
         "layerdrop=0.0": "no blocks are left out",
         "use_bidirectional_attention=False": "the mask of these layers is causal",
+        "add_cross_attention=False": "there is no encoder",
     }
     for setting, reason in wanted.items():
         found = getattr(config, setting.partition("=")[0], None)
@@ -212,6 +213,7 @@ def _call_gpt2_embeddings(own: Any, ids: Tensor, _: Tensor) -> Any:
 
 
 def _embed_gpt2(base: Any) -> Embed:
+    _check(base.config)
     parts = {"wte": base.wte, "wpe": base.wpe, "drop": base.drop}
     return _Tokens(parts, _call_gpt2_embeddings, base.config)
 

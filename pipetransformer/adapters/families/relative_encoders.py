@@ -14,6 +14,7 @@ from pipetransformer.adapters.families.encoder_parts import (
     TableEmbed,
     all_but,
 )
+from pipetransformer.adapters.families.heads import unused
 from pipetransformer.adapters.families.parts import (
     Attention,
     Embed,
@@ -138,8 +139,10 @@ def _embed_deberta(base: Any) -> Embed:
     encoder, parts = base.encoder, {}
     if encoder.relative_attention:
         parts["relative"] = encoder.rel_embeddings
-        if "layer_norm" in getattr(encoder, "norm_rel_ebd", ()):
-            parts["norm"] = encoder.LayerNorm
+    if "layer_norm" in getattr(encoder, "norm_rel_ebd", ()):
+        parts["norm"] = encoder.LayerNorm
+    if not encoder.relative_attention or not base.config.pos_att_type:
+        unused(*parts.values())  # no block reads the table
     embeddings = {"embeddings": base.embeddings}
     first = MaskedEmbed(embeddings, _call_deberta_embeddings, mask=1)
     return TableEmbed(first, parts, _deberta_table)

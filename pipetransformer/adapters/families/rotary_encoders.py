@@ -14,6 +14,7 @@ from pipetransformer.adapters.families.encoder_parts import (
     Windowed,
     all_but,
 )
+from pipetransformer.adapters.families.heads import unused
 from pipetransformer.adapters.families.parts import (
     Attention,
     Block,
@@ -125,6 +126,7 @@ def _feed_esm(own: Any, hidden: Tensor, _: Any) -> Any:
 
 
 def _embed_esm(base: Any) -> Embed:
+    unused(getattr(base, "contact_head", None))
     return MaskedEmbed({"embeddings": base.embeddings}, _call_esm_embeddings, mask=1)
 
 

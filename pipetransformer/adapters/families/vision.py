@@ -45,7 +45,7 @@ def _feed_vit(own: Any, hidden: Tensor, _: Tensor | None) -> Any:
 
 
 def _embed_vit(base: Any) -> Embed:
-    unused(base.embeddings.mask_token)
+    unused(getattr(base.embeddings, "mask_token", None))
     return Embed({"embeddings": base.embeddings}, call_vit_embeddings, mask=None)
 
 

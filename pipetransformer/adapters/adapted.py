@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pipetransformer.adapters.choices import Choices
 from pipetransformer.adapters.families import BY_CLASS, FAMILIES, Family
 from pipetransformer.adapters.families.encoders import refusal
-from pipetransformer.adapters.peft_models import is_peft, merged, task_model_of
+from pipetransformer.adapters.peft_models import bare, is_peft, merged, task_model_of
 from pipetransformer.adapters.tasks import TASKS, Given, Head, Task
 from pipetransformer.autocache import Ragged
 
@@ -390,11 +390,12 @@ def _check_version() -> None:
 
 def _untie(model: Any) -> None:
     head = model.get_output_embeddings()
-    if head is not None and head.weight is model.get_input_embeddings().weight:
-        own = head.weight.detach().clone()
-        # An adapter's layer shows the weight of the one that it wraps.
-        wrapped = getattr(head, "base_layer", head)
-        wrapped.weight = nn.Parameter(own, requires_grad=head.weight.requires_grad)
+    if head is None:
+        return
+    head, embeddings = bare(head), bare(model.get_input_embeddings())
+    if head.weight is embeddings.weight:
+        own, trains = head.weight.detach().clone(), head.weight.requires_grad
+        head.weight = nn.Parameter(own, requires_grad=trains)
         model.config.tie_word_embeddings = False
 
 

@@ -51,6 +51,18 @@ def task_model_of(model: Any) -> nn.Module:
     return found
 
 
+def bare(module: Any) -> Any:
+    """Return the module that adapters have wrapped, which holds the model's weight."""
+    while True:
+        for name in ("original_module", "base_layer"):
+            inner = module._modules.get(name)
+            if inner is not None:
+                module = inner
+                break
+        else:
+            return module
+
+
 def merged(model: Any) -> Any:
     """Return a plain task model with the adapters added to its weights.
 

@@ -257,7 +257,8 @@ class Head(nn.Module):
         if self._pools and padding is not None and padding.dtype == torch.uint8:
             given["input_ids"] = self._stand_ins(padding)
         if self._masks and padding is not None and padding.dtype == torch.bool:
-            given["attention_mask"] = padding.long()  # encoders that pool the mean
+            # For encoders that pool the mean.
+            given["attention_mask"] = padding.long().contiguous()
         found = self.model(return_dict=True, **given)
         values = tuple(getattr(found, name) for name in self._outputs)
         return values[0] if len(values) == 1 else values

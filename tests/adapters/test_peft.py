@@ -200,3 +200,18 @@ def test_the_starting_boundary_is_at_the_first_adapter(first):
     adapted = from_transformers(lora_of(LLAMA, first=first))
     found = pt.autofreeze.starting_units(adapted.sequential, adapted.units)
     assert found == 1 + first  # the embeddings have none
+
+
+@pytest.mark.parametrize(
+    "saved", [["lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]], ids="+".join
+)
+def test_untie_tells_what_adapters_have_wrapped(saved):
+    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=saved)
+    base = make_model("Llama", TEXT, tie_word_embeddings=True)
+    model = peft.get_peft_model(base, config)
+    adapted = from_transformers(model, untie=True)
+    seen = {}
+    for index, layer in enumerate(adapted.sequential):
+        for parameter in layer.parameters():
+            assert seen.setdefault(id(parameter), index) == index
+    assert compare(adapted, model, TEXT, True, 2)

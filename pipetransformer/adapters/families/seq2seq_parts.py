@@ -24,6 +24,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pipetransformer.adapters.families.parts import Attention
+from pipetransformer.adapters.peft_models import bare
 
 State = tuple[Tensor, ...]
 """What travels between layers, see above."""
@@ -295,12 +296,13 @@ def untie_seq2seq(model: Any) -> None:
         tokens = getattr(stack, "embed_tokens", None)
         if tokens is None:  # an encoder of speech
             continue
-        if id(tokens.weight) in taken:
+        if id(bare(tokens).weight) in taken:
             stack.embed_tokens = tokens = copy.deepcopy(tokens)
-        taken.add(id(tokens.weight))
-    head = model.get_output_embeddings()
+        taken.add(id(bare(tokens).weight))
+    head = bare(model.get_output_embeddings())
     if id(head.weight) in taken:
-        model.set_output_embeddings(copy.deepcopy(head))
+        own, trains = head.weight.detach().clone(), head.weight.requires_grad
+        head.weight = nn.Parameter(own, requires_grad=trains)
     if model.config.model_type not in _ALWAYS_TIED:
         model.config.tie_word_embeddings = False
 

@@ -62,7 +62,7 @@ ARROWS: dict[str, frozenset[str]] = {
         {"loop", "progress", "transformation", "checkpoint", "replica", "run", "state"}
     )
     | {"config", "data", "report", "explanation", "planner", "autodp", "autofreeze"}
-    | {"autocache"}
+    | {"autocache", "pipe"}
     | {"core", "skip"},
     # At the edge.
     "testing": frozenset({"pipe", "planner", "simulator", "core"}),

@@ -36,11 +36,18 @@ def sequential(model: nn.Sequential) -> tuple[nn.Sequential, list[int]]:
 
     Raises:
         TypeError: `model` is not an ``nn.Sequential``.
-        ValueError: fewer than two elements: nothing could freeze before the head.
+        ValueError: fewer than two elements: nothing could freeze before the head; a
+            forward of its own, which would get lost.
     """
     if not isinstance(model, nn.Sequential):
         kind = type(model).__name__
         raise TypeError(f"model: expected an nn.Sequential, got {kind}")
+    if type(model).forward is not nn.Sequential.forward or "forward" in vars(model):
+        raise ValueError(
+            "model: expected an nn.Sequential whose elements are called one after "
+            f"another, got {type(model).__name__} with a forward of its own; make what "
+            "it does besides a layer"
+        )
     if len(model) < 2:
         raise ValueError(f"model: expected at least 2 elements, got {len(model)}")
     layers: OrderedDict[str, nn.Module] = OrderedDict()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import collections
 import itertools
-import re
 from collections.abc import Iterator, Sequence
-from enum import Enum
-from types import BuiltinFunctionType, FunctionType
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipetransformer import _C
+from pipetransformer.autocache.settings_text import SettingsText, without_addresses
 from pipetransformer.skip import inspect_lanes
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size)
 # What every module has (hooks, submodules, parameters, training): not a setting.
 _MODULE_STATE = frozenset(vars(nn.Module()))
 
@@ -49,6 +46,7 @@ def fingerprint_chain(
         raise ValueError(
             f"count: expected a number in 0..{len(layers)} (the layers), got {count}"
         )
+    texts = SettingsText()
     chain = [_C.core.hash_bytes(f"prefix\n{context}".encode())]
     popped: dict[int, list[str]] = collections.defaultdict(list)
     for lane in inspect_lanes(layers[:count]):
@@ -58,7 +56,7 @@ def fingerprint_chain(
         before = chain[-1]
         if index in popped:
             before = _C.core.hash_bytes("\n".join(popped[index]).encode(), before)
-        chain.append(_fingerprint(layer, before))
+        chain.append(_fingerprint(layer, before, texts))
     return chain
 
 
@@ -108,12 +106,11 @@ def cacheable(layers: Sequence[nn.Module], *, frozen: bool = True) -> str | None
     return None
 
 
-def _fingerprint(layer: nn.Module, previous: int) -> int:
-    # Addresses of objects differ between processes that hold the same layer.
-    settings = re.sub(r" at 0x[0-9a-f]+", "", repr(layer))
-    fingerprint = _C.core.hash_bytes(settings.encode(), previous)
+def _fingerprint(layer: nn.Module, previous: int, texts: SettingsText) -> int:
+    fingerprint = _C.core.hash_bytes(without_addresses(repr(layer)).encode(), previous)
     for name, module in layer.named_modules():
-        text = f"{name}: {_class_name(module)} {sorted(_settings(module))}"
+        settings = sorted(_settings(module, texts))
+        text = f"{name}: {_class_name(module)} {settings}"
         fingerprint = _C.core.hash_bytes(text.encode(), fingerprint)
     tensors = itertools.chain(layer.named_parameters(), layer.named_buffers())
     for name, tensor in tensors:
@@ -122,28 +119,15 @@ def _fingerprint(layer: nn.Module, previous: int) -> int:
     return fingerprint
 
 
-def _settings(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Plain attributes that ``repr`` may not show, and plain tensors by content."""
+def _settings(module: nn.Module, texts: SettingsText) -> Iterator[tuple[str, str]]:
+    """Attributes that ``repr`` may not show, as far as they can be told."""
     for name, value in vars(module).items():
         if name in _MODULE_STATE:
             continue
         if isinstance(value, Tensor):
             yield name, str(_C.autocache.hash_tensor(value, 0))
-        elif (text := _plain_text(value)) is not None:
+        elif (text := texts.of(value)) is not None:
             yield name, text
-
-
-def _plain_text(value: object) -> str | None:
-    """Text of a value that is the same in every process, or None."""
-    if isinstance(value, (Enum, *_PLAIN)):
-        return repr(value)
-    if isinstance(value, (FunctionType, BuiltinFunctionType)):
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, (list, tuple)):
-        return repr([_plain_text(item) for item in value])
-    if isinstance(value, dict):
-        return repr([(_plain_text(k), _plain_text(v)) for k, v in value.items()])
-    return None
 
 
 def _class_name(module: nn.Module) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipetransformer.core.containers import map_tensors
+
 Dims = int | None | tuple[int | None, ...]
 
 
@@ -69,14 +71,35 @@ class Ragged:
                     f"Ragged.{name}: expected a number >= 1 or one (or None) per "
                     f"tensor, got {dims!r}"
                 )
+        self._check_which()
+        if not self.fills or not all(isinstance(f, (int, float)) for f in self.fills):
+            raise ValueError(
+                f"Ragged.fill: expected a number or one per tensor, got {self.fill!r}"
+            )
+
+    def _check_which(self) -> None:
+        for name in ("which", "input_which"):
+            given = getattr(self, name)
+            if given is not None and not (
+                isinstance(given, tuple)
+                and all(type(number) is int and number >= 0 for number in given)
+            ):
+                raise TypeError(
+                    f"Ragged.{name}: expected a tuple of numbers >= 0 or None, got "
+                    f"{given!r}"
+                )
         if (self.which is None) != (self.input_which is None):
             raise ValueError(
                 "Ragged.which: expected it with input_which or none of them, got "
                 f"which={self.which}, input_which={self.input_which}"
             )
-        if not self.fills or not all(isinstance(f, (int, float)) for f in self.fills):
+        if self.which is None or self.input_which is None:
+            return
+        known = set(self.input_which)
+        if known != set(range(len(known))) or not known.issuperset(self.which):
             raise ValueError(
-                f"Ragged.fill: expected a number or one per tensor, got {self.fill!r}"
+                "Ragged.input_which: expected the numbers of all lengths from 0 on, "
+                f"got which={self.which}, input_which={self.input_which}"
             )
 
     @property
@@ -98,13 +121,13 @@ class Ragged:
         """
         try:
             dims = dims_of(tensors, self.dim)
+            kinds = _each(self.which, tensors)
         except ValueError as error:
             return str(error)
         for number, (tensor, dim) in enumerate(zip(tensors, dims, strict=True)):
             fill = self.fills[min(number, len(self.fills) - 1)]
             if dim is not None and not _holds(tensor.dtype, fill):
                 return f"ragged: expected a fill that {tensor.dtype} holds, got {fill}"
-        kinds = _each(self.which, tensors)
         if all(
             dim is None or tensor.shape[dim] == padded[kind]
             for tensor, dim, kind in zip(tensors, dims, kinds, strict=True)
@@ -117,6 +140,42 @@ class Ragged:
             f"dim={self.dim}, got shapes {shapes}; name one dim per tensor, None where "
             "it is not padded"
         )
+
+    def narrowed(
+        self, inputs: Any, tensors: Sequence[Tensor], lengths: Sequence[int]
+    ) -> Any:
+        """Return the inputs of one row without its padding.
+
+        Args:
+            inputs: What the first layer takes.
+            tensors: Its tensors, in order, each ``(1, ...)``.
+            lengths: Of the row.
+        """
+        dims, kinds = dims_of(tensors, self.input_dim), _each(self.input_which, tensors)
+        cut = {
+            id(tensor): tensor if dim is None else tensor.narrow(dim, 0, lengths[kind])
+            for tensor, dim, kind in zip(tensors, dims, kinds, strict=True)
+        }
+        return map_tensors(inputs, lambda tensor: cut[id(tensor)])
+
+    def not_narrowed(
+        self, tensors: Sequence[Tensor], lengths: Sequence[int]
+    ) -> str | None:
+        """Say what at a boundary is no padded dim: it stays as it is without padding.
+
+        Args:
+            tensors: What crosses the boundary for `narrowed` inputs, ``(1, ...)`` each.
+            lengths: Of the row.
+        """
+        dims, kinds = dims_of(tensors, self.dim), _each(self.which, tensors)
+        for tensor, dim, kind in zip(tensors, dims, kinds, strict=True):
+            if dim is not None and tensor.shape[dim] != lengths[kind]:
+                return (
+                    f"ragged: expected tensors of the inputs' length along dim={dim}, "
+                    f"got shape {tuple(tensor.shape)} for a row of {lengths[kind]} "
+                    "positions; name one dim per tensor, None where it is not padded"
+                )
+        return None
 
     def rows_of(self, inputs: Any, tensors: Sequence[Tensor]) -> RaggedRows:
         """Return the tensors of a batch's inputs with the length of each row.
@@ -135,7 +194,8 @@ class Ragged:
         for tensor, dim, kind in zip(tensors, dims, kinds, strict=True):
             if dim is not None:
                 sizes.setdefault(kind, set()).add(tensor.shape[dim])
-        if not sizes or any(len(each) != 1 for each in sizes.values()):
+        one_each = all(len(each) == 1 for each in sizes.values())
+        if not one_each or set(sizes) != set(kinds):
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
             raise ValueError(
                 "ragged: expected inputs of one padded length along input_dim="
@@ -171,6 +231,9 @@ class Ragged:
                     found.tensors, found.ragged, kinds, strict=True
                 )
             ]
+            # Zeros may be values: only the lengths tell what is there.
+            found.tensors.append(own)
+            found.ragged.append(False)
         return found
 
     def joined(self, tensors: Sequence[Tensor], rows: RaggedRows) -> Sequence[Tensor]:
@@ -252,7 +315,16 @@ def dims_of(tensors: Sequence[Tensor], dims: Dims) -> list[int | None]:
 
 
 def _each(which: tuple[int, ...] | None, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return the number of each tensor's length."""
+    """Return the number of each tensor's length.
+
+    Raises:
+        ValueError: there are more or fewer tensors than numbers.
+    """
+    if which is not None and len(which) != len(tensors):
+        raise ValueError(
+            f"ragged: expected a number of a length per tensor, got {which} for "
+            f"{len(tensors)}"
+        )
     return (0,) * len(tensors) if which is None else which
 
 

@@ -21,6 +21,7 @@ from pipetransformer.autofreeze.similarity import ActivationChange
 from pipetransformer.autofreeze.units import (
     boundary_of,
     movable_boundary,
+    noise_in_front,
     resolve_units,
     starting_units,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Schedule",
     "boundary_of",
     "movable_boundary",
+    "noise_in_front",
     "replay",
     "resolve_units",
     "starting_units",

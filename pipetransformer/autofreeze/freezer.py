@@ -25,6 +25,7 @@ class LayerFreezer:
         self._mask: dict[nn.Parameter, bool] = {}
         self._boundary = 0
         self._training = layers.training
+        self._still: list[nn.Module] = []  # the frozen layers
 
     @property
     def boundary(self) -> int:
@@ -52,8 +53,18 @@ class LayerFreezer:
         for layer in list(self._layers)[boundary : self._boundary]:
             layer.train(self._training)
         self._boundary = boundary
-        for layer in self._frozen(boundary):
+        self._still = self._frozen(boundary)
+        for layer in self._still:
             layer.eval()
+
+    def hold_still(self) -> None:
+        """Put frozen layers back into evaluation mode where ``model.train()`` reached.
+
+        Cheap where it did not, since it asks the layers alone and not their modules.
+        """
+        for layer in self._still:
+            if layer.training:
+                layer.eval()
 
     def train(self, mode: bool = True) -> None:
         """Set the active layers to training or evaluation; frozen ones stay in eval."""

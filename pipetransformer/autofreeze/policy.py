@@ -228,11 +228,17 @@ class Policy(abc.ABC):
 
         A statistic that is not finite never freezes: the decision then repeats the
         last one, with a warning that names the step and the unit.
+
+        Raises:
+            TypeError: what the policy chose is no int.
+            ValueError: it is no number of units that there are.
         """
         stats, self._statistics = self._statistics, FreezeStatistics()
         state = self.state_dict()
         floor = self._starting_units
-        wanted = max(floor, self._choose(progress, stats))
+        chosen = self._choose(progress, stats)
+        what = f"{type(self).__name__}, units to freeze at point {progress.epoch}"
+        wanted = max(floor, check_count(what, chosen, self.num_units))
         decision = floor if self.dry_run else wanted
         if self.dry_run:
             _logger.info(

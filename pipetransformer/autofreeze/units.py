@@ -62,6 +62,31 @@ def starting_units(layers: nn.Sequential, unit_ends: Sequence[int]) -> int:
     return sum(1 for unit_end in unit_ends if unit_end <= end)
 
 
+def noise_in_front(layers: nn.Sequential, boundary: int) -> list[str]:
+    """Name the layers before the first parameter that do more in training.
+
+    Such as augmentation: frozen, they run in evaluation mode. Dropout behind the first
+    parameter is not meant, since frozen encoders usually run without.
+
+    Args:
+        layers: the whole model.
+        boundary: end of the frozen layers.
+    """
+    found = []
+    for index, layer in enumerate(list(layers)[:boundary]):
+        if next(layer.parameters(), None) is not None:
+            break
+        if any(map(_asks_for_mode, layer.modules())):
+            found.append(f"{index} ({type(layer).__name__})")
+    return found
+
+
+def _asks_for_mode(module: nn.Module) -> bool:
+    """Tell whether the forward of a module reads its ``training``."""
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
+    return "training" in getattr(code, "co_names", ())
+
+
 def boundary_of(unit_ends: Sequence[int], num_frozen_units: int) -> int:
     """Index of the first active layer when `num_frozen_units` units are frozen.
 

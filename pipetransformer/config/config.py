@@ -47,8 +47,9 @@ class PlanConfig:
         num_microbatches: Forces M; None lets the planner choose.
         max_replicas: Upper bound of R, per run; 1 switches AutoDP off.
         replicas: "auto": as many as take the shortest step, of those that fit and
-            halves of them, so devices may stay idle; "all": as many as fit, as in the
-            paper.
+            halves of them, so devices may stay idle; "all": as many as the devices
+            have room for beside K, as in the paper. It takes no fewer for a batch with
+            less than a row for each: there is no such plan then.
         cuts: Forces the cuts: K+1 layer indices from the boundary to L. Only for runs
             that do not freeze.
         reshape: When K, R, M or cuts change beyond what a new boundary asks for:

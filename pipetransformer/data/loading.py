@@ -213,6 +213,27 @@ def check_dataset(dataset: object) -> None:
         )
 
 
+def sample_of(
+    dataset: MapDataset, index: int, get: Callable[[int], object] | None = None
+) -> object:
+    """Return a sample.
+
+    Args:
+        dataset: map-style.
+        index: of the sample.
+        get: what gives it, or a half of it, if not the dataset's ``__getitem__``.
+
+    Raises:
+        RuntimeError: a StopIteration, which would end the pass in silence.
+    """
+    try:
+        return dataset[index] if get is None else get(index)
+    except StopIteration as error:
+        raise RuntimeError(
+            f"{type(dataset).__name__}: expected sample {index}, got StopIteration"
+        ) from error
+
+
 class _Share(NamedTuple):
     """What a loader process makes of one list of ids; the loader can pin it."""
 
@@ -309,15 +330,27 @@ class Shares(Dataset[_Share]):
         taken = ids or [0]
         in_loader = in_loader_process()
         if self.view is None and not in_loader:  # nobody seeds the caller's generators
-            return self.collate([get(i) for i in taken])
+            return self._collate([self._sample(get, i) for i in taken])
         with contextlib.nullcontext() if in_loader else generators_kept():
             samples = [self._seeded(get, i) for i in taken]
             seed_generators("collate", self.seed, self.epoch, *ids[:1])
-            return self.collate(samples)
+            return self._collate(samples)
 
     def _seeded(self, get: Callable[[int], object], index: int) -> object:
         seed_generators("sample", self.seed, self.epoch, index)
-        return get(index)
+        return self._sample(get, index)
+
+    def _sample(self, get: Callable[[int], object], index: int) -> object:
+        return sample_of(self.dataset, index, get)
+
+    def _collate(self, samples: list[object]) -> object:
+        try:
+            return self.collate(samples)
+        except StopIteration as error:  # it would end the pass
+            raise RuntimeError(
+                f"collate_fn: expected a batch of {len(samples)} samples, got "
+                "StopIteration"
+            ) from error
 
 
 def _load(

@@ -19,6 +19,7 @@ from pipetransformer.autofreeze import (
     starting_units,
 )
 from pipetransformer.config import Config
+from pipetransformer.pipe import PipeSequential
 from pipetransformer.report import Callback, Listeners
 from pipetransformer.run.arguments import (
     AdaptedModel,
@@ -37,6 +38,12 @@ from pipetransformer.state.state import (
 )
 
 _LOG = logging.getLogger(__name__)
+_CALL_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 
 
 def check_model(model: object) -> nn.Sequential:
@@ -45,8 +52,8 @@ def check_model(model: object) -> nn.Sequential:
     Raises:
         TypeError: not an ``nn.Sequential``, a compiled one, or one whose skips do not
             fit together.
-        ValueError: empty, a layer twice, `nn.SyncBatchNorm`, a lazy layer that has not
-            run yet, nothing to train.
+        ValueError: empty, a layer twice, a forward or parameters of its own,
+            `nn.SyncBatchNorm`, a lazy layer that has not run yet, nothing to train.
     """
     compiled = isinstance(model, torch._dynamo.OptimizedModule) or (
         getattr(model, "_compiled_call_impl", None) is not None
@@ -65,6 +72,7 @@ def check_model(model: object) -> nn.Sequential:
         raise ValueError("model: expected at least one layer, got an empty Sequential")
     if len({id(layer) for layer in model}) != len(model):
         raise ValueError("model: expected different layers, got the same one twice")
+    _check_calls_layers_alone(model)
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise ValueError(
@@ -82,6 +90,42 @@ def check_model(model: object) -> nn.Sequential:
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("model: expected a trainable parameter, got none")
     return model
+
+
+def _check_calls_layers_alone(model: nn.Sequential) -> None:
+    """Refuse what a Sequential does besides calling its layers; warn of its hooks.
+
+    The engine calls the layers, in stages, and never the Sequential. An inner one is a
+    layer, and called as it is.
+
+    Raises:
+        ValueError: a forward of its own, or parameters to train that no layer has.
+    """
+    kind = type(model)
+    if (
+        kind.forward not in (nn.Sequential.forward, PipeSequential.forward)
+        or kind.__call__ is not nn.Module.__call__
+        or "forward" in vars(model)
+    ):
+        raise ValueError(
+            "model: expected an nn.Sequential whose layers are called one after "
+            f"another, got {kind.__name__} with a forward of its own, which would not "
+            "be called; make what it does besides a layer. If it does nothing else, "
+            "give nn.Sequential(*model)"
+        )
+    of_layers = {id(p) for layer in model for p in layer.parameters()}
+    for name, parameter in model.named_parameters(recurse=False):
+        if parameter.requires_grad and id(parameter) not in of_layers:
+            raise ValueError(
+                "model: expected all parameters in its layers, got one of the "
+                f"Sequential itself, {name}, which would not train; move it into the "
+                "layer that uses it, or give it requires_grad=False"
+            )
+    if any(getattr(model, name) for name in _CALL_HOOKS):
+        _LOG.warning(
+            "model: expected no hooks of the Sequential itself, got some; they are not "
+            "called in training, since its layers are called one after another"
+        )
 
 
 def _check_recomputation(model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -498,7 +499,7 @@ class PipeTransformer:
         content = checkpoint.read(path)
         persistence.restore(coordinator.run, path, content, lead=coordinator.is_lead)
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Any]:
         """Return a copy of the plain model's ``state_dict``, on the CPU.
 
         Names are those of the ``nn.Sequential`` that the engine was made with,
@@ -518,7 +519,10 @@ class PipeTransformer:
             )
         named = persistence.weights(coordinator.run)
         return {
-            name: value.detach().to("cpu", copy=True) for name, value in named.items()
+            name: value.detach().to("cpu", copy=True)
+            if isinstance(value, Tensor)
+            else copy.deepcopy(value)  # what `get_extra_state` of a module gives
+            for name, value in named.items()
         }
 
     def export(self, path: str | os.PathLike[str]) -> None:
@@ -574,9 +578,16 @@ class PipeTransformer:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer; it stays the same object over all transformations."""
-        optimizer = self._open().run.state.optimizer
+        """The optimizer; it stays the same object over all transformations.
+
+        Raises:
+            ValueError: a call before the first plan, or a rank that has stood by so
+                far.
+        """
+        coordinator = self._open()
+        optimizer = coordinator.run.state.optimizer
         if optimizer is None:
+            coordinator.require_plan("optimizer")
             raise ValueError("optimizer: expected an active rank, got a standby")
         return optimizer
 

@@ -56,11 +56,35 @@ class Accumulated:
         window: Whose beginning they are; None: of no window.
         plan_epoch: The plan that they were computed under.
         weight: Of how many tokens they are, or whatever the user counts.
+        following: The batch that is to come next, as long as there is a window.
     """
 
     window: Window | None = None
     plan_epoch: int = -1
     weight: float = 0.0
+    following: int = 0
+
+    def follow(self, window: Window, number: int, first: int) -> None:
+        """Go on to the next batch, and refuse one before which others were left out.
+
+        Args:
+            window: Of the batch.
+            number: Of the batch in the pass.
+            first: Of the first batch that this rank was given in the pass.
+
+        Raises:
+            ValueError: batches before it that it shares a step with, or that share one
+                with what the gradients hold, have had no turn.
+        """
+        wanted = max(window.first if self.window is None else self.following, first)
+        if number > wanted:
+            raise ValueError(
+                "Config.accumulation_steps: expected engine.step with each batch of an "
+                f"optimizer step, got one with batch {number} where batch {wanted} is "
+                "due"
+            )
+        before = 0 if self.window is None else self.following
+        self.following = max(before, number + 1)
 
     def continues(self, window: Window, plan_epoch: int) -> bool:
         """Tell whether the gradients are the beginning of `window` under this plan."""

@@ -79,7 +79,7 @@ class Coordinator:
         """What this rank drives; None on a standby."""
         return self._role.replica
 
-    def _require_plan(self, call: str) -> None:
+    def require_plan(self, call: str) -> None:
         """Refuse a call that needs a plan, on every rank alike: nobody waits."""
         if not self.has_plan:
             raise ValueError(
@@ -112,6 +112,7 @@ class Coordinator:
         if not self._role.stands_by:
             run.control_log.tell("ready", lead=self.is_lead, reason=reason)
         run.began_at = run.state.step, run.state.decided_epoch
+        self._calls.lone.watch()
         if not self.has_plan:
             raise PeerFailure(
                 None,
@@ -165,8 +166,8 @@ class Coordinator:
         """
         if self.has_plan:
             raise ValueError(
-                f"register({name!r}): expected a call before the first pass, got a "
-                "later"
+                f"register({name!r}): expected a call before the first plan, which the "
+                "first pass and engine.prepare make, got a later"
             )
         self.run.state.registered.add(name, registered)
 
@@ -247,7 +248,8 @@ class Coordinator:
         if self._accumulated is not None:
             self._accumulated.end()  # what the pass before has left within a step
         yield from self._passes.iterate(loading)
-        self.finish_pass()
+        if not self.run.state.awaits_steps:  # else the next call does
+            self.finish_pass()
 
     def finish_pass(self) -> None:
         """Reduce and record the pass that was left open, if any."""
@@ -273,8 +275,10 @@ class Coordinator:
                     return training.step(
                         run, self.active(), counted, batch, targets, share=share
                     )
+            run.turn_to(batch.index)
             if self._accumulated is not None:
                 window = self._window(batch)
+                self._accumulated.follow(window, batch.index, self._passes.first)
                 if not window.ends_with(batch.index):
                     return self._accumulate(batch, window, self._accumulated)
             for attempt in self._calls.attempts("step", batch.index):
@@ -340,6 +344,7 @@ class Coordinator:
     def loss(self, batch: Batch) -> Tensor:
         """Run the model and the loss; see `training.forward_loss`."""
         counted = self._open_pass.counted
+        self.run.turn_to(batch.index, for_gradients=False)
         with self.run.guarded():
             return training.forward_loss(self.run, self.active(), counted, batch)
 
@@ -349,18 +354,24 @@ class Coordinator:
         batch = replica.active_model.last_batch
         rows = replica.active_model.last_rows
         run, counted = self.run, self._open_pass.counted
+        if batch is not None:
+            run.turn_to(batch.index)
         value = run.own_loss = training.step_loss(run, replica, loss)
-        with run.guarded():
-            training.backward(
-                run,
-                replica,
-                counted,
-                loss,
-                value,
-                batch,
-                rows,
-                share=self._passes.in_hand,
-            )
+        self._calls.lone.enter("backward", None if batch is None else batch.index)
+        try:
+            with run.guarded():
+                training.backward(
+                    run,
+                    replica,
+                    counted,
+                    loss,
+                    value,
+                    batch,
+                    rows,
+                    share=self._passes.in_hand,
+                )
+        finally:
+            self._calls.lone.leave()
 
     def update(self) -> None:
         """Take the step of a loop of the user's own; see `training.update`."""
@@ -379,7 +390,7 @@ class Coordinator:
         In the middle of a pass only the active ranks come here, and the result is
         theirs alone.
         """
-        self._require_plan("evaluate")
+        self.require_plan("evaluate")
         run, within = self.run, self._passes.is_within
         run.tell_step()
         if not within:
@@ -437,7 +448,7 @@ class Coordinator:
         Returns:
             The result on ranks that get it; None on all others.
         """
-        self._require_plan("predict")
+        self.require_plan("predict")
         within = self._passes.is_within
         if not within:
             self.finish_pass()
@@ -501,5 +512,6 @@ class Coordinator:
 
     def close(self) -> None:
         """Drop the replica; safe after a failure."""
+        self._calls.lone.close()
         self._ahead.give_up()
         self._role.retire()

@@ -62,6 +62,7 @@ class PassLoop:
         self._autosave = autosave
         self._running = False
         self._in_hand: Batch | None = None
+        self._first = 0
         self._last_epoch = -1
         self._drawn_for: Replica | None = None
         self._left_open = False  # by a rank that stands by since its last batch
@@ -83,6 +84,7 @@ class PassLoop:
             self._check(loading)
         self._open.begin(loading, counts=not role.stands_by)
         self._running, self._left_open = True, not role.stands_by
+        self._first = position
         try:
             if position == 0:
                 self._boundaries.at_start()
@@ -94,6 +96,7 @@ class PassLoop:
                         return
                     self._left_open = True
                     position, self._last_epoch = joined, run.state.epoch
+                    self._first = joined
                 for batch in self._segment(position):
                     self._autosave.between_batches(role)
                     run.state.hand_out(batch.index)
@@ -107,6 +110,11 @@ class PassLoop:
                     return
         finally:
             self._running, self._in_hand = False, None
+
+    @property
+    def first(self) -> int:
+        """The number of the batch from which on this rank has a part in the pass."""
+        return self._first
 
     @property
     def in_hand(self) -> Batch | None:

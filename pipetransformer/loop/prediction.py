@@ -105,9 +105,9 @@ def _checked(value: Any, rows: int) -> Any:
         TypeError: it holds something that is no tensor and no plain value.
     """
     if isinstance(value, Mapping):
-        return {key: _checked(part, rows) for key, part in value.items()}
+        return {key: _checked_part(part, rows) for key, part in value.items()}
     if isinstance(value, tuple):
-        return tuple(_checked(part, rows) for part in value)
+        return tuple(_checked_part(part, rows) for part in value)
     if isinstance(value, Tensor):
         found = len(value) if value.dim() else 0
     elif isinstance(value, list):
@@ -123,6 +123,11 @@ def _checked(value: Any, rows: int) -> Any:
             f"got {found}; let postprocess return such"
         )
     return _plain(value)
+
+
+def _checked_part(value: Any, rows: int) -> Any:
+    """Return a part of a tuple or mapping, which may be None."""
+    return None if value is None else _checked(value, rows)
 
 
 def _plain(value: Any) -> Any:
@@ -163,7 +168,7 @@ def _form(value: Any) -> str:
         return f"{{{', '.join(f'{k!r}: {_form(v)}' for k, v in value.items())}}}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_form, value))})"
-    return "list"
+    return "None" if value is None else "list"
 
 
 def _joined(pieces: Sequence[Any]) -> Any:
@@ -174,4 +179,6 @@ def _joined(pieces: Sequence[Any]) -> Any:
         return {key: _joined([piece[key] for piece in pieces]) for key in first}
     if isinstance(first, tuple):
         return tuple(_joined(column) for column in zip(*pieces, strict=True))
+    if first is None:
+        return None
     return [entry for piece in pieces for entry in piece]

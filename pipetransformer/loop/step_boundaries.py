@@ -68,11 +68,12 @@ class StepBoundaries:
     def at(self, position: int) -> None:
         """Do what falls to the boundary before batch `position`, if anything does."""
         run, due_at = self._run, self._open.due_at
-        if self._role.stands_by or position >= run.state.num_batches:
+        # A loop that reads ahead has steps left when its last batch is taken.
+        if self._role.stands_by or run.state.batch >= run.state.num_batches:
             return
         if due_at is not None:
             # Gradients that wait for a later batch's optimizer step would be dropped.
-            if position >= due_at and run.state.batch == position:
+            if run.state.batch >= due_at:
                 self._meet(lambda: self._switch(position))
         elif is_due(run) or self._turns(position):
             begins = self._begin_ahead if self._steps_ahead else self._change

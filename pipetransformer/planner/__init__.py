@@ -13,7 +13,7 @@ from pipetransformer.planner.cluster import (
 )
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
 from pipetransformer.planner.least_rows import least_rows
-from pipetransformer.planner.measure import profile, seconds_in_a_row
+from pipetransformer.planner.measure import check_layers, profile, seconds_in_a_row
 from pipetransformer.planner.native import prefix_cuts, step_costs
 from pipetransformer.planner.options import SearchOptions
 from pipetransformer.planner.pauses import PauseModel, RunningMean
@@ -43,6 +43,7 @@ __all__ = [
     "SearchOptions",
     "Transition",
     "Trial",
+    "check_layers",
     "corrected",
     "least_rows",
     "paper",

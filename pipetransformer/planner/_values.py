@@ -19,8 +19,17 @@ def num_rows(inputs: object) -> int:
     """Return the size of dimension 0 of the first tensor.
 
     Raises:
-        TypeError: there is no tensor with rows.
+        TypeError: there is no tensor with rows, or one that is sparse or nested, whose
+            rows nobody can take.
     """
+    for tensor in tensors(inputs):
+        if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else str(tensor.layout)
+            raise TypeError(
+                f"sample: expected strided tensors, got a {kind} one; hand over a "
+                "dense one, as by to_dense() in collate_fn, of which the first layer "
+                "can make what it needs"
+            )
     first = next(tensors(inputs), None)
     if first is None or first.dim() == 0:
         parts = {type(part).__name__ for part in _parts(inputs)}

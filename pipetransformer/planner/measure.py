@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from pipetransformer.core import wire
 from pipetransformer.core.devices import move_modules, to_device
 from pipetransformer.planner import _values
-from pipetransformer.planner._handed_on import check_handed_on
+from pipetransformer.planner._containers import Containers
+from pipetransformer.planner._handed_on import check_handed_on, check_outputs
 from pipetransformer.planner._in_a_row import run_in_a_row, scaled, time_in_a_row
 from pipetransformer.planner._optimizer import time_optimizer
 from pipetransformer.planner._saved import saved_and_boundary_bytes
@@ -43,7 +44,6 @@ def profile(
     name: str = "model",
     device: torch.device | str | None = None,
     optimizer: Optimizer | None = None,
-    boundaries: Collection[int] = (),
 ) -> Profile:
     """Measure what each layer costs, and leave the model as it was found.
 
@@ -60,8 +60,7 @@ def profile(
     ``2 (repeats + 1)`` forward-backward and ``repeats + 1`` forward passes over the
     layers that differ; one forward over the others. Then, with the largest, runs of all
     layers in a row, one that is not timed and then until there are ``repeats`` or
-    0.15 s have passed. It is logged in seconds. With ``boundaries`` the sample passes
-    the layers up to the last of them once more, and once twice in one, in eval mode.
+    0.15 s have passed. It is logged in seconds.
 
     A layer that pops a skip is called with what was stashed for it, as often as
     needed, and its gradient counts as one to an input. A skip counts in
@@ -84,8 +83,6 @@ def profile(
         optimizer: of the model's parameters; what its step takes for each layer is
             measured on copies of it and of them. None: not measured; nor is that of
             an optimizer which is none of torch's own.
-        boundaries: numbers of front layers that may be frozen. What the last of them
-            returns besides rows must be the same for every micro-batch.
 
     Returns:
         The profile. ``weight_grad_activation_bytes_per_sample`` is not measured: it
@@ -93,8 +90,7 @@ def profile(
 
     Raises:
         TypeError: ``model`` is no ``nn.Sequential``, its skips do not fit together,
-            the sample holds no tensor, or a layer before a boundary returns what other
-            micro-batches cannot be given.
+            or the sample holds no tensor or a sparse one.
         ValueError: an empty model, too few rows, or a malformed option.
 
     Source: the cost model keeps input gradients (b) and weight gradients (w) apart:
@@ -116,7 +112,6 @@ def profile(
         sample = to_device(sample, wanted)
         place = functools.partial(_on, wanted)
     with _left_as_found(model, next(_values.tensors(sample)).device):
-        check_handed_on(model, sample, boundaries, least=sizes[0], place=place)
         times: list[list[LayerTimes]] = []
         for size in sizes:
             rows = _values.first_rows(sample, size)
@@ -168,6 +163,48 @@ def profile(
         tied_layers=tied,
         skips=skip_pairs(list(model)),
     )
+
+
+def check_layers(
+    model: nn.Sequential,
+    sample: Inputs,
+    *,
+    boundaries: Collection[int] = (),
+    cuts_batches: bool = True,
+    joins_outputs: bool = True,
+    device: torch.device | str | None = None,
+) -> None:
+    """Refuse layers whose values cannot be cut, cached or joined along their rows.
+
+    A few rows of the sample, and twice as many, pass the layers up to the last boundary
+    in eval mode, and all layers as they are; where more than a tensor is handed on at a
+    boundary, so does all of the sample. The model is left as it was found.
+
+    Args:
+        model: as for `profile`.
+        sample: as for `profile`; of one row alone nothing is compared.
+        boundaries: numbers of front layers that may be frozen. What the last of them
+            returns has a row per sample, or is the same for every micro-batch.
+        cuts_batches: batches may be cut into micro-batches.
+        joins_outputs: outputs of micro-batches may be joined.
+        device: as for `profile`.
+
+    Raises:
+        TypeError: a layer before a boundary returns what other micro-batches cannot be
+            given, or the last one what cannot be joined.
+    """
+    least = least_rows(model, as_found=True)
+    place = left
+    if device is not None:
+        wanted = torch.empty(0, device=device).device
+        sample = to_device(sample, wanted)
+        place = functools.partial(_on, wanted)
+    with _left_as_found(model, next(_values.tensors(sample)).device):
+        check_handed_on(
+            model, sample, boundaries, least=least, cuts=cuts_batches, place=place
+        )
+        if joins_outputs:
+            check_outputs(model, sample, least=least, place=place)
 
 
 def seconds_in_a_row(model: nn.Sequential, sample: Inputs, rows: int) -> float:
@@ -235,11 +272,12 @@ def _sizes(
 
 @contextmanager
 def _left_as_found(layers: nn.Sequential, device: torch.device) -> Iterator[None]:
-    """Put buffers, attributes of modules and random states back.
+    """Put buffers, attributes of modules, their containers and random states back.
 
     A layer may keep what belongs to a buffer beside it, such as the length that a table
     of positions was made for: one without the other is no state that it knows.
     """
+    containers = Containers(map(vars, layers.modules()))
     attributes = [
         (module, dict(vars(module)), dict(module._buffers))
         for module in layers.modules()
@@ -269,6 +307,7 @@ def _left_as_found(layers: nn.Sequential, device: torch.device) -> Iterator[None
             module.__dict__.update(found)
             module._buffers.clear()
             module._buffers.update(buffers)
+        containers.put_back()
 
 
 def _parameters(

@@ -46,9 +46,12 @@ class Counts:
         self._rows = 0
         self._ids: list[Tensor] = []
         self._batches: list[int] = []
+        self._only_batches = True  # no step on bare inputs
         self._pending: list[tuple[StepLoss, float, int, Batch | None]] = []
         self._unread: list[tuple[StepLoss, float]] = []  # settled, with their weights
         self._ended = False  # the optimizer step of what is pending is due
+        self._state = run.state
+        self._counted_at = -1  # optimizer steps done when a batch was counted last
         self._began_at = run.clock.elapsed()
         self._began: float | None = None
         self._durations: list[float] = []
@@ -57,7 +60,8 @@ class Counts:
 
     def begin_step(self) -> None:
         """Note that a forward begins, and that the step before is done."""
-        self.settle()
+        if self._state.step != self._counted_at:  # else it may be the same batch again
+            self.settle()
         self._began = time.perf_counter()
         self._begins.append(self._began)
 
@@ -98,6 +102,9 @@ class Counts:
     ) -> None:
         """Add one batch of this replica, once it is settled.
 
+        A batch that takes several backwards for one optimizer step counts once, with
+        the loss of the last.
+
         Args:
             loss: Of its rows, a mean.
             weight: Of how many.
@@ -112,7 +119,12 @@ class Counts:
         if self._began is not None:
             self._durations.append(time.perf_counter() - self._began)
             self._began = None
-        self.settle()  # of a loop whose forward is not the engine's
+        again = batch is not None and self._counted_at == self._state.step
+        if again and self._pending and self._pending[-1][-1] is batch:
+            self._pending.pop()
+        else:
+            self.settle()  # of a loop whose forward is not the engine's
+        self._counted_at = self._state.step
         self._pending.append((loss, weight, rows, batch))
         self._ended = ends
 
@@ -129,7 +141,9 @@ class Counts:
             self._unread.append((loss, weight))
             if self._interval is not None:
                 self._interval.add(loss.read, weight)
-            if batch is not None:
+            if batch is None:
+                self._only_batches = False
+            else:
                 self._ids.append(batch.ids)
                 self._batches.append(batch.index)
         self._pending.clear()
@@ -206,14 +220,17 @@ class Counts:
             The segment's record, and the sample ids of all replicas.
 
         Raises:
-            RuntimeError: the replicas took different numbers of steps.
+            RuntimeError: the replicas took different numbers of steps, or steps with
+                different batches.
         """
         self.settle()
         self.read()
         group = replica.group
-        mine = json.dumps(self.mine(run)).encode()
+        taken = spans_of(self._batches) if self._only_batches else None
+        mine = json.dumps({**self.mine(run), "taken": taken}).encode()
         gathered = gather_at(group, "the end of a pass", mine)
         parts = [json.loads(part) for part in gathered]
+        check_taken(dict(zip(group.members, (p["taken"] for p in parts), strict=True)))
         steps = {part["steps"] for part in parts}
         if len(steps) != 1:
             raise RuntimeError(
@@ -278,6 +295,46 @@ class Counts:
             slot_bytes=cluster.device_memory_bytes if cluster is not None else 0,
             learning_rate=_learning_rate(run),
         )
+
+
+def spans_of(numbers: Sequence[int]) -> list[list[int]]:
+    """Return numbers as a list of spans: the first and the last of each."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return spans
+
+
+def check_taken(spans: Mapping[int, Sequence[Sequence[int]] | None]) -> None:
+    """Refuse what replicas have trained on if it was not the same batches.
+
+    Args:
+        spans: By rank: from `spans_of` what it has taken; None: it does not know.
+
+    Raises:
+        RuntimeError: they differ; it names batches that some have left out.
+    """
+    known = [each for each in spans.values() if each is not None]
+    if len(known) < len(spans) or all(each == known[0] for each in known):
+        return
+    taken = {
+        rank: {n for first, last in each or () for n in range(first, last + 1)}
+        for rank, each in spans.items()
+    }
+    everything = set[int]().union(*taken.values())
+    left_out = [
+        f"none with batch {min(everything - mine)} on rank {rank}"
+        for rank, mine in taken.items()
+        if everything - mine
+    ]
+    raise RuntimeError(
+        "batches of the pass: expected steps with the same ones on every replica, got "
+        f"{', '.join(left_out) or 'them in another order'}; leave out a batch on every "
+        "active rank, or on none"
+    )
 
 
 class Pass:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from pipetransformer.autodp import ControlPlane, PeerFailure
 from pipetransformer.recovery.decision import END, FIRST, RankReport, Verdict, assess
+from pipetransformer.recovery.lone_calls import LoneCalls
 from pipetransformer.recovery.memory import agree_on_limit, give_way, giving_way
 from pipetransformer.recovery.resume import Resumption
 from pipetransformer.replica.role import Role
@@ -97,6 +98,7 @@ class RetriedCalls:
         recovered: The last `follow` ended because a recovery made this rank active.
         first: The script's position where this rank makes the first plan, while it
             does; see `begin`.
+        lone: Finds out where ranks are in different calls.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class RetriedCalls:
         self._recovery = recovery
         self.recovered = False
         self.first: int | None = None
+        self.lone = LoneCalls(run.plane, run.control_log)
         self._vain = -1, 0  # an operation, and its failures without a lost rank
 
     @property
@@ -168,7 +171,11 @@ class RetriedCalls:
             except PeerFailure as error:
                 failure = bare(error)
             else:
-                yield attempt
+                self.lone.enter(name, position)
+                try:
+                    yield attempt
+                finally:
+                    self.lone.leave()
                 failure = attempt.failed()
             if self._survive(failure, name, position) or self._role.stands_by:
                 return
@@ -261,6 +268,7 @@ class RetriedCalls:
             lost = sorted(before - set(reports))
             seconds, after = time.perf_counter() - start, self._changes.shape()
             phases["roll_call"] = called - start
+            self.lone.begin_anew()
             records.record_loss(run, shape, after, lost, seconds, phases)
             return self._catch_up(reports[verdict.source], done, active)
         raise failure

@@ -43,6 +43,8 @@ def difference(
     for number, (one, other) in enumerate(zip(fresh, cached, strict=True)):
         one, other = one.detach().cpu(), other.cpu()
         where = f"tensor {number}: "
+        if one.is_complex():
+            one, other = (torch.view_as_real(t.resolve_conj()) for t in (one, other))
         if not one.is_floating_point():
             if not torch.equal(one, other):
                 return f"{where}{int((one != other).sum())} of {one.numel()} values"

@@ -61,6 +61,8 @@ class FrozenLayers:
             `run_ahead`. Of a host's slots alone, and with several of them.
         seed: Seed of the random draws.
         place: Moves the layers to devices, one each, and nothing else.
+        hold_still: Puts the layers back into eval mode if something has switched them
+            to training, as the user's ``model.train()`` does.
         padding: How rows of different lengths are padded, as far as values depend on
             it.
 
@@ -80,6 +82,7 @@ class FrozenLayers:
         fills: bool,
         seed: int,
         place: Callable[[Sequence[torch.device]], None],
+        hold_still: Callable[[], None] = lambda: None,
         padding: tuple[object, ...] = (),
     ) -> None:
         self._layers = list(layers)
@@ -93,6 +96,7 @@ class FrozenLayers:
         self.fills = fills and workers.num_workers > 1 and keyed_draws_work()
         self._seed = seed
         self._place = place
+        self._hold_still = hold_still
         self._padding = padding
         self._chains: dict[object, list[int]] = {}  # by context
         self._on: dict[torch.device, list[nn.Module]] = {}
@@ -174,7 +178,8 @@ class FrozenLayers:
                 self._rest()
 
     def wake(self) -> None:
-        """Bring them to where they compute."""
+        """Bring them to where they compute, in eval mode."""
+        self._hold_still()
         if self._rests:
             self._place(self._places)
             self._rests = False
@@ -345,6 +350,7 @@ class FrozenLayers:
             ids: As `run_ahead` was given them.
             position: Keys of the random draws; the same.
         """
+        self._hold_still()  # the workers may have parts left
         held, self._ahead = self._ahead, None
         known = held is not None and held.is_of(ids, position)
         if held is None or not known or held.state != self._state(inputs):
@@ -358,6 +364,7 @@ class FrozenLayers:
             return self._joined(outputs, inputs, cut, forward, end)
 
     def _begin(self, inputs: Any, ids: Tensor, position: DrawPosition) -> Ahead:
+        self._hold_still()
         state = self._state(inputs)
         cut = self._cut(self.here(inputs), position, self._num_microbatches)
         forward = FilledForward(

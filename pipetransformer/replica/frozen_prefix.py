@@ -88,6 +88,8 @@ class FrozenPrefix:
             nothing is read or written.
         disk_admitted: The same of what it has on disk.
         place: Moves the layers to devices, one each, and nothing else.
+        hold_still: Puts the layers back into eval mode if something has switched them
+            to training.
         device_bytes: Memory on the first device for copies of training records.
         sharers: Replicas of the plan, which share its samples.
     """
@@ -110,6 +112,7 @@ class FrozenPrefix:
         admitted: Callable[[], bool] = lambda: True,
         disk_admitted: Callable[[], bool] = lambda: True,
         place: Callable[[Sequence[torch.device]], None] = lambda _: None,
+        hold_still: Callable[[], None] = lambda: None,
         device_bytes: int = 0,
         sharers: int = 1,
     ) -> None:
@@ -125,6 +128,7 @@ class FrozenPrefix:
             fills=fills,
             seed=seed,
             place=place,
+            hold_still=hold_still,
             padding=_padding(ragged),
         )
         self._clock = clock
@@ -137,6 +141,7 @@ class FrozenPrefix:
         self._device_bytes = device_bytes
         self._sharers = sharers
         self._copied_from: ActivationCache | None = None
+        self._narrowed: set[int] = set()  # of a row's lengths, those tried unpadded
         self._length: int | None = None  # padded, of the last training inputs
         self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
         # Of the records here; workers look them up for several micro-batches at once.
@@ -327,7 +332,9 @@ class FrozenPrefix:
             codec = "native"
         if write:
             with self._clock.phase("cache_write"):
-                self._store(cache, ids, result, hashes, found, rows, codec)
+                self._store(
+                    cache, ids, result, hashes, found, rows, codec, inputs, position
+                )
         else:
             self._storable(
                 result, len(ids), cache
@@ -543,11 +550,52 @@ class FrozenPrefix:
         row = self._frozen.here(slice_rows(inputs, found.rows[:1]))
         with self._scope(position):
             value = self._frozen.here(run_in_place(layers, row))
+        if found.boundary < self.boundary:
+            return tensors_of(value)
+        return self._with_rows(value, cache)
+
+    def _with_rows(self, value: Any, cache: ActivationCache) -> list[Tensor]:
+        """Return what a record holds of a value at the boundary; empty: not this."""
         known = self._forms.get(cache)
-        if known is None or found.boundary < self.boundary:
+        if known is None:
             return tensors_of(value)
         form = known[0]
         return list(form.rows_of(value)) if form.fits(value) else []
+
+    def _not_narrowed(
+        self,
+        inputs: Callable[[], Any],
+        rows: RaggedRows,
+        cache: ActivationCache,
+        position: DrawPosition,
+    ) -> str | None:
+        """Run a row without its padding, once; say what should be shorter and is not.
+
+        Sizes alone do not tell a padded dim from another one that is as large, and no
+        batch may have other sizes. Layers that take one length alone tell nothing.
+        """
+        ragged = self._ragged
+        if ragged is None or len(self._narrowed) == len(rows.widths):
+            return None
+        for number, width in enumerate(rows.widths):
+            own = rows.own[:, number]
+            shorter = (own < width) & (rows.own > 0).all(1)
+            if number in self._narrowed or not bool(shorter.any()):
+                continue
+            self._narrowed.add(number)
+            longest = torch.where(shorter, own, 0).argmax().reshape(1)
+            row, lengths = slice_rows(inputs(), longest), rows.own[longest[0]].tolist()
+            with self._clock.phase("audit"), self.awake(), self._scope(position):
+                try:
+                    cut = ragged.narrowed(row, tensors_of(row), lengths)
+                    value = run_in_place(self._layers, self._frozen.here(cut))
+                    tensors = self._with_rows(value, cache)
+                    reason = ragged.not_narrowed(tensors, lengths) if tensors else None
+                except Exception:  # whatever layers raise for another length
+                    continue
+            if reason is not None:
+                return reason
+        return None
 
     @contextlib.contextmanager
     def _scope(self, position: DrawPosition) -> Iterator[None]:
@@ -616,6 +664,8 @@ class FrozenPrefix:
         found: Sequence[Records],
         ragged: RaggedRows | None,
         codec: Codec,
+        inputs: Callable[[], Any],
+        position: DrawPosition,
     ) -> None:
         tensors = self._storable(result, len(ids), cache)
         if tensors is None:
@@ -625,6 +675,8 @@ class FrozenPrefix:
             )
             return
         reason = self._misfit(tensors, ragged)
+        if reason is None and ragged is not None:
+            reason = self._not_narrowed(inputs, ragged, cache, position)
         if reason is not None:
             self._refuse(f"layer {self.boundary - 1}: {reason}")
             return

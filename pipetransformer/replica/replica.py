@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from pipetransformer.core.devices import to_device
 from pipetransformer.data import Batch
 from pipetransformer.data.structures import arguments_of, num_rows
 from pipetransformer.device import bring, wait_for_queued
-from pipetransformer.pipe import Pipe, Workers
+from pipetransformer.pipe import Pipe, PipeSequential, Workers
 from pipetransformer.planner import Plan
 from pipetransformer.replica.codec_gate import CodecGate
 from pipetransformer.replica.draws import DrawPosition
@@ -301,22 +301,46 @@ class Replica:
         return bool(there)
 
     def check_gradients(self) -> None:
-        """Refuse a model that DDP would refuse, once: with others it would fail later.
+        """Refuse a backward that has left out trainable parameters.
+
+        With other replicas that is each one: DDP waits for all parameters, and tells at
+        the next forward alone that the gradients were not reduced, which another plan,
+        or the end, would keep from coming. A replica that is alone is checked once: it
+        could train so, and would fail later, with others.
 
         Raises:
-            RuntimeError: backward has given some trainable parameters no gradient.
+            RuntimeError: backward has given some of them no gradient.
         """
-        if self._is_checked or self.trained is not self.active_model:
-            return
-        self._is_checked = True
-        named = self.active_model.pipe.named_parameters()
-        unused = [n for n, p in named if p.requires_grad and p.grad is None]
-        if unused:
-            raise RuntimeError(
-                "backward: expected a gradient of every trainable parameter, got none "
-                f"of {', '.join(unused[:5])}{', ...' if len(unused) > 5 else ''}; give "
-                "them requires_grad=False, or use them in every step"
-            )
+        trained = self.trained
+        if isinstance(trained, DistributedDataParallel):
+            try:
+                trained.reducer._check_reducer_finalized()
+            except RuntimeError:
+                # Not as the cause: what it advises cannot be followed here.
+                raise RuntimeError(self._unused()) from None
+        elif not self._is_checked and trained is not None:
+            self._is_checked = True
+            if any(True for _ in self._without_gradient()):
+                raise RuntimeError(self._unused())
+
+    def _without_gradient(self) -> Iterator[str]:
+        for stage in self.pipe.partitions:
+            assert isinstance(stage, PipeSequential)
+            for number, layer in enumerate(stage, stage.first_layer):
+                for name, parameter in layer.named_parameters():
+                    if parameter.requires_grad and parameter.grad is None:
+                        yield f"{number}.{name}"
+
+    def _unused(self) -> str:
+        """Return the text of the error, which names parameters without a gradient."""
+        unused = list(self._without_gradient())
+        shown = ", ".join(unused[:5]) or "some that other batches of the step have used"
+        return (
+            "backward: expected a gradient of every trainable parameter, got none of "
+            f"{shown}{', ...' if len(unused) > 5 else ''}; give them "
+            "requires_grad=False, or use them in every step: a layer that leaves them "
+            "out at times can add 0.0 * parameter.sum() to what it returns"
+        )
 
     def retire(self, *, keep_group: bool) -> None:
         """Drop DDP, pipeline and workers; the group too unless it is kept."""

@@ -25,6 +25,7 @@ from pipetransformer.autofreeze import (
     LayerFreezer,
     LossSum,
 )
+from pipetransformer.config import Config
 from pipetransformer.data import Batch
 from pipetransformer.planner import Plan
 from pipetransformer.report import StepRecord
@@ -115,6 +116,7 @@ class Run:
         self.forecast: Forecast | None = None  # of the lead, with callbacks
         self.last_loss: StepLoss | None = None  # of the last forward of this replica
         self.own_loss: StepLoss | None = None  # that a script has given to backward
+        self._divides_anew = _divides_anew(arguments.config, plane)
         self.untold: tuple[StepRecord, StepLoss | None] | None = None  # of the lead
         self.upcoming: Batch | None = None  # after the one handed out; if it is loaded
         self.step_buffers = StepBuffers(arguments.model, lambda: self.state.step)
@@ -244,6 +246,21 @@ class Run:
         with self.plane.guard():
             yield
 
+    def turn_to(self, batch: int, *, for_gradients: bool = True) -> None:
+        """Note the batch that the user's loop uses, see `TrainingState.turn_to`.
+
+        Raises:
+            ValueError: the loop reads ahead where the plan changes within passes, which
+                divides batches anew that ranks have been given already.
+        """
+        reads_ahead = self.state.turn_to(batch, for_gradients=for_gradients)
+        if reads_ahead and self._divides_anew is not None:
+            raise ValueError(
+                "batches: expected a step with each batch before the next one is "
+                f"taken, as {self._divides_anew}, got one with batch {batch} after a "
+                "later one was taken"
+            )
+
     def read_loss(self) -> None:
         """Read the last losses, which may be on a device yet, before weights are kept.
 
@@ -279,3 +296,18 @@ class Run:
         self.caches.close()
         self.placement.close()
         self.freezer.apply(0)
+
+
+def _divides_anew(config: Config, plane: ControlPlane) -> str | None:
+    """Return why the batches of a pass may be divided anew within it; None: not so."""
+    if config.plan.trial_steps:
+        return "PlanConfig.trial_steps changes the plan between steps"
+    if plane.info.world_size == 1:
+        return None
+    if config.freeze_every is not None:
+        return "Config.freeze_every changes the plan between steps"
+    if config.prepare_steps:
+        return "Config.prepare_steps changes the plan between batches"
+    if plane.survives:
+        return "AutoDPConfig.on_peer_failure='continue' divides what lost ranks had"
+    return None

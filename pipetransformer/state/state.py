@@ -178,7 +178,11 @@ class TrainingState:
     scaler: torch.amp.GradScaler | None = None
     registered: Registered = dataclasses.field(default_factory=Registered)
     integrity: Integrity = Integrity.OLD
-    _in_hand: int | None = None  # the batch that the user's loop is at
+    _in_hand: int | None = None  # the batch that the user's loop was given last
+    _stepping: int | None = None  # that which the next optimizer step is with
+    _has_gradients: bool = False  # of that one, so that it stays the one
+    _untouched: bool = False  # no batch of the pass has been used yet
+    _reads_ahead: bool = False  # the loop takes batches before it uses those it has
     _unscaled: bool = False  # the scaler is taking the step
     _depth: int = 0  # of optimizer steps that are parts of one another
 
@@ -264,16 +268,56 @@ class TrainingState:
     def _count_step(self) -> None:
         self._depth = 0
         self.step += 1
-        if self._in_hand is not None:  # else the step is of no pass
+        if self._stepping is not None:  # else the step is of no pass
             # Batches without a step of their own are done with the step that follows.
-            self.batch = self._in_hand + 1
+            self.batch = max(self.batch, self._stepping + 1)
+            self._untouched = self._has_gradients = False
         self.integrity = Integrity.WHOLE
 
     # -- where it is -----------------------------------------------------------
 
     def hand_out(self, batch: int | None) -> None:
-        """Note the batch that the user's loop is at; None between passes."""
-        self._in_hand, self._depth = batch, 0  # whatever step broke off before
+        """Note the batch that the user's loop was given; None between passes.
+
+        It is the one that the next step is with, unless `turn_to` names another.
+        """
+        if self._in_hand is None or batch is None:
+            self._untouched, self._reads_ahead = batch is not None, False
+            self._has_gradients = False
+        self._in_hand = batch
+        if not self._has_gradients:
+            self._stepping = batch
+        self._depth = 0  # whatever step broke off before
+
+    def turn_to(self, batch: int, *, for_gradients: bool = True) -> bool:
+        """Note the batch that the user's loop uses.
+
+        Args:
+            batch: Its number.
+            for_gradients: The next step is with it, or with a later one that is used.
+
+        Returns:
+            Whether the loop reads ahead: it was given a later one, and may step with
+            that, too.
+        """
+        self._untouched = False
+        # Another one is an old one, which is used again.
+        if self._in_hand is not None and self.batch <= batch <= self._in_hand:
+            self._stepping = batch
+            self._has_gradients = for_gradients
+            self._reads_ahead |= batch < self._in_hand
+        return self._reads_ahead
+
+    @property
+    def awaits_steps(self) -> bool:
+        """Tell whether steps may come with batches that were given before.
+
+        That is so where there are gradients without a step, and where the loop reads
+        ahead, which shows once it uses a batch.
+        """
+        if self._in_hand is None or self.batch > self._in_hand:
+            return False
+        return self._has_gradients or self._reads_ahead or self._untouched
 
     def begin_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch."""
@@ -353,6 +397,26 @@ class TrainingState:
             **{name: p.detach() for name, p in named.items()},
             **dict(self.model.named_buffers()),
         }
+
+
+def extra_states(model: nn.Module) -> dict[str, Any]:
+    """Return what modules keep besides tensors, by name, as torch's hook gives it.
+
+    Those that could not take it back are left out.
+    """
+    base = nn.Module
+    return {
+        name: module.get_extra_state()
+        for name, module in model.named_modules()
+        if type(module).get_extra_state is not base.get_extra_state
+        and type(module).set_extra_state is not base.set_extra_state
+    }
+
+
+def load_extra_states(model: nn.Module, states: Mapping[str, Any]) -> None:
+    """Give modules what `extra_states` returned on another rank."""
+    for name, state in states.items():
+        model.get_submodule(name).set_extra_state(state)
 
 
 def _split(tree: Any, tensors: list[Tensor]) -> Any:
@@ -463,10 +527,12 @@ def require_sendable(state: TrainingState) -> None:
     """Refuse a state that no other rank could be given.
 
     Raises:
-        UnreadableState: `optimizer_tree` holds more than tensors and plain values.
+        UnreadableState: `optimizer_tree`, or what a module gives besides its tensors,
+            holds more than tensors and plain values.
     """
     if state.optimizer is not None:
-        require_readable(_split(optimizer_tree(state), []))
+        tree = {**optimizer_tree(state), "extra_state": extra_states(state.model)}
+        require_readable(_split(tree, []))
 
 
 def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from pipetransformer import planner
 from pipetransformer._extension import host_memory, usable_cores
 from pipetransformer.autocache import CacheRates
 from pipetransformer.autodp.told import read_fields
+from pipetransformer.autofreeze import boundary_of, noise_in_front
 from pipetransformer.core.devices import memory_bytes
 from pipetransformer.planner import (
     HOST_LINK_BYTES_PER_S,
@@ -32,6 +34,8 @@ from pipetransformer.transformation.kept_profiles import (
     conditions,
     measured_or_kept,
 )
+
+_LOG = logging.getLogger(__name__)
 
 AS_DEVICES = "PIPETRANSFORMER_SLOTS_AS_DEVICES"
 """Variable: with 1 slots of a host are planned as the devices that they stand for: each
@@ -56,6 +60,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
         sizes = _sizes(run, workload)
         with run.precision.autocast():
             inputs = workload.sample(max(sizes))
+            _check_layers(run, inputs)
             run.build_optimizer()
             optimizer = run.state.optimizer if run.slots.on_host else None
             measured = measured_or_kept(
@@ -69,7 +74,6 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
                     microbatch_samples=sizes,
                     device=None if run.slots.on_host else _own_device(run),
                     optimizer=optimizer,
-                    boundaries=possible_boundaries(run),
                 ),
                 rates=lambda profile: _rates(run, workload, profile, inputs),
                 cores=lambda profile: _cores_together(run, workload, profile),
@@ -98,6 +102,29 @@ def _sizes(run: Run, workload: Workload) -> list[int]:
     least = min(planner.least_rows(run.arguments.model), most)
     fitting = (n for n in run.config.plan.microbatch_samples if n <= most)
     return sorted({max(n, least) for n in fitting}) or [most]
+
+
+def _check_layers(run: Run, inputs: Any) -> None:
+    """Refuse what no plan can run right; warn of what the first one switches off."""
+    given = run.arguments
+    start = boundary_of(given.unit_ends, run.policy.starting_units)
+    if still := noise_in_front(given.model, start):
+        _LOG.warning(
+            "layer %s: nothing trains before layer %d, so that it is evaluated from "
+            "the start, without what it does in training alone; put noise and "
+            "augmentation into the dataset, or let no unit end there (units=)",
+            ", ".join(still),
+            start,
+        )
+    cuts = run.config.plan.num_microbatches != 1
+    planner.check_layers(
+        given.model,
+        inputs,
+        boundaries=possible_boundaries(run),
+        cuts_batches=cuts,
+        joins_outputs=cuts and run.config.pipe.schedule in ("gpipe", "auto"),
+        device=None if run.slots.on_host else _own_device(run),
+    )
 
 
 def _work(run: Run, workload: Workload, rows: int) -> Work:

@@ -23,7 +23,12 @@ from pipetransformer.replica.replica import ActiveModel, LastGradient, Replica
 from pipetransformer.report import CodecRecord, Phases
 from pipetransformer.run.context import Run
 from pipetransformer.state.message import decode, encode, named_tensors
-from pipetransformer.state.state import load_optimizer, optimizer_tree
+from pipetransformer.state.state import (
+    extra_states,
+    load_extra_states,
+    load_optimizer,
+    optimizer_tree,
+)
 from pipetransformer.transformation.proposal import Proposal
 
 _LOG = logging.getLogger(__name__)
@@ -66,7 +71,8 @@ def move(
     with phases.phase("state"):
         message = b""
         if not receives:
-            message, tensors = encode(optimizer_tree(state), devices)
+            sent = {**optimizer_tree(state), "extra_state": extra_states(state.model)}
+            message, tensors = encode(sent, devices)
         message = group.broadcast_bytes(message, first)
         if receives:
             tree, tensors = decode(message, devices)
@@ -84,6 +90,7 @@ def move(
             load_optimizer(state, tree)
             run.placement.settle_moments()
             state.registered.load(tree.get("registered", {}))
+            load_extra_states(state.model, tree["extra_state"])
     with phases.phase("hash"):
         # What the optimizer holds now, not what it was given.
         kept = named_tensors(optimizer_tree(state))
@@ -130,6 +137,7 @@ def rewire(run: Run, group: ActiveGroup, proposal: Proposal) -> Replica:
             admitted=lambda: run.in_force.caches,
             disk_admitted=lambda: run.in_force.uses_disk,
             place=run.placement.place_frozen,
+            hold_still=run.freezer.hold_still,
             device_bytes=run.bytes_for_copies(plan),
             sharers=plan.num_replicas,
         )

@@ -223,6 +223,8 @@ def train(rank, stages, microbatches):
                 num_stages=stages, num_microbatches=microbatches, replicas="all"
             ),
             eval_microbatch_rows=3,
+            # Whether it pays is another question.
+            cache=pt.CacheConfig(admission="always"),
         ),
     )
     train_set, found = Sounds(24), []

@@ -31,3 +31,16 @@ def test_other_models_are_refused():
         sequential(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="model: expected at least 2 elements, got 1"):
         sequential(nn.Sequential(nn.Linear(2, 2)))
+
+
+class Doubled(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_a_forward_of_its_own_is_refused_and_in_a_group_kept():
+    layers = nn.Linear(4, 4), nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="got Doubled with a forward of its own"):
+        sequential(Doubled(*layers))
+    flat, _ = sequential(nn.Sequential(Doubled(*layers), nn.Linear(4, 2)))
+    assert isinstance(flat[0], Doubled)

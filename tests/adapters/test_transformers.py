@@ -314,6 +314,8 @@ def train(rank, num_stages, microbatches, name, task, samples=Samples):
                 num_stages=num_stages, num_microbatches=microbatches, replicas="all"
             ),
             eval_microbatch_rows=3,
+            # Whether it pays is another question.
+            cache=pt.CacheConfig(admission="always"),
         ),
     )
     with engine:

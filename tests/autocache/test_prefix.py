@@ -1,7 +1,15 @@
 """Fingerprints change with whatever changes values; hashes follow content."""
 
 import copy
+import dataclasses
+import enum
+import functools
+import logging
+import threading
+import types
+import weakref
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -148,3 +156,149 @@ def test_row_hash_depends_on_dtype_shape_and_order_not_on_memory_or_batch():
     for other in (x.double(), x.view(6, 15), x.transpose(1, 2), x + 0.5):
         assert not torch.equal(hash_rows(other), plain)
     assert not torch.equal(hash_rows(x, plain), hash_rows(plain, x))
+
+
+class Level(enum.Enum):
+    LOW = 1
+    HIGH = 2
+
+
+@dataclasses.dataclass
+class Options:
+    scale: float = 1.0
+    inner: object = None
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    scale: float = 1.0
+
+
+class Plain:
+    def __init__(self, scale=1.0, **others):
+        self.scale = scale
+        self.__dict__.update(others)
+
+
+class Bent:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def act(self, x):
+        return x * self.scale
+
+    def __call__(self, x):
+        return x * self.scale
+
+
+def scaled_by(scale):
+    return lambda x: x * scale
+
+
+def with_default(x, scale=1.0):
+    return x * scale
+
+
+def shifted(x, scale=1.0):
+    return x * scale
+
+
+shifted.__qualname__ = with_default.__qualname__
+shifted.__defaults__ = (2.0,)
+
+
+def around(value):
+    """Return an object that holds itself."""
+    made = Plain(value)
+    made.itself = [made]
+    return made
+
+
+# Makes a setting from a number.
+SETTINGS = {
+    "a namespace": lambda v: types.SimpleNamespace(scale=v),
+    "a data class": Options,
+    "a data class in another": lambda v: Options(inner=Options(v)),
+    "a data class with slots": Slots,
+    "an object": Plain,
+    "an object in a list of an object": lambda v: Plain(others=[Plain(v)]),
+    "an object that holds itself": around,
+    "an array": lambda v: np.full(3, v, dtype=np.float32),
+    "an array's scalar": np.float32,
+    "an array of objects": lambda v: np.array([v, "a"], dtype=object),
+    "an array in a dict": lambda v: {"scales": np.full((2, 2), v)},
+    "a tensor in a list": lambda v: [torch.full((2,), v)],
+    "a set": lambda v: {"a", "b", v},
+    "a range": lambda v: range(int(v)),
+    "an enum": lambda v: [Level.LOW, Level(int(v))],
+    "a partial": lambda v: functools.partial(torch.clamp, max=v),
+    "a function of a closure": scaled_by,
+    "a bound method": lambda v: Bent(v).act,
+    "an object that is called": Bent,
+    "a lambda's code": lambda v: (lambda x: x + 1) if v == 1.0 else (lambda x: x - 1),
+    "a lambda's constant": lambda v: (lambda x: x + 1) if v == 1.0 else lambda x: x + 2,
+    "a function's default": lambda v: with_default if v == 1.0 else shifted,
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_chain_changes_with_what_a_setting_holds(setting):
+    make, layer = SETTINGS[setting], nn.Identity()
+
+    def chain(value):
+        layer.setting = make(value)
+        return fingerprint_chain([layer], 1)[1]
+
+    assert chain(1.0) == chain(1.0), "equal settings look different"
+    assert chain(1.0) != chain(2.0)
+
+
+def test_chain_changes_when_a_setting_is_changed_in_place():
+    layer = nn.Identity()
+    layer.config, layer.scales = types.SimpleNamespace(scale=1.0), np.ones(1)
+    chains = [fingerprint_chain([layer], 1)[1]]
+    layer.config.scale = 2.0
+    chains.append(fingerprint_chain([layer], 1)[1])
+    layer.scales[0] = 2.0
+    chains.append(fingerprint_chain([layer], 1)[1])
+    assert len(set(chains)) == 3
+
+
+def untold():
+    """Return settings of which some differ in each process, and change as it runs."""
+    layer = nn.Identity()
+    handle = layer.register_forward_hook(lambda *_: None)
+    deep = Plain()
+    for _ in range(100):
+        deep = Plain(inner=deep)
+    return {
+        "handle": handle,
+        "logger": logging.getLogger("pipetransformer"),
+        "lock": threading.Lock(),
+        "object": object(),
+        "module": [nn.Linear(2, 2)],
+        "generator": torch.Generator(),
+        "weak": weakref.ref(layer),
+        "deep": deep,
+        "names": {"a", "b", "c", "d"},
+        "meta": [torch.ones(2, device="meta")],
+    }
+
+
+def chain_with_untold(rank):
+    layer = nn.Identity()
+    for _ in range(rank):
+        layer.register_forward_hook(lambda *_: None)  # handles are numbered
+    layer.settings = Plain(**untold())
+    for name, value in untold().items():
+        setattr(layer, f"own_{name}", value)
+    first = fingerprint_chain([layer], 1)
+    logging.getLogger("pipetransformer").isEnabledFor(rank)
+    assert fingerprint_chain([layer], 1) == first
+    return first
+
+
+@pytest.mark.distributed
+def test_what_cannot_be_told_does_not_change_the_chain_from_run_to_run():
+    first, second = run_ranks(chain_with_untold, 2)
+    assert first == second == chain_with_untold(0)

@@ -347,9 +347,30 @@ def test_the_hash_tells_rows_apart_that_divide_their_lengths_otherwise():
     assert first.tolist() != second.tolist()
 
 
+def test_the_hash_tells_zeros_from_the_end_of_a_row():
+    def lengths(inputs):
+        return torch.stack([(part != 1).sum(1) for part in inputs], 1)
+
+    spec = Ragged(lengths, dim=(1, 1), which=(0, 1), input_which=(0, 1))
+    target = torch.tensor([[5, 6, 7, 8]])
+    zeros, short = (torch.tensor([[4, n, n]]) for n in (0, 1))
+    first, second = (
+        hash_ragged_rows(spec.rows_of(pair, pair))
+        for pair in ([zeros, target], [short, target])
+    )
+    assert first.tolist() != second.tolist()
+
+
 def test_several_lengths_that_do_not_fit_the_tensors_are_refused():
     with pytest.raises(ValueError, match=r"Ragged.which: expected it with input_which"):
         Ragged(first_lengths, which=(0, 1))
+    with pytest.raises(TypeError, match=r"Ragged.which: expected a tuple of numbers"):
+        Ragged(first_lengths, which=[0, 1], input_which=(0, 1))
+    with pytest.raises(TypeError, match=r"Ragged.input_which: .* got \('a',\)"):
+        Ragged(first_lengths, which=(0,), input_which=("a",))
+    for which, input_which in (((0, 5), (0, 1)), ((0, 1), (0, 2))):
+        with pytest.raises(ValueError, match="the numbers of all lengths from 0 on"):
+            Ragged(first_lengths, which=which, input_which=input_which)
     inputs = [torch.ones(2, 5), torch.ones(2, 4)]
     with pytest.raises(ValueError, match=r"expected 2 numbers of 0..5, 4"):
         Ragged(
@@ -358,3 +379,5 @@ def test_several_lengths_that_do_not_fit_the_tensors_are_refused():
     rows = PAIRED.rows_of(inputs, inputs)
     _, tensors = paired([(1, 1), (1, 1)], (5, 5), 9)
     assert "padded length 5, 4" in PAIRED.misfit(tensors, rows.widths)
+    told = PAIRED.misfit(tensors[:2], rows.widths)
+    assert "expected tensors with dims" in told or "a number of a length" in told

@@ -14,6 +14,7 @@ from pipetransformer.autofreeze import (
     Manual,
     Never,
     Plasticity,
+    Policy,
     Progress,
     Schedule,
     replay,
@@ -358,3 +359,31 @@ def test_policy_of_the_documentation_works_and_replays():
     assert decisions == [0, 1, 2, 3, 4]
     log = json.loads(json.dumps(policy.log))
     assert replay(lambda: names["AfterWarmUp"](7), log) == decisions
+
+
+class Choosing(Policy):
+    """Chooses what it is told to."""
+
+    def __init__(self, chosen):
+        super().__init__()
+        self._chosen = chosen
+
+    def _choose(self, progress, stats):
+        return self._chosen
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kind", "text"),
+    [
+        (None, TypeError, "expected an int, got None"),
+        (2.0, TypeError, "expected an int, got 2.0"),
+        (-1, ValueError, r"expected a count in \[0, 6\], got -1"),
+        (7, ValueError, r"expected a count in \[0, 6\], got 7"),
+    ],
+)
+def test_what_a_policy_chooses_must_be_a_number_of_units(chosen, kind, text):
+    policy = Choosing(chosen)
+    policy.bind(6, starting_units=2)
+    with pytest.raises(kind, match=rf"^Choosing, units to freeze at point 3: {text}$"):
+        policy.decide(Progress(3, 21))
+    assert policy.log == []

@@ -9,6 +9,7 @@ from torch import nn
 from pipetransformer.autofreeze import (
     boundary_of,
     movable_boundary,
+    noise_in_front,
     resolve_units,
     starting_units,
 )
@@ -161,3 +162,24 @@ def test_skip_that_goes_past_the_boundary_is_named():
         "layers 0 and 2 share the skip 'left': 0 of 2 units can freeze",
     )
     assert movable_boundary(pair, (1, 2, 3), 3) == (3, None)
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x) if self.training else x
+
+
+@pytest.mark.parametrize(
+    ("layers", "boundary", "named"),
+    [
+        ([Noise(), nn.Linear(2, 2)], 2, ["0 (Noise)"]),
+        ([Noise(), nn.Linear(2, 2)], 0, []),
+        ([nn.Sequential(nn.Flatten(), nn.Dropout())], 1, ["0 (Sequential)"]),
+        ([nn.Flatten(), nn.ReLU(), nn.Linear(2, 2)], 3, []),
+        # Usual: encoders that were trained with dropout, and are frozen without.
+        ([nn.Linear(2, 2), nn.Dropout(), Noise()], 3, []),
+        ([nn.TransformerEncoderLayer(2, 1, 2)], 1, []),
+    ],
+)
+def test_noise_in_front_of_frozen_layers_is_named(layers, boundary, named):
+    assert noise_in_front(nn.Sequential(*layers), boundary) == named

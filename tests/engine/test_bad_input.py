@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 import pipetransformer as pt
+from pipetransformer.pipe import PipeSequential
 from pipetransformer.transformation import phases as transformation
 from tests.engine.scenario import config, make_engine
 from tests.support.ranks import run_ranks
@@ -38,6 +39,60 @@ def test_model_must_not_repeat_a_layer():
     layer = nn.Linear(2, 2)
     with pytest.raises(ValueError, match="different layers, got the same one twice"):
         build(nn.Sequential(layer, layer))
+
+
+class Scaled(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x / 255)
+
+
+class Called(nn.Sequential):
+    def __call__(self, x):
+        return super().__call__(x / 255)
+
+
+def patched(*layers):
+    model = nn.Sequential(*layers)
+    model.forward = lambda x: x
+    return model
+
+
+@pytest.mark.parametrize("kind", [Scaled, Called, patched])
+def test_a_sequential_with_a_forward_of_its_own_is_refused(kind):
+    text = "model: expected an nn.Sequential whose layers are called .* of its own"
+    with pytest.raises(ValueError, match=text):
+        build(kind(nn.Linear(2, 2), nn.Linear(2, 2)))
+
+
+class NoForward(nn.Sequential):
+    pass
+
+
+@pytest.mark.parametrize("kind", [NoForward, PipeSequential])
+def test_other_subclasses_of_a_sequential_are_taken(kind):
+    build(kind(Scaled(nn.Linear(2, 2)), nn.Linear(2, 2)))
+
+
+def test_a_parameter_of_the_sequential_itself_is_refused_unless_a_layer_has_it():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model.register_parameter("first", model[0].weight)
+    fixed = nn.Parameter(torch.ones(()), requires_grad=False)
+    model.register_parameter("fixed", fixed)
+    build(model)
+    model.register_parameter("scale", nn.Parameter(torch.ones(())))
+    text = "model: expected all parameters in its layers, got .* itself, scale, which"
+    with pytest.raises(ValueError, match=text):
+        build(model)
+
+
+def test_hooks_of_the_sequential_itself_are_warned_of(caplog):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].register_forward_hook(lambda *_: None)
+    build(model)
+    assert not caplog.records
+    model.register_forward_pre_hook(lambda *_: None)
+    build(model)
+    assert "expected no hooks of the Sequential itself" in caplog.text
 
 
 def test_compiled_sequential_is_refused():
@@ -100,6 +155,15 @@ def test_optimizer_must_step_from_gradients_alone(factory, got):
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adam", "RMSprop", "Adagrad"])
 def test_optimizers_that_may_take_a_closure_are_accepted(name):
     build(toy_model(2), optimizer=getattr(torch.optim, name))
+
+
+def test_the_optimizer_before_the_first_plan_tells_how_to_make_one():
+    text = r"optimizer: expected a plan, got none .*; engine.prepare\(.*\) makes one"
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        with pytest.raises(ValueError, match=text):
+            engine.optimizer  # noqa: B018  # a property that raises
+        engine.prepare(ToySet(12), 4)
+        assert engine.optimizer.param_groups
 
 
 def test_less_than_a_batch_that_is_dropped_is_refused():

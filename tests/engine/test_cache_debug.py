@@ -304,6 +304,51 @@ def test_a_clean_layer_is_blamed_for_nothing():
     assert cause(list(toy_model(3)), torch.randn(7, 4), row=6) is None
 
 
+class Turning(nn.Module):
+    """Gives complex numbers."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randn(8, 8, dtype=torch.complex64, generator=generator)
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x):
+        return torch.tanh(x.to(torch.complex64) @ self.weight / 4)
+
+
+class Absolute(nn.Module):
+    def forward(self, x):
+        return x.abs()
+
+
+@pytest.mark.parametrize("cache", [{"debug": True}, {"audit_every": 1}], ids=str)
+def test_complex_activations_are_compared_within_rounding(cache):
+    first, *others = toy_model(2)
+    engine = pt.PipeTransformer(
+        nn.Sequential(first, Turning(), Absolute(), *others),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.01),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Schedule([2]),
+        config=config(cache=pt.CacheConfig(**cache)),
+    )
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(ToySet(SIZE), BATCH):
+                engine.step(batch)
+    assert [epoch.cache_hits for epoch in engine.history.epochs] == [0, SIZE, SIZE]
+
+
+def test_complex_values_that_are_apart_are_told():
+    imaginary = torch.tensor([[0.0, 1.0, torch.nan, 2.0]])
+    one = torch.complex(torch.ones(1, 4), imaginary)
+    near = torch.complex(torch.ones(1, 4), imaginary * (1 + 1e-6))
+    assert difference([one], [near]) is None
+    assert difference([one.conj()], [near.conj()]) is None
+    assert difference([one], [near], bits=True) is not None
+    assert "norm of the difference" in difference([one], [one * 1j])
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_bits_and_rounding_are_told_apart(dtype):
     one = torch.tensor([[-torch.inf, 1.0, 2.0]], dtype=dtype)

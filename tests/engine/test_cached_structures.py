@@ -104,14 +104,19 @@ def test_debug_mode_computes_again():
         train(plain, debug=True, mixing=True)
 
 
-def test_what_is_fixed_and_changes_ends_the_use_of_the_cache(caplog):
-    by = [1.0]
+FIXED = [1.0]  # of the module: what a function holds is part of the fingerprints
 
+
+def fixed():
+    return torch.tensor(FIXED[0])
+
+
+def test_what_is_fixed_and_changes_ends_the_use_of_the_cache(caplog):
     def change(epoch):
-        by[0] = 1.0 + (epoch == 2)
+        FIXED[0] = 1.0 + (epoch == 2)
 
     def run(**cache):
-        return train(lambda: torch.tensor(by[0]), change=change, **cache)
+        return train(fixed, change=change, **cache)
 
     # As many as its first epoch stored, until a batch is computed again: an audit's.
     losses, hits, _, refusal = run(audit_every=1)

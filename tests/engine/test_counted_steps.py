@@ -165,3 +165,31 @@ def test_a_step_that_failed_and_was_taken_again_counts_once():
             state = run_of(engine).state
             assert (state.step, state.batch) == (batch.index + 1, batch.index + 1)
             assert state.can_be_saved
+
+
+def test_a_batch_of_several_backwards_and_one_step_counts_once():
+    losses = []
+    with make_engine(freeze=pt.freeze.Guarded(), depth=1) as engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(DATA, 4):
+                engine.backward(engine.loss(batch) + 3.0)
+                engine.optimizer.zero_grad()
+                losses.append(engine.loss(batch))
+                engine.backward(losses[-1])
+                engine.update()
+    for epoch, record in enumerate(engine.history.epochs):
+        assert (record.samples, record.unique_samples) == (24, 24)
+        assert record.optimizer_steps == 6
+        mean = sum(loss.item() for loss in losses[6 * epoch :][:6]) / 6
+        assert record.train_loss == pytest.approx(mean)
+
+
+def test_batches_of_a_step_of_ones_own_count_each():
+    with make_engine(freeze=pt.freeze.Never(), depth=1) as engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(DATA, 4):
+                engine.backward(engine.loss(batch))
+                if batch.index % 2:
+                    engine.update()
+    (record,) = engine.history.epochs
+    assert (record.samples, record.optimizer_steps) == (24, 3)

@@ -321,3 +321,33 @@ def test_mismatches_are_named():
     with pytest.raises(ValueError, match=r"inputs: expected 1 rows.*shape \(2,\)"):
         doubled = lambda s: (torch.zeros(2), torch.zeros(1))  # noqa: E731
         _ = next(batches(Squares(3), sampler, collate_fn=doubled)).inputs
+
+
+class Ending(Squares):
+    """One of its samples ends an iterator that it reads."""
+
+    def __getitem__(self, index):
+        return next(iter(())) if index == 5 else super().__getitem__(index)
+
+
+class EndingHalves(Halves):
+    def targets(self, index):
+        return next(iter(())) if index == 5 else super().targets(index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", [Ending, EndingHalves])
+def test_a_sample_that_ends_an_iterator_does_not_end_the_pass(kind, num_workers):
+    loaded = batches(kind(8), ElasticSampler(8, 4), num_workers=num_workers)
+    text = f"{kind.__name__}: expected sample 5, got StopIteration"
+    with pytest.raises(RuntimeError, match=text):
+        list(loaded)
+
+
+def test_a_collate_function_that_ends_an_iterator_does_not_end_the_pass():
+    loaded = batches(
+        Squares(8), ElasticSampler(8, 4), collate_fn=lambda samples: next(iter(()))
+    )
+    text = "collate_fn: expected a batch of 4 samples, got StopIteration"
+    with pytest.raises(RuntimeError, match=text):
+        list(loaded)

@@ -102,7 +102,7 @@ def test_lists_may_be_ragged(ranks):
 def structured(outputs):
     best = outputs.argmax(1)
     words = [{"class": int(n), "why": ("most", None)} for n in best]
-    return {"best": best, "both": (outputs.max(1).values, words)}
+    return {"best": best, "both": (outputs.max(1).values, words, None), "no": None}
 
 
 @pytest.mark.distributed
@@ -111,7 +111,8 @@ def test_structures_are_joined_part_by_part(ranks):
     (_, found, expected), *_ = run_ranks(collect, ranks, "all", 1, structured)
     best = expected[0].argmax(1)
     assert torch.equal(found[-1]["best"], best)
-    largest, words = found[-1]["both"]
+    largest, words, nothing = found[-1]["both"]
+    assert nothing is None and found[-1]["no"] is None
     torch.testing.assert_close(largest, expected[0].max(1).values)
     assert words == [{"class": int(n), "why": ("most", None)} for n in best]
 
@@ -172,6 +173,7 @@ def test_outputs_that_do_not_fit_are_an_error_on_every_rank(ranks):
         ({"postprocess": lambda o: o.sum()}, ValueError, "expected 7 rows .* got 0"),
         ({"postprocess": lambda o: [1]}, ValueError, "expected 7 rows .* got 1"),
         ({"postprocess": lambda o: "abc"}, TypeError, "expected tensors, .* got str"),
+        ({"postprocess": lambda o: None}, TypeError, "expected tensors, .* NoneType"),
         (
             {"postprocess": lambda o: [numpy.float64(x) for x in o[:, 0]]},
             TypeError,

@@ -243,6 +243,75 @@ def test_tensors_that_are_padded_otherwise_are_not_cached(caplog):
     assert "expected tensors of the inputs' padded length" in caplog.text
 
 
+class Pool(nn.Module):
+    """Gives one vector per row."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden, mask):
+        kept = hidden * mask[..., None]
+        return torch.tanh(self.linear(kept.sum(1) / mask.sum(1, keepdim=True)))
+
+
+class Sliced(nn.Module):
+    """Takes one length alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(1, WIDTH, WIDTH) / 4)
+
+    def forward(self, hidden, mask):
+        return hidden + self.places, mask
+
+
+def pad_to_width(samples):
+    """Pad to one length, which is as large as the vectors are wide."""
+    rows, targets = zip(*samples, strict=True)
+    rows = [row[:WIDTH] for row in rows]
+    tokens = torch.stack([nn.functional.pad(r, (0, WIDTH - len(r))) for r in rows])
+    lengths = torch.tensor([len(row) for row in rows])
+    mask = torch.arange(WIDTH) < lengths[:, None]
+    return (tokens, mask), torch.stack([torch.as_tensor(t) for t in targets])
+
+
+def train_padded_to_width(*layers, boundary, **cache):
+    torch.manual_seed(0)
+    engine = pt.PipeTransformer(
+        nn.Sequential(Embed(), *[make() for make in layers]).double(),
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Schedule([boundary]),
+        ragged=Ragged(lengths_of),
+        config=config(cache=pt.CacheConfig(**cache)),
+    )
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(Texts(), 8, collate_fn=pad_to_width):
+                engine.step(batch)
+    epochs = engine.history.epochs
+    return [e.train_loss for e in epochs], [e.cache_hits for e in epochs]
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_dim_that_is_only_as_large_as_the_padded_one_is_not_cut(debug, caplog):
+    layers = (Mix, Pool, lambda: nn.Linear(WIDTH, 2))
+    plain, _ = train_padded_to_width(*layers, boundary=3, enabled=False)
+    with caplog.at_level(logging.WARNING):
+        found, hits = train_padded_to_width(*layers, boundary=3, debug=debug)
+    assert found == plain and hits == [0, 0, 0]
+    assert "layer 2: ragged: expected tensors of the inputs' length" in caplog.text
+
+
+@pytest.mark.parametrize("layer", [Mix, Sliced])
+def test_rows_that_are_always_padded_to_one_length_are_cached(layer):
+    layers = (layer, Head)
+    plain, _ = train_padded_to_width(*layers, boundary=2, enabled=False)
+    found, hits = train_padded_to_width(*layers, boundary=2)
+    assert found == pytest.approx(plain, rel=1e-12) and hits == [0, SIZE, SIZE]
+
+
 def test_a_wrong_spec_is_an_error_before_the_first_batch():
     engine = make_engine(Ragged(lambda inputs: inputs[1].sum(1) + 1))
     with engine:

@@ -261,7 +261,8 @@ def test_a_share_of_the_step_that_others_have_taken_counts():
 def test_what_is_counted_with_the_step_under_way_is_told_until_it_is_done(ends):
     counts = object.__new__(Counts)
     vars(counts).update(_pending=[], _unread=[], _ended=False, _began=None)
-    vars(counts).update(_interval=None)
+    vars(counts).update(_interval=None, _counted_at=-1)
+    vars(counts).update(_state=types.SimpleNamespace(step=0))
     vars(counts).update(_rows=0, _loss_sum=0.0, _weight=0.0, _ids=[], _batches=[])
     batch = types.SimpleNamespace(index=7, ids=[3, 4])
     loss = StepLoss(torch.tensor(0.5), 0, 0, waits=True)

@@ -13,6 +13,7 @@ import pipetransformer as pt
 from pipetransformer.state.message import decode, encode
 from pipetransformer.state.registered import Registered
 from tests.engine.scenario import config, make_engine, registered_average, schedule
+from tests.support.documents import ROOT, blocks
 from tests.support.private import model_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
@@ -93,6 +94,49 @@ def test_a_resumed_run_ends_with_the_average_of_a_whole_one(world, tmp_path):
             torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12)
 
 
+def with_plateau(rank, freezes, plan, epochs=4, folder=None, resume=False):
+    """Train with the guide's ReduceLROnPlateau; return rates and what it counted."""
+    page = {"torch": torch}
+    codes = [block.code for block in blocks(ROOT / "docs/guide.md", "python")]
+    exec(next(code for code in codes if "class Plateau" in code), page)
+    engine = make_engine(
+        freeze=schedule(*freezes),
+        config=config(
+            plan=plan,
+            scheduler_interval="epoch",
+            checkpoint=pt.CheckpointConfig(directory=folder, resume=resume),
+        ),
+    )
+    plateau = page["Plateau"](engine, patience=0, threshold=0.9, factor=0.5)
+    rates = []
+    with engine:
+        engine.register("plateau", plateau)
+        for _ in engine.epochs(epochs):
+            for batch in engine.batches(ToySet(24), 12):
+                engine.step(batch)
+            plateau.step(engine.evaluate(ToySet(12))["loss"])
+            if engine.plan is not None:
+                rates.append(engine.optimizer.param_groups[0]["lr"])
+        active = engine.plan is not None
+    found = plateau.state_dict()
+    return (rates, found["last_epoch"], found["best"]) if active else None
+
+
+@pytest.mark.distributed
+def test_the_guides_plateau_goes_to_replicas_that_join_and_to_checkpoints(tmp_path):
+    shrinks = pt.PlanConfig(num_stages=2, num_microbatches=1)
+    whole = run_ranks(with_plateau, 2, (0, 0, 6), shrinks, timeout_s=110)
+    rates, steps, best = whole[0]
+    assert rates == [0.01, 0.005, 0.0025, 0.00125] and steps == 4
+    assert whole[1] == (rates[2:], steps, best), "it joins at the third epoch"
+    where, options = str(tmp_path), {"timeout_s": 110}
+    run_ranks(with_plateau, 1, (0,), pt.PlanConfig(), 2, where, **options)
+    (again,) = run_ranks(
+        with_plateau, 1, (0,), pt.PlanConfig(), 4, where, True, **options
+    )
+    assert again[:2] == (rates[2:], 4)
+
+
 def names_that_differ(rank):
     engine = make_engine(freeze=pt.freeze.Never())
     with pytest.raises(ValueError) as caught:
@@ -162,7 +206,7 @@ def test_a_call_out_of_place_is_refused():
     engine = make_engine(freeze=pt.freeze.Never())
     with engine:
         engine.prepare(ToySet(12), 4)
-        with pytest.raises(ValueError, match="a call before the first pass, got a"):
+        with pytest.raises(ValueError, match="a call before the first plan, which"):
             engine.register("a", Counter())
     with pytest.raises(ValueError, match="a call inside its with block"):
         engine.register("a", Counter())

@@ -1,5 +1,7 @@
 """Layers in front that hold nothing to train are frozen from the start."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -138,3 +140,29 @@ def test_a_policy_sees_no_unit_without_parameters_as_the_most_settled():
         assert norms[3] == norms[2]
         if units < 2:
             assert norms[1] == norms[0 if units == 0 else 2]
+
+
+class Noise(nn.Module):
+    """Changes its input in training alone."""
+
+    def forward(self, x):
+        return x + torch.randn_like(x) if self.training else x
+
+
+def test_noise_in_front_of_a_frozen_backbone_is_named_once(caplog):
+    text = r"layer 0 \(Noise\): nothing trains before layer 3, so that it is evaluated"
+    for units, warns in (([3, 5], 1), ([5], 0)):  # with [5] the noise stays on
+        model = nn.Sequential(Noise(), *toy_model(4))
+        model[1:3].requires_grad_(False)
+        engine = pt.PipeTransformer(
+            model,
+            optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+            loss=nn.CrossEntropyLoss(),
+            freeze=pt.freeze.Never(),
+            units=units,
+            config=config(),
+        )
+        caplog.clear()
+        boundaries, _, _ = train(engine, 2)
+        assert boundaries == [3 * warns] * 2
+        assert len(re.findall(text, caplog.text)) == warns

@@ -120,6 +120,91 @@ def test_what_a_layer_keeps_beside_its_buffers_is_as_it_was_found():
     assert torch.equal(model(rows), expected)
 
 
+class Bank(nn.Module):
+    """Keeps rows it has seen in containers, as a layer with a memory bank does."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = collections.deque([torch.zeros(4)], maxlen=3)
+        self.nested = {"lists": [[1]], "seen": {2}}
+        self.counts = collections.defaultdict(int, given=3)
+        self.pair = ([], collections.Counter("aab"))
+        self.endless = [1]
+        self.endless.append(self.endless)
+
+    def forward(self, x):
+        self.rows.extend(x.detach())
+        self.nested["lists"][0].append(x)
+        self.nested["seen"].add(len(x))
+        self.nested["new"] = x
+        self.counts[len(x)] += 1
+        self.pair[0].append(x)
+        self.pair[1]["b"] += len(x)
+        self.endless.insert(0, x)
+        return x
+
+
+def test_containers_of_a_layer_hold_the_same_objects_as_before():
+    bank = Bank()
+    rows, nested, pair, counts = bank.rows, bank.nested, bank.pair, bank.counts
+    lists, first = nested["lists"], rows[0]
+    measure(nn.Sequential(bank, nn.Linear(4, 2)), torch.randn(8, 4))
+    assert bank.rows is rows and len(rows) == 1 and rows[0] is first
+    assert rows.maxlen == 3
+    assert bank.nested is nested and nested["lists"] is lists
+    assert nested == {"lists": [[1]], "seen": {2}}
+    assert bank.counts is counts and dict(counts) == {"given": 3}
+    assert bank.pair is pair and pair == ([], {"a": 2, "b": 1})
+    assert len(bank.endless) == 2 and bank.endless[1] is bank.endless
+
+
+class Force(nn.Module):
+    """A layer that takes a gradient in its forward, as a force field does."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(4, 32), nn.Linear(32, 1, bias=False)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.out(torch.tanh(self.inner(x))).sum()
+            return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+class Jacobian(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.vmap(torch.func.jacrev(self.inner))(x).sum(1)
+
+
+@pytest.mark.parametrize(("kind", "least"), [(Force, 2 * 4 * 32), (Jacobian, 16)])
+def test_layers_that_take_a_gradient_in_their_forward_are_measured(kind, least):
+    model = nn.Sequential(nn.Linear(4, 4), kind(), nn.Linear(4, 2))
+    measured = measure(model, torch.randn(8, 4))
+    assert measured.layers[1].activation_bytes_per_sample >= least
+    assert measured.layers[2].activation_bytes_per_sample <= 16
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("made", "got"),
+    [
+        (torch.Tensor.to_sparse, "torch.sparse_coo"),
+        (torch.Tensor.to_sparse_csr, "torch.sparse_csr"),
+        (torch.nested.as_nested_tensor, "nested"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of prototypes
+def test_inputs_that_are_no_dense_tensors_are_refused(made, got):
+    text = f"sample: expected strided tensors, got a {got} one; hand over a dense one"
+    with pytest.raises(TypeError, match=text):
+        measure(nn.Sequential(nn.Linear(4, 2)), (torch.ones(4), made(torch.eye(4))))
+
+
 def test_compiled_layers_are_measured_and_their_buffers_put_back():
     norm = torch.jit.script(nn.BatchNorm1d(4))
     model = nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 2))
@@ -582,16 +667,14 @@ def test_layers_called_with_another_shape_are_timed_apart():
     assert calls == [TIMED, TIMED, TIMED, KNOWN]
 
 
-class _Seen(nn.Module):
-    """Notes the rows of each call; hands on what `form` makes of them."""
+class _Forming(nn.Module):
+    """Hands on what `form` makes of its input."""
 
     def __init__(self, form):
         super().__init__()
         self.form = form
-        self.rows = set()
 
     def forward(self, x):
-        self.rows.add(len(x))
         return self.form(x)
 
 
@@ -604,14 +687,15 @@ class _Seen(nn.Module):
         (lambda x: (x, 2.0), (0, 9), False),  # none at all
     ],
 )
-def test_a_sample_is_run_twice_only_where_more_than_a_tensor_is_handed_on(
+def test_all_rows_are_run_twice_only_where_more_than_a_tensor_is_handed_on(
     form, ends, twice
 ):
     class Taken(nn.Module):
         def forward(self, x, factor=1.0):
             return x * factor
 
-    seen = _Seen(form)
-    model = nn.Sequential(seen, Taken(), nn.Linear(4, 4))
-    planner.profile(model, torch.rand(6, 4), microbatch_samples=[1, 6], boundaries=ends)
-    assert max(seen.rows) == (12 if twice else 6)
+    model = nn.Sequential(_Forming(form), Taken(), nn.Linear(4, 4))
+    rows = set()
+    model[0].register_forward_pre_hook(lambda _, args: rows.add(len(args[0])))
+    planner.check_layers(model, torch.rand(6, 4), boundaries=ends)
+    assert max(rows) == (12 if twice else 2)

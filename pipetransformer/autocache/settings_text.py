@@ -1,0 +1,153 @@
+"""Settings of layers as text: equal in every process for equal settings.
+
+What a frozen layer computes depends on what its attributes hold: numbers, but also
+objects with numbers in them, arrays and functions. What cannot be told apart by its
+content is left out, since an address or the number of an object differs from run to
+run, and records that are kept would never be found again.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterable
+from enum import Enum
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    SimpleNamespace,
+)
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer import _C
+
+_PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None), range, type(...)),
+    *(torch.dtype, torch.Size, pathlib.PurePath),
+)
+# Objects of these change as a run goes on (loggers, handles of hooks), or hold nothing
+# that can be told (locks, streams).
+_OPAQUE = sys.stdlib_module_names | {"torch"}
+_DEEPEST = 12
+
+
+class SettingsText:
+    """Makes the texts of one fingerprint; each object is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str | None] = {}
+        self._held: list[object] = []  # else another object could get an id of theirs
+        self._depth = 0
+
+    def of(self, value: object) -> str | None:
+        """Return the text of a value; None: it cannot be told."""
+        if isinstance(value, Enum):
+            return without_addresses(repr(value))
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        known = self._known
+        if id(value) in known:
+            return known[id(value)]
+        if self._depth >= _DEEPEST:
+            return None
+        known[id(value)] = "itself"  # while it is looked at: it may hold itself
+        self._held.append(value)
+        self._depth += 1
+        try:
+            text = self._content(value)
+        finally:
+            self._depth -= 1
+        if text is not None and len(text) > 64:  # others may have it in theirs, too
+            text = f"{_C.core.hash_bytes(text.encode()):016x}"
+        known[id(value)] = text
+        return text
+
+    def _content(self, value: object) -> str | None:
+        if isinstance(value, Tensor):
+            told = value.layout == torch.strided and not value.is_meta
+            return str(_C.autocache.hash_tensor(value, 0)) if told else None
+        if isinstance(value, (list, tuple, collections.deque)):
+            return repr([self.of(item) for item in value])
+        if isinstance(value, (set, frozenset)):
+            return repr(sorted(str(self.of(item)) for item in value))
+        if isinstance(value, dict):
+            return self._pairs(value.items())
+        if isinstance(value, type):
+            return _name_of(value)
+        if callable(value):
+            text = self._of_callable(value)
+            if text is not None:
+                return text
+        return self._of_array(value) or self._of_object(value)
+
+    def _pairs(self, pairs: Iterable[tuple[object, object]]) -> str:
+        return repr([(self.of(name), self.of(value)) for name, value in pairs])
+
+    def _of_callable(self, value: Callable[..., Any]) -> str | None:
+        if isinstance(value, FunctionType):
+            # Lambdas have one name; what is kept may be of another version of it.
+            given = value.__defaults__, value.__kwdefaults__, value.__closure__
+            parts = [self._of_code(value.__code__), *map(self.of, given)]
+            return f"{_name_of(value)} {parts}"
+        if isinstance(value, BuiltinFunctionType):
+            return _name_of(value)
+        if isinstance(value, MethodType):
+            return repr([self.of(value.__func__), self.of(value.__self__)])
+        if isinstance(value, functools.partial):
+            parts = [self.of(each) for each in (value.func, value.args, value.keywords)]
+            return f"partial {parts}"
+        return None
+
+    def _of_code(self, code: CodeType) -> str:
+        constants = [
+            self._of_code(each) if isinstance(each, CodeType) else self.of(each)
+            for each in code.co_consts
+        ]
+        return repr([code.co_code, code.co_names, constants])
+
+    def _of_array(self, value: Any) -> str | None:
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
+            return None
+        if value.dtype.hasobject:
+            return repr(self.of(value.tolist()))
+        content = _C.core.hash_bytes(value.tobytes())
+        return f"{value.dtype} {value.shape} {content:016x}"
+
+    def _of_object(self, value: object) -> str | None:
+        if isinstance(value, CellType):
+            try:
+                return self.of(value.cell_contents)
+            except ValueError:  # it is empty
+                return None
+        if isinstance(value, nn.Module):  # it may be the model, whose weights train
+            return None
+        fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+        opaque = type(value).__module__.partition(".")[0] in _OPAQUE
+        if opaque and not fields and not isinstance(value, SimpleNamespace):
+            return None
+        held = getattr(value, "__dict__", None)
+        if not fields and not isinstance(held, dict):
+            return None
+        names = (field.name for field in fields)
+        told = {name: getattr(value, name) for name in names if hasattr(value, name)}
+        return _name_of(type(value)) + self._pairs({**told, **(held or {})}.items())
+
+
+def _name_of(named: Any) -> str:
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def without_addresses(text: str) -> str:
+    """Return a ``repr`` without addresses, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text)

@@ -39,6 +39,14 @@ _PLAIN = (
 # that can be told (locks, streams).
 _OPAQUE = sys.stdlib_module_names | {"torch"}
 _DEEPEST = 12
+# Of configs of models and launchers: where a model came from, and what its layers do
+# not read.
+_NO_SETTINGS = frozenset(
+    (
+        *("_name_or_path", "name_or_path", "_commit_hash", "transformers_version"),
+        *("use_cache", "local_rank"),
+    )
+)
 
 
 class SettingsText:
@@ -141,7 +149,9 @@ class SettingsText:
             return None
         names = (field.name for field in fields)
         told = {name: getattr(value, name) for name in names if hasattr(value, name)}
-        return _name_of(type(value)) + self._pairs({**told, **(held or {})}.items())
+        every = {**told, **(held or {})}
+        kept = ((n, each) for n, each in every.items() if n not in _NO_SETTINGS)
+        return _name_of(type(value)) + self._pairs(kept)
 
 
 def _name_of(named: Any) -> str:

@@ -325,12 +325,14 @@ def update(run: Run, replica: Replica) -> None:
     """Clip, step optimizer and scheduler, clear gradients.
 
     Raises:
+        RuntimeError: backward has left out parameters, so nothing was reduced.
         FloatingPointError: gradients that were clipped on the host are NaN; no weight
             has been changed.
     """
     state, config = run.state, run.config
     if state.optimizer is None:
         raise RuntimeError("step without an optimizer; please report")
+    replica.check_reduced()
     with run.clock.phase("optimizer"):
         if state.scaler is not None:
             run.read_loss()  # it waits anyway

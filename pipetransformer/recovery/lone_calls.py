@@ -13,7 +13,7 @@ import logging
 import threading
 from typing import NamedTuple
 
-from pipetransformer.autodp import ControlPlane, PeerFailure
+from pipetransformer.autodp import ControlPlane
 from pipetransformer.core.wire import printable
 from pipetransformer.run.control_log import ControlLog
 
@@ -107,20 +107,20 @@ class LoneCalls:
 
     def _watch(self) -> None:
         before: Place | None = None
-        told: list[str] = []
+        told: set[str] = set()
         while not self._ended.wait(_EVERY_S):
             now = self._place
             try:
                 if now is not before and told:
                     self._plane.delete_later(*told)
-                    told = []
+                    told = set()
                 if now is not None and now is before:
-                    told += self._compare(now)
-            except PeerFailure as failure:  # it reaches the rank where it waits
+                    told |= self._compare(now)
+            except RuntimeError as failure:  # of a peer, or the store is closing
                 _LOG.debug("not compared: %s", failure)
             before = now
 
-    def _compare(self, mine: Place) -> list[str]:
+    def _compare(self, mine: Place) -> set[str]:
         """Compare with what another rank has told, or tell it.
 
         Returns:
@@ -142,7 +142,7 @@ class LoneCalls:
                 "and call what ranks do together, such as evaluate, on all of them",
                 rank=-1,
             )
-        return [key] if held == own else []
+        return {key} if held == own else set()
 
 
 def _name_of(call: str, batch: int | None = None) -> str:

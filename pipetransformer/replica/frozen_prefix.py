@@ -591,7 +591,11 @@ class FrozenPrefix:
                     value = run_in_place(self._layers, self._frozen.here(cut))
                     tensors = self._with_rows(value, cache)
                     reason = ragged.not_narrowed(tensors, lengths) if tensors else None
-                except Exception:  # whatever layers raise for another length
+                except torch.OutOfMemoryError:
+                    self._narrowed.discard(number)
+                    continue
+                except Exception as error:  # whatever layers raise for another length
+                    _LOG.debug("a row without its padding: %s", error)
                     continue
             if reason is not None:
                 return reason

@@ -301,27 +301,33 @@ class Replica:
         return bool(there)
 
     def check_gradients(self) -> None:
-        """Refuse a backward that has left out trainable parameters.
-
-        With other replicas that is each one: DDP waits for all parameters, and tells at
-        the next forward alone that the gradients were not reduced, which another plan,
-        or the end, would keep from coming. A replica that is alone is checked once: it
-        could train so, and would fail later, with others.
+        """Refuse a model that DDP would refuse, once: with others it would fail later.
 
         Raises:
-            RuntimeError: backward has given some of them no gradient.
+            RuntimeError: backward has given some trainable parameters no gradient.
         """
-        trained = self.trained
-        if isinstance(trained, DistributedDataParallel):
-            try:
-                trained.reducer._check_reducer_finalized()
-            except RuntimeError:
-                # Not as the cause: what it advises cannot be followed here.
-                raise RuntimeError(self._unused()) from None
-        elif not self._is_checked and trained is not None:
-            self._is_checked = True
-            if any(True for _ in self._without_gradient()):
-                raise RuntimeError(self._unused())
+        if self._is_checked or self.trained is not self.active_model:
+            return
+        self._is_checked = True
+        if any(True for _ in self._without_gradient()):
+            raise RuntimeError(self._unused())
+
+    def check_reduced(self) -> None:
+        """Refuse a step whose gradients DDP has not reduced.
+
+        It waits for all parameters, and tells of those that were left out at the next
+        forward alone, which another plan, or the end, would keep from coming.
+
+        Raises:
+            RuntimeError: backward has given some trainable parameters no gradient.
+        """
+        if not isinstance(self.trained, DistributedDataParallel):
+            return
+        try:
+            self.trained.reducer._check_reducer_finalized()
+        except RuntimeError:
+            # Not as the cause: what it advises cannot be followed here.
+            raise RuntimeError(self._unused()) from None
 
     def _without_gradient(self) -> Iterator[str]:
         for stage in self.pipe.partitions:

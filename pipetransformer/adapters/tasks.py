@@ -69,7 +69,7 @@ def _choice_loss(_: Any, logits: Tensor, labels: Tensor) -> Tensor:
 
 def _masked_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
     flat = logits.reshape(-1, logits.shape[-1])
-    if config.model_type in _FP32_MASKED_LOSS:
+    if FAMILIES[config.model_type].fp32_masked_loss:
         flat = flat.float()
     return functional.cross_entropy(flat, labels.reshape(-1), ignore_index=IGNORED)
 
@@ -127,7 +127,6 @@ def _next_tokens(labels: Tensor) -> Tensor:
 
 
 _DEBERTA = ("deberta", "deberta-v2")
-_FP32_MASKED_LOSS = ("eurobert", "modernbert")
 
 TASKS: dict[str, Task] = {
     "sequence-classification": Task(

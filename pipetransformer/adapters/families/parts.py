@@ -177,6 +177,7 @@ class Family:
         tail: Names of the base model's submodules behind the blocks.
         ragged: Whether rows of different batches differ in length.
         fp32_token_loss: Whether the model takes the loss of tokens' classes in fp32.
+        fp32_masked_loss: The same of masked tokens.
         pools_last: Whether it classifies a sequence by its last token that is not
             ``config.pad_token_id``.
         head: Makes the last layer of a task model; None: `tasks.Head`.
@@ -197,6 +198,7 @@ class Family:
     tail: tuple[str, ...] = ()
     ragged: bool = True
     fp32_token_loss: bool = False
+    fp32_masked_loss: bool = False
     pools_last: bool = False
     head: Callable[[Any], nn.Module] | None = None
     complete: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None

@@ -177,6 +177,7 @@ FAMILIES: dict[str, Family] = {
         whole=_whole,
         halves=_halves_modernbert,
         tail=("final_norm",),
+        fp32_masked_loss=True,
     ),
     "eurobert": Family(
         inputs=_UNTYPED,
@@ -186,6 +187,7 @@ FAMILIES: dict[str, Family] = {
         whole=_whole,
         halves=_halves_eurobert,
         tail=("norm",),
+        fp32_masked_loss=True,
     ),
     "gte": _GTE,
     "nomic_bert": _GTE,

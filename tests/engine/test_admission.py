@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -30,12 +31,19 @@ MIDDLING = dataclasses.replace(FAST, record_ns=ROW_NS)  # of five layers' time
 SLOW = dataclasses.replace(FAST, record_ns=100 * ROW_NS)
 
 
-def trained(rates, *, epochs=3, freeze=(0, 4, 4), each=None, **cache):
-    """Train with rates as measured; return the engine and what it says at the end."""
-    autocache.measure_rates = lambda *_, **__: rates
+observe = CacheCosts.observe
+
+
+def trained(rates, *, epochs=3, freeze=(0, 4, 4), each=None, learns=False, **cache):
+    """Train with rates as measured; return the engine and what it says at the end.
+
+    Unless it `learns`, costs stay as given, whatever else the machine does.
+    """
     settings = config(cache=pt.CacheConfig(**cache))
     engine = make_engine(freeze=schedule(*freeze), config=settings)
-    with engine:
+    measured = mock.patch.object(autocache, "measure_rates", lambda *_, **__: rates)
+    learned = observe if learns else lambda *_: None
+    with measured, mock.patch.object(CacheCosts, "observe", learned), engine:
         for epoch in engine.epochs(epochs):
             for batch in engine.batches(ToySet(SAMPLES), BATCH):
                 engine.step(batch)
@@ -45,11 +53,6 @@ def trained(rates, *, epochs=3, freeze=(0, 4, 4), each=None, **cache):
         if engine.plan is not None:
             told = engine.explain()
         return engine, run_of(engine), told
-
-
-@pytest.fixture(autouse=True)
-def _rates_back(monkeypatch):
-    monkeypatch.setattr(autocache, "measure_rates", autocache.measure_rates)
 
 
 def losses(engine):
@@ -171,7 +174,6 @@ def test_an_almost_free_prefix_is_recomputed(monkeypatch):
         return dataclasses.replace(found, layers=tuple(layers))
 
     monkeypatch.setattr(planner, "profile", free)
-    monkeypatch.setattr(CacheCosts, "observe", lambda *_: None)  # they do take time
     engine, run, told = trained(FAST)
     assert not run.in_force.caches and engine.history.epochs[-1].cache_hits == 0
     assert "pays for no number of frozen layers" in str(told)
@@ -199,7 +201,7 @@ def test_reads_that_become_slow_in_the_run_end_the_use_of_the_cache(monkeypatch)
         return fetch(self, ids, **options)
 
     monkeypatch.setattr(ActivationCache, "fetch", throttled)
-    engine, run, told = trained(MIDDLING, epochs=4, freeze=(4,) * 4)
+    engine, run, told = trained(MIDDLING, epochs=4, freeze=(4,) * 4, learns=True)
     served = [record.cache_hits for record in engine.history.epochs]
     assert served[1] == SAMPLES and served[-1] == 0
     assert engine.history.transformations == [], "the plan is run as before"

@@ -8,6 +8,7 @@ line at the beginning only tells which files are worth reading.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -261,14 +262,31 @@ class CacheFolder:
         self._saving = saving
 
     def settle(self) -> bool:
-        """Wait at most a minute for what is being written; tell whether it is done."""
+        """Wait for what is being written; tell whether it is done.
+
+        As long as it grows: a minute without any more ends it.
+        """
         if self._saving is None:
             return True
-        self._saving.join(_CLOSING_S)
-        if self._saving.is_alive():
-            _LOG.warning("%s: still being written; left to itself", self._folder)
-            return False
-        return True
+        written = self._unfinished()
+        while True:
+            self._saving.join(_CLOSING_S)
+            if not self._saving.is_alive():
+                return True
+            before, written = written, self._unfinished()
+            if written == before:
+                _LOG.warning("%s: still being written; left to itself", self._folder)
+                return False
+
+    def _unfinished(self) -> dict[str, int]:
+        """Return the sizes of files that are not whole yet."""
+        found = {}
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._folder):
+                if entry.name.endswith(".tmp"):
+                    with contextlib.suppress(OSError):  # it is whole by now
+                        found[entry.name] = entry.stat().st_size
+        return found
 
     def save(self, cache: ActivationCache, space: str, layers: int) -> None:
         """Write a loaded cache's records, if there are new ones.
@@ -288,7 +306,9 @@ class CacheFolder:
         try:
             with disk.alone_in(self._folder, wait_s) as alone:
                 if not alone:
-                    _LOG.info("%s: another run writes; later", self._folder)
+                    level = logging.WARNING if wait_s > 0 else logging.INFO
+                    what = "not kept" if wait_s > 0 else "later"
+                    _LOG.log(level, "%s: another run writes; %s", self._folder, what)
                     return
                 if _identity(path) != state.identity:
                     self._read(path, cache)  # what another run added

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipetransformer import _C
+from pipetransformer.autocache.content import hash_content, is_plain
 from pipetransformer.autocache.settings_text import SettingsText, without_addresses
 from pipetransformer.skip import inspect_lanes
 
@@ -103,7 +104,19 @@ def cacheable(layers: Sequence[nn.Module], *, frozen: bool = True) -> str | None
                 return f"{where} is in train mode"
             if isinstance(module, _BatchNorm) and module.running_mean is None:
                 return f"{where} normalises with the statistics of each batch"
+            for label, tensor in _own_tensors(module):
+                if hash_content(tensor, 0) is None:
+                    kind = f"{type(tensor).__name__} of layout {tensor.layout}"
+                    return f"{where} holds {label}, a {kind}, which cannot be compared"
     return None
+
+
+def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and buffers of a module itself that have no plain memory."""
+    named = itertools.chain(
+        module.named_parameters(recurse=False), module.named_buffers(recurse=False)
+    )
+    return ((name, tensor) for name, tensor in named if not is_plain(tensor))
 
 
 def _fingerprint(layer: nn.Module, previous: int, texts: SettingsText) -> int:
@@ -115,7 +128,10 @@ def _fingerprint(layer: nn.Module, previous: int, texts: SettingsText) -> int:
     tensors = itertools.chain(layer.named_parameters(), layer.named_buffers())
     for name, tensor in tensors:
         fingerprint = _C.core.hash_bytes(name.encode(), fingerprint)
-        fingerprint = _C.autocache.hash_tensor(tensor, fingerprint)
+        content = hash_content(tensor, fingerprint)
+        if content is None:  # then nothing of the layer is cached, see `cacheable`
+            content = _C.core.hash_bytes(str(tensor.layout).encode(), fingerprint)
+        fingerprint = content
     return fingerprint
 
 
@@ -124,9 +140,8 @@ def _settings(module: nn.Module, texts: SettingsText) -> Iterator[tuple[str, str
     for name, value in vars(module).items():
         if name in _MODULE_STATE:
             continue
-        if isinstance(value, Tensor):
-            yield name, str(_C.autocache.hash_tensor(value, 0))
-        elif (text := texts.of(value)) is not None:
+        text = texts.of(value)
+        if text is not None:
             yield name, text
 
 

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer import _C
+from pipetransformer.autocache.content import hash_content
 
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), range, type(...)),
@@ -82,8 +83,8 @@ class SettingsText:
 
     def _content(self, value: object) -> str | None:
         if isinstance(value, Tensor):
-            told = value.layout == torch.strided and not value.is_meta
-            return str(_C.autocache.hash_tensor(value, 0)) if told else None
+            content = hash_content(value, 0)
+            return None if content is None else str(content)
         if isinstance(value, (list, tuple, collections.deque)):
             return repr([self.of(item) for item in value])
         if isinstance(value, (set, frozenset)):

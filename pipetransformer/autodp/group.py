@@ -201,7 +201,10 @@ def _to_tensor(value: bytes) -> torch.Tensor:
 
 def _to_bytes(row: torch.Tensor) -> bytes:
     row = row.contiguous()
-    return ctypes.string_at(row.data_ptr(), row.numel()) if row.numel() else b""
+    if not row.numel():
+        return b""
+    # Not `string_at`, which counts in 32 bits.
+    return (ctypes.c_char * row.numel()).from_address(row.data_ptr()).raw
 
 
 def build_group(

@@ -277,7 +277,7 @@ class _Joining:
             self._config.secret,
             os.environ,
             makes=self._place.rank == 0,
-            deadline=self._deadline,
+            deadline=self._joins_by,  # rank 0 makes it when its script comes here
             given_up=self._given_up.is_set,
         )
         return None if secret is None else _C.autodp.StoreSeal(secret)

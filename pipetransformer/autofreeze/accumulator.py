@@ -67,7 +67,7 @@ class GradientAccumulator:
         Waits for the devices that hold the sums. Units below layer `boundary` are
         frozen.
         """
-        squares = self._by_parameter(squared_norms)
+        squares = self._by_parameter(_squared_norms)
         return self._handed_on(
             boundary,
             [
@@ -82,7 +82,7 @@ class GradientAccumulator:
         0.0 where there is none. Waits for the devices that hold the sums. Units below
         layer `boundary` are frozen.
         """
-        norms = self._by_parameter(l1_norms)
+        norms = self._by_parameter(_l1_norms)
         return self._handed_on(
             boundary,
             [math.fsum(norms.get(p, 0.0) for p in unit) for unit in self._units],
@@ -158,3 +158,15 @@ class GradientAccumulator:
             values = reduce([self._sums[p] for p in parameters])
             found.update(zip(parameters, values.tolist(), strict=True))
         return found
+
+
+def _squared_norms(sums: list[torch.Tensor]) -> torch.Tensor:
+    """Return those of complex numbers by their parts: squares add up."""
+    return squared_norms(
+        [torch.view_as_real(each) if each.is_complex() else each for each in sums]
+    )
+
+
+def _l1_norms(sums: list[torch.Tensor]) -> torch.Tensor:
+    """Return sums of absolute values, which complex numbers have, too."""
+    return l1_norms([each.abs() if each.is_complex() else each for each in sums])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from torch import nn
 
 from pipetransformer.autofreeze.policy import check_count
@@ -72,6 +75,24 @@ class LayerFreezer:
         self._layers.training = mode
         for index, layer in enumerate(self._layers):
             layer.train(mode and index >= self._boundary)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Hold all layers in eval mode, and give each module its own mode back.
+
+        A script may hold some of them in eval mode meanwhile, such as batch norms.
+        """
+        found = [(module, module.training) for module in self._layers.modules()]
+        training = self._training
+        self.train(False)
+        try:
+            yield
+        finally:
+            self.train(True)
+            for module, mode in found:  # each before what it holds
+                if module.training != mode:
+                    module.train(mode)
+            self._training = training
 
     def trainable_parameters(self, boundary: int) -> list[nn.Parameter]:
         """Parameters from `boundary` on that the user's mask trains, in model order.

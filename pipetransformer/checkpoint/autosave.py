@@ -29,7 +29,7 @@ class AutoSave:
         self._run = run
         self._wanted = run.config.checkpoint
         self._seen_step: int | None = None
-        self._tried: int | None = None  # the step of the last file, or its failure
+        self._settled: int | None = None  # the step of the last file, or of none at all
         self._before: dict[str, int] = {}  # of other runs: names and times
         self._own: set[tuple[str, int]] = set()  # of this run: names and times
         self._whole: set[checkpoint.Fingerprint] = set()  # files that need no reading
@@ -72,13 +72,17 @@ class AutoSave:
     def at_end(self, replica: Replica | None) -> None:
         """Save what no file has yet at a good end of the run; on the lead.
 
-        That is so where the script leaves the epochs early. A run that has taken no
-        step writes nothing.
+        That is so where the script leaves the epochs early, or where the last file
+        could not be written: what kept it may be over. A run that has taken no step
+        writes nothing.
         """
         run = self._run
-        is_new = run.state.step not in (self._tried, run.first_step)
-        if is_new and run.state.can_be_saved:
-            self._save(replica)
+        is_new = run.state.step not in (self._settled, run.first_step)
+        if not is_new or not run.state.can_be_saved:
+            return
+        self._save(replica, ends=True)
+        if self._failures:
+            _LOG.error("step %d, the last one, is in no checkpoint", run.state.step)
 
     def _reached_a_multiple(self) -> bool:
         """Tell whether steps since the last call passed a multiple of every_steps."""
@@ -88,12 +92,12 @@ class AutoSave:
             return False
         return step // every > seen // every
 
-    def _save(self, replica: Replica | None) -> None:
+    def _save(self, replica: Replica | None, *, ends: bool = False) -> None:
         run, wanted = self._run, self._wanted
         if wanted.directory is None:
             return
-        self._tried = run.state.step
         if not run.is_finite():
+            self._settled = run.state.step
             if not self._warned_of_weights:
                 _LOG.warning(
                     "no checkpoint of step %d, nor of later ones with NaN or Inf among "
@@ -109,7 +113,7 @@ class AutoSave:
                 persistence.save(run, replica, path, before=self._before)
             except (OSError, MemoryError, UnreadableState) as error:
                 self._failures += 1
-                if self._failures >= wanted.max_failures:
+                if self._failures >= wanted.max_failures and not ends:
                     raise
                 _LOG.warning(
                     "checkpoint of step %d failed, %d in a row; the next is written "
@@ -120,7 +124,7 @@ class AutoSave:
                     error,
                 )
                 return
-            self._failures = 0
+            self._failures, self._settled = 0, run.state.step
             checkpoint.prune(
                 wanted.directory, wanted.keep, saved=path, whole=self._whole
             )

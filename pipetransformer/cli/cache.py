@@ -114,11 +114,13 @@ def _print(given: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from pipetransformer.core.wire import printable
+
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("set", "records", "samples", "MB", "written", "file"):
         table.add_column(name, overflow="fold")
     for row in rows:
-        file = Text(row["file"])
+        file = Text(printable(row["file"]))
         if row["problem"]:
             file.append(f"\n-> {row['problem']}", style="italic")
         cells = [""] * 4

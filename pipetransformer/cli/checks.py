@@ -114,6 +114,11 @@ def kernels(facts: Facts) -> Iterator[Finding]:
 def devices(facts: Facts) -> Iterator[Finding]:
     """List the CUDA devices."""
     name = "CUDA devices"
+    if facts.cuda_error:
+        value = f"cannot be used: {facts.cuda_error}"
+        advice = "look at nvidia-smi, or leave devices out with CUDA_VISIBLE_DEVICES"
+        yield Finding(name, MISSING, value, advice)
+        return
     if not facts.cuda_devices:
         yield Finding(name, OK, "none: stages run on CPU slots")
         return

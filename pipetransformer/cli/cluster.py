@@ -26,6 +26,7 @@ _REPEATS = 5  # the median counts
 _TIMEOUT = timedelta(seconds=60)
 _ALLOCATED = 0.95  # of an accelerator's memory; the rest are gaps between blocks
 _CONTEXT_BYTES = 1 << 30  # of a process on an accelerator
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 _SAMPLES, _ROWS = 4096, 64  # of the small cache that is measured
 
 
@@ -219,13 +220,33 @@ def _links(place: _Place, devices: int) -> dict[str, Any]:
 def _connected() -> Iterator[None]:
     import torch.distributed as dist
 
-    # At the interface of GLOO_SOCKET_IFNAME, if that is set.
+    _take_interface_of_runs()
     dist.init_process_group("gloo", timeout=_TIMEOUT)
     try:
         yield
         dist.barrier()  # nobody leaves while others measure
     finally:
         dist.destroy_process_group()
+
+
+def _take_interface_of_runs() -> None:
+    """Let gloo take the way to the store, as runs do, unless the user names another.
+
+    By itself it takes the address that the machine's name has.
+    """
+    from pipetransformer.network import (
+        choose,
+        is_loopback,
+        list_interfaces,
+        own_address_towards,
+    )
+
+    host = os.environ.get("MASTER_ADDR", "")
+    if not host or os.environ.get(_INTERFACE):
+        return
+    link = choose(list_interfaces(), route=own_address_towards(host))
+    if link.interface and not is_loopback(link.address):
+        os.environ[_INTERFACE] = link.interface
 
 
 def _all_reduce(

@@ -38,6 +38,7 @@ class Facts:
         gloo: whether torch has gloo.
         nccl: whether torch has nccl.
         cuda_devices: name and memory of each.
+        cuda_error: why they cannot be asked; empty if they can.
         direct_pairs: ordered pairs of them where one reads the other's memory.
         cores: of the machine, as ``os.cpu_count`` counts.
         usable_cores: what affinity leaves of them, and the job's cgroups if the
@@ -62,6 +63,7 @@ class Facts:
     gloo: bool
     nccl: bool
     cuda_devices: tuple[tuple[str, int], ...]
+    cuda_error: str
     direct_pairs: int
     cores: int
     usable_cores: float
@@ -79,7 +81,8 @@ def read_facts(environ: Mapping[str, str]) -> Facts:
     """Look at the machine; imports torch and loads the extension."""
     version, torch_error = _import_torch()
     built_for, kernels = _build_info()
-    gloo, nccl, devices = _torch_parts() if version else (False, False, ())
+    gloo, nccl = _backends() if version else (False, False)
+    devices, direct_pairs, cuda_error = _cuda() if version else ((), 0, "")
     extension_error = _extension_error() if version else "it needs torch"
     memory = None
     usable_cores: float = len(os.sched_getaffinity(0))
@@ -100,7 +103,8 @@ def read_facts(environ: Mapping[str, str]) -> Facts:
         gloo=gloo,
         nccl=nccl,
         cuda_devices=devices,
-        direct_pairs=_direct_pairs(len(devices)),
+        cuda_error=cuda_error,
+        direct_pairs=direct_pairs,
         cores=os.cpu_count() or 1,
         usable_cores=usable_cores,
         network=look_up_network(environ),
@@ -142,26 +146,27 @@ def _extension_error() -> str:
     return ""
 
 
-def _torch_parts() -> tuple[bool, bool, tuple[tuple[str, int], ...]]:
-    import torch
+def _backends() -> tuple[bool, bool]:
     import torch.distributed as dist
 
     found = dist.is_available()
-    devices = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        devices.append((str(properties.name), int(properties.total_memory)))
-    gloo = found and dist.is_gloo_available()
-    return gloo, found and dist.is_nccl_available(), tuple(devices)
+    return found and dist.is_gloo_available(), found and dist.is_nccl_available()
 
 
-def _direct_pairs(count: int) -> int:
-    if count < 2:
-        return 0
+def _cuda() -> tuple[tuple[tuple[str, int], ...], int, str]:
+    """Return the devices, the pairs with direct access, and what kept one from both."""
     import torch
 
-    pairs = itertools.permutations(range(count), 2)
-    return sum(torch.cuda.can_device_access_peer(a, b) for a, b in pairs)
+    devices: list[tuple[str, int]] = []
+    try:
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            devices.append((str(properties.name), int(properties.total_memory)))
+        pairs = itertools.permutations(range(len(devices)), 2)
+        direct = sum(torch.cuda.can_device_access_peer(a, b) for a, b in pairs)
+    except RuntimeError as error:  # of the driver, or a device that is broken or taken
+        return tuple(devices), 0, str(error).partition("\n")[0]
+    return tuple(devices), direct, ""
 
 
 def _nvcc(environ: Mapping[str, str]) -> str:

@@ -41,7 +41,8 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    from pipetransformer.report import page, write_page
+    from pipetransformer.core import disk
+    from pipetransformer.report import page
 
     to_output = parsed.output == files.STANDARD_STREAM
     if to_output and parsed.json:
@@ -49,10 +50,11 @@ def _run(parsed: argparse.Namespace) -> int:
             "--output: expected a file alongside --json, got standard output"
         )
     runs = dict(_read(parsed.runs))
+    if not to_output:
+        disk.make_folder(os.path.dirname(os.path.abspath(parsed.output)))
+    files.write_text(parsed.output, page(runs))
     if to_output:
-        files.write_text(files.STANDARD_STREAM, page(runs))
         return output.OK
-    write_page(runs, parsed.output)
     if parsed.json:
         output.print_json({"version": 1, "page": parsed.output})
     else:

@@ -44,7 +44,8 @@ class PlanConfig:
             may use of the host's memory (limits of its cgroups count), divided by the
             slots, or what an accelerator has, divided by the slots that it serves.
         num_stages: Forces the pipeline length K; None lets the planner choose.
-        num_microbatches: Forces M; None lets the planner choose.
+        num_microbatches: Forces M; None lets the planner choose, which takes 1 where
+            layers are right for whole batches alone.
         max_replicas: Upper bound of R, per run; 1 switches AutoDP off.
         replicas: "auto": as many as take the shortest step, of those that fit and
             halves of them, so devices may stay idle; "all": as many as the devices

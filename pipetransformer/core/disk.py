@@ -204,7 +204,8 @@ def replacing(
     try:
         raw = _watched(descriptor, "r+b")
         with io.BufferedRandom(raw, _BUFFER) as file, _telling_failure_of(raw):
-            _lock(file)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -273,16 +274,43 @@ def clear_unfinished(directory: str | os.PathLike[str]) -> None:
             continue
         path = pathlib.Path(directory, name)
         try:
-            with reading(path, str(path), follow=False) as file:
-                if not _lock(file):
+            with _held(path) as held:
+                if held:
                     continue  # being written
                 path.unlink(missing_ok=True)
         except FileNotFoundError:
             continue  # its writer has just finished
-        except (OSError, ValueError) as error:  # of another user, or no file of ours
+        except OSError as error:  # it is another user's, or cannot be locked
+            _LOG.warning("left as it is: %s", about(error, path))
+            continue
+        except ValueError as error:  # no file of ours
             _LOG.warning("left as it is: %s", error)
             continue
         _LOG.info("deleted %s, which its writer left unfinished", path)
+
+
+@contextlib.contextmanager
+def _held(path: pathlib.Path) -> Iterator[bool]:
+    """Lock a regular file meanwhile; tell whether another process holds it.
+
+    Raises:
+        OSError: it cannot be opened for writing, which locks of NFS take, or there are
+            no locks.
+        ValueError: it is no regular file.
+    """
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | os.O_NOFOLLOW
+    _require_regular(os.stat(path, follow_symlinks=False), str(path))
+    descriptor = os.open(path, flags)
+    try:
+        _require_regular(os.fstat(descriptor), str(path))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield True
+        else:
+            yield False
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -317,13 +345,4 @@ def _alone(folder: int) -> bool:
         return False
     except OSError as error:  # a file system without locks: the last writer wins
         _LOG.debug("cannot be locked: %s", error)
-    return True
-
-
-def _lock(file: IO[bytes]) -> bool:
-    """Tell whether the file could be locked; the lock goes with its last holder."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held by another process, or a file system without locks
-        return False
     return True

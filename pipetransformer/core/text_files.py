@@ -39,6 +39,20 @@ def write(path: str | os.PathLike[str], text: str) -> None:
         raise disk.about(error, name) from None
 
 
+def replace(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file that nobody names in a command; a symbolic link is replaced, too.
+
+    Args:
+        path: of the file.
+        text: its content, written as UTF-8.
+
+    Raises:
+        OSError: the file cannot be written; names ``path``.
+    """
+    with disk.replacing(path) as file:
+        file.write(text.encode())
+
+
 def _is_replaceable(name: str) -> bool:
     try:
         return stat.S_ISREG(os.stat(name).st_mode)

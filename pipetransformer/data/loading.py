@@ -43,8 +43,10 @@ class MapDataset(Protocol):
     A sample is ``(inputs, targets)``, or a mapping of both by name.
 
     Optional methods: ``inputs(index)`` and ``targets(index)`` load one half of a
-    sample; ``input_key(index, epoch) -> int`` names the content of the inputs. With
-    views (`batches`) the epoch that it is given is the number of the view.
+    sample; ``input_key(index, epoch) -> int`` names the content of the inputs: one key
+    is of one content, in all training sets of a run and of those that share a
+    `CacheConfig.directory`. With views (`batches`) the epoch that it is given is the
+    number of the view.
     """
 
     def __len__(self) -> int: ...

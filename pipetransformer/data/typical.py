@@ -38,7 +38,7 @@ def typical_rows(
         inputs_of: The inputs of a collated batch.
     """
     lists = list(itertools.islice(sampler, _BATCHES))
-    first = [sample_of(dataset, i) for i in lists[0][:rows]]
+    first = [sample_of(dataset, i) for i in lists[0][: max(rows, 2)]]
     if len(first) > 1 and len({_extent(sample) for sample in first}) == 1:
         return inputs_of(collate([first[n % len(first)] for n in range(rows)]))
     found = []

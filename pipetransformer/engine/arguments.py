@@ -53,7 +53,8 @@ def check_model(model: object) -> nn.Sequential:
         TypeError: not an ``nn.Sequential``, a compiled one, or one whose skips do not
             fit together.
         ValueError: empty, a layer twice, a forward or parameters of its own,
-            `nn.SyncBatchNorm`, a lazy layer that has not run yet, nothing to train.
+            `nn.SyncBatchNorm`, a lazy layer that has not run yet, a buffer that is
+            sparse or holds one value for several places, nothing to train.
     """
     compiled = isinstance(model, torch._dynamo.OptimizedModule) or (
         getattr(model, "_compiled_call_impl", None) is not None
@@ -84,6 +85,21 @@ def check_model(model: object) -> nn.Sequential:
             raise ValueError(
                 f"model: expected known shapes, got a lazy layer's {name}; run the "
                 "model on one batch first: model(inputs)"
+            )
+    for name, buffer in model.named_buffers():
+        if buffer.layout != torch.strided:
+            raise ValueError(
+                f"model: expected buffers with all their values, got {name} of layout "
+                f"{buffer.layout}, which cannot be sent to replicas or saved; make it "
+                "a plain attribute of its layer"
+            )
+        if any(
+            n > 1 and step == 0
+            for n, step in zip(buffer.shape, buffer.stride(), strict=True)
+        ):
+            raise ValueError(
+                f"model: expected buffers with memory for all their values, got {name} "
+                "as `expand` makes it; register it with .contiguous()"
             )
     _check_recomputation(model)
     verify_skippables(model)
@@ -254,7 +270,7 @@ def check_arguments(
             )
     # On trial: wrong ones are to be errors here, and not in a change of plan.
     trial = make_optimizer(optimizer, parameters)
-    _check_parameters(trial, checked, loss)
+    left_out = _check_parameters(trial, parameters, checked, loss)
     schedule = make_scheduler(lr_scheduler, trial) if lr_scheduler is not None else None
     if schedule is not None and settings.scheduler_interval == "epoch":
         steps_of(schedule)
@@ -275,13 +291,26 @@ def check_arguments(
         adapted=adapted,
         ragged=ragged,
         listeners=Listeners(callbacks),
+        left_out=left_out,
     )
 
 
 def _check_parameters(
-    optimizer: torch.optim.Optimizer, model: nn.Module, loss: object
-) -> None:
+    optimizer: torch.optim.Optimizer,
+    given: Sequence[nn.Parameter],
+    model: nn.Module,
+    loss: object,
+) -> list[nn.Parameter]:
     """Refuse parameters of the loss, which no replica would share; warn of others.
+
+    Args:
+        optimizer: What the factory has made.
+        given: What it was given.
+        model: The model.
+        loss: The user's.
+
+    Returns:
+        Those that it was given and has left out.
 
     Raises:
         ValueError: the optimizer has a parameter of the loss that trains.
@@ -309,6 +338,17 @@ def _check_parameters(
             len(others),
             tuple(others[0].shape),
         )
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    left_out = [parameter for parameter in given if id(parameter) not in stepped]
+    if left_out:
+        _LOG.warning(
+            "optimizer: %d parameters that train are in none of its groups, the first "
+            "of shape %s, and never change; requires_grad=False, given to them before "
+            "the engine is made, saves their gradients",
+            len(left_out),
+            tuple(left_out[0].shape),
+        )
+    return left_out
 
 
 def _default_policy(

@@ -375,9 +375,17 @@ class PipeTransformer:
 
         Returns:
             ``{"loss": ..., **metrics}``.
+
+        Raises:
+            ValueError: a metric called ``"loss"``.
         """
         coordinator = self._open()
         check_dataset(dataset)
+        if metrics and "loss" in metrics:
+            raise ValueError(
+                "metrics: expected names beside 'loss', which is the loss's, got "
+                f"{', '.join(map(repr, metrics))}"
+            )
         return coordinator.evaluate(dataset, metrics or {}, name, collate_fn)
 
     def predict(

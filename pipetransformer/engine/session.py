@@ -158,7 +158,8 @@ class Session:
             records.count(self.run)
             self.run.history.phase_seconds = spent
             self.run.history.total_seconds = sum(spent.values())
-            write_run_files(self.run)
+            if not self._is_gone_on_without(error):
+                write_run_files(self.run)
             if self.run.is_lead:
                 self._tell_end(error)
         failure = self._failure_behind(error)
@@ -209,9 +210,13 @@ class Session:
         if failure is not None:
             # A launcher's SIGTERM may end the process as soon as the block is left.
             _LOG.error("rank %d ends: %s", self.run.info.rank, failure)
+        if self._is_gone_on_without(error):
+            return  # the others went on from the same state
+        coordinator.autosave.in_emergency(coordinator.replica, lead=coordinator.is_lead)
+
+    def _is_gone_on_without(self, error: BaseException | None) -> bool:
+        """Tell whether the others have removed this rank, and the run is theirs."""
         layout = self.run.in_force.layout
         alone = layout is not None and layout.active == (self.run.info.rank,)
         fenced = isinstance(error, PeerFailure) and error.phase == "fenced"
-        if fenced and not alone:
-            return  # the others went on from the same state
-        coordinator.autosave.in_emergency(coordinator.replica, lead=coordinator.is_lead)
+        return fenced and not alone

@@ -27,6 +27,7 @@ def explain_plan(
     options: SearchOptions | None = None,
     cache: Mapping[str, object] | None = None,
     learned: bool = False,
+    whole_batches: str = "",
 ) -> Explanation:
     """Explain a plan: stages, limiting resource, alternatives, reasons, prices.
 
@@ -46,6 +47,8 @@ def explain_plan(
             its candidates show. Alternatives may differ in what they force.
         cache: why frozen activations are cached in a run or not; its ``text`` is shown.
         learned: the cluster is that of the plan, with rates learned since it was made.
+        whole_batches: why the layers cannot take micro-batches, if so: alternatives
+            have none either.
 
     Returns:
         The explanation.
@@ -68,12 +71,18 @@ def explain_plan(
     options = replace(
         SearchOptions.shown_by(plan) if options is None else options,
         num_stages=None,
-        num_microbatches=None,
+        num_microbatches=1 if whole_batches else None,
         cuts=None,
     )
     run = simulate(plan, profile, cluster)
+    told = outline(plan, profile, cluster, run, learned=learned)
+    if whole_batches:
+        note = f"batches are not cut into micro-batches: {whole_batches}"
+        told = replace(
+            told, inputs=replace(told.inputs, notes=(*told.inputs.notes, note))
+        )
     return replace(
-        outline(plan, profile, cluster, run, learned=learned),
+        told,
         limits=find_limits(plan, profile, cluster, run.step_ns, options),
         counterfactuals=find_alternatives(plan, profile, cluster, options, run),
         measured=tuple(measured),

@@ -64,6 +64,7 @@ class PassLoop:
         self._in_hand: Batch | None = None
         self._first = 0
         self._last_epoch = -1
+        self._keyed: Any = None  # the first set that names what its inputs hold
         self._drawn_for: Replica | None = None
         self._left_open = False  # by a rank that stands by since its last batch
 
@@ -184,6 +185,24 @@ class PassLoop:
                 f"pass, {planned}, got {given}"
             )
         self._last_epoch = run.state.epoch
+        self._watch_keys(loading.dataset)
+
+    def _watch_keys(self, dataset: Any) -> None:
+        """Warn once of another set whose keys may name what the cache has of the first.
+
+        It is of as many samples, and the engine cannot see what is in them.
+        """
+        if not hasattr(dataset, "input_key") or self._keyed is False:
+            return
+        if self._keyed is None:
+            self._keyed = dataset
+        elif self._keyed is not dataset:
+            self._keyed = False
+            _LOG.warning(
+                "batches: another dataset than before, with an input_key; what the "
+                "cache holds under a key is served for it, so a key must be of one "
+                "content in all sets of a run"
+            )
 
     def _segment(self, position: int) -> Iterator[Batch]:
         run, replica = self._run, self._role.active()

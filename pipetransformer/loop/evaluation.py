@@ -84,6 +84,10 @@ def _loss_of(run: Run, outputs: Any, targets: Any) -> float:
         raise TypeError(
             f"loss: expected a scalar tensor, got {type(value).__name__} in evaluation"
         )
+    if isinstance(value, Tensor) and value.dim() != 0:
+        raise ValueError(
+            f"loss: expected a scalar mean over rows, got shape {tuple(value.shape)}"
+        )
     return float(value)
 
 

@@ -58,12 +58,9 @@ def evaluating(run: Run, replica: Replica, dataset: Any, name: str) -> Iterator[
         if replica.prefix.wants_cache:
             run.caches.obtain(name, len(dataset), run.in_force.layout)
             run.caches.begin_pass(name)
-    run.freezer.train(False)
-    try:
-        with run.guarded(), torch.no_grad(), run.precision.autocast():
-            yield
-    finally:
-        run.freezer.train(True)
+    still, exact = run.freezer.evaluating(), run.precision.autocast()
+    with still, run.guarded(), torch.no_grad(), exact:
+        yield
 
 
 def forward_share(

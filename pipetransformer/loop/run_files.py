@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pathlib
 
@@ -18,17 +19,38 @@ PAGE = "report.html"
 def write_run_files(run: Run) -> None:
     """Write both into `Config.report`, if it is given and this rank leads.
 
-    A problem is logged and not raised: training does not depend on them.
+    A problem is logged and not raised: training does not depend on them. What a run
+    that is resumed finds there is kept under another name: it tells of itself alone,
+    and nothing before its first pass.
     """
     folder = run.config.report
     if folder is None or not run.is_lead:
         return
     history, place = run.history, pathlib.Path(folder)
+    if run.is_resumed and not history.epochs and (place / SUMMARY).exists():
+        return
     records.count(run)
     history.phase_seconds = run.clock.seconds()
     history.total_seconds = sum(history.phase_seconds.values())
     try:
+        if run.is_resumed and not run.wrote_report:
+            _keep(place)
+        run.wrote_report = True
         write_summary(history, place / SUMMARY)
         write_page({place.resolve().name or "run": history.to_json()}, place / PAGE)
     except OSError as problem:
         _LOG.warning("the run's report is not written: %s", problem)
+
+
+def _keep(folder: pathlib.Path) -> None:
+    """Give the files that are there the next number that is free."""
+    number = 1
+    while any(_numbered(folder / name, number).exists() for name in (SUMMARY, PAGE)):
+        number += 1
+    for name in (SUMMARY, PAGE):
+        with contextlib.suppress(FileNotFoundError):
+            (folder / name).rename(_numbered(folder / name, number))
+
+
+def _numbered(path: pathlib.Path, number: int) -> pathlib.Path:
+    return path.with_name(f"{path.stem}.{number}{path.suffix}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pipetransformer.core.devices import device_of
 from pipetransformer.data import Batch
@@ -66,7 +67,7 @@ def forward_loss(
         else:
             outputs = model(batch)
             loss = outputs if empty else _loss_of(run, outputs, wanted)
-        run.last_loss = step_loss(run, replica, loss)
+        run.last_loss, run.own_loss = step_loss(run, replica, loss), None
     return loss
 
 
@@ -164,7 +165,7 @@ def backward(
         total = _over_replicas(replica, weight)
     else:
         total = float(batch.global_rows)
-    if rows > 0 and weight * size != total:
+    if weight * size != total:
         loss = loss * (size * weight / total)
     with run.clock.phase("backward"):
         replica.last_gradient.at = 0.0
@@ -241,12 +242,16 @@ def step(
         PeerFailure: a peer died.
     """
     bundle = batch if isinstance(batch, Batch) else None
-    loss = forward_loss(run, replica, counted, batch, targets)
-    rows = _rows(batch)
-    run.plane.check()  # a run that has failed meanwhile stays at the step before
-    value = _last(run)
-    backward(run, replica, counted, loss, value, bundle, rows, accumulated, share=share)
-    update(run, replica)
+    try:
+        loss = forward_loss(run, replica, counted, batch, targets)
+        rows = _rows(batch)
+        run.plane.check()  # a run that has failed meanwhile stays at the step before
+        value, held = _last(run), accumulated
+        backward(run, replica, counted, loss, value, bundle, rows, held, share=share)
+        update(run, replica)
+    except BaseException:
+        _leave(run, accumulated)
+        raise
     if accumulated is not None:
         accumulated.end()
     if counted is not None:
@@ -273,11 +278,34 @@ def accumulate(
             lone replica on a device: that of the step before, which has changed some.
         PeerFailure: a peer died.
     """
-    with replica.without_reduction():
-        loss = forward_loss(run, replica, counted, batch)
-        value, rows = _last(run), batch.rows
-        backward(run, replica, counted, loss, value, batch, rows, accumulated)
+    try:
+        with replica.without_reduction():
+            loss = forward_loss(run, replica, counted, batch)
+            value, rows = _last(run), batch.rows
+            backward(run, replica, counted, loss, value, batch, rows, accumulated)
+    except BaseException:
+        _leave(run, accumulated)
+        raise
     return loss.detach()
+
+
+def _leave(run: Run, accumulated: Accumulated | None) -> None:
+    """Leave no gradients of a batch that has failed to the next one.
+
+    A script may catch the error, of want of memory, say, and leave the batch out. Those
+    of batches before it that share its step are gone, too.
+    """
+    if run.state.optimizer is not None:
+        _clear_gradients(run, run.state.optimizer)
+    if accumulated is not None:
+        accumulated.weight = 0.0
+
+
+def _clear_gradients(run: Run, optimizer: Optimizer) -> None:
+    """Clear the gradients of all that trains, in the optimizer's groups or not."""
+    optimizer.zero_grad(set_to_none=True)
+    for parameter in run.arguments.left_out:
+        parameter.grad = None
 
 
 def begin_window(
@@ -288,7 +316,7 @@ def begin_window(
         return
     if run.state.optimizer is None:
         raise RuntimeError("step without an optimizer; please report")
-    run.state.optimizer.zero_grad(set_to_none=True)
+    _clear_gradients(run, run.state.optimizer)
     accumulated.begin(window, plan_epoch)
 
 
@@ -351,11 +379,12 @@ def update(run: Run, replica: Replica) -> None:
         if stepped and each_step and state.scheduler is not None:
             with state.being_stepped():
                 state.scheduler.step()
-        state.optimizer.zero_grad(set_to_none=True)
+        _clear_gradients(run, state.optimizer)
     if run.arguments.listeners and run.is_lead:
         run.tell_step()  # of a loop whose forward is not the engine's
-        run.untold = _record_of(run), run.last_loss
-        if run.last_loss is None or run.last_loss.is_known:
+        last = run.last_loss if run.own_loss is None else run.own_loss
+        run.untold = _record_of(run), last
+        if last is None or last.is_known:
             run.tell_step()
 
 
@@ -364,6 +393,8 @@ def _refuse_nan(run: Run, replica: Replica, norm: Tensor) -> None:
     if math.isfinite(norm.item()):
         return
     if any(bool(gradient.isnan().any()) for gradient in _gradients(replica)):
+        if run.state.optimizer is not None:
+            _clear_gradients(run, run.state.optimizer)
         raise FloatingPointError(
             f"gradients: expected finite values, got a norm of {norm.item()} at step "
             f"{run.state.step} on rank {run.info.rank}"

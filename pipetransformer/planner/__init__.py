@@ -1,6 +1,7 @@
 """Room ``planner``: from measured layer costs to a plan, and why."""
 
 from pipetransformer.planner import paper
+from pipetransformer.planner._handed_on import NeedsWholeBatches
 from pipetransformer.planner.candidate import Candidate
 from pipetransformer.planner.change_terms import ChangeTerms
 from pipetransformer.planner.cluster import (
@@ -35,6 +36,7 @@ __all__ = [
     "Cluster",
     "InfeasiblePlan",
     "LayerProfile",
+    "NeedsWholeBatches",
     "PauseModel",
     "Plan",
     "Profile",

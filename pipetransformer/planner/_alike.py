@@ -108,7 +108,7 @@ def _shape(tensor: Tensor) -> tuple[Hashable, ...]:
         return (id(tensor),)  # its shape is not known yet
     return (
         tuple(tensor.shape),
-        tensor.stride(),
+        tensor.stride() if tensor.layout == torch.strided else str(tensor.layout),
         tensor.dtype,
         tensor.device,
         tensor.requires_grad,

@@ -14,6 +14,10 @@ from pipetransformer.planner._flow import Flow, call
 from pipetransformer.planner._timing import Place, evaluating
 
 
+class NeedsWholeBatches(TypeError):
+    """Layers are right for batches that are not cut into micro-batches, and only so."""
+
+
 def check_handed_on(
     layers: nn.Sequential,
     sample: object,
@@ -38,6 +42,7 @@ def check_handed_on(
         place: brings each layer to where it runs, and back.
 
     Raises:
+        NeedsWholeBatches: a cut may go through a sample, and batches may be cut.
         TypeError: a layer before a boundary returns a tensor without a row per sample,
             or something else each time.
     """
@@ -82,7 +87,9 @@ def check_outputs(
         place: brings each layer to where it runs, and back.
 
     Raises:
-        TypeError: a tensor of the outputs has as many rows for twice the samples.
+        NeedsWholeBatches: a tensor of the outputs has as many rows for twice the
+            samples.
+        TypeError: one of them has no rows.
     """
     if _values.num_rows(sample) < 2:
         return
@@ -97,12 +104,11 @@ def check_outputs(
         pair.append(list(_values.tensors(flow.value)))
     for one, two in zip(*pair, strict=False):
         if one.dim() == 0 or len(one) == len(two) > 0:
-            whole = ", or batches that stay whole (PlanConfig(num_microbatches=1))"
-            raise TypeError(
+            refusal = TypeError if one.dim() == 0 else NeedsWholeBatches
+            raise refusal(
                 f"layer {_named(layers, len(layers))}: expected outputs with the "
-                "batch's rows in dim 0, along which those of micro-batches are joined"
-                f"{whole if one.dim() else ''}, got a tensor of shape "
-                f"{_shapes((one, two), least)}"
+                "batch's rows in dim 0, along which those of micro-batches are joined, "
+                f"got a tensor of shape {_shapes((one, two), least)}"
             )
 
 
@@ -128,7 +134,8 @@ def _rows_of_sample(layer: str, pair: tuple[Tensor, Tensor], rows: int) -> int:
     """
     counts = [len(tensor) if tensor.dim() else 0 for tensor in pair]
     if counts[0] == 0 or counts[1] != 2 * counts[0] or counts[0] % rows:
-        raise _without_rows(layer, f"a tensor of shape {_shapes(pair, rows)}")
+        got = f"a tensor of shape {_shapes(pair, rows)}"
+        raise TypeError(_without_rows(layer, got))
     return counts[0] // rows
 
 
@@ -150,6 +157,9 @@ def _check_cut(
         rows: how many.
         several: rows of one sample, by boundary.
         place: brings each layer to where it runs, and back.
+
+    Raises:
+        NeedsWholeBatches: there are such rows.
     """
     several = {end: count for end, count in several.items() if count > 1}
     if not several:
@@ -158,11 +168,12 @@ def _check_cut(
     given = {len(t) for t in _values.tensors(output) if t.dim()}
     for end, count in several.items():
         if count * rows not in given:
-            raise _without_rows(_named(layers, end), f"{count} rows of each sample")
+            got = f"{count} rows of each sample"
+            raise NeedsWholeBatches(_without_rows(_named(layers, end), got))
 
 
-def _without_rows(layer: str, got: str) -> TypeError:
-    return TypeError(
+def _without_rows(layer: str, got: str) -> str:
+    return (
         f"layer {layer}: expected tensors with one row per sample in dim 0, as layers "
         "up to it may freeze (unless no unit ends there, units=, or with "
         f"freeze=pt.freeze.Never()), got {got}"

@@ -190,6 +190,7 @@ def check_layers(
         device: as for `profile`.
 
     Raises:
+        NeedsWholeBatches: the layers are right for batches that stay whole alone.
         TypeError: a layer before a boundary returns what other micro-batches cannot be
             given, or the last one what cannot be joined.
     """

@@ -400,7 +400,7 @@ class Pass:
 
     def record(self, run: Run) -> EpochRecord:
         """Return the record of the pass, once every segment is closed."""
-        unique = len(set(self._ids.tolist()))
+        unique = torch.unique(self._ids).numel()
         return combine(
             run.state.epoch,
             self.segments,

@@ -18,6 +18,19 @@ class DrawPosition:
     step: int
     first_microbatch: int
 
+    def again(self, times: int) -> DrawPosition:
+        """Return keys of their own for a call that was made `times` times before.
+
+        Two forwards of one batch in one step are to differ, as they do without an
+        engine: losses that compare them live from that.
+        """
+        return dataclasses.replace(
+            self, first_microbatch=self.first_microbatch + times * _MOST_MICROBATCHES
+        )
+
+
+_MOST_MICROBATCHES = 1 << 40  # of a step, over all replicas: far fewer
+
 
 def position_of_evaluation(step: int, first_microbatch: int) -> DrawPosition:
     """Return keys that no training step has.

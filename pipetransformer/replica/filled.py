@@ -136,6 +136,29 @@ class Ahead:
         return self.ids is ids and self.position == position
 
 
+def in_mode_of_their_own(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return modules that are the layers in all but their modes, which stay.
+
+    They hold the layers' own parameters, buffers, hooks and other attributes; what a
+    compiler has made of a module is itself.
+    """
+    known: dict[nn.Module, nn.Module] = {}
+
+    def twin_of(module: nn.Module) -> nn.Module:
+        if isinstance(module, torch.jit.ScriptModule):
+            return module
+        if module not in known:
+            twin = known[module] = type(module).__new__(type(module))
+            twin.__dict__ = dict(vars(module))
+            twin._modules = {
+                name: None if child is None else twin_of(child)
+                for name, child in module._modules.items()
+            }
+        return known[module]
+
+    return [twin_of(layer) for layer in layers]
+
+
 def state_of(inputs: Any, tensors: Iterable[Tensor], context: object) -> object:
     """Return what tells whether values were computed from what is there now.
 

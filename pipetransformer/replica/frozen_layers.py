@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.autocache import fingerprint_chain, values_context
+from pipetransformer.core.containers import map_tensors
 from pipetransformer.core.devices import HOST
 from pipetransformer.core.fixed_values import tensors_have_rows
 from pipetransformer.data.structures import (
@@ -35,7 +36,12 @@ from pipetransformer.data.structures import (
 from pipetransformer.device import bring
 from pipetransformer.pipe import Workers, draw_scope, keyed_draws_work
 from pipetransformer.replica.draws import DrawPosition
-from pipetransformer.replica.filled import Ahead, FilledForward, state_of
+from pipetransformer.replica.filled import (
+    Ahead,
+    FilledForward,
+    in_mode_of_their_own,
+    state_of,
+)
 from pipetransformer.replica.handed_on import handed_on
 from pipetransformer.replica.in_place import run_in_place
 from pipetransformer.report.clock import Clock
@@ -100,6 +106,7 @@ class FrozenLayers:
         self._padding = padding
         self._chains: dict[object, list[int]] = {}  # by context
         self._on: dict[torch.device, list[nn.Module]] = {}
+        self._to_fill = self._layers  # what runs ahead; with `fills` copies
         self._copied: list[int] | None = None  # fingerprints of what was copied
         self._ahead: Ahead | None = None
         self._rests = False  # on the host, as nothing needs the layers
@@ -154,6 +161,11 @@ class FrozenLayers:
         self._on = {first: self._layers}
         if not self._passed_on:
             self._on |= {device: _copied(self._layers, device) for device in others}
+        if self.fills:
+            # What runs ahead runs while the script does, whose ``model.train()`` would
+            # switch on the dropout of layers under way.
+            self._hold_still()
+            self._to_fill = in_mode_of_their_own(self._layers)
         self._copied = self.fingerprints()
 
     def _rest(self) -> None:
@@ -366,10 +378,12 @@ class FrozenLayers:
     def _begin(self, inputs: Any, ids: Tensor, position: DrawPosition) -> Ahead:
         self._hold_still()
         state = self._state(inputs)
-        cut = self._cut(self.here(inputs), position, self._num_microbatches)
+        # Copies: the first layer may work in place, and this may be run again.
+        given = map_tensors(self.here(inputs), torch.clone)
+        cut = self._cut(given, position, self._num_microbatches)
         forward = FilledForward(
             self._workers,
-            self._layers,
+            self._to_fill,
             [piece for _, piece in cut],
             seed=self._seed,
             position=position,

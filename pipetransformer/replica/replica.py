@@ -72,6 +72,7 @@ class ActiveModel(nn.Module):
         self._upcoming = upcoming
         self._position_after = position_after
         self._retired = False
+        self._forwards: dict[DrawPosition, int] = {}  # in the step, for gradients
         self.last_batch: Batch | None = None
         self.last_rows = 0  # of bare inputs, too
 
@@ -114,8 +115,9 @@ class ActiveModel(nn.Module):
         if rows == 0:
             return self._nothing()
         position = self._position(batch.index if batch is not None else None)
+        drawn = position.again(self._count(position))
         self.pipe.set_draw_position(
-            step=position.step, first_microbatch=position.first_microbatch
+            step=drawn.step, first_microbatch=drawn.first_microbatch
         )
         prefix = self._prefix[0]
         if prefix is None:
@@ -147,6 +149,20 @@ class ActiveModel(nn.Module):
                 args, named, targets=targets, loss=loss, schedule=self._schedule
             )
         return self.pipe(*args, **named)
+
+    def _count(self, position: DrawPosition) -> int:
+        """Return how often a step has run a batch before, and count this time.
+
+        Forwards without gradients, such as one that a script logs a loss of, change
+        nothing for the others.
+        """
+        if not torch.is_grad_enabled():
+            return 0
+        if next(iter(self._forwards), position).step != position.step:
+            self._forwards.clear()
+        times = self._forwards.get(position, 0)
+        self._forwards[position] = times + 1
+        return times
 
     def _run_ahead(self, prefix: FrozenPrefix, batch: Batch) -> None:
         """Let the workers fill their gaps with the frozen layers of the next batch."""
@@ -345,7 +361,8 @@ class Replica:
             "backward: expected a gradient of every trainable parameter, got none of "
             f"{shown}{', ...' if len(unused) > 5 else ''}; give them "
             "requires_grad=False, or use them in every step: a layer that leaves them "
-            "out at times can add 0.0 * parameter.sum() to what it returns"
+            "out at times can add 0.0 * parameter.sum() to what it returns; what is to "
+            "freeze in the middle of a run, a policy freezes, such as pt.freeze.Manual"
         )
 
     def retire(self, *, keep_group: bool) -> None:

@@ -37,9 +37,11 @@ def unit_activations(
         Of each unit the first floating-point tensor with the inputs' rows, ``(rows,
         ...)`` on the host: others are masks, positions or fixed values.
     """
+    rows = rows_of(inputs)
+    # Copies, not views: the first layer may work in place, and they are asked again.
     cut = [
-        slice_rows(inputs, slice(at, at + most_rows))
-        for at in range(0, rows_of(inputs), most_rows)
+        slice_rows(inputs, torch.arange(at, min(at + most_rows, rows)))
+        for at in range(0, rows, most_rows)
     ]
     parts = [list(_unit_outputs(model, unit_ends, piece, seed)) for piece in cut]
     return [torch.cat(each) for each in zip(*parts, strict=True)]

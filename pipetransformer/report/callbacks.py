@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import importlib
 import io
 import os
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -121,13 +123,18 @@ class Listeners:
             each.on_failure(record)
 
     def end(self, history: History) -> None:
-        """Tell of the run's end."""
-        for each in self._callbacks:
-            each.on_end(history)
+        """Tell of the run's end: all, whatever one of them raises."""
+        with contextlib.ExitStack() as ends:
+            for each in reversed(self._callbacks):
+                ends.callback(each.on_end, history)
 
 
 class CsvWriter(Callback):
     """Writes ``epochs.csv`` and ``changes.csv``, whole after each pass and change.
+
+    Where a run is resumed, or another rank leads, rows of before that are in the files
+    stay: of passes before the first one that it is told of, and of changes before that
+    step. A run that begins anew replaces them.
 
     Args:
         folder: Where; made when missing. Files are for their owner alone.
@@ -135,13 +142,14 @@ class CsvWriter(Callback):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = pathlib.Path(folder)
-        self._epochs: dict[int, dict[str, Any]] = {}
-        self._changes: list[dict[str, Any]] = []
+        self._epochs: dict[int, dict[str, Any]] | None = None
+        self._changes: list[dict[str, Any]] | None = None
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Add a row."""
+        epochs = self._rows_by_epoch(record.epoch)
         shape = dataclasses.asdict(record.shape)
-        self._epochs[record.epoch] = {
+        epochs[record.epoch] = {
             "epoch": record.epoch,
             **shape,
             "samples": record.samples,
@@ -153,16 +161,21 @@ class CsvWriter(Callback):
             "cache_hits": record.cache_hits,
             "cache_misses": record.cache_misses,
         }
-        self._write("epochs.csv", list(self._epochs.values()))
+        self._write("epochs.csv", list(epochs.values()))
 
     def on_evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Add columns to the pass's row, named ``eval_...``."""
-        row = self._epochs.setdefault(epoch, {"epoch": epoch})
+        # Of a pass that the one before has counted, where it is the first told.
+        epochs = self._rows_by_epoch(epoch + 1)
+        row = epochs.setdefault(epoch, {"epoch": epoch})
         row.update({f"eval_{name}": value for name, value in metrics.items()})
-        self._write("epochs.csv", list(self._epochs.values()))
+        self._write("epochs.csv", list(epochs.values()))
 
     def on_transformation(self, record: TransformationRecord) -> None:
         """Add a row."""
+        if self._changes is None:
+            found = self._there("changes.csv", "step")
+            self._changes = [row for step, row in found if step < record.step]
         after = dataclasses.asdict(record.after)
         self._changes.append(
             {
@@ -176,6 +189,22 @@ class CsvWriter(Callback):
         )
         self._write("changes.csv", self._changes)
 
+    def _rows_by_epoch(self, first: int) -> dict[int, dict[str, Any]]:
+        """Return the rows, which begin with those there of epochs before `first`."""
+        if self._epochs is None:
+            found = self._there("epochs.csv", "epoch")
+            self._epochs = {epoch: row for epoch, row in found if epoch < first}
+        return self._epochs
+
+    def _there(self, name: str, column: str) -> list[tuple[int, dict[str, Any]]]:
+        """Return the rows of a file that is there, each with a number of its own."""
+        try:
+            with open(self._folder / name, newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            return [(int(row[column]), row) for row in rows if None not in row]
+        except (FileNotFoundError, ValueError, LookupError, TypeError, csv.Error):
+            return []  # none, or none of ours
+
     def _write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         columns = list(dict.fromkeys(key for row in rows for key in row))
         text = io.StringIO(newline="")
@@ -183,7 +212,7 @@ class CsvWriter(Callback):
         writer.writeheader()
         writer.writerows(rows)
         disk.make_folder(self._folder)
-        text_files.write(self._folder / name, text.getvalue())
+        text_files.replace(self._folder / name, text.getvalue())
 
 
 class TensorBoardWriter(Callback):
@@ -314,9 +343,9 @@ class WandbWriter(Callback):
         )
 
     def on_end(self, history: History) -> None:
-        """Finish the run."""
+        """Finish the run; as a crashed one, if an error is under way."""
         if self._run is not None:
-            self._run.finish()
+            self._run.finish(exit_code=0 if sys.exc_info()[0] is None else 1)
 
     def _log(self, values: Mapping[str, float]) -> None:
         if self._run is None:

@@ -9,7 +9,7 @@ import os
 import pathlib
 from typing import Any
 
-from pipetransformer.core import disk
+from pipetransformer.core import disk, text_files
 from pipetransformer.report.codecs import CodecRecord
 from pipetransformer.report.counters import Counters
 from pipetransformer.report.epochs import EpochRecord
@@ -132,8 +132,7 @@ def write_summary(history: History, path: str | os.PathLike[str]) -> None:
     target = pathlib.Path(path)
     disk.make_folder(target.parent)
     text = json.dumps(_finite(history.to_json()), indent=1, allow_nan=False)
-    with disk.replacing(target) as file:
-        file.write(f"{text}\n".encode())
+    text_files.replace(target, f"{text}\n")
 
 
 def _finite(value: Any) -> Any:

@@ -19,6 +19,15 @@ from pipetransformer.report.saved import Saved
 _PLACE = "__DATA__"
 _DIGITS = 6  # of what is shown
 _LONGEST = 200  # letters of what a summary holds, in errors
+_MOST_SLOTS = 1 << 16
+_NOT_OURS = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 def page(runs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -44,12 +53,14 @@ def write_page(
 ) -> None:
     """Write the page of some runs; readable by its owner alone, whole or absent.
 
+    A symbolic link of that name is replaced, and not followed.
+
     Raises:
         OSError: the file could not be written; names it.
         ValueError: as `page`.
     """
     disk.make_folder(pathlib.Path(path).parent)
-    text_files.write(path, page(runs))
+    text_files.replace(path, page(runs))
 
 
 def run_data(name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +72,7 @@ def run_data(name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     try:
         found = _run_data(name, summary)
         _json(found)  # it has no NaN
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as e:
+    except _NOT_OURS as e:
         told = printable(str(e), longest=_LONGEST)
         other = "without" if isinstance(e, LookupError) else f"with {type(e).__name__}:"
         raise ValueError(
@@ -100,7 +111,7 @@ def _run_data(name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
                 max((float(p["t1"]) for p in segments), default=0.0),
             )
         ),
-        "slots": max(slots, summary["world_size"]),
+        "slots": _checked_slots(max(slots, summary["world_size"])),
         "layers": max(
             (p["cuts"][-1] if p["cuts"] else p["boundary"] + 1 for p in lasting),
             default=1,
@@ -216,6 +227,13 @@ def _change(change: Mapping[str, Any], when: float) -> dict[str, Any]:
         "moved_mb": _rounded(change["moved_bytes"] / 1e6),
         "reason": change["reason"],
     }
+
+
+def _checked_slots(slots: int) -> int:
+    """Return the rows of the picture, which a browser has to draw."""
+    if slots > _MOST_SLOTS:
+        raise ValueError(f"slots: expected at most {_MOST_SLOTS}, got {slots}")
+    return slots
 
 
 def _recovery(record: Mapping[str, Any], when: float) -> dict[str, Any]:

@@ -73,6 +73,7 @@ class EngineArguments:
         ragged: How rows of different lengths are padded; None: all have one shape.
         listeners: What the user wants to be told.
         registered: What else of the user's goes with the training state.
+        left_out: Trainable parameters that the optimizer does not have.
     """
 
     model: nn.Sequential
@@ -88,6 +89,7 @@ class EngineArguments:
     ragged: Ragged | None = None
     listeners: Listeners = dataclasses.field(default_factory=Listeners)
     registered: Registered = dataclasses.field(default_factory=Registered)
+    left_out: Sequence[nn.Parameter] = ()
 
     @property
     def untrained(self) -> frozenset[nn.Parameter]:

@@ -248,6 +248,8 @@ class Caches:
         workload = self._inputs.workload
         if workload is None or not self._config.enabled:
             return
+        if self._folder is not None:
+            return  # files go by the first layer's weights, which train until then
         frozen = list(self._arguments.model)[:boundary]
         if layout.node_share(self._info.rank)[1] or cacheable(frozen, frozen=False):
             return

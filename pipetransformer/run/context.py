@@ -106,6 +106,8 @@ class Run:
         self.loaded: dict[str, Any] | None = None
         self.total_epochs = 0
         self.began_at = 0, 0  # steps and freeze decision of the first plan
+        self.is_resumed = False  # from a checkpoint, on ranks that have read it
+        self.wrote_report = False
         self.first_step: int | None = None  # steps done when the first plan came
         # With how many rows the loss was judged: two, since one has no halves.
         self.rows_judged = 0 if self.config.check_loss else 2

@@ -19,9 +19,12 @@ class PlanInputs:
         cluster: The devices; comes with the profile.
         rates: Of the cache, measured then; without those of host memory reads count as
             free.
+        whole_batches: Why the layers cannot take micro-batches, so that M is 1; comes
+            with the profile, empty if they can.
     """
 
     workload: Workload | None = None
     profile: Profile | None = None
     cluster: Cluster | None = None
     rates: CacheRates = CacheRates()
+    whole_batches: str = ""

@@ -45,7 +45,7 @@ def foresee(run: Run, plan: Plan, record: EpochRecord) -> Forecast | None:
     return Forecast(
         epoch=record.epoch,
         step_seconds=tuple(each * factor for factor in factors),
-        steps=steps,
+        steps=steps_of_pass(run),  # a resumed run's first one may have had fewer
     )
 
 

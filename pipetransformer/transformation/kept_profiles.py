@@ -215,6 +215,6 @@ def _write(
     }
     try:
         disk.make_folder(path.parent)
-        text_files.write(path, json.dumps(content, indent=1) + "\n")
+        text_files.replace(path, json.dumps(content, indent=1) + "\n")
     except OSError as error:  # the run has all it needs
         _LOG.warning("the profile is not kept: %s", error)

@@ -60,7 +60,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
         sizes = _sizes(run, workload)
         with run.precision.autocast():
             inputs = workload.sample(max(sizes))
-            _check_layers(run, inputs)
+            whole_batches = _check_layers(run, inputs)
             run.build_optimizer()
             optimizer = run.state.optimizer if run.slots.on_host else None
             measured = measured_or_kept(
@@ -83,6 +83,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
             "profile": measured.profile.to_json(),
             "cluster": _cluster(run, rates, measured.cores_permille).to_json(),
             "rates": rates.to_dict(),
+            "whole_batches": whole_batches,
         }
         told = json.dumps(message).encode()
         run.plane.publish("profile", told)
@@ -94,6 +95,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
     run.inputs.profile = Profile.from_json(content["profile"])
     run.inputs.cluster = Cluster.from_json(content["cluster"])
     run.inputs.rates = CacheRates.from_dict(content["rates"])
+    run.inputs.whole_batches = content["whole_batches"]
 
 
 def _sizes(run: Run, workload: Workload) -> list[int]:
@@ -104,8 +106,12 @@ def _sizes(run: Run, workload: Workload) -> list[int]:
     return sorted({max(n, least) for n in fitting}) or [most]
 
 
-def _check_layers(run: Run, inputs: Any) -> None:
-    """Refuse what no plan can run right; warn of what the first one switches off."""
+def _check_layers(run: Run, inputs: Any) -> str:
+    """Refuse what no plan can run right; warn of what the first one switches off.
+
+    Returns:
+        Why batches have to stay whole; empty: they may be cut into micro-batches.
+    """
     given = run.arguments
     start = boundary_of(given.unit_ends, run.policy.starting_units)
     if still := noise_in_front(given.model, start):
@@ -116,15 +122,27 @@ def _check_layers(run: Run, inputs: Any) -> None:
             ", ".join(still),
             start,
         )
-    cuts = run.config.plan.num_microbatches != 1
-    planner.check_layers(
-        given.model,
-        inputs,
-        boundaries=possible_boundaries(run),
-        cuts_batches=cuts,
-        joins_outputs=cuts and run.config.pipe.schedule in ("gpipe", "auto"),
-        device=None if run.slots.on_host else _own_device(run),
-    )
+    forced = run.config.plan.num_microbatches
+
+    def check(*, cuts: bool) -> None:
+        planner.check_layers(
+            given.model,
+            inputs,
+            boundaries=possible_boundaries(run),
+            cuts_batches=cuts,
+            joins_outputs=cuts and run.config.pipe.schedule in ("gpipe", "auto"),
+            device=None if run.slots.on_host else _own_device(run),
+        )
+
+    try:
+        check(cuts=forced != 1)
+    except planner.NeedsWholeBatches as reason:
+        if forced is not None:
+            raise
+        check(cuts=False)
+        _LOG.warning("batches are not cut into micro-batches: %s", reason)
+        return str(reason)
+    return ""
 
 
 def _work(run: Run, workload: Workload, rows: int) -> Work:

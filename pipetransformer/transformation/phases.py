@@ -244,7 +244,8 @@ def _carry_out(
             current.retire(keep_group=True)
             if group is not current.group:
                 run.groups.keep(current.group)
-            run.arguments.model.zero_grad(set_to_none=True)
+        # Of the plan before, and of what a script did before the first one.
+        run.arguments.model.zero_grad(set_to_none=True)
         _adopt(run, proposal)
         plan = proposal.plan if group is not None else None
         run.placement.release(plan, proposal.plan_epoch)

@@ -208,6 +208,7 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
         if admission is None
         else {**admission.to_dict(), "text": admission.text},
         learned=True,
+        whole_batches=run.inputs.whole_batches,
     )
 
 
@@ -266,7 +267,7 @@ def _options(
     return SearchOptions(
         global_batch=workload.global_batch,
         num_stages=_forced_stages(run, boundary),
-        num_microbatches=settings.num_microbatches,
+        num_microbatches=1 if run.inputs.whole_batches else settings.num_microbatches,
         max_replicas=1 if world == 1 else min(bounds, default=None),
         min_replicas=2 if run.config.autodp.on_peer_failure == "continue" else 1,
         replicas=settings.replicas,

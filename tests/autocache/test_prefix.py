@@ -302,3 +302,65 @@ def chain_with_untold(rank):
 def test_what_cannot_be_told_does_not_change_the_chain_from_run_to_run():
     first, second = run_ranks(chain_with_untold, 2)
     assert first == second == chain_with_untold(0)
+
+
+class Graph(nn.Module):
+    """Holds a sparse operator, as a buffer or as an attribute."""
+
+    def __init__(self, matrix, *, buffer):
+        super().__init__()
+        if buffer:
+            self.register_buffer("operator", matrix)
+        else:
+            self.operator = matrix
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.inner((self.operator @ x.T).T)
+
+
+LAYOUTS = {
+    "coo": lambda t: t.to_sparse(),
+    "csr": lambda t: t.to_sparse_csr(),
+    "csc": lambda t: t.to_sparse_csc(),
+    "bsr": lambda t: t.to_sparse_bsr((1, 1)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("buffer", [True, False])
+def test_sparse_tensors_are_told_apart_by_what_they_hold(layout, buffer):
+    def found(matrix):
+        torch.manual_seed(0)
+        layer = Graph(LAYOUTS[layout](matrix), buffer=buffer)
+        assert cacheable([layer.eval()]) is None
+        return fingerprint_chain([layer], 1)[1]
+
+    matrix = torch.eye(3)
+    other, elsewhere = matrix.clone(), matrix.clone()
+    other[1, 1] = 2.0
+    elsewhere[1, 1], elsewhere[1, 2] = 0.0, 1.0
+    assert found(matrix) == found(matrix.clone())
+    assert len({found(each) for each in (matrix, other, elsewhere)}) == 3
+
+
+def test_wrapped_tensors_are_told_apart_by_what_they_wrap():
+    two_tensor = pytest.importorskip("torch.testing._internal.two_tensor")
+
+    def found(first, second):
+        layer = nn.Linear(2, 2, bias=False)
+        pair = two_tensor.TwoTensor(
+            torch.full((2, 2), first), torch.full((2, 2), second)
+        )
+        layer.weight = nn.Parameter(pair, requires_grad=False)
+        assert cacheable([layer.eval()]) is None
+        return fingerprint_chain([layer], 1)[1]
+
+    assert found(1.0, 2.0) == found(1.0, 2.0)
+    assert len({found(1.0, 2.0), found(2.0, 1.0), found(1.0, 3.0)}) == 3
+
+
+def test_tensors_with_nothing_to_read_are_a_reason_and_no_error():
+    layer = nn.Linear(2, 2, device="meta").eval()
+    assert "holds weight, a Parameter of layout torch.strided" in cacheable([layer])
+    assert fingerprint_chain([layer], 1)[1] == fingerprint_chain([layer], 1)[1]

@@ -195,3 +195,20 @@ def test_a_unit_that_trains_no_more_has_the_value_of_the_one_before():
     assert accumulator.norms() == (first,) * 6
     layers[1].bias.requires_grad_(False)
     assert accumulator.norms()[0] == 0.0, "nothing trains"
+
+
+def test_norms_of_complex_gradients_are_those_of_their_absolute_values():
+    layer = nn.Linear(3, 2, dtype=torch.cfloat)
+    accumulator = GradientAccumulator(nn.Sequential(layer, nn.Identity()), [1])
+    sums = {p: torch.zeros_like(p) for p in layer.parameters()}
+    for seed in range(2):
+        torch.manual_seed(seed)
+        for parameter in layer.parameters():
+            parameter.grad = torch.randn_like(parameter)
+            sums[parameter] += parameter.grad
+        accumulator.accumulate(0)
+    whole = (
+        torch.cat([each.detach().flatten() for each in sums.values()]).abs().double()
+    )
+    assert accumulator.norms() == pytest.approx((whole.norm().item(),), rel=1e-6)
+    assert accumulator.l1_norms() == pytest.approx((whole.sum().item(),), rel=1e-6)

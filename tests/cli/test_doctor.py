@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from pipetransformer import _extension
 from pipetransformer._extension import host_memory
@@ -44,6 +45,7 @@ FACTS = Facts(
     gloo=True,
     nccl=True,
     cuda_devices=(("A card", 80 * GIB),),
+    cuda_error="",
     direct_pairs=0,
     cores=16,
     usable_cores=16,
@@ -369,3 +371,17 @@ def test_network_is_asked_for_the_way_to_the_store(tmp_path):
     assert found.route_address == "" and found.infiniband == ("mlx5_0",)
     assert (secret.SECRET_VARIABLE, secret.SECRET_FILE_VARIABLE) == SECRET_VARIABLES
     assert all(look_up_network({name: "x"}).sealed for name in SECRET_VARIABLES)
+
+
+def test_a_device_that_is_broken_is_a_finding_and_no_traceback(monkeypatch, capsys):
+    def broken(_):
+        raise RuntimeError("CUDA error: uncorrectable ECC error\nCompile with ...")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", broken)
+    facts = read_facts({})
+    assert facts.cuda_error == "CUDA error: uncorrectable ECC error"
+    (found,) = [f for f in checks.findings(facts) if f.name == "CUDA devices"]
+    assert found.status == "missing" and found.value.endswith("ECC error")
+    assert main.main(["doctor"]) == 1
+    assert "missing: CUDA devices" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Each user mistake is one clear error; the texts are the interface."""
 
 import os
+import re
 
 import pytest
 import torch
@@ -464,3 +465,19 @@ def test_models_and_configs_that_differ_are_refused_on_every_rank(kind, text):
     assert messages[0] == messages[1]
     assert messages[0].startswith("model and config of rank 1: expected ")
     assert text in messages[0]
+
+
+@pytest.mark.parametrize(
+    ("buffer", "text"),
+    [
+        (torch.eye(4).to_sparse(), "got 0.table of layout torch.sparse_coo, which"),
+        (torch.zeros(1, 4).expand(3, 4), "got 0.table as `expand` makes it; register"),
+    ],
+)
+def test_buffers_that_no_replica_could_be_given_are_refused(buffer, text):
+    layer = nn.Linear(4, 3)
+    layer.register_buffer("table", buffer)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        pt.PipeTransformer(
+            nn.Sequential(layer), optimizer=torch.optim.SGD, loss=nn.CrossEntropyLoss()
+        )

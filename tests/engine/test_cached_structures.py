@@ -264,3 +264,34 @@ def test_an_evaluation_set_of_another_length_has_a_form_of_its_own():
             assert len(engine._open().active().prefix._forms) == 2
     assert [each["hits"] for each in engine.history.cache] == [0, *[SIZE] * 3]
     assert len(set(told)) == EPOCHS
+
+
+class Spread(nn.Module):
+    """Multiplies by a sparse operator that belongs to no row."""
+
+    def __init__(self, kind):
+        super().__init__()
+        matrix = torch.eye(4) + torch.ones(4, 4).triu() / 8
+        self.operator = matrix.to_sparse() if kind == "coo" else matrix.to_sparse_csr()
+        self.inner = nn.Linear(4, 8)
+
+    def forward(self, x):
+        return self.inner((self.operator @ x.T).T)
+
+
+@pytest.mark.parametrize("kind", ["coo", "csr"])
+def test_layers_with_sparse_operators_freeze_and_are_cached(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(Spread(kind), nn.Tanh(), nn.Linear(8, 3))
+    engine = pt.PipeTransformer(
+        model,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Schedule([0, 0, 1]),
+        config=config(cache=pt.CacheConfig(admission="always")),
+    )
+    with engine:
+        for _ in engine.epochs(4):
+            for batch in engine.batches(ToySet(24), 12):
+                engine.step(batch)
+    assert [each.cache_hits for each in engine.history.epochs] == [0, 0, 0, 24]

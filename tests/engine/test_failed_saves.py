@@ -61,6 +61,21 @@ def test_an_automatic_save_that_fails_is_a_warning_and_the_next_is_tried(
     assert ["1 in a row" in text for text in texts] == [True, False, True, False]
 
 
+def test_the_last_state_is_saved_at_the_end_where_its_save_has_failed(
+    tmp_path, monkeypatch, caplog
+):
+    fill_disk(monkeypatch, 3)
+    error, names = train(tmp_path, 3)
+    assert error is None and names[-1] == "step-0000000003.pt"
+    assert "is in no checkpoint" not in caplog.text
+    other = tmp_path / "other"
+    other.mkdir()
+    fill_disk(monkeypatch, 3, 4)
+    error, names = train(other, 3)
+    assert error is None and names[-1] == "step-0000000002.pt"
+    assert "step 3, the last one, is in no checkpoint" in caplog.text
+
+
 def test_a_save_without_memory_is_as_one_that_the_disk_refused(
     tmp_path, monkeypatch, caplog
 ):
@@ -114,7 +129,7 @@ def test_a_file_whose_time_cannot_be_set_takes_no_name(tmp_path, monkeypatch, ca
     monkeypatch.setattr(os, "utime", refuse)
     error, names = train(tmp_path, 2)
     assert error is None and names == []
-    assert caplog.text.count("Input/output error") == 2
+    assert caplog.text.count("Input/output error") == 3  # once more at the end
 
 
 class Masked(nn.Linear):

@@ -160,6 +160,27 @@ def test_files_of_dead_writers_are_deleted_and_no_others(tmp_path):
     disk.clear_unfinished(tmp_path / "none")
 
 
+def test_files_of_dead_writers_are_deleted_where_locks_ask_for_writing(
+    tmp_path, monkeypatch
+):
+    """As on NFS, whose locks are those of byte ranges."""
+    flock = fcntl.flock
+
+    def of_nfs(file, operation):
+        number = file if isinstance(file, int) else file.fileno()
+        reads = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+        if operation & fcntl.LOCK_EX and reads:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    path = written(tmp_path)
+    dead = tmp_path / f".step-0000000004.pt.{'0' * 16}.tmp"
+    dead.write_bytes(b"half")
+    disk.clear_unfinished(tmp_path)
+    assert set(tmp_path.iterdir()) == {path}
+
+
 def test_files_of_other_users_are_left_with_a_warning(tmp_path, monkeypatch, caplog):
     left = tmp_path / f".step-0000000004.pt.{'0' * 16}.tmp"
     left.write_bytes(b"half")
@@ -172,7 +193,7 @@ def test_files_of_other_users_are_left_with_a_warning(tmp_path, monkeypatch, cap
     assert left.exists() and "left as it is" in caplog.text
 
 
-def test_file_system_without_locks_still_takes_files(tmp_path, monkeypatch):
+def test_file_system_without_locks_still_takes_files(tmp_path, monkeypatch, caplog):
     def refuse(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -181,6 +202,8 @@ def test_file_system_without_locks_still_takes_files(tmp_path, monkeypatch):
     left = tmp_path / f".step-0000000004.pt.{'0' * 16}.tmp"
     left.write_bytes(b"half")
     disk.clear_unfinished(tmp_path)
+    assert f"left as it is: [Errno {errno.ENOLCK}]" in caplog.text
+    assert str(left) in caplog.text
     assert set(tmp_path.iterdir()) == {path, left}  # nobody knows whether it is dead
 
 

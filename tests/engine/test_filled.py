@@ -396,3 +396,65 @@ def test_metrics_within_a_pass_are_those_of_its_weights():
         return [each["loss"] for each in found]
 
     assert run("filled") == pytest.approx(run("replicated"), rel=1e-12)
+
+
+class Scales(nn.Module):
+    """Works in place on what it is given."""
+
+    def forward(self, x):
+        return x.sub_(1.0).mul_(0.5)
+
+
+class Slow(nn.Module):
+    def forward(self, x):
+        time.sleep(0.003)
+        return x
+
+
+class Spied(nn.Dropout):
+    active = 0
+
+    def forward(self, x):
+        Spied.active += self.training
+        return super().forward(x)
+
+
+def fit_layers(prefix, boundary, *layers, train=False):
+    """Train with those layers in front, frozen from the start; return the weights."""
+    torch.manual_seed(0)
+    head = (nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 3))
+    model = nn.Sequential(*[make() for make in layers], *head).double()
+    engine = pt.PipeTransformer(
+        model,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=nn.CrossEntropyLoss(),
+        freeze=schedule(boundary),
+        config=settings(prefix, microbatches=2),
+    )
+    with engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(48, dtype=torch.float64), 12):
+                if engine.history.epochs == [] and batch.index == 0:
+                    Spied.active = 0  # the profile measures what trains
+                if train:
+                    model.train()
+                engine.step(batch)
+        assert engine.plan.prefix == prefix
+    return [p.detach().clone() for p in model.parameters()], model
+
+
+def test_a_first_layer_that_works_in_place_is_run_once_for_a_batch():
+    layers = (Scales, lambda: nn.Linear(4, 8), nn.Tanh)
+    plain, filled = (fit_layers(p, 3, *layers)[0] for p in ("replicated", "filled"))
+    assert close(filled, plain)
+
+
+def test_train_mode_reaches_no_layer_that_runs_ahead():
+    norm = nn.BatchNorm1d(8)
+    layers = (lambda: nn.Linear(4, 8), Slow, Slow, Slow, lambda: norm)
+    layers += (lambda: Spied(0.5), lambda: nn.Linear(8, 8))
+    plain = fit_layers("replicated", 7, *layers)[0]
+    filled, model = fit_layers("filled", 7, *layers, train=True)
+    assert Spied.active == 0 and norm.num_batches_tracked == 0
+    assert close(filled, plain)
+    assert model.state_dict().keys() >= {"4.running_mean", "6.weight"}

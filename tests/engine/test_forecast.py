@@ -157,3 +157,27 @@ def test_a_run_that_is_resumed_within_a_pass_counts_what_is_left():
     assert found.seconds_left(25) == 20.0
     assert found.seconds_left(30) == 10.0
     assert found.seconds_left(40) == found.seconds_left(41) == 0.0
+
+
+def test_a_run_resumed_within_a_pass_foresees_whole_passes(tmp_path):
+    wanted = pt.CheckpointConfig(directory=tmp_path, every_steps=1, resume=True)
+    left = Left()
+    for stops in (True, False):
+        engine = make_engine(
+            freeze=schedule(0), config=config(checkpoint=wanted), callbacks=[left]
+        )
+        with engine:
+            for _ in engine.epochs(3):
+                for batch in engine.batches(ToySet(48), 12):
+                    engine.step(batch)
+                    if stops and batch.index == 2:
+                        break
+                if stops:
+                    break
+        if stops:
+            left = Left()
+    assert [each.optimizer_steps for each in left.passes][0] < 4
+    first = left.passes[0]
+    each = first.seconds / first.optimizer_steps
+    known = [seconds for seconds in left.seconds if seconds is not None]
+    assert known[0] == pytest.approx(7 * each)

@@ -236,3 +236,33 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_the_start(tmp_path):
 def test_without_a_cache_no_folder_is_made(tmp_path):
     search(tmp_path / "folder", enabled=False)
     assert not (tmp_path / "folder").exists()
+
+
+def freeze_later(place, epochs, prepare_steps):
+    """Freeze the first unit in the second pass; return hits by pass."""
+    torch.manual_seed(0)
+    engine = pt.PipeTransformer(
+        toy_model(3),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Schedule([0, 2]),
+        config=config(
+            prepare_steps=prepare_steps,
+            cache=pt.CacheConfig(directory=place / "cache", admission="always"),
+            checkpoint=pt.CheckpointConfig(directory=place / "runs", resume=True),
+        ),
+    )
+    with engine:
+        for _ in engine.epochs(epochs):
+            for batch in engine.batches(ToySet(SIZE), 12):
+                engine.step(batch)
+    return [record.cache_hits for record in engine.history.epochs]
+
+
+@pytest.mark.parametrize("prepare_steps", [0, 1])
+def test_a_resumed_run_finds_what_was_kept_of_layers_that_froze_on_the_way(
+    prepare_steps, tmp_path
+):
+    hits = freeze_later(tmp_path, 4, prepare_steps)
+    assert hits[3] == SIZE  # the first batch comes before a plan that is prepared
+    assert freeze_later(tmp_path, 5, prepare_steps) == [SIZE]

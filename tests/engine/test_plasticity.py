@@ -8,7 +8,7 @@ from pipetransformer.autofreeze.similarity import plasticity_of, similarities
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import model_of, run_of
 from tests.support.ranks import run_ranks
-from tests.support.toy import ToySet, toy_units
+from tests.support.toy import ToySet, toy_model, toy_units
 
 ROWS = 32
 
@@ -114,3 +114,30 @@ def test_replicas_freeze_alike_by_what_they_found_together():
     # The lead alone decides about the first plan.
     assert others == [(first[1:], frozen)] * 2
     assert frozen > 0 and first[-1][1] >= frozen
+
+
+class Centres(torch.nn.Module):
+    """Works in place on what it is given."""
+
+    def forward(self, x):
+        return x.sub_(0.5)
+
+
+def test_the_samples_that_are_looked_at_stay_as_they_are():
+    probes = []
+    policy = pt.freeze.Plasticity(window=2, tolerance=1e-9, patience=9)
+    model = torch.nn.Sequential(Centres(), *toy_model(2))
+    engine = pt.PipeTransformer(
+        model,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=torch.nn.CrossEntropyLoss(),
+        freeze=policy,
+        config=config(),
+    )
+    with engine:
+        for _ in engine.epochs(4):
+            for batch in engine.batches(ToySet(48), 12):
+                engine.step(batch)
+            probes.append(run_of(engine).probe_batch.clone())
+    assert len(probes) == 4
+    assert all(torch.equal(probe, probes[-1]) for probe in probes[1:])

@@ -1,5 +1,7 @@
 """Rows are dim 0 where layers may freeze and where outputs are joined."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer import planner
 from tests.engine.scenario import config
+from tests.support.ranks import run_ranks
 
 WORDS, LENGTH, WIDTH, CLASSES = 12, 5, 6, 3
 
@@ -98,8 +101,20 @@ def of_first(outputs, targets):
     return nn.functional.cross_entropy(outputs[0], targets)
 
 
-def train(*layers, loss=None, words=False, freeze=(0, 2), pipe=(), units=None, **plan):
-    """Train on 22 samples in batches of 8; return the losses of the passes."""
+def train(
+    *layers,
+    loss=None,
+    words=False,
+    freeze=(0, 2),
+    pipe=(),
+    units=None,
+    told=None,
+    **plan,
+):
+    """Train on 22 samples in batches of 8; return the losses of the passes.
+
+    The plan at the end and its explanation are appended to what is `told`.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Embedding(WORDS, WIDTH), *[make() for make in layers]
@@ -119,6 +134,8 @@ def train(*layers, loss=None, words=False, freeze=(0, 2), pipe=(), units=None, *
         for _ in engine.epochs(3):
             for batch in engine.batches(Texts(words=words), 8):
                 engine.step(batch)
+        if told is not None:
+            told.append((engine.plan, str(engine.explain())))
     return [epoch.train_loss for epoch in engine.history.epochs]
 
 
@@ -146,7 +163,7 @@ def test_tokens_that_a_later_layer_pools_are_refused_where_layers_may_freeze():
     with pytest.raises(TypeError, match=text % "Flat"):
         train(*FLAT, **TWO)
     with pytest.raises(TypeError, match=text % "Sequential"):  # in a tuple, too
-        train(lambda: nn.Sequential(Flat(), Aside(torch.sin)), PooledBoth, head)
+        train(lambda: nn.Sequential(Flat(), Aside(torch.sin)), PooledBoth, head, **TWO)
 
 
 @pytest.mark.parametrize("layers", [TIME_FIRST, FLAT])
@@ -195,12 +212,52 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-@pytest.mark.parametrize("plan", [{}, TWO], ids=str)
-def test_outputs_that_cannot_be_joined_are_refused_whatever_the_plan(name, plan):
+def test_outputs_that_cannot_be_joined_are_refused_where_micro_batches_are_forced(name):
     layers, loss, text = OUTPUTS[name]
     text = rf"layer {len(layers)} \(\w+\): expected outputs with the batch's .* {text}"
     with pytest.raises(TypeError, match=text):
-        train(*layers, loss=loss, words=name == "times", freeze=None, **plan)
+        train(*layers, loss=loss, words=name == "times", freeze=None, **TWO)
+
+
+def test_outputs_without_a_dimension_are_refused_whatever_the_plan():
+    layers, loss, text = OUTPUTS["none"]
+    with pytest.raises(TypeError, match=text):
+        train(*layers, loss=loss, freeze=None)
+
+
+WHOLE = {name: OUTPUTS[name] for name in ("times", "one", "table")} | {
+    "pooled": (FLAT, None, "layer 1 .Flat.: expected .* got 5 rows of each sample")
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_planner_leaves_batches_whole_where_layers_ask_for_it(caplog, name, stages):
+    """With the losses of M=1, a warning that says why, and alternatives alike."""
+    layers, loss, text = WHOLE[name]
+    options = dict(loss=loss, words=name == "times")
+    options |= dict(freeze=(0, 2) if name == "pooled" else None, num_stages=stages)
+    told = []
+    found = train(*layers, told=told, **options)
+    assert found == train(*layers, num_microbatches=1, **options)
+    warned = "\n".join(r.getMessage() for r in caplog.records)
+    assert re.search(f"batches are not cut into micro-batches: .*{text}", warned)
+    ((plan, explained),) = told
+    assert {each.num_microbatches for each in (plan, *plan.candidates)} == {1}
+    assert re.search(f"batches are not cut into micro-batches: .*{text}", explained)
+
+
+def on_ranks(_rank, name):
+    layers, loss, _ = WHOLE[name]
+    told = []
+    losses = train(*layers, loss=loss, freeze=None, told=told, max_replicas=2)
+    return losses, told[0][0].shape
+
+
+@pytest.mark.distributed
+def test_every_rank_leaves_batches_whole():
+    found = run_ranks(on_ranks, 2, "one")
+    assert found[0] == found[1] and found[0][1][2] == 1
 
 
 def test_outputs_without_rows_are_right_where_nothing_is_joined():

@@ -11,7 +11,15 @@ import pytest
 import torch
 
 import pipetransformer as pt
-from pipetransformer.report import Callback, CsvWriter, Listeners, StepRecord
+from pipetransformer.report import (
+    Callback,
+    CsvWriter,
+    EpochRecord,
+    Listeners,
+    PlanShape,
+    StepRecord,
+    TransformationRecord,
+)
 from tests.engine.losses import SURVIVING
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.ranks import Ranks, run_ranks
@@ -173,11 +181,89 @@ def test_rows_of_the_csv_files_are_those_of_the_run(tmp_path):
     assert mode == 0o600
 
 
+def told_of(folder, epochs, *, step=0):
+    """Tell a new writer of passes, each after a change of plan."""
+    writer = CsvWriter(folder)
+    shape = PlanShape(0, 0, 1, 1, 1)
+    for epoch in epochs:
+        change = TransformationRecord(
+            epoch=epoch,
+            step=10 * epoch,
+            before=shape,
+            after=shape,
+            pause_seconds=0.5,
+            phases={},
+            reason=f"of {folder.name}",
+        )
+        writer.on_transformation(change)
+        writer.on_epoch(EpochRecord(epoch, shape, 8, 8, 1, 1.0, 0.5, 0, 0))
+        writer.on_evaluation(epoch, {"accuracy": epoch / 10})
+    return writer
+
+
+def rows_of(folder, name, column):
+    with open(folder / name, newline="") as file:
+        return [row[column] for row in csv.DictReader(file)]
+
+
+def test_rows_of_a_run_that_goes_on_stay_and_those_of_another_are_replaced(tmp_path):
+    told_of(tmp_path, range(3))
+    told_of(tmp_path, range(2, 5))  # resumed, or another lead
+    expected = ["0", "1", "2", "3", "4"]
+    assert rows_of(tmp_path, "epochs.csv", "epoch") == expected
+    accuracies = ["0.0", "0.1", "0.2", "0.3", "0.4"]
+    assert rows_of(tmp_path, "epochs.csv", "eval_accuracy") == accuracies
+    steps = ["0", "10", "20", "30", "40"]
+    assert rows_of(tmp_path, "changes.csv", "step") == steps
+    told_of(tmp_path, range(2))
+    assert rows_of(tmp_path, "epochs.csv", "epoch") == ["0", "1"]
+    assert rows_of(tmp_path, "changes.csv", "step") == ["0", "10"]
+
+
+def test_an_evaluation_after_a_resumption_is_of_the_row_that_is_there(tmp_path):
+    told_of(tmp_path, range(2))
+    CsvWriter(tmp_path).on_evaluation(1, {"f1": 0.5})
+    assert rows_of(tmp_path, "epochs.csv", "epoch") == ["0", "1"]
+    assert rows_of(tmp_path, "epochs.csv", "eval_f1") == ["", "0.5"]
+
+
+@pytest.mark.parametrize("text", ["", "x,y\n1,2\n", "epoch,loss\nfirst,2\n", "\0\n"])
+def test_a_file_that_is_none_of_ours_is_replaced(text, tmp_path):
+    (tmp_path / "epochs.csv").write_text(text)
+    told_of(tmp_path, range(1))
+    assert rows_of(tmp_path, "epochs.csv", "epoch") == ["0"]
+
+
+def test_tables_replace_a_link_and_leave_what_it_leads_to(tmp_path):
+    (tmp_path / "precious").write_text("key")
+    (tmp_path / "epochs.csv").symlink_to(tmp_path / "precious")
+    told_of(tmp_path, range(1))
+    assert (tmp_path / "precious").read_text() == "key"
+    assert rows_of(tmp_path, "epochs.csv", "epoch") == ["0"]
+
+
+def test_all_callbacks_are_told_of_the_end_whatever_one_raises():
+    ended = []
+
+    class Ends(Callback):
+        def __init__(self, name):
+            self.name = name
+
+        def on_end(self, history):
+            ended.append(self.name)
+            if self.name == "first":
+                raise ValueError("no space")
+
+    with pytest.raises(ValueError, match="no space"):
+        Listeners([Ends("first"), Ends("second")]).end(None)
+    assert ended == ["first", "second"]
+
+
 class Recorded:
     """Stands for the run of a service."""
 
     def __init__(self):
-        self.logged, self.closed = [], False
+        self.logged, self.closed, self.exit_code = [], False, None
 
     def log(self, values, step):
         self.logged.append((step, values))
@@ -188,8 +274,8 @@ class Recorded:
     def flush(self):
         pass
 
-    def finish(self):
-        self.closed = True
+    def finish(self, exit_code=None):
+        self.closed, self.exit_code = True, exit_code
 
     close = finish
 
@@ -209,9 +295,21 @@ def test_weights_and_biases_begins_with_the_first_record(monkeypatch):
     assert runs == [], "other ranks make none"
     train(engine_with([writer]))
     ((options, run),) = runs
-    assert options == {"project": "mine"} and run.closed
+    assert options == {"project": "mine"} and run.closed and run.exit_code == 0
     assert {"loss", "evaluation/accuracy", "plan/num_stages"} <= run.names()
     assert [step for step, values in run.logged if "loss" in values] == [5, 10]
+
+
+def test_weights_and_biases_is_told_that_a_run_has_failed(monkeypatch):
+    made = Recorded()
+    stand_in = types.SimpleNamespace(init=lambda **_: made)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    engine = engine_with([pt.report.WandbWriter(every_steps=1)])
+    with pytest.raises(ZeroDivisionError), engine:
+        for batch in engine.batches(ToySet(24), 12):
+            engine.step(batch)
+            raise ZeroDivisionError
+    assert made.closed and made.exit_code == 1
 
 
 def test_tensorboard_gets_scalars_by_step(monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """The page of a run: complete, safe to open, and drawn without an error."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ from pipetransformer.cli.main import main
 from pipetransformer.report import page, write_page
 from tests.engine.even_profile import even_profile
 from tests.engine.scenario import config, make_engine, schedule
+from tests.support.private import run_of
 from tests.support.toy import ToySet, accuracy
 
 CHARTS = ["throughput", "step", "loss", "metric-accuracy", "rate", "frozen", "hits"]
@@ -333,3 +335,97 @@ def test_a_large_run_and_a_comparison_are_drawn(folder, summary, tmp_path, brows
     write_page({"a": summary, "b": summary}, tmp_path / "both.html")
     dom = browser(tmp_path / "both.html")
     assert dom.count('class="card" id="timeline"') == 2 and 'id="compared"' in dom
+
+
+def resumed(folder, epochs, *, report="report"):
+    wanted = pt.CheckpointConfig(directory=folder / "checkpoints", resume=True)
+    settings = config(report=str(folder / report), checkpoint=wanted)
+    with make_engine(freeze=schedule(0), depth=1, config=settings) as engine:
+        for _ in engine.epochs(epochs):
+            for batch in engine.batches(ToySet(8), 8):
+                engine.step(batch)
+
+
+def passes_in(path):
+    return [each["epoch"] for each in json.loads(path.read_text())["epochs"]]
+
+
+def test_a_resumed_run_keeps_what_is_told_of_it_before(tmp_path):
+    place = tmp_path / "report"
+    resumed(tmp_path, 2)
+    resumed(tmp_path, 2)  # it had finished: nothing more is to be told
+    assert sorted(p.name for p in place.iterdir()) == ["report.html", "summary.json"]
+    assert passes_in(place / "summary.json") == [0, 1]
+    resumed(tmp_path, 4)
+    resumed(tmp_path, 5)
+    told = {path.name: passes_in(path) for path in place.glob("summary*.json")}
+    assert told == {
+        "summary.1.json": [0, 1],
+        "summary.2.json": [2, 3],
+        "summary.json": [4],
+    }
+    assert {p.name for p in place.glob("*.html")} == {
+        "report.1.html",
+        "report.2.html",
+        "report.html",
+    }
+    output = str(tmp_path / "all.html")
+    assert main(["report", *map(str, place.glob("*.json")), "--output", output]) == 0
+
+
+def test_a_run_that_is_not_resumed_replaces_the_report_that_is_there(tmp_path):
+    for epochs in (2, 1):
+        settings = config(report=str(tmp_path))
+        with make_engine(freeze=schedule(0), depth=1, config=settings) as engine:
+            for _ in engine.epochs(epochs):
+                for batch in engine.batches(ToySet(8), 8):
+                    engine.step(batch)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "summary.json"]
+    assert passes_in(tmp_path / "summary.json") == [0]
+
+
+def test_a_rank_that_the_others_have_removed_leaves_their_report_alone(tmp_path):
+    engine = make_engine(
+        freeze=schedule(0), depth=1, config=config(report=str(tmp_path))
+    )
+    with pytest.raises(pt.PeerFailure), engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(8), 8):
+                engine.step(batch)
+        in_force = run_of(engine).in_force
+        layout = dataclasses.replace(in_force.layout, active=(0, 1))
+        run_of(engine).in_force = dataclasses.replace(in_force, layout=layout)
+        (tmp_path / "summary.json").write_text("of the others")
+        raise pt.PeerFailure(0, "fenced", reason="the others went on")
+    assert (tmp_path / "summary.json").read_text() == "of the others"
+
+
+def test_the_page_replaces_a_link_and_leaves_what_it_leads_to(summary, tmp_path):
+    (tmp_path / "precious").write_text("key")
+    (tmp_path / "report.html").symlink_to(tmp_path / "precious")
+    write_page({"one": summary}, tmp_path / "report.html")
+    assert (tmp_path / "precious").read_text() == "key"
+    assert "<html" in (tmp_path / "report.html").read_text()
+
+
+def nested(depth):
+    value = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["decisions"][0]["statistics"].update(x=nested(900)),
+        lambda s: s.update(world_size=2**40),
+    ],
+)
+def test_what_no_browser_could_show_is_refused(change, summary, tmp_path, capsys):
+    value = json.loads(json.dumps(summary))
+    change(value)
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps(value))
+    assert main(["report", str(path), "--output", str(tmp_path / "x.html")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <utility>
@@ -15,6 +16,15 @@ namespace {
 
 constexpr std::string_view kFailureVersion = "failure 1";
 constexpr size_t kLongestPhase = 64;
+
+// As `parse` reads it: `to_string` goes by the process's locale, which may have
+// a decimal comma.
+std::string to_text(double value) {
+  std::array<char, 64> text{};
+  const auto end =
+      std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  return {text.data(), end};
+}
 
 }  // namespace
 
@@ -57,8 +67,8 @@ std::string describe(const Failure& failure) {
 std::string encode(const Failure& failure) {
   return std::string(kFailureVersion) + "\n" + std::to_string(failure.rank) +
          "\n" + std::to_string(failure.epoch) + "\n" +
-         std::to_string(failure.deadline_s) + "\n" + one_line(failure.phase) +
-         "\n" + one_line(failure.reason);
+         to_text(failure.deadline_s) + "\n" + one_line(failure.phase) + "\n" +
+         one_line(failure.reason);
 }
 
 Failure decode(std::string_view bytes) {

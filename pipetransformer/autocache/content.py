@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -52,7 +53,7 @@ def _parts_of(tensor: Tensor) -> tuple[str, Sequence[Tensor]] | None:
     if hasattr(type(tensor), "__tensor_flatten__"):
         names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
         text = f"{type(tensor).__qualname__} {names} {context}"
-        return text, [getattr(tensor, name) for name in names]
+        return without_addresses(text), [getattr(tensor, name) for name in names]
     if tensor.layout == torch.sparse_coo:
         whole = tensor.detach().coalesce()
         return str(tensor.layout), [whole.indices(), whole.values()]
@@ -63,3 +64,8 @@ def _parts_of(tensor: Tensor) -> tuple[str, Sequence[Tensor]] | None:
         columns, rows = tensor.ccol_indices(), tensor.row_indices()
         return str(tensor.layout), [columns, rows, tensor.detach().values()]
     return None
+
+
+def without_addresses(text: str) -> str:
+    """Return a ``repr`` without addresses, which differ between processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text)

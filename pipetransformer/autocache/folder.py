@@ -279,11 +279,11 @@ class CacheFolder:
                 return False
 
     def _unfinished(self) -> dict[str, int]:
-        """Return the sizes of files that are not whole yet."""
-        found = {}
+        """Return the sizes of this folder's own files that are not whole yet."""
+        found, own = {}, tuple(f".{path.name}." for path in self._states)
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._folder):
-                if entry.name.endswith(".tmp"):
+                if entry.name.startswith(own) and entry.name.endswith(".tmp"):
                     with contextlib.suppress(OSError):  # it is whole by now
                         found[entry.name] = entry.stat().st_size
         return found
@@ -293,12 +293,11 @@ class CacheFolder:
 
         Waits at most a minute for others that write.
         """
-        until = time.monotonic() + _CLOSING_S
         if not self.settle():
             return
         path = self.path_of(space, layers, cache.num_samples)
         if self._states[path].saved != _progress(cache):
-            self._save(cache, path, until - time.monotonic())
+            self._save(cache, path, _CLOSING_S)
 
     def _save(self, cache: ActivationCache, path: pathlib.Path, wait_s: float) -> None:
         state = self._states[path]

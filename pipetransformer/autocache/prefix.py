@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipetransformer import _C
-from pipetransformer.autocache.content import hash_content, is_plain
-from pipetransformer.autocache.settings_text import SettingsText, without_addresses
+from pipetransformer.autocache.content import (
+    hash_content,
+    is_plain,
+    without_addresses,
+)
+from pipetransformer.autocache.settings_text import SettingsText
 from pipetransformer.skip import inspect_lanes
 
 # What every module has (hooks, submodules, parameters, training): not a setting.

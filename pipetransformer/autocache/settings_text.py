@@ -12,7 +12,6 @@ import collections
 import dataclasses
 import functools
 import pathlib
-import re
 import sys
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer import _C
-from pipetransformer.autocache.content import hash_content
+from pipetransformer.autocache.content import hash_content, without_addresses
 
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), range, type(...)),
@@ -157,8 +156,3 @@ class SettingsText:
 
 def _name_of(named: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
-
-
-def without_addresses(text: str) -> str:
-    """Return a ``repr`` without addresses, which differ between processes."""
-    return re.sub(r" at 0x[0-9a-f]+", "", text)

@@ -80,7 +80,7 @@ class AutoSave:
         is_new = run.state.step not in (self._settled, run.first_step)
         if not is_new or not run.state.can_be_saved:
             return
-        self._save(replica, ends=True)
+        self._save(replica)
         if self._failures:
             _LOG.error("step %d, the last one, is in no checkpoint", run.state.step)
 
@@ -92,7 +92,7 @@ class AutoSave:
             return False
         return step // every > seen // every
 
-    def _save(self, replica: Replica | None, *, ends: bool = False) -> None:
+    def _save(self, replica: Replica | None) -> None:
         run, wanted = self._run, self._wanted
         if wanted.directory is None:
             return
@@ -113,7 +113,7 @@ class AutoSave:
                 persistence.save(run, replica, path, before=self._before)
             except (OSError, MemoryError, UnreadableState) as error:
                 self._failures += 1
-                if self._failures >= wanted.max_failures and not ends:
+                if self._failures >= wanted.max_failures:
                     raise
                 _LOG.warning(
                     "checkpoint of step %d failed, %d in a row; the next is written "

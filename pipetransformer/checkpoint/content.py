@@ -128,7 +128,8 @@ def restore(
                 run.costs.load(extra["pauses"])
             run.costs.load_elapsed(extra.get("reshaped_ns_ago"))
         checkpoint.load_model(content, run.state)
-        run.loaded, run.is_resumed = content, True
+        run.loaded = content
+    run.is_resumed = True
 
 
 def _try_optimizer(run: Run, content: dict[str, Any]) -> None:

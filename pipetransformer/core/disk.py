@@ -17,7 +17,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -311,6 +311,27 @@ def _held(path: pathlib.Path) -> Iterator[bool]:
             yield False
     finally:
         os.close(descriptor)
+
+
+def set_aside(folder: str | os.PathLike[str], names: Sequence[str]) -> None:
+    """Put a number into the names of files that belong together, as far as they exist.
+
+    It is the next one that none of them has: ``a.json`` becomes ``a.1.json``.
+
+    Raises:
+        OSError: a file cannot be given another name.
+    """
+    paths = [pathlib.Path(folder, name) for name in names]
+    number = 1
+    while any(_numbered(path, number).exists() for path in paths):
+        number += 1
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(_numbered(path, number))
+
+
+def _numbered(path: pathlib.Path, number: int) -> pathlib.Path:
+    return path.with_name(f"{path.stem}.{number}{path.suffix}")
 
 
 @contextlib.contextmanager

@@ -426,9 +426,12 @@ class Coordinator:
             self.run.arguments.listeners.evaluation(done, result)
 
     def _run_epoch_before(self) -> int:
-        """Return the last epoch whose pass has ended; -1 before the first."""
+        """Return the last epoch whose pass has ended; -1 before the first.
+
+        A resumed run has no record of it yet.
+        """
         records = self.run.history.epochs
-        return records[-1].epoch if records else -1
+        return records[-1].epoch if records else self.run.state.epoch - 1
 
     def _evaluate(self, body: Callable[[], dict[str, float]]) -> dict[str, float]:
         while True:

@@ -64,7 +64,8 @@ class PassLoop:
         self._in_hand: Batch | None = None
         self._first = 0
         self._last_epoch = -1
-        self._keyed: Any = None  # the first set that names what its inputs hold
+        self._keyed: int | None = None  # id of the first set with an input_key
+        self._warned_of_keys = False
         self._drawn_for: Replica | None = None
         self._left_open = False  # by a rank that stands by since its last batch
 
@@ -86,6 +87,7 @@ class PassLoop:
         self._open.begin(loading, counts=not role.stands_by)
         self._running, self._left_open = True, not role.stands_by
         self._first = position
+        begins = True  # on this rank
         try:
             if position == 0:
                 self._boundaries.at_start()
@@ -98,12 +100,13 @@ class PassLoop:
                     self._left_open = True
                     position, self._last_epoch = joined, run.state.epoch
                     self._first = joined
-                for batch in self._segment(position):
+                for batch in self._segment(position, begins=begins):
                     self._autosave.between_batches(role)
                     run.state.hand_out(batch.index)
                     self._in_hand = batch
                     yield batch
                     position = batch.index + 1
+                    begins = False
                     self._boundaries.at(position)
                     if role.replica is not self._drawn_for:
                         break
@@ -192,25 +195,26 @@ class PassLoop:
 
         It is of as many samples, and the engine cannot see what is in them.
         """
-        if not hasattr(dataset, "input_key") or self._keyed is False:
+        if not hasattr(dataset, "input_key") or self._warned_of_keys:
             return
         if self._keyed is None:
-            self._keyed = dataset
-        elif self._keyed is not dataset:
-            self._keyed = False
+            self._keyed = id(dataset)
+        elif self._keyed != id(dataset):
+            self._warned_of_keys = True
             _LOG.warning(
                 "batches: another dataset than before, with an input_key; what the "
                 "cache holds under a key is served for it, so a key must be of one "
                 "content in all sets of a run"
             )
 
-    def _segment(self, position: int) -> Iterator[Batch]:
+    def _segment(self, position: int, *, begins: bool) -> Iterator[Batch]:
         run, replica = self._run, self._role.active()
         with run.clock.phase("pass"):
             if replica.prefix is not None:
                 replica.prefix.begin_pass()
                 run.caches.begin_pass("train")
-            run.freezer.train(True)
+            if begins:  # later on modes are the script's
+                run.freezer.train(True)
             if run.config.scheduler_interval == "epoch":
                 run.state.schedule_epoch()  # resumed where the epoch had not ended
             self._open.open_segment()

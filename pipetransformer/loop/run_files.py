@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import pathlib
 
+from pipetransformer.core import disk
 from pipetransformer.report import write_page, write_summary
 from pipetransformer.run.context import Run
 from pipetransformer.transformation import records
@@ -34,23 +34,9 @@ def write_run_files(run: Run) -> None:
     history.total_seconds = sum(history.phase_seconds.values())
     try:
         if run.is_resumed and not run.wrote_report:
-            _keep(place)
+            disk.set_aside(place, (SUMMARY, PAGE))
         run.wrote_report = True
         write_summary(history, place / SUMMARY)
         write_page({place.resolve().name or "run": history.to_json()}, place / PAGE)
     except OSError as problem:
         _LOG.warning("the run's report is not written: %s", problem)
-
-
-def _keep(folder: pathlib.Path) -> None:
-    """Give the files that are there the next number that is free."""
-    number = 1
-    while any(_numbered(folder / name, number).exists() for name in (SUMMARY, PAGE)):
-        number += 1
-    for name in (SUMMARY, PAGE):
-        with contextlib.suppress(FileNotFoundError):
-            (folder / name).rename(_numbered(folder / name, number))
-
-
-def _numbered(path: pathlib.Path, number: int) -> pathlib.Path:
-    return path.with_name(f"{path.stem}.{number}{path.suffix}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pipetransformer.autodp import PeerFailure
 from pipetransformer.core.devices import device_of
 from pipetransformer.data import Batch
 from pipetransformer.data.structures import num_rows
@@ -21,6 +23,8 @@ from pipetransformer.replica.replica import Replica
 from pipetransformer.report import StepRecord
 from pipetransformer.run.context import Run
 from pipetransformer.run.step_loss import StepLoss
+
+_LOG = logging.getLogger(__name__)
 
 
 def forward_loss(
@@ -249,6 +253,8 @@ def step(
         value, held = _last(run), accumulated
         backward(run, replica, counted, loss, value, bundle, rows, held, share=share)
         update(run, replica)
+    except PeerFailure:
+        raise  # if it is survived, the plan after it begins with none
     except BaseException:
         _leave(run, accumulated)
         raise
@@ -283,6 +289,8 @@ def accumulate(
             loss = forward_loss(run, replica, counted, batch)
             value, rows = _last(run), batch.rows
             backward(run, replica, counted, loss, value, batch, rows, accumulated)
+    except PeerFailure:
+        raise
     except BaseException:
         _leave(run, accumulated)
         raise
@@ -293,12 +301,20 @@ def _leave(run: Run, accumulated: Accumulated | None) -> None:
     """Leave no gradients of a batch that has failed to the next one.
 
     A script may catch the error, of want of memory, say, and leave the batch out. Those
-    of batches before it that share its step are gone, too.
+    of batches before it that share its step are gone, too, which cannot be told apart.
     """
     if run.state.optimizer is not None:
         _clear_gradients(run, run.state.optimizer)
-    if accumulated is not None:
-        accumulated.weight = 0.0
+    if accumulated is None or accumulated.window is None:
+        return
+    accumulated.weight = 0.0
+    before = accumulated.following - 1 - accumulated.window.first
+    if before > 0:
+        _LOG.warning(
+            "a batch has failed: unless its step is taken again, it is one without the "
+            "%d before it, whose gradients are dropped",
+            before,
+        )
 
 
 def _clear_gradients(run: Run, optimizer: Optimizer) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.core.containers import map_tensors
 from pipetransformer.data.structures import layer_outputs, tensors_of
 from pipetransformer.pipe import Workers, draw_scope
 from pipetransformer.replica.draws import DrawPosition
@@ -47,7 +48,7 @@ class _Piece:
         self.value: Any = None
         self._left = len(layers)
         self._size = len(layers)
-        self._outputs: Iterator[Any] | None = layer_outputs(layers, inputs)
+        self._outputs: Iterator[Any] | None = _outputs_for(layers, inputs)
         self._skips = SkipTracker()
         self._keys = seed, step, number
 
@@ -66,6 +67,14 @@ class _Piece:
         if self._left == 0:
             self._outputs = None  # with what it holds
         return self._left > 0
+
+
+def _outputs_for(layers: Sequence[nn.Module], inputs: Any) -> Iterator[Any]:
+    """Yield each layer's outputs for copies of the inputs, made with the first.
+
+    The first layer may work in place, and the inputs may be run again.
+    """
+    yield from layer_outputs(layers, map_tensors(inputs, torch.clone))
 
 
 class FilledForward:
@@ -145,18 +154,25 @@ def in_mode_of_their_own(layers: Iterable[nn.Module]) -> list[nn.Module]:
     known: dict[nn.Module, nn.Module] = {}
 
     def twin_of(module: nn.Module) -> nn.Module:
-        if isinstance(module, torch.jit.ScriptModule):
+        if _is_compiled(module):
             return module
         if module not in known:
-            twin = known[module] = type(module).__new__(type(module))
-            twin.__dict__ = dict(vars(module))
-            twin._modules = {
+            # Nothing of the module's own making: it may ask for arguments.
+            twin = known[module] = object.__new__(type(module))
+            children = {
                 name: None if child is None else twin_of(child)
                 for name, child in module._modules.items()
             }
+            held = {**vars(module), "_modules": children}
+            object.__setattr__(twin, "__dict__", held)
         return known[module]
 
     return [twin_of(layer) for layer in layers]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    made = isinstance(module, (torch.jit.ScriptModule, torch._dynamo.OptimizedModule))
+    return made or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def state_of(inputs: Any, tensors: Iterable[Tensor], context: object) -> object:

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.autocache import fingerprint_chain, values_context
-from pipetransformer.core.containers import map_tensors
 from pipetransformer.core.devices import HOST
 from pipetransformer.core.fixed_values import tensors_have_rows
 from pipetransformer.data.structures import (
@@ -378,9 +377,7 @@ class FrozenLayers:
     def _begin(self, inputs: Any, ids: Tensor, position: DrawPosition) -> Ahead:
         self._hold_still()
         state = self._state(inputs)
-        # Copies: the first layer may work in place, and this may be run again.
-        given = map_tensors(self.here(inputs), torch.clone)
-        cut = self._cut(given, position, self._num_microbatches)
+        cut = self._cut(self.here(inputs), position, self._num_microbatches)
         forward = FilledForward(
             self._workers,
             self._to_fill,

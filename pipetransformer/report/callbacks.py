@@ -309,6 +309,7 @@ class WandbWriter(Callback):
                 "WandbWriter: expected the package wandb, got none; pip install wandb"
             ) from error
         self._wandb, self._options = wandb, options
+        self._handled = sys.exc_info()[1]  # by the script, around this run
         self._every, self._step = every_steps, 0
         self._run: Any = None
 
@@ -343,9 +344,13 @@ class WandbWriter(Callback):
         )
 
     def on_end(self, history: History) -> None:
-        """Finish the run; as a crashed one, if an error is under way."""
+        """Finish the run; as a crashed one, if an error ends it."""
+        error = sys.exc_info()[1]
+        is_good = error is self._handled or (
+            isinstance(error, SystemExit) and error.code in (None, 0)
+        )
         if self._run is not None:
-            self._run.finish(exit_code=0 if sys.exc_info()[0] is None else 1)
+            self._run.finish(exit_code=0 if is_good else 1)
 
     def _log(self, values: Mapping[str, float]) -> None:
         if self._run is None:

@@ -150,13 +150,9 @@ def measure_changes(run: Run, point: int, prefix: FrozenPrefix | None) -> None:
         )
 
     awake = contextlib.nullcontext() if prefix is None else prefix.awake()
-    run.freezer.train(False)
-    try:
-        numerics = run.precision.autocast()
-        with run.clock.phase("probe"), awake, torch.no_grad(), numerics:
-            changes.measure(point, activations())
-    finally:
-        run.freezer.train(True)
+    still, numerics = run.freezer.evaluating(), run.precision.autocast()
+    with still, run.clock.phase("probe"), awake, torch.no_grad(), numerics:
+        changes.measure(point, activations())
 
 
 def take_decision(run: Run) -> None:

@@ -152,12 +152,13 @@ def test_a_step_that_fails_leaves_no_gradient_to_the_next(gives_nan):
     assert failed == 1 and after.isfinite().all()
 
 
-def test_what_a_failed_batch_shares_a_step_with_is_left_with_it():
+def test_what_a_failed_batch_shares_a_step_with_is_left_with_it(caplog):
     """The first of two batches fails in backward: the second alone trains."""
     found, failed = train(
         failing_model(), fails_at=2, errors=(RuntimeError,), accumulation_steps=2
     )
     assert failed == 1
+    assert caplog.text == "", "none before it"
     expected = failing_model()
     train_until(expected, 2)
     data, ids = ToySet(24), {}
@@ -171,6 +172,17 @@ def test_what_a_failed_batch_shares_a_step_with_is_left_with_it():
     with torch.no_grad():
         for parameter in expected.parameters():
             parameter -= 0.1 * parameter.grad
+    torch.testing.assert_close(found, weights_of(expected))
+
+
+def test_gradients_that_are_dropped_with_a_failed_batch_are_told(caplog):
+    model = failing_model()
+    found, failed = train(
+        model, fails_at=3, errors=(RuntimeError,), accumulation_steps=2
+    )
+    assert failed == 1 and "without the 1 before it, whose gradients" in caplog.text
+    expected = failing_model()
+    train_until(expected, 2)
     torch.testing.assert_close(found, weights_of(expected))
 
 
@@ -246,6 +258,28 @@ def test_evaluations_give_each_module_its_own_mode_back():
         model.train()
         engine.evaluate(ToySet(8, seed=5))
         assert all(module.training for module in model.modules())
+
+
+def test_a_mode_that_a_script_sets_in_a_pass_outlives_changes_of_plan():
+    model = normed()
+    modes = []
+    engine = pt.PipeTransformer(
+        model,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Schedule([0, 1, 0, 1]),
+        config=config(plan=ALONE, freeze_every=1),
+    )
+    with engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(24), 6):
+                if batch.index == 0:
+                    modes.append(model[1].training)
+                    model[1].eval()
+                engine.step(batch)
+                modes.append(model[1].training)
+    assert modes == [True, False, False, False, False] * 2
+    assert len(engine.history.transformations) >= 3
 
 
 def test_an_evaluation_that_fails_gives_modes_back_too():

@@ -458,3 +458,33 @@ def test_train_mode_reaches_no_layer_that_runs_ahead():
     assert Spied.active == 0 and norm.num_batches_tracked == 0
     assert close(filled, plain)
     assert model.state_dict().keys() >= {"4.running_mean", "6.weight"}
+
+
+class Asking(nn.Module):
+    """Cannot be made without an argument."""
+
+    def __new__(cls, width):
+        return super().__new__(cls)
+
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, x):
+        return torch.tanh(self.inner(x))
+
+
+def traced():
+    return torch.fx.symbolic_trace(Asking(8))
+
+
+def compiled():
+    return torch.compile(Asking(8), backend="eager")
+
+
+@pytest.mark.parametrize("make", [lambda: Asking(8), traced, compiled])
+def test_modules_of_any_making_run_ahead_and_stay_as_they_are(make):
+    plain, expected = fit_layers("replicated", 2, lambda: nn.Linear(4, 8), make)
+    filled, model = fit_layers("filled", 2, lambda: nn.Linear(4, 8), make)
+    assert close(filled, plain)
+    assert model.state_dict().keys() == expected.state_dict().keys()

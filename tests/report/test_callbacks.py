@@ -221,10 +221,23 @@ def test_rows_of_a_run_that_goes_on_stay_and_those_of_another_are_replaced(tmp_p
 
 
 def test_an_evaluation_after_a_resumption_is_of_the_row_that_is_there(tmp_path):
-    told_of(tmp_path, range(2))
-    CsvWriter(tmp_path).on_evaluation(1, {"f1": 0.5})
-    assert rows_of(tmp_path, "epochs.csv", "epoch") == ["0", "1"]
-    assert rows_of(tmp_path, "epochs.csv", "eval_f1") == ["", "0.5"]
+    wanted = pt.CheckpointConfig(directory=tmp_path / "runs", resume=True)
+    for epochs, evaluates in ((2, False), (2, True), (3, False)):
+        engine = make_engine(
+            freeze=pt.freeze.Never(),
+            config=config(checkpoint=wanted),
+            callbacks=[CsvWriter(tmp_path)],
+        )
+        with engine:
+            if evaluates:
+                engine.prepare(ToySet(24), 12)
+                engine.evaluate(ToySet(8), {"accuracy": accuracy})
+            for _ in engine.epochs(epochs):
+                for batch in engine.batches(ToySet(24), 12):
+                    engine.step(batch)
+    assert rows_of(tmp_path, "epochs.csv", "epoch") == ["0", "1", "2"]
+    evaluated = rows_of(tmp_path, "epochs.csv", "eval_accuracy")
+    assert [bool(cell) for cell in evaluated] == [False, True, False]
 
 
 @pytest.mark.parametrize("text", ["", "x,y\n1,2\n", "epoch,loss\nfirst,2\n", "\0\n"])
@@ -300,16 +313,31 @@ def test_weights_and_biases_begins_with_the_first_record(monkeypatch):
     assert [step for step, values in run.logged if "loss" in values] == [5, 10]
 
 
-def test_weights_and_biases_is_told_that_a_run_has_failed(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ZeroDivisionError(), 1), (SystemExit(2), 1), (SystemExit(0), 0)],
+)
+def test_weights_and_biases_is_told_whether_a_run_has_failed(error, code, monkeypatch):
     made = Recorded()
     stand_in = types.SimpleNamespace(init=lambda **_: made)
     monkeypatch.setitem(sys.modules, "wandb", stand_in)
     engine = engine_with([pt.report.WandbWriter(every_steps=1)])
-    with pytest.raises(ZeroDivisionError), engine:
+    with pytest.raises(type(error)), engine:
         for batch in engine.batches(ToySet(24), 12):
             engine.step(batch)
-            raise ZeroDivisionError
-    assert made.closed and made.exit_code == 1
+            raise error
+    assert made.closed and made.exit_code == code
+
+
+def test_a_good_run_within_the_handling_of_an_error_is_a_good_one(monkeypatch):
+    made = Recorded()
+    stand_in = types.SimpleNamespace(init=lambda **_: made)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    try:
+        raise ValueError("the first attempt")
+    except ValueError:
+        train(engine_with([pt.report.WandbWriter(every_steps=1)]))
+    assert made.closed and made.exit_code == 0
 
 
 def test_tensorboard_gets_scalars_by_step(monkeypatch, tmp_path):

@@ -62,6 +62,13 @@ class Adapted:
         self._pools_last = family.pools_last and task == "sequence-classification"
         self._task_name = task
         self._adapters = adapters
+        self._untie = family.untie or _untie
+
+    @property
+    def _has_loss_of_its_own(self) -> bool:
+        return "_loss_function" in vars(self.model) or not _is_of_transformers(
+            self.model
+        )
 
     @property
     def _task(self) -> Task:
@@ -135,7 +142,17 @@ class Adapted:
         return found[0] if len(found) == 1 else found
 
     def loss(self, outputs: Any, targets: Any) -> Tensor:
-        """Return the loss that the model itself would give, a 0-dim mean."""
+        """Return the loss that the model itself would give, a 0-dim mean.
+
+        Raises:
+            ValueError: the model has been given another one than that of transformers.
+        """
+        if self._has_loss_of_its_own:
+            raise ValueError(
+                "loss: expected the loss that transformers takes, got a model with a "
+                f"forward or loss_function of its own, {type(self.model).__name__}; "
+                "give the engine loss=, and loss_weight= where that is a mean of tokens"
+            )
         return self._task.loss(self.model.config, outputs, targets)
 
     @property
@@ -205,7 +222,7 @@ class Adapted:
                 "merge: expected False of a model without PEFT adapters, got True"
             )
         model: Any = self._adapters if self._adapters is not None else self.model
-        written = merged(model) if merge else model
+        written = merged(model, self._untie) if merge else model
         written.save_pretrained(folder, **_states_apart(written))
 
 
@@ -319,6 +336,12 @@ def from_transformers(
     family, task = _supported(model, task)
     base: Any = model.base_model
     if untie:
+        if any(getattr(m, "token_adapter", None) is not None for m in model.modules()):
+            raise ValueError(
+                "untie: expected False with trainable_token_indices, whose tokens peft "
+                "adds to the weight that is shared; train the embeddings and the head "
+                "as modules_to_save instead"
+            )
         (family.untie or _untie)(model)
     layers: list[nn.Module] = [family.embed(base)]
     for index, block in enumerate(family.blocks(base)):
@@ -348,6 +371,16 @@ def _supported(model: nn.Module, task: str | None) -> tuple[Family, str]:
     reason = refusal(model)
     if reason is not None:
         raise ValueError(f"model: {reason}")
+    base: Any = model.base_model
+    if not _is_of_transformers(base) or (
+        family is not None and family.head and not _is_of_transformers(model)
+    ):
+        part = model if _is_of_transformers(base) else base
+        raise ValueError(
+            f"model: expected the forward of transformers, got {type(part).__name__} "
+            f"with that of {type(part).forward.__module__}, which no layer would call; "
+            "write the layers as an nn.Sequential: docs/own-model.md"
+        )
     if family is None:
         raise ValueError(
             "model: expected one of the families that docs/huggingface.md lists, got "
@@ -367,6 +400,10 @@ def _supported(model: nn.Module, task: str | None) -> tuple[Family, str]:
     if getattr(config, "is_decoder", False) and own[0] != "causal-lm":
         raise ValueError("model: expected an encoder, got config.is_decoder=True")
     return family, own[0]
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    return type(model).forward.__module__.startswith("transformers.")
 
 
 def _check_whole(model: nn.Module, sequential: nn.Sequential) -> None:

@@ -6,8 +6,10 @@ calls it changes and nothing else. Such a task model is cut like any other.
 
 from __future__ import annotations
 
+import collections
 import copy
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -63,10 +65,22 @@ def bare(module: Any) -> Any:
             return module
 
 
-def merged(model: Any) -> Any:
+def merged(model: Any, untie: Callable[[Any], None]) -> Any:
     """Return a plain task model with the adapters added to its weights.
 
     The model itself stays as it is: for as long as the result is there, the weights are
     held twice.
+
+    Args:
+        model: Of peft.
+        untie: Gives modules of a task model that share a weight one each, which what
+            is added for one of them alone must not reach the other through.
     """
-    return copy.deepcopy(model).merge_and_unload()
+    copied = copy.deepcopy(model)
+    base = copied.get_base_model()
+    named = base.named_parameters(remove_duplicate=False)
+    holders = collections.Counter(id(parameter) for _, parameter in named)
+    wrapped = (bare(module) for module in base.modules() if bare(module) is not module)
+    if any(holders[id(getattr(each, "weight", None))] > 1 for each in wrapped):
+        untie(base)
+    return copied.merge_and_unload()

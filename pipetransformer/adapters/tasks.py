@@ -48,10 +48,18 @@ def _class_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
         kind = "multi" if labels.is_floating_point() else "single"
         problem = f"{kind}_label_classification"
     if problem == "single_label_classification":
-        return functional.cross_entropy(logits, labels.reshape(-1))
+        return _mean_where_any(logits, labels.reshape(-1), IGNORED)
     if problem == "multi_label_classification":
         return functional.binary_cross_entropy_with_logits(logits, labels)
     return functional.mse_loss(logits.reshape(labels.shape), labels)
+
+
+def _mean_where_any(logits: Tensor, wanted: Tensor, ignored: int) -> Tensor:
+    """Return the mean cross entropy of rows that count; 0 where a part has none."""
+    total = functional.cross_entropy(
+        logits, wanted, ignore_index=ignored, reduction="sum"
+    )
+    return total / (wanted != ignored).sum().clamp(min=1)
 
 
 def _deberta_class_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
@@ -59,7 +67,9 @@ def _deberta_class_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
         flat = logits.reshape(-1).to(labels.dtype)
         return functional.mse_loss(flat, labels.reshape(-1))
     if labels.dim() == 1 or labels.shape[-1] == 1:
-        return functional.cross_entropy(logits.float(), labels.reshape(-1).long())
+        wanted = labels.reshape(-1).long()
+        wanted = wanted.masked_fill(wanted < 0, IGNORED)  # as that model has it
+        return _mean_where_any(logits.float(), wanted, IGNORED)
     return -(functional.log_softmax(logits, -1) * labels).sum(-1).mean()
 
 
@@ -90,9 +100,7 @@ def _next_token_loss(_: Any, logits: Tensor, labels: Tensor) -> Tensor:
 def _span_loss(_: Any, outputs: Any, targets: Any) -> Tensor:
     length = outputs[0].shape[1]  # a position beyond it was cut off: no loss of it
     ends = [
-        functional.cross_entropy(
-            logits, positions.reshape(-1).clamp(0, length), ignore_index=length
-        )
+        _mean_where_any(logits, positions.reshape(-1).clamp(0, length), length)
         for logits, positions in zip(outputs, targets, strict=True)
     ]
     return (ends[0] + ends[1]) / 2

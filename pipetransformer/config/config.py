@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -146,9 +145,9 @@ class PlanConfig:
         )
         ratio = self.optimizer_bytes_per_parameter_byte
         _require(
-            math.isfinite(ratio) and ratio >= 0,
+            0 <= ratio <= 64,
             "PlanConfig.optimizer_bytes_per_parameter_byte",
-            "a finite number >= 0",
+            "a number from 0 to 64",
             ratio,
         )
         sizes = list(self.microbatch_samples)

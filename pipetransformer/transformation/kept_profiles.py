@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from pipetransformer._extension import hash_bytes
 from pipetransformer.autocache import CacheRates
+from pipetransformer.autocache.content import without_addresses
 from pipetransformer.core import disk, text_files
 from pipetransformer.core.devices import describe
 from pipetransformer.core.wire import check_int, printable
@@ -28,7 +30,7 @@ from pipetransformer.state.signature import model_signature, trainable_lines
 
 _LOG = logging.getLogger(__name__)
 
-_VERSION = 6
+_VERSION = 7
 _LONGEST = 200  # letters of what a file holds, in errors
 
 
@@ -64,6 +66,7 @@ def conditions(
     rows = (f"{tuple(t.shape[1:])} {t.dtype}" for t in tensors_of(inputs))
     return {
         "model": model_signature(model),
+        "layers": f"{len(model)} {_settings_of(model)}",
         "trained": f"{hash_bytes(trained):016x}",
         "inputs": ", ".join(rows),
         "microbatch_samples": sizes,
@@ -75,6 +78,18 @@ def conditions(
         "optimizer": type(run.state.optimizer).__qualname__,
         "torch": str(torch.__version__),
     }
+
+
+def _settings_of(model: nn.Module) -> str:
+    """Return the hash of what decides over the costs of modules, as they tell it."""
+    lines = []
+    for name, module in model.named_modules():
+        config = getattr(module, "config", None)
+        attention = getattr(config, "_attn_implementation", "")
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        lines.append(f"{name} {kind} {module.extra_repr()} {attention}")
+    text = without_addresses("\n".join(lines))
+    return f"{hash_bytes(text.encode()):016x}"
 
 
 def rate_conditions(run: Run) -> dict[str, Any]:

@@ -215,3 +215,26 @@ def test_untie_tells_what_adapters_have_wrapped(saved):
         for parameter in layer.parameters():
             assert seen.setdefault(id(parameter), index) == index
     assert compare(adapted, model, TEXT, True, 2)
+
+
+@pytest.mark.parametrize("untie", [False, True])
+@pytest.mark.parametrize("shared", ["embed_tokens", "lm_head"])
+def test_merging_reaches_no_other_module_through_a_shared_weight(
+    shared, untie, tmp_path
+):
+    config = peft.LoraConfig(target_modules=["q_proj", shared], r=4)
+    case = ("Llama", TEXT, None, None)
+    model = lora_of(case, config=config, tie_word_embeddings=True)
+    base = model.get_base_model()
+    adapted = from_transformers(model, untie=untie)
+    adapted.export(tmp_path, merge=True)
+    assert base.config.tie_word_embeddings != untie, "the model stays as it is"
+    close(type(base).from_pretrained(tmp_path), model, TEXT)
+
+
+def test_tokens_that_are_trained_in_a_shared_weight_cannot_be_untied():
+    config = peft.LoraConfig(target_modules=["q_proj"], trainable_token_indices=[3])
+    case = ("Llama", TEXT, None, None)
+    model = lora_of(case, config=config, tie_word_embeddings=True)
+    with pytest.raises(ValueError, match="untie: expected False with trainable_token"):
+        from_transformers(model, untie=True)

@@ -197,3 +197,42 @@ def test_lists_where_tensors_are_meant(pad):
         TypeError, match=r"expected a tensor as input_ids, got list; give a collate_fn"
     ):
         train(engine_of(), same_length)
+
+
+class Pooling(transformers.BertModel):
+    def forward(self, *args, **options):
+        return super().forward(*args, **options)
+
+
+class WeighingBertForSequenceClassification(transformers.BertForSequenceClassification):
+    def forward(self, *args, **options):
+        return super().forward(*args, **options)
+
+
+def test_a_base_model_with_a_forward_of_its_own():
+    model = bert()
+    model.bert = Pooling(model.config)
+    text = (
+        "expected the forward of transformers, got Pooling with that of tests.adapters"
+    )
+    with pytest.raises(ValueError, match=text):
+        from_transformers(model)
+
+
+def weighing():
+    return WeighingBertForSequenceClassification(bert().config)
+
+
+def with_function():
+    model = bert()
+    model.loss_function = lambda logits, labels, config, **_: logits.sum()
+    return model
+
+
+@pytest.mark.parametrize("make", [weighing, with_function])
+def test_a_model_whose_loss_is_its_own(make, pad):
+    adapted = from_transformers(make())
+    text = "loss: expected the loss that transformers takes, .* give the engine loss="
+    with pytest.raises(ValueError, match=text):
+        train(engine_of(adapted), rows(), pad)
+    train(engine_of(from_transformers(make()), loss=nn.CrossEntropyLoss()), rows(), pad)

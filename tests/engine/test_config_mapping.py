@@ -28,7 +28,7 @@ SPECIAL = {
     "cuts": st.none() | st.lists(COUNTS).map(tuple),
     "microbatch_samples": SIZES,
     "hysteresis": st.floats(0, 1000),
-    "optimizer_bytes_per_parameter_byte": st.floats(0, 1e300),
+    "optimizer_bytes_per_parameter_byte": st.floats(0, 64),
     "directory": st.sampled_from(["runs/a", "r\u00e4", pathlib.Path("runs")]),
     "disk_directory": st.sampled_from([None, "/scratch", pathlib.Path("d")]),
     "clip_grad_norm": st.none() | COUNTS | st.floats(1e-300, math.inf),

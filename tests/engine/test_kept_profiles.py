@@ -1,8 +1,10 @@
 """`PlanConfig.profile`: what one run has measured, another one does not measure."""
 
+import copy
 import dataclasses
 import json
 import stat
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -227,3 +229,36 @@ def test_all_ranks_plan_with_what_the_lead_found(tmp_path):
 def test_a_wrong_name_is_refused(value):
     with pytest.raises((ValueError, TypeError), match="PlanConfig.profile"):
         pt.PlanConfig(profile=value)
+
+
+class Attends(nn.Linear):
+    """Names its way to compute as models of transformers do."""
+
+    def __init__(self, implementation):
+        super().__init__(8, 8)
+        self.config = SimpleNamespace(_attn_implementation=implementation)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda: [nn.Linear(4, 8), nn.Dropout(0.1), Attends("sdpa"), nn.Linear(8, 3)],
+        lambda: [nn.Linear(4, 8), nn.ReLU(), Attends("eager"), nn.Linear(8, 3)],
+        lambda: [
+            nn.Linear(4, 8),
+            nn.ReLU(),
+            Attends("sdpa"),
+            nn.Linear(8, 3),
+            nn.ReLU(),
+        ],
+    ],
+)
+def test_layers_of_other_settings_have_profiles_of_their_own(
+    tmp_path, measured, changed
+):
+    same = [nn.Linear(4, 8), nn.ReLU(), Attends("sdpa"), nn.Linear(8, 3)]
+    run(tmp_path, model=nn.Sequential(*same))
+    run(tmp_path, model=nn.Sequential(*copy.deepcopy(same)))
+    assert measured["layers"] == 1
+    run(tmp_path, model=nn.Sequential(*changed()))
+    assert measured["layers"] == 2

@@ -1,5 +1,6 @@
 """Schedules, placements of the prefix and cache tiers: what each costs and saves."""
 
+import dataclasses
 import random
 import subprocess
 import sys
@@ -593,3 +594,15 @@ def test_eight_processes_make_the_same_plan():
     ]
     hashes = [process.communicate(timeout=100)[0] for process in running]
     assert len(set(hashes)) == 1 and len(hashes[0]) == 16
+
+
+@pytest.mark.parametrize("size", [8, 32, 100])
+def test_a_batch_is_not_cut_for_what_rounding_would_save(size):
+    """With times of one size alone, those of smaller micro-batches are in proportion."""
+    columns = dict.fromkeys(
+        ("forward_ns", "input_grad_ns", "weight_grad_ns"), (100_003,)
+    )
+    layers = [dataclasses.replace(layer(i), **columns) for i in range(6)]
+    model = profile(layers, microbatch_samples=(size,))
+    plan = find(model, cluster(1), global_batch=size)
+    assert plan.shape == (1, 1, 1)

@@ -18,7 +18,9 @@ int64_t interpolate(
     const std::vector<int64_t>& values,
     int64_t samples) {
   if (points.size() == 1) {
-    return static_cast<int64_t>(Wide{values[0]} * samples / points[0]);
+    // In proportion, rounded up: parts must not seem quicker than the whole.
+    const Wide scaled = Wide{values[0]} * samples + points[0] - 1;
+    return static_cast<int64_t>(scaled / points[0]);
   }
   // The segment that holds `samples`, the outer ones extended.
   const auto upper = std::upper_bound(points.begin(), points.end(), samples);

@@ -598,7 +598,7 @@ def test_eight_processes_make_the_same_plan():
 
 @pytest.mark.parametrize("size", [8, 32, 100])
 def test_a_batch_is_not_cut_for_what_rounding_would_save(size):
-    """With times of one size alone, those of smaller micro-batches are in proportion."""
+    """Times of one size alone make those of smaller micro-batches proportional."""
     columns = dict.fromkeys(
         ("forward_ns", "input_grad_ns", "weight_grad_ns"), (100_003,)
     )
@@ -606,3 +606,15 @@ def test_a_batch_is_not_cut_for_what_rounding_would_save(size):
     model = profile(layers, microbatch_samples=(size,))
     plan = find(model, cluster(1), global_batch=size)
     assert plan.shape == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "least", "expected"), [(2, 1, 2), (3, 1, 3), (3, 2, 1)]
+)
+def test_a_batch_of_fewer_rows_than_stages_is_cut_as_far_as_it_goes(
+    rows, least, expected
+):
+    model = equal_profile(4, parameters=1000)
+    machines = cluster(4, 5000)  # one layer with its optimizer's state in each
+    plan = find(model, machines, global_batch=rows, min_microbatch_samples=least)
+    assert plan.shape == (4, 1, expected)

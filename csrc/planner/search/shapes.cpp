@@ -58,6 +58,10 @@ std::vector<int64_t> microbatch_counts(
     counts.push_back(factor * num_stages);
   }
   const int64_t batch = request.workload.global_batch;
+  const int64_t most = batch / num_replicas / request.min_microbatch_samples;
+  if (most > 0 && most < num_stages) {
+    return {most};  // fewer rows than stages: as many as there can be
+  }
   std::vector<int64_t> divisors;
   if (batch % num_replicas == 0) {
     for (int64_t m = num_stages; m <= counts.back(); ++m) {

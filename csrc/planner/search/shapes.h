@@ -26,7 +26,7 @@ std::vector<int64_t> stage_counts(
 
 // At most 8 micro-batch counts: K, 2K .. 6K and divisors of the replica's batch
 // between them, nearest to 3K first. Increasing; not yet checked against the
-// batch.
+// batch. Of a batch with too few rows for K, the most that it can be cut into.
 std::vector<int64_t> microbatch_counts(
     const Request& request,
     int64_t num_stages,

@@ -55,11 +55,13 @@ def _class_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _mean_where_any(logits: Tensor, wanted: Tensor, ignored: int) -> Tensor:
-    """Return the mean cross entropy of rows that count; 0 where a part has none."""
-    total = functional.cross_entropy(
-        logits, wanted, ignore_index=ignored, reduction="sum"
-    )
-    return total / (wanted != ignored).sum().clamp(min=1)
+    """Return the mean cross entropy of rows that count; 0 where a part has none.
+
+    A mean over none is NaN. Nothing waits for the device, and no other bit changes.
+    """
+    some = (wanted != ignored).any()
+    wanted = torch.where(some, wanted, torch.zeros_like(wanted))
+    return functional.cross_entropy(logits, wanted, ignore_index=ignored) * some
 
 
 def _deberta_class_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:

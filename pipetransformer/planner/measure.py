@@ -23,7 +23,7 @@ from pipetransformer.planner._handed_on import check_handed_on, check_outputs
 from pipetransformer.planner._in_a_row import run_in_a_row, scaled, time_in_a_row
 from pipetransformer.planner._optimizer import time_optimizer
 from pipetransformer.planner._saved import saved_and_boundary_bytes
-from pipetransformer.planner._timing import LayerTimes, left, time_layers
+from pipetransformer.planner._timing import LayerTimes, Place, left, time_layers
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
 from pipetransformer.planner.least_rows import least_rows
 from pipetransformer.skip import skip_pairs, verify_skippables
@@ -106,11 +106,7 @@ def profile(
     if repeats < 1:
         raise ValueError(f"repeats: expected at least 1, got {repeats}")
     sizes = _sizes(model, _values.num_rows(sample), microbatch_samples)
-    place = left
-    if device is not None:
-        wanted = torch.empty(0, device=device).device
-        sample = to_device(sample, wanted)
-        place = functools.partial(_on, wanted)
+    sample, place = _brought(sample, device)
     with _left_as_found(model, next(_values.tensors(sample)).device):
         times: list[list[LayerTimes]] = []
         for size in sizes:
@@ -195,11 +191,7 @@ def check_layers(
             given, or the last one what cannot be joined.
     """
     least = least_rows(model, as_found=True)
-    place = left
-    if device is not None:
-        wanted = torch.empty(0, device=device).device
-        sample = to_device(sample, wanted)
-        place = functools.partial(_on, wanted)
+    sample, place = _brought(sample, device)
     with _left_as_found(model, next(_values.tensors(sample)).device):
         check_handed_on(
             model, sample, boundaries, least=least, cuts=cuts_batches, place=place
@@ -229,6 +221,14 @@ def seconds_in_a_row(model: nn.Sequential, sample: Inputs, rows: int) -> float:
 def _is_torchs(optimizer: Optimizer) -> bool:
     """Tell whether steps of a copy are sure to have no other effects."""
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
+
+
+def _brought(sample: Inputs, device: torch.device | str | None) -> tuple[Inputs, Place]:
+    """Return the sample where layers are measured, and what brings them there."""
+    if device is None:
+        return sample, left
+    wanted = torch.empty(0, device=device).device
+    return to_device(sample, wanted), functools.partial(_on, wanted)
 
 
 @contextmanager

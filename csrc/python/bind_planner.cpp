@@ -37,6 +37,11 @@ void bind_inputs(py::module_& m) {
           "weight_grad_activation_bytes_per_sample",
           &LayerProfile::weight_grad_activation_bytes_per_sample)
       .def_readwrite(
+          "activation_bytes_per_microbatch",
+          &LayerProfile::activation_bytes_per_microbatch)
+      .def_readwrite(
+          "shared_activation_bytes", &LayerProfile::shared_activation_bytes)
+      .def_readwrite(
           "boundary_bytes_per_sample", &LayerProfile::boundary_bytes_per_sample)
       .def_readwrite("trainable", &LayerProfile::trainable)
       .def_readwrite("optimizer_ns", &LayerProfile::optimizer_ns);
@@ -194,6 +199,7 @@ void bind_costs(py::module_& m) {
       .def_readwrite("recomputed_bytes", &StageCosts::recomputed_bytes)
       .def_readwrite(
           "kept_for_weights_bytes", &StageCosts::kept_for_weights_bytes)
+      .def_readwrite("shared_bytes", &StageCosts::shared_bytes)
       .def_readwrite(
           "summed_gradient_bytes", &StageCosts::summed_gradient_bytes)
       .def_readwrite(

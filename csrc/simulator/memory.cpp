@@ -14,7 +14,7 @@ int64_t peak_of_stage(
     const StageCosts& stage,
     const planner::StageOps& ops,
     int64_t num_recomputed) {
-  int64_t live = stage.state_bytes;
+  int64_t live = stage.state_bytes + stage.shared_bytes;
   int64_t peak = live;
   bool has_gradients = false;
   const int64_t whole = stage.kept_bytes + stage.recomputed_bytes;

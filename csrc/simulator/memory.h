@@ -10,7 +10,8 @@
 
 namespace pipetransformer::simulator {
 
-// Largest number of bytes by stage: its state, and what micro-batches keep.
+// Largest number of bytes by stage: its state, and what micro-batches keep,
+// together (`shared_bytes`, throughout) and each.
 // F keeps `kept_bytes` until B or I ends; `recomputed_bytes` are there from R,
 // or from F where there is no R, until then; from I to the end of W it is
 // `kept_for_weights_bytes`. A micro-batch without backward keeps its bytes

@@ -47,6 +47,7 @@ void check_bytes(
     const std::string& what) {
   const int64_t most = kMostBytes / 4 / num_microbatches;
   check_range(stage.state_bytes, kMostBytes, what + " state_bytes");
+  check_range(stage.shared_bytes, kMostBytes / 4, what + " shared_bytes");
   check_range(stage.kept_bytes, most, what + " kept_bytes");
   check_range(stage.recomputed_bytes, most, what + " recomputed_bytes");
   check_range(

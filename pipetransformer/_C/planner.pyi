@@ -9,6 +9,8 @@ class Layer:
     trainable_bytes: int
     activation_bytes_per_sample: int
     weight_grad_activation_bytes_per_sample: int
+    activation_bytes_per_microbatch: int
+    shared_activation_bytes: int
     boundary_bytes_per_sample: int
     trainable: bool
     optimizer_ns: int
@@ -443,6 +445,7 @@ class StageCosts:
     kept_bytes: int
     recomputed_bytes: int
     kept_for_weights_bytes: int
+    shared_bytes: int
     summed_gradient_bytes: int
     passing_gradient_bytes: int
     def __init__(self) -> None: ...

@@ -144,17 +144,24 @@ def _table(profile: Profile) -> Table:
     for size in profile.microbatch_samples:
         rows = "1 row" if size == 1 else f"{size} rows"
         table.add_column(rows, justify="right", overflow="fold")
-    for heading in ("weights", "saved/row", "out/row"):
+    further = [_whatever_the_rows(layer) for layer in profile.layers]
+    per_call = ("saved/call",) if any(further) else ()
+    for heading in ("weights", "saved/row", *per_call, "out/row"):
         table.add_column(heading, justify="right", overflow="fold")
-    for layer in profile.layers:
+    for layer, further_bytes in zip(profile.layers, further, strict=True):
         table.add_row(
             layer.name,
             *("/".join(_digits(ns / unit_ns) for ns in each) for each in _times(layer)),
             _bytes(layer.parameter_bytes),
             _bytes(layer.activation_bytes_per_sample),
+            *([_bytes(further_bytes)] if per_call else []),
             _bytes(layer.boundary_bytes_per_sample),
         )
     return table
+
+
+def _whatever_the_rows(layer: LayerProfile) -> int:
+    return layer.activation_bytes_per_microbatch + layer.shared_activation_bytes
 
 
 def _times(layer: LayerProfile) -> list[tuple[int, int, int]]:

@@ -1,6 +1,17 @@
-"""Measures bytes: what autograd holds for backward, and what crosses boundaries."""
+"""Measures bytes: what autograd holds for backward, and what crosses boundaries.
+
+What is saved is told apart by how it grows with micro-batches, from two calls of each
+layer with different numbers of rows: storages of the same size in both belong to a
+call, whatever its rows (``weight_norm``'s weights, seeds of attention); the same
+storage in both belongs to all calls (autocast's casts of weights, tables that a layer
+keeps); what is left grows with the rows.
+"""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -9,32 +20,86 @@ from pipetransformer.planner._flow import Flow, call
 from pipetransformer.planner._timing import Place, left
 
 
-def saved_and_boundary_bytes(
-    layers: nn.Sequential, value: object, *, place: Place = left
-) -> tuple[list[int], list[int]]:
-    """Run all layers once and count per layer.
+@dataclasses.dataclass(frozen=True)
+class LayerBytes:
+    """What a layer takes in a micro-batch of the rows it was measured with.
+
+    Args:
+        by_rows: first saved for backward by this layer, and more with more rows.
+        by_call: saved by each call besides, however many rows.
+        shared: saved once for all calls.
+        boundary: of what later layers need when it has run: its outputs, and the skips
+            not popped yet.
+    """
+
+    by_rows: int
+    by_call: int
+    shared: int
+    boundary: int
+
+
+def layer_bytes(
+    layers: nn.Sequential, value: object, fewer: object | None, *, place: Place = left
+) -> list[LayerBytes]:
+    """Run all layers, once or twice, and count the bytes of each.
 
     Args:
         layers: the model.
         value: inputs of the first layer.
+        fewer: the same with fewer rows; None: all that is saved counts by rows.
         place: brings each layer to where it is measured, and back.
-
-    Returns:
-        Bytes first saved for backward by each layer, and bytes of what later layers
-        need when it has run: its outputs, and the skips not popped yet.
     """
-    counter = _SavedBytes()
-    saved, boundary = [], []
-    flow = Flow(value, spreads=True)
+    runs = [_Run(each) for each in (value, fewer) if each is not None]
+    found = []
     with torch.enable_grad():
         for layer in layers:
             with place(layer):
-                counter.exclude(layer)
-                flow = flow.after(layer, _counted_call(layer, flow.at(layer), counter))
-            crossing = list(flow.tensors())
-            saved.append(counter.take(crossing))
-            boundary.append(sum(t.numel() * t.element_size() for t in crossing))
-    return saved, boundary
+                saved = [run.call(layer) for run in runs]
+            for run in runs:
+                run.leave()
+            found.append(_told_apart(saved, runs[0].boundary()))
+    return found
+
+
+def _told_apart(saved: Sequence[_Storages], boundary: int) -> LayerBytes:
+    """Compare what a layer saved in a call with what it saved in a smaller one."""
+    whole = sum(saved[0].values())
+    if len(saved) == 1:
+        return LayerBytes(whole, 0, 0, boundary)
+    more, fewer = saved
+    both = more.keys() & fewer.keys()
+    shared = sum(more[key] for key in both)
+    own, others = (
+        [size for key, size in each.items() if key not in both] for each in saved
+    )
+    by_call = 0
+    if len(own) == len(others):  # else they cannot be paired: all by rows
+        pairs = zip(own, others, strict=True)
+        by_call = sum(size for size, other in pairs if size == other)
+    return LayerBytes(whole - shared - by_call, by_call, shared, boundary)
+
+
+class _Run:
+    """Inputs on their way through the layers, with what each saves."""
+
+    def __init__(self, value: object) -> None:
+        self._flow = Flow(value, spreads=True)
+        self._counter = _SavedBytes()
+
+    def call(self, layer: nn.Module) -> _Storages:
+        """Run a layer; return what it saved, which stays until ``leave``."""
+        self._counter.exclude(layer)
+        given = _counted_call(layer, self._flow.at(layer), self._counter)
+        self._flow = self._flow.after(layer, given)
+        return self._counter.found
+
+    def leave(self) -> None:
+        """Let go of what was saved but for what later layers need."""
+        self._counter.leave(list(self._flow.tensors()))
+
+    def boundary(self) -> int:
+        """Return the bytes of what later layers need."""
+        return sum(t.numel() * t.element_size() for t in self._flow.tensors())
 
 
 def _counted_call(layer: nn.Module, taken: Flow, counter: _SavedBytes) -> Flow:
@@ -52,6 +117,10 @@ def _counted_call(layer: nn.Module, taken: Flow, counter: _SavedBytes) -> Flow:
     return given
 
 
+_Address: TypeAlias = tuple[torch.device, int]
+_Storages: TypeAlias = dict[_Address, int]  # with bytes of each
+
+
 class _Saved:
     """A tensor that is there until its layer has run, which may take a gradient."""
 
@@ -65,17 +134,17 @@ class _Saved:
 
 
 class _SavedBytes:
-    """Adds up the storages saved for backward, each once, state excluded.
+    """Finds the storages saved for backward, each once, state excluded.
 
     Storages are told apart by address, so what a layer saves stays until it has run;
     nothing of it stays longer, but for what the next layers need.
     """
 
     def __init__(self) -> None:
+        self.found: _Storages = {}  # by the layer that runs, in its order
         self._held: list[_Saved] = []
         self._crossing: list[Tensor] = []
-        self._seen: set[tuple[torch.device, int]] = set()
-        self._bytes = 0
+        self._seen: set[_Address] = set()
 
     def exclude(self, layer: nn.Module) -> None:
         """Leave out the state of a layer, where it is now."""
@@ -86,12 +155,12 @@ class _SavedBytes:
         key = _storage(tensor)
         if key not in self._seen:
             self._seen.add(key)
-            self._bytes += tensor.untyped_storage().nbytes()
+            self.found[key] = tensor.untyped_storage().nbytes()
         self._held.append(_Saved(tensor))
         return self._held[-1]
 
-    def take(self, crossing: list[Tensor]) -> int:
-        """Return the bytes saved since the last call.
+    def leave(self, crossing: list[Tensor]) -> None:
+        """Begin anew, for the next layer.
 
         Args:
             crossing: what later layers need, which counts once for all of them.
@@ -103,9 +172,8 @@ class _SavedBytes:
         # Detached: their graph refers to this object in a way that the garbage
         # collector does not see.
         self._crossing = [tensor.detach() for tensor in crossing]
-        taken, self._bytes = self._bytes, 0
-        return taken
+        self.found = {}
 
 
-def _storage(tensor: Tensor) -> tuple[torch.device, int]:
+def _storage(tensor: Tensor) -> _Address:
     return tensor.device, tensor.untyped_storage().data_ptr()

@@ -14,6 +14,11 @@ _BYTES = (
     "weight_grad_activation_bytes_per_sample",
     "boundary_bytes_per_sample",
 )
+_FURTHER = (  # left out of the text if 0
+    "activation_bytes_per_microbatch",
+    "shared_activation_bytes",
+    "optimizer_ns",
+)
 _PAIRS = ("tied_layers", "skips")  # of layers; left out of the text if empty
 
 
@@ -37,6 +42,9 @@ class LayerProfile:
         trainable_bytes: of ``parameter_bytes`` those of parameters that train: the
             others have neither gradients nor optimizer state, and no replica tells
             another of them. Default: all, or none if the layer is not trainable.
+        activation_bytes_per_microbatch: held from forward to backward of each
+            micro-batch besides, however many rows it has.
+        shared_activation_bytes: held once in a step, for all its micro-batches.
         optimizer_ns: the optimizer's step over them, ns; 0: not measured.
 
     Raises:
@@ -54,6 +62,8 @@ class LayerProfile:
     trainable: bool = True
     forward_only_ns: tuple[int, ...] | None = None
     trainable_bytes: int | None = None
+    activation_bytes_per_microbatch: int = 0
+    shared_activation_bytes: int = 0
     optimizer_ns: int = 0
 
     def __post_init__(self) -> None:
@@ -65,9 +75,8 @@ class LayerProfile:
         for field in (*_TIMES, *optional):
             checked = wire.check_ints(getattr(self, field), f"{where} {field}")
             object.__setattr__(self, field, checked)
-        for field in _BYTES:
+        for field in (*_BYTES, *_FURTHER):
             wire.check_int(getattr(self, field), f"{where} {field}")
-        wire.check_int(self.optimizer_ns, f"{where} optimizer_ns")
         wire.check_bool(self.trainable, f"{where} trainable")
         if self.trainable_bytes is not None:
             most = self.parameter_bytes if self.trainable else 0
@@ -93,8 +102,9 @@ class LayerProfile:
             fields["forward_only_ns"] = list(self.forward_only_ns)
         if self.trainable_bytes is not None:
             fields["trainable_bytes"] = self.trainable_bytes
-        if self.optimizer_ns:
-            fields["optimizer_ns"] = self.optimizer_ns
+        fields.update(
+            {field: value for field in _FURTHER if (value := getattr(self, field))}
+        )
         return fields
 
     @classmethod
@@ -105,7 +115,7 @@ class LayerProfile:
             value,
             what,
             required=required,
-            optional=("forward_only_ns", "trainable_bytes", "optimizer_ns"),
+            optional=("forward_only_ns", "trainable_bytes", *_FURTHER),
         )
         return cls(**fields)  # type: ignore[arg-type]  # checked by __post_init__
 

@@ -22,7 +22,7 @@ from pipetransformer.planner._containers import Containers
 from pipetransformer.planner._handed_on import check_handed_on, check_outputs
 from pipetransformer.planner._in_a_row import run_in_a_row, scaled, time_in_a_row
 from pipetransformer.planner._optimizer import time_optimizer
-from pipetransformer.planner._saved import saved_and_boundary_bytes
+from pipetransformer.planner._saved import layer_bytes
 from pipetransformer.planner._timing import LayerTimes, Place, left, time_layers
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
 from pipetransformer.planner.least_rows import least_rows
@@ -56,7 +56,7 @@ def profile(
 
     No ``.grad`` is written; buffers, modes and random states are put back.
 
-    The overhead, per micro-batch size and on top of it one pass to count bytes:
+    The overhead, per micro-batch size and on top of it two passes to count bytes:
     ``2 (repeats + 1)`` forward-backward and ``repeats + 1`` forward passes over the
     layers that differ; one forward over the others. Then, with the largest, runs of all
     layers in a row, one that is not timed and then until there are ``repeats`` or
@@ -129,8 +129,11 @@ def profile(
             rows = _values.first_rows(sample, largest)
             whole = time_in_a_row(model, rows, repeats)
             times = scaled(times, whole)
-        saved, boundary = saved_and_boundary_bytes(
-            model, _values.first_rows(sample, largest), place=place
+        found = layer_bytes(
+            model,
+            _values.first_rows(sample, largest),
+            _values.first_rows(sample, sizes[-2]) if len(sizes) > 1 else None,
+            place=place,
         )
     parameter_bytes, trainable_bytes, tied = _parameters(model)
     steps = [0] * len(model)
@@ -142,9 +145,11 @@ def profile(
             name=f"{i}.{type(layer).__name__}"[: wire.LONGEST_NAME],
             **_columns([row[i] for row in times]),
             parameter_bytes=parameter_bytes[i],
-            activation_bytes_per_sample=-(-saved[i] // largest),
-            weight_grad_activation_bytes_per_sample=-(-saved[i] // largest),
-            boundary_bytes_per_sample=-(-boundary[i] // largest),
+            activation_bytes_per_sample=-(-found[i].by_rows // largest),
+            weight_grad_activation_bytes_per_sample=-(-found[i].by_rows // largest),
+            activation_bytes_per_microbatch=found[i].by_call,
+            shared_activation_bytes=found[i].shared,
+            boundary_bytes_per_sample=-(-found[i].boundary // largest),
             trainable=any(p.requires_grad for p in layer.parameters()),
             optimizer_ns=steps[i],
         )

@@ -106,6 +106,8 @@ def _layer(layer: LayerProfile) -> _C.planner.Layer:
     native.weight_grad_activation_bytes_per_sample = (
         layer.weight_grad_activation_bytes_per_sample
     )
+    native.activation_bytes_per_microbatch = layer.activation_bytes_per_microbatch
+    native.shared_activation_bytes = layer.shared_activation_bytes
     native.boundary_bytes_per_sample = layer.boundary_bytes_per_sample
     native.trainable = layer.trainable
     native.optimizer_ns = layer.optimizer_ns

@@ -30,7 +30,7 @@ from pipetransformer.state.signature import model_signature, trainable_lines
 
 _LOG = logging.getLogger(__name__)
 
-_VERSION = 7
+_VERSION = 8
 _LONGEST = 200  # letters of what a file holds, in errors
 
 

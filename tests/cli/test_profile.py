@@ -188,6 +188,15 @@ def test_the_table_shows_each_layer_size_and_how_long_it_took(capsys):
     assert all(len(triple.split("/")) == 3 for triple in row[1:3])
 
 
+def test_bytes_that_do_not_grow_with_rows_have_a_column_where_there_are_any():
+    fixed = dict(activation_bytes_per_microbatch=1024, shared_activation_bytes=2048)
+    table = _table(profile([layer(0, **fixed), layer(1)]))
+    cells = {str(column.header): list(column.cells) for column in table.columns}
+    assert cells["saved/call"] == ["3K", "0"]
+    plain = _table(profile([layer(0), layer(1)]))
+    assert "saved/call" not in [str(column.header) for column in plain.columns]
+
+
 def test_long_times_are_shown_in_milliseconds():
     slow = layer(0, times=(10_500_000, 123_456_789, 20_000))
     table = _table(profile([slow, layer(1, parameters=3 * 2**30)]))

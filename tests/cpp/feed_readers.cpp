@@ -342,6 +342,10 @@ planner::Profile a_profile() {
     layer.parameter_bytes = number();
     layer.activation_bytes_per_sample = number();
     layer.weight_grad_activation_bytes_per_sample = number();
+    if (below(4) == 0) {
+      layer.activation_bytes_per_microbatch = number();
+      layer.shared_activation_bytes = number();
+    }
     layer.boundary_bytes_per_sample = number();
     layer.trainable = below(4) != 0;
     layer.trainable_bytes = layer.trainable ? layer.parameter_bytes : 0;

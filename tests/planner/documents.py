@@ -20,6 +20,8 @@ PROFILE = {
             "parameter_bytes": 8,
             "activation_bytes_per_sample": 4,
             "weight_grad_activation_bytes_per_sample": 4,
+            "activation_bytes_per_microbatch": 3,
+            "shared_activation_bytes": 2,
             "boundary_bytes_per_sample": 4,
             "trainable": True,
         }

@@ -67,7 +67,13 @@ def test_gradients_that_are_there_besides_are_those_of_the_simulated_order(
     for _ in range(60):
         num_stages = rng.randint(1, 4)
         layers = [
-            layer(i, parameters=rng.randint(0, 200), activation=rng.randint(0, 50))
+            layer(
+                i,
+                parameters=rng.randint(0, 200),
+                activation=rng.randint(0, 50),
+                activation_bytes_per_microbatch=rng.choice([0, 300]),
+                shared_activation_bytes=rng.choice([0, 5000]),
+            )
             for i in range(num_stages + rng.randint(0, 3))
         ]
         machines = cluster(4, num_nodes=2)
@@ -104,6 +110,41 @@ def test_a_plain_replica_holds_its_gradients_once():
         for count in (1, 2)
     }
     assert sizes == {(1, 1): 8000, (1, 2): 10000, (2, 1): 10000, (2, 2): 12000}
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_bytes_of_a_call_count_per_micro_batch_and_shared_ones_once(
+    schedule, checkpoint
+):
+    plain = equal_profile(4, activation=8)
+    more = equal_profile(
+        4,
+        activation=8,
+        activation_bytes_per_microbatch=1000,
+        shared_activation_bytes=10**6,
+    )
+    fixed = dict(cuts=(0, 2, 4), replicas="all", max_replicas=1, checkpoint=checkpoint)
+    for count in (1, 2, 4):
+        found = [
+            find(
+                each, cluster(4), schedules=(schedule,), num_microbatches=count, **fixed
+            )
+            for each in (plain, more)
+        ]
+        added = [
+            b - a for a, b in zip(*(p.bytes_per_stage for p in found), strict=True)
+        ]
+        assert [each // 10**6 for each in added] == [2, 2]
+        # Those of the micro-batches that a stage holds at once; with recomputation
+        # that is one.
+        in_flight = [count, count] if schedule == "gpipe" else [min(count, 2), 1]
+        if schedule == "zb-h1":  # until W
+            in_flight = [min(count, 2)] * 2
+        held = [1, 1] if checkpoint == "always" else in_flight
+        if schedule == "zb-h1" and checkpoint == "always":
+            held = [1 + each for each in in_flight]  # as the planner bounds it
+        assert [each % 10**6 for each in added] == [2000 * each for each in held]
 
 
 def test_equal_steps_give_the_shorter_pipeline():

@@ -38,6 +38,8 @@ def test_profile_hash_sees_every_field():
         (["microbatch_samples", 1], 5),
         (["layers", 1, "weight_grad_ns", 0], 11),
         (["layers", 2, "trainable"], False),
+        (["layers", 1, "activation_bytes_per_microbatch"], 0),
+        (["layers", 1, "shared_activation_bytes"], 0),
         (["layers", 2, "forward_only_ns"], [1, 2]),
         (["tied_layers"], []),
         (["skips"], [[0, 1]]),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipetransformer import planner
+from pipetransformer import Pipe, planner
 from pipetransformer.pipe.skip import Namespace, pop, skippable, stash
 from pipetransformer.planner import Profile, _in_a_row, _timing
 from pipetransformer.skip.tracker import current_skip_tracker
@@ -65,6 +65,96 @@ def test_bytes_and_shapes_of_a_plain_model_are_exact():
     assert [x.trainable for x in measured.layers] == [True, False, True]
     assert all(len(x.forward_ns) == len(SIZES) for x in measured.layers)
     assert Profile.from_json(measured.to_json()) == measured
+
+
+def columns(measured):
+    """What each layer saves by row, by call and for all calls."""
+    return [
+        (
+            each.activation_bytes_per_sample,
+            each.activation_bytes_per_microbatch,
+            each.shared_activation_bytes,
+        )
+        for each in measured.layers
+    ]
+
+
+class Routed(nn.Module):
+    """Works on the rows that a gate chooses: what it saves depends on values."""
+
+    def forward(self, x):
+        chosen = [part.tanh() for part in x.split(2 if len(x) > 4 else 1)]
+        return torch.cat(chosen)
+
+
+def test_what_is_saved_once_per_call_or_once_for_all_is_no_part_of_a_row():
+    table = Scale(torch.ones(6))  # no buffer, and it takes no gradient
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 6))
+    model = nn.Sequential(nn.Linear(3, 3), normed, table, nn.Tanh())
+    inputs = torch.randn(16, 3)
+    by_size = {
+        sizes: columns(measure(model, inputs, microbatch_samples=sizes))
+        for sizes in ((2, 4), (4, 16))
+    }
+    # Inputs; the normed weight and norms, which each call makes; the table; outputs.
+    by_call = 4 * (18 + 6)
+    expected = [(12, 0, 0), (12, by_call, 0), (0, 0, 24), (24, 0, 0)]
+    assert by_size == {(2, 4): expected, (4, 16): expected}
+    # Of one size nothing is known but the sum.
+    alone = columns(measure(model, inputs, microbatch_samples=(4,)))
+    assert alone[1] == (12 + by_call // 4, 0, 0)
+
+
+def test_calls_that_save_other_numbers_of_tensors_count_by_rows():
+    model = nn.Sequential(nn.Linear(3, 6), Routed())
+    measured = measure(model, torch.randn(8, 3), microbatch_samples=(4, 8))
+    assert columns(measured)[1] == (24, 0, 0)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_casts_of_weights_under_autocast_are_shared_where_they_train(trains):
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    model[1].weight.requires_grad_(trains)
+    with torch.autocast("cpu", torch.bfloat16):
+        measured = measure(model, torch.randn(8, 32))
+    cast = 2 * 32 * 32
+    # The first layer's needs no gradient to its inputs, and keeps those cast.
+    assert columns(measured)[0] == (2 * 32, 0, 0)
+    by_row = 2 * 32 if trains else 0
+    assert columns(measured)[1] == (by_row, *((0, cast) if trains else (cast, 0)))
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2, 4])
+def test_a_pipeline_saves_what_the_profile_says(num_microbatches):
+    """Under autocast, with casts that a stage shares and weights made by each call."""
+    torch.manual_seed(0)
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh()),
+        nn.Sequential(normed, nn.Tanh(), nn.Linear(16, 16)),
+    )
+    inputs = torch.randn(32, 16)
+    kept, state = {}, {p.data_ptr() for p in model.parameters()}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in state:
+            kept[storage.data_ptr()] = storage.nbytes(), tensor
+        return tensor
+
+    with torch.autocast("cpu", torch.bfloat16):
+        measured = measure(model, inputs, microbatch_samples=(4, 16))
+        pipe = Pipe(model, chunks=num_microbatches, checkpoint="never")
+        assert len(pipe.partitions) == 2
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = pipe(inputs)
+    found = sum(size for size, _ in kept.values())
+    del output
+    predicted = sum(
+        32 * by_row + num_microbatches * by_call + shared
+        for by_row, by_call, shared in columns(measured)
+    )
+    assert predicted == found
 
 
 def test_measuring_leaves_the_model_as_it_was_found():

@@ -37,6 +37,8 @@ def random_profile(rng):
             activation=activation,
             weight_grad_activation_bytes_per_sample=rng.randint(0, activation),
             boundary_bytes_per_sample=rng.randint(0, 200),
+            activation_bytes_per_microbatch=rng.choice([0, 70]),
+            shared_activation_bytes=rng.choice([0, 4000]),
         )
         layers.append(made)
     return profile(layers)

@@ -22,11 +22,12 @@ int64_t state_of(const LayerProfile& layer, const Cluster& cluster) {
   return layer.parameter_bytes + layer.trainable_bytes + optimizer;
 }
 
-// Per micro-batch of the active layer `index`; no gradient passes the leading
-// layers that the user froze, so they keep nothing.
+// Of the active layer `index`, per micro-batch but for what all share; no
+// gradient passes the leading layers that the user froze, so they keep nothing.
 struct Kept {
   int64_t whole = 0;
   int64_t for_weights = 0;
+  int64_t shared = 0;  // by all micro-batches
 };
 
 Kept kept_of(
@@ -39,9 +40,11 @@ Kept kept_of(
     return {};
   }
   const LayerProfile& layer = layer_at(profile, boundary + index);
+  const int64_t for_any_rows = layer.activation_bytes_per_microbatch;
   return {
-      layer.activation_bytes_per_sample * samples,
-      layer.weight_grad_activation_bytes_per_sample * samples};
+      layer.activation_bytes_per_sample * samples + for_any_rows,
+      layer.weight_grad_activation_bytes_per_sample * samples + for_any_rows,
+      layer.shared_activation_bytes};
 }
 
 int64_t input_bytes(
@@ -78,7 +81,9 @@ std::vector<int64_t> in_flight(ScheduleKind schedule, const Shape& shape) {
 // beyond the in-flight ones keep what W still needs (a_w). The frozen prefix
 // has run for the whole batch before the first F: on the first stage its
 // outputs wait for the micro-batches that are not yet in flight. All
-// micro-batches are charged with the rows of the largest.
+// micro-batches are charged with the rows of the largest. What a layer saves
+// once for all of them, as autocast's casts of its weights, is there
+// throughout.
 //
 // Note [Gradients beside gradients]
 // A plain module (K=1, M=1) leaves each gradient where it belongs. A pipeline
@@ -114,7 +119,8 @@ StageMemory stage_memory(
   std::vector<int64_t> inputs(static_cast<std::size_t>(num_active) + 1, 0);
   for (int64_t i = 0; i < num_active; ++i) {
     const Kept kept = kept_of(profile, boundary, forward_only, i, samples);
-    int64_t constant = state_of(layer_at(profile, boundary + i), cluster);
+    int64_t constant =
+        state_of(layer_at(profile, boundary + i), cluster) + kept.shared;
     int64_t repeated = recompute ? 0 : kept.whole;
     if (split) {
       constant += lagging * kept.for_weights;
@@ -172,6 +178,7 @@ KeptBytes kept_bytes(
         kept_of(profile, workload.boundary, forward_only, i, samples);
     bytes.kept += kept.whole;
     bytes.for_weights += kept.for_weights;
+    bytes.shared += kept.shared;
   }
   if (num_recomputed(workload.checkpoint, shape) > 0) {
     bytes.recomputed = bytes.kept;

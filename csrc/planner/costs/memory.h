@@ -17,7 +17,8 @@ namespace pipetransformer::planner {
 
 // At this point of a step stage k takes base + counts[k] * per_microbatch.
 struct MemoryPoint {
-  // State, what a recomputed micro-batch takes, and further gradients.
+  // State, what all micro-batches share, what a recomputed one takes, and
+  // further gradients.
   SpanCost base;
   std::vector<int64_t> counts;
 };
@@ -54,11 +55,12 @@ StageMemory stage_memory(
     ScheduleKind schedule,
     int64_t prefix_bytes);
 
-// Bytes that one stage adds per micro-batch, for the simulator.
+// Bytes that one stage adds per micro-batch, and once, for the simulator.
 struct KeptBytes {
   int64_t kept = 0;         // from F to the end of B or I
   int64_t recomputed = 0;   // from R to the end of B or I
   int64_t for_weights = 0;  // from I to W
+  int64_t shared = 0;       // once, for all micro-batches
 };
 KeptBytes kept_bytes(
     const Profile& profile,

@@ -47,6 +47,7 @@ struct StageCosts {
   int64_t kept_bytes = 0;
   int64_t recomputed_bytes = 0;
   int64_t kept_for_weights_bytes = 0;
+  int64_t shared_bytes = 0;  // kept in a step by all its micro-batches together
   // Gradients beside those in state_bytes: from the end of the first B or W,
   // and at the end of each later one.
   int64_t summed_gradient_bytes = 0;

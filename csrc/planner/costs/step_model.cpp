@@ -144,6 +144,7 @@ StepCosts StepModel::step(const Cuts& cuts) const {
     stage.kept_bytes = kept.kept;
     stage.recomputed_bytes = kept.recomputed;
     stage.kept_for_weights_bytes = kept.for_weights;
+    stage.shared_bytes = kept.shared;
     if (stage.has_backward) {
       const FurtherGradients further =
           further_gradients(profile_, workload_, shape_, begin, end);

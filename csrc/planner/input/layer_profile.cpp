@@ -204,6 +204,10 @@ void check(
     add_bytes(
         layer.weight_grad_activation_bytes_per_sample,
         "weight_grad_activation_bytes_per_sample");
+    add_bytes(
+        layer.activation_bytes_per_microbatch,
+        "activation_bytes_per_microbatch");
+    add_bytes(layer.shared_activation_bytes, "shared_activation_bytes");
     add_bytes(layer.boundary_bytes_per_sample, "boundary_bytes_per_sample");
   }
   check_sums(times, bytes, global_batch);

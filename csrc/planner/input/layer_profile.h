@@ -24,6 +24,9 @@ struct LayerProfile {
   int64_t trainable_bytes = 0;  // of them: have gradients and optimizer state
   int64_t activation_bytes_per_sample = 0;  // held from forward to backward
   int64_t weight_grad_activation_bytes_per_sample = 0;  // and to W, where split
+  int64_t activation_bytes_per_microbatch =
+      0;                                // besides, to both, for any rows
+  int64_t shared_activation_bytes = 0;  // once, for all micro-batches of a step
   int64_t boundary_bytes_per_sample = 0;  // needed by later layers
   bool trainable = true;     // false: the user froze it, or it has no parameter
   int64_t optimizer_ns = 0;  // its step over what trains; 0: not measured

@@ -67,8 +67,20 @@ void check_no_shared_change(
   }
 }
 
-// Which of the parameters the outputs lead to; none if also to another leaf.
+namespace {
+
+// A leaf of others, or what another cell has made.
+bool is_foreign(StageCalls& stages, const torch::autograd::Node* node) {
+  using torch::autograd::AccumulateGrad;
+  if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(node)) {
+    return stages.is_held(leaf->variable);
+  }
+  return dynamic_cast<const BorderNode*>(node) != nullptr;
+}
+
+// Which of the parameters the outputs lead to; none if also to what is foreign.
 std::optional<std::vector<bool>> reached_parameters(
+    StageCalls& stages,
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
     const torch::autograd::edge_list& inputs) {
@@ -93,10 +105,7 @@ std::optional<std::vector<bool>> reached_parameters(
     if (node == nullptr || !seen.insert(node).second || own.count(node) > 0) {
       continue;
     }
-    const bool foreign =
-        dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr ||
-        dynamic_cast<const BorderNode*>(node) != nullptr;
-    if (foreign) {
+    if (is_foreign(stages, node)) {
       return std::nullopt;
     }
     for (const auto& edge : node->next_edges()) {
@@ -111,31 +120,36 @@ std::optional<std::vector<bool>> reached_parameters(
   return reached;
 }
 
+}  // namespace
+
 std::vector<bool> check_own_leaves(
+    StageCalls& stages,
     int32_t stage,
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
     const torch::autograd::edge_list& inputs) {
-  auto reached = reached_parameters(outputs, parameters, inputs);
+  auto reached = reached_parameters(stages, outputs, parameters, inputs);
   if (!reached) {
     throw std::runtime_error(
         "stage " + std::to_string(stage) +
         ": expected every tensor that requires grad to be a parameter of the "
         "stage or an input of it, got one from elsewhere; it would get no "
         "gradient (make it a parameter of the layer, pass it on, or detach "
-        "it)");
+        "it; a leaf that the layer makes itself must not outlive the call)");
   }
   return *std::move(reached);
 }
 
 void check_same_leaves(
+    StageCalls& stages,
     CellId id,
     const std::vector<bool>& carried,
     const std::vector<bool>& reached,
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
     const torch::autograd::edge_list& inputs) {
-  bool same = reached_parameters(outputs, parameters, inputs) == reached;
+  bool same =
+      reached_parameters(stages, outputs, parameters, inputs) == reached;
   for (std::size_t p = 0; p < outputs.size(); ++p) {
     same = same && (!carried[p] ||
                     (outputs[p].defined() && outputs[p].requires_grad()));

@@ -40,9 +40,11 @@ void check_no_shared_change(
 
 // Gradients end at a stage's own parameters and inputs; what leads elsewhere
 // (another stage's parameter, a tensor kept from an earlier call) would get
-// none. Walks over the graph of the outputs; returns which of the parameters
-// they depend on.
+// none. A leaf that the layer made in the call, and nobody holds, wants none.
+// Walks over the graph of the outputs; returns which of the parameters they
+// depend on.
 std::vector<bool> check_own_leaves(
+    StageCalls& stages,
     int32_t stage,
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
@@ -52,6 +54,7 @@ std::vector<bool> check_own_leaves(
 // forward did (`reached`, from above), and carry gradient where they did
 // (`carried`, of the same length).
 void check_same_leaves(
+    StageCalls& stages,
     CellId id,
     const std::vector<bool>& carried,
     const std::vector<bool>& reached,

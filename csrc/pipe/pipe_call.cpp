@@ -265,7 +265,11 @@ void PipeCall::forward_cell(CellId id) {
   }
   if (settings_.record) {
     cell.reached = check_own_leaves(
-        id.stage, outputs, plan_->parameters[id.stage], cell.input_edges);
+        *stages_,
+        id.stage,
+        outputs,
+        plan_->parameters[id.stage],
+        cell.input_edges);
   }
   bool any = false;
   Activations sent;
@@ -371,6 +375,7 @@ void PipeCall::recompute_cell(
         std::to_string(outputs.size()));
   }
   check_same_leaves(
+      *stages_,
       id,
       kept.output_requires_grad,
       kept.reached,

@@ -40,6 +40,11 @@ class StageCalls {
   // Gives the outside world a chance to interrupt a wait, by throwing.
   virtual void poll() = 0;
 
+  // Whether a leaf that requires grad is held by more than its graph, so that
+  // somebody may want its gradient. What a layer made for the length of a call
+  // is not; where that cannot be told, it is.
+  virtual bool is_held(const at::Tensor& leaf) noexcept = 0;
+
   // Called on a worker whose backward has thrown: torch's engine leaves the
   // failure pending in the thread as well, where the next call would find it.
   virtual void forget_failure() noexcept = 0;

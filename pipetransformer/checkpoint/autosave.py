@@ -199,6 +199,13 @@ class AutoSave:
             _LOG.error("emergency checkpoint %s: %s", path, problem)
         else:
             _LOG.warning("emergency checkpoint: %s", path)
+            if run.state.pass_is_done:
+                _LOG.warning(
+                    "all batches of epoch %d are done: a run that goes on from there "
+                    "begins with the next epoch, and what the script does behind the "
+                    "batches of this one, as an evaluation, does not come again",
+                    run.state.epoch,
+                )
 
 
 def _writer_of(path: pathlib.Path) -> str | None:

@@ -17,6 +17,7 @@ from pipetransformer.run.context import Run
 from pipetransformer.state.state import (
     describe_optimizer,
     load_moments,
+    load_registered,
     make_optimizer,
     make_scheduler,
     naming,
@@ -205,6 +206,17 @@ def check_registered(run: Run) -> None:
             run.loaded["name"],
             printable(", ".join(sorted(saved - names)), longest=500),
         )
+
+
+def restore_registered(run: Run) -> None:
+    """Load what is registered, for a run that had finished and makes no plan.
+
+    Raises:
+        ValueError: a state is missing, or does not load.
+    """
+    if run.loaded is not None:
+        check_registered(run)
+        load_registered(run.loaded, run.state)
 
 
 def check_resumed_pass(run: Run) -> None:

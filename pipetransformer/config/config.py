@@ -48,8 +48,8 @@ class PlanConfig:
         max_replicas: Upper bound of R, per run; 1 switches AutoDP off.
         replicas: "auto": as many as take the shortest step, of those that fit and
             halves of them, so devices may stay idle; "all": as many as the devices
-            have room for beside K, as in the paper. It takes no fewer for a batch with
-            less than a row for each: there is no such plan then.
+            have room for beside K, as in the paper, of those for which a batch has
+            rows enough.
         cuts: Forces the cuts: K+1 layer indices from the boundary to L. Only for runs
             that do not freeze.
         reshape: When K, R, M or cuts change beyond what a new boundary asks for:

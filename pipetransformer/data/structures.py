@@ -92,6 +92,11 @@ def tensors_of(value: Any) -> list[Tensor]:
     return []
 
 
+def as_real(tensor: Tensor) -> Tensor:
+    """Return a complex tensor as pairs of real numbers, any other as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def rows_of(value: Any) -> int:
     """Return the rows of the first tensor of a structure, 0 without one."""
     tensors = tensors_of(value)

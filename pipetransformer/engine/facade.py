@@ -456,8 +456,9 @@ class PipeTransformer:
         It is saved with checkpoints, given to ranks that join, and restored, by the
         object's own ``state_dict()`` and ``load_state_dict()``: an average of the
         weights (``torch.optim.swa_utils.AveragedModel``), counters of your own. Change
-        it on every active rank alike, after `step`. Call this on every rank, before the
-        first pass, before or after `load`.
+        it on every active rank alike, after `step`; with ``accumulation_steps`` as the
+        optimizer steps, since batches of a step that was not taken come again. Call
+        this on every rank, before the first pass, before or after `load`.
 
         Args:
             name: Its name in checkpoints; the same names on every rank.

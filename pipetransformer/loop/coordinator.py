@@ -193,6 +193,8 @@ class Coordinator:
                         return state.epoch
                     joined = not self._calls.recovered
                 if state.epoch >= count:
+                    if not self.has_plan:
+                        persistence.restore_registered(run)
                     run.control_log.tell("epoch", lead=self.is_lead, epoch=None)
                     return None
                 within = run.config.prepare_steps > 0  # passes alone change plans

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipetransformer.data.structures import rows_of, tensors_of
+from pipetransformer.data.structures import as_real, rows_of, tensors_of
 from pipetransformer.loop.loss_check import judged_loss
 from pipetransformer.run.context import Run
 
@@ -57,7 +57,8 @@ class MicrobatchLoss:
 
 def zero_of(outputs: Any) -> Tensor:
     """Return a loss of nothing: zero, with gradients of zero."""
-    parts = [t.sum() for t in tensors_of(outputs) if t.is_floating_point()]
+    tensors = map(as_real, tensors_of(outputs))
+    parts = [t.sum() for t in tensors if t.is_floating_point()]
     return torch.stack(parts).sum() * 0.0
 
 

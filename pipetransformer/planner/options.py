@@ -43,8 +43,8 @@ class SearchOptions:
         max_replicas: limits R, which is at most nodes * floor(devices per node / K).
         min_replicas: no fewer are tried, but for a K of which no more fit.
         replicas: ``"auto"`` (the most there may be, and halves of it down to
-            `min_replicas`, which leave devices idle) or ``"all"`` (the most alone, as
-            in the paper).
+            `min_replicas`, which leave devices idle) or ``"all"`` (the most alone for
+            which a batch has rows enough, as in the paper).
         num_microbatches: forces M.
         cuts: forces the cuts, layer indices from the boundary to the number of
             layers; then K follows.

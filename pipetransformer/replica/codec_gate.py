@@ -21,7 +21,7 @@ from pipetransformer.core.containers import map_tensors
 from pipetransformer.core.devices import beside
 from pipetransformer.core.wire import printable
 from pipetransformer.data.generators import GlobalGenerators
-from pipetransformer.data.structures import call_layers, rows_of, tensors_of
+from pipetransformer.data.structures import as_real, call_layers, rows_of, tensors_of
 from pipetransformer.pipe.no_chunk import unwrap_whole
 from pipetransformer.report.codecs import LEAST_COSINE, CodecRecord
 from pipetransformer.run.arguments import Loss, LossWeight
@@ -135,8 +135,9 @@ class CodecGate:
         gradients = torch.autograd.grad(
             value, weights, allow_unused=True, materialize_grads=True
         )
-        found = [t.detach() for t in tensors_of(outputs) if t.is_floating_point()]
-        return found, list(gradients)
+        found = [as_real(t.detach()) for t in tensors_of(outputs)]
+        outputs = [t for t in found if t.is_floating_point()]
+        return outputs, [as_real(each) for each in gradients]
 
     def _decide(self, reason: str = "") -> None:
         epoch, step = self._now()

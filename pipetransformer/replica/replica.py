@@ -182,7 +182,7 @@ class ActiveModel(nn.Module):
 
     def _nothing(self) -> Tensor:
         used = [p for p in self.pipe.parameters() if p.requires_grad]
-        sums = [p.reshape(-1)[:0].sum() for p in used]
+        sums = [p.reshape(-1)[:0].abs().sum() for p in used]  # abs: some are complex
         return torch.stack([to_device(each, sums[-1].device) for each in sums]).sum()
 
 

@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import importlib
 import io
+import logging
 import os
 import pathlib
 import sys
@@ -20,6 +21,8 @@ from pipetransformer.core import disk, text_files
 from pipetransformer.report.epochs import EpochRecord
 from pipetransformer.report.history import History
 from pipetransformer.report.transformations import RecoveryRecord, TransformationRecord
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +137,8 @@ class CsvWriter(Callback):
 
     Where a run is resumed, or another rank leads, rows of before that are in the files
     stay: of passes before the first one that it is told of, and of changes before that
-    step. A run that begins anew replaces them.
+    step. A run that begins anew replaces them. What cannot be written is logged, and
+    tried again with the next row: training does not depend on it.
 
     Args:
         folder: Where; made when missing. Files are for their owner alone.
@@ -211,8 +215,11 @@ class CsvWriter(Callback):
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        disk.make_folder(self._folder)
-        text_files.replace(self._folder / name, text.getvalue())
+        try:
+            disk.make_folder(self._folder)
+            text_files.replace(self._folder / name, text.getvalue())
+        except OSError as problem:
+            _LOG.warning("%s is not written: %s", self._folder / name, problem)
 
 
 class TensorBoardWriter(Callback):

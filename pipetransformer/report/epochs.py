@@ -125,7 +125,8 @@ class EpochRecord:
         epoch: 0-based.
         shape: The plan it ran under; the last one where it ran under several.
         samples: Samples seen.
-        unique_samples: Different samples seen.
+        unique_samples: Different samples seen, those of steps with bare inputs left
+            out, which name none.
         optimizer_steps: Optimizer steps taken.
         seconds: Wall time of the pass without transformations, recoveries, evaluations.
         train_loss: Mean over samples.

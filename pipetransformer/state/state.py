@@ -713,8 +713,17 @@ def load_optimizer_state(content: dict[str, Any], state: TrainingState) -> None:
         load_optimizer(state, joined, observed=False)
     if state.losses is not None and "losses" in joined:
         state.losses.load(*joined["losses"])
+    load_registered(content, state)
+
+
+def load_registered(content: Mapping[str, Any], state: TrainingState) -> None:
+    """Load the states of what is registered.
+
+    Raises:
+        ValueError: what the file holds does not load.
+    """
     with naming(content, f"states of {', '.join(state.registered.names)}"):
-        state.registered.load(joined.get("registered", {}))
+        state.registered.load(content["joined"].get("registered", {}))
 
 
 @contextlib.contextmanager

@@ -144,6 +144,24 @@ def test_a_codec_that_passes_serves_later_epochs(after_a_batch, codec, slots):
     assert explanation.to_dict()["codecs"] == [line]
 
 
+class Turned(nn.Module):
+    """Complex on the way, with complex weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.phase = nn.Parameter(torch.zeros(WIDTH, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (x * self.phase.exp()).conj().real
+
+
+@pytest.mark.filterwarnings("error")
+def test_gradients_of_complex_weights_are_compared_whole(after_a_batch):
+    _, _, engine, _ = train("bf16", Turned())
+    (record,) = engine.history.codecs
+    assert record.passed and 0.999 <= record.cosine <= 1
+
+
 def test_encoded_records_take_fewer_bytes_and_a_budget_holds_more(after_a_batch):
     whole = train("native")[2].history.cache[-1]
     small = train("int8")[2].history.cache[-1]

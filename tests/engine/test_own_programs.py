@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
+from pipetransformer.loop.microbatch_loss import zero_of
 from pipetransformer.replica import frozen_prefix
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import model_of, run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, toy_model
 
+TWO = pt.PlanConfig(num_stages=1, num_microbatches=1, replicas="all")
 ALONE = pt.PlanConfig(num_stages=1, num_microbatches=1)
 
 
@@ -66,6 +68,53 @@ def test_bare_inputs_are_weighted_by_the_rows_of_all_replicas(loop):
     assert found[1] == pytest.approx(expected[1], rel=1e-9)
     for a, b in zip(found[0], expected[0], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+class Waves(nn.Module):
+    """A layer with complex weights and real outputs."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        weight = torch.randn(4, 8, dtype=torch.complex128, generator=generator)
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x):
+        return (x.to(self.weight.dtype) @ self.weight).abs()
+
+
+def train_waves(rank):
+    engine = pt.PipeTransformer(
+        nn.Sequential(Waves(), nn.Linear(8, 3, dtype=torch.float64)),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Never(),
+        config=config(plan=TWO, pipe=pt.PipeConfig(num_slots=1)),
+    )
+    torch.manual_seed(0)
+    nn.init.normal_(model_of(engine)[1].weight)
+    nn.init.zeros_(model_of(engine)[1].bias)
+    with engine:
+        for _ in engine.epochs(2):
+            # The last batch has one row, so one of two replicas has none.
+            for batch in engine.batches(ToySet(7, dtype=torch.float64), 3):
+                engine.step(batch)
+        return weights_of(engine)
+
+
+@pytest.mark.distributed
+def test_a_replica_without_rows_trains_complex_weights_with_the_others():
+    (expected,), (found, _) = (run_ranks(train_waves, size) for size in (1, 2))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_a_loss_of_nothing_has_gradients_of_zero_for_complex_outputs_too():
+    whole = torch.ones(3, dtype=torch.complex64, requires_grad=True)
+    loss = zero_of({"a": whole.conj() * 2, "b": torch.arange(2)})
+    loss.backward()
+    assert loss.shape == () and float(loss) == 0
+    assert torch.equal(whole.grad, torch.zeros_like(whole))
 
 
 def test_targets_beside_a_batch_are_refused():

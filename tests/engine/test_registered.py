@@ -94,6 +94,44 @@ def test_a_resumed_run_ends_with_the_average_of_a_whole_one(world, tmp_path):
             torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12)
 
 
+def test_a_finished_run_that_comes_back_has_what_was_registered(tmp_path):
+    plan = pt.PlanConfig(num_stages=1)
+    args = 0, (0, 3), plan, 3, str(tmp_path), True
+    whole, again = train(*args), train_nothing(*args)
+    assert again[1] == whole[1] == 15
+    assert whole[0].keys() == again[0].keys()
+    assert all(torch.equal(again[0][name], whole[0][name]) for name in whole[0])
+
+
+def train_nothing(rank, freezes, plan, epochs, folder, resume):
+    engine = make_engine(
+        freeze=schedule(*freezes),
+        dtype=torch.float64,
+        config=config(
+            plan=plan, checkpoint=pt.CheckpointConfig(directory=folder, resume=resume)
+        ),
+    )
+    counter = Counter()
+    engine.register("counter", counter)
+    with engine:
+        average = registered_average(engine)
+        assert list(engine.epochs(epochs)) == []
+        assert engine.plan is None
+    return average.state_dict(), counter.count
+
+
+def test_what_a_finished_run_lacks_is_told(tmp_path):
+    train(0, (0, 3), pt.PlanConfig(num_stages=1), 3, str(tmp_path))
+    settings = pt.CheckpointConfig(directory=str(tmp_path), resume=True)
+    engine = make_engine(
+        freeze=schedule(0, 3), dtype=torch.float64, config=config(checkpoint=settings)
+    )
+    engine.register("another", Counter())
+    with pytest.raises(ValueError, match="expected states of what is registered, ano"):
+        with engine:
+            list(engine.epochs(3))
+
+
 def with_plateau(rank, freezes, plan, epochs=4, folder=None, resume=False):
     """Train with the guide's ReduceLROnPlateau; return rates and what it counted."""
     page = {"torch": torch}

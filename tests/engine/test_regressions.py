@@ -187,6 +187,25 @@ def test_full_disk_in_the_emergency_checkpoint_keeps_the_users_error(tmp_path, c
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("behind", [False, True])
+def test_an_emergency_checkpoint_tells_what_does_not_come_again(
+    behind, tmp_path, caplog
+):
+    settings = config(checkpoint=pt.CheckpointConfig(directory=str(tmp_path)))
+    engine = make_engine(freeze=schedule(0), config=settings)
+    with pytest.raises(KeyError, match="mine"):
+        with engine:
+            for _ in engine.epochs(2):
+                for batch in engine.batches(ToySet(8), 4):
+                    engine.step(batch)
+                    if not behind:
+                        raise KeyError("mine")
+                raise KeyError("mine")
+    assert "emergency checkpoint" in caplog.text
+    told = "all batches of epoch 0 are done: a run that goes on from there begins with"
+    assert (told in caplog.text) == behind
+
+
 def test_users_own_loop_counts_steps_draws_and_samples():
     engine = make_engine(freeze=schedule(0), dropout=0.5)
     outputs = []

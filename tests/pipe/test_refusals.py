@@ -34,6 +34,63 @@ def test_parameter_of_another_stage_through_a_closure_is_refused(dispatch, mode)
     pipe.close()
 
 
+class Recurrent(nn.Module):
+    """States that require grad, as many tutorials make them."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTM(1, 5, batch_first=True, dtype=torch.double)
+
+    def forward(self, x):
+        zeros = [torch.zeros(1, len(x), 5, dtype=x.dtype) for _ in range(2)]
+        states = tuple(each.requires_grad_() for each in zeros)
+        return self.cell(x[..., None], states)[0][:, -1]
+
+
+class Force(nn.Module):
+    """The gradient of an energy by positions that are a leaf of the layer's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 5, dtype=torch.double)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            at = x.detach().requires_grad_()
+            energy = self.inner(at).tanh().square().sum()
+            (force,) = torch.autograd.grad(energy, at, create_graph=True)
+        return x + force
+
+
+@both
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize("kind", [Recurrent, Force])
+def test_leaves_that_a_layer_makes_for_a_call_are_its_own(kind, m, mode, dispatch):
+    layers = [*linears(1), kind(), *linears(1)]
+    plain = copy.deepcopy(nn.Sequential(*layers))
+    plain(X).square().sum().backward()
+    pipe = pipe_of(layers, mode, m, dispatch=dispatch)
+    pipe(X).square().sum().backward()
+    pipe.close()
+    for mine, theirs in zip(grads(pipe), grads(plain), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+@both
+def test_a_leaf_that_outlives_its_call_is_refused(dispatch):
+    made = []
+
+    def keep(x):
+        made.append(torch.ones(5, dtype=x.dtype, requires_grad=True))
+        return x * made[-1]
+
+    pipe = pipe_of([*linears(1), Functional(keep)], dispatch=dispatch)
+    with pytest.raises(RuntimeError, match="that the layer makes itself must not outl"):
+        pipe(X)
+    pipe.close()
+
+
 @both
 def test_activation_kept_by_an_earlier_stage_is_refused(dispatch):
     kept = []

@@ -118,6 +118,23 @@ def test_devices_left_over_are_named():
     assert plan.num_replicas == 1
 
 
+def test_all_replicas_are_those_for_which_a_batch_has_rows():
+    """So a run goes on where fewer layers are left than the stages it asked for."""
+    model = equal_profile(4)
+    every = dict(num_stages=1, replicas="all")
+
+    def replicas(**options):
+        return search(model, cluster(4), **every, **options).num_replicas
+
+    assert replicas(global_batch=32, num_microbatches=16) == 2
+    assert replicas(global_batch=8, num_microbatches=3) == 2
+    assert replicas(global_batch=3) == 3
+    assert replicas(global_batch=12, min_microbatch_samples=5) == 2
+    assert replicas(global_batch=8, num_microbatches=2) == 4
+    with pytest.raises(ValueError, match=r"at most 8 \(the global batch\), got 1 x 9"):
+        replicas(global_batch=8, num_microbatches=9)
+
+
 def test_devices_stay_idle_where_all_reduce_takes_longer_than_it_saves():
     model = equal_profile(4, times=(1000, 1000, 1000), parameters=10**6)
     link = dict(device_link_bytes_per_s=10**9)

@@ -35,11 +35,6 @@ def find(model=None, machines=None, **options):
             r"replicas x micro-batches: expected at most 32 \(the global batch\), got "
             "1 x 33",
         ),
-        (
-            dict(num_stages=1, num_microbatches=16, replicas="all"),
-            r"replicas x micro-batches: expected at most 32 \(the global batch\), got "
-            "4 x 16",
-        ),
         (dict(num_microbatches=0), "num_microbatches: expected at least 1, got 0"),
         (dict(min_replicas=0), "min_replicas: expected at least 1, got 0"),
         (dict(max_replicas=0), "max_replicas: expected at least 1, got 0"),
@@ -208,7 +203,7 @@ def test_infeasible_batch_names_replicas_and_microbatches():
         "a global batch of 3, got "
     )
     with pytest.raises(InfeasiblePlan, match=text.format("a row") + "4 x 1; fewer "):
-        find(global_batch=3, num_stages=1, replicas="all")
+        find(global_batch=3, num_stages=1, min_replicas=4)
     rows = r"4 rows \(batch norm, or as asked\)"
     with pytest.raises(InfeasiblePlan, match=text.format(rows) + "1 x 1$"):
         find(global_batch=3, num_stages=1, min_microbatch_samples=4)

@@ -1,6 +1,7 @@
 """What a run tells the user's callbacks, and what the writers make of it."""
 
 import csv
+import errno
 import os
 import signal
 import stat
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import pipetransformer as pt
+from pipetransformer.core import text_files
 from pipetransformer.report import (
     Callback,
     CsvWriter,
@@ -238,6 +240,25 @@ def test_an_evaluation_after_a_resumption_is_of_the_row_that_is_there(tmp_path):
     assert rows_of(tmp_path, "epochs.csv", "epoch") == ["0", "1", "2"]
     evaluated = rows_of(tmp_path, "epochs.csv", "eval_accuracy")
     assert [bool(cell) for cell in evaluated] == [False, True, False]
+
+
+def test_a_table_that_cannot_be_written_is_told_and_tried_again(
+    tmp_path, monkeypatch, caplog
+):
+    written = text_files.replace
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def fails(path, text):
+        raise full
+
+    monkeypatch.setattr(text_files, "replace", fails)
+    writer = told_of(tmp_path, range(2))
+    assert "epochs.csv is not written: " in caplog.text
+    assert "changes.csv is not written: " in caplog.text
+    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr(text_files, "replace", written)
+    writer.on_evaluation(1, {"accuracy": 0.5})
+    assert rows_of(tmp_path, "epochs.csv", "epoch") == ["0", "1"]
 
 
 @pytest.mark.parametrize("text", ["", "x,y\n1,2\n", "epoch,loss\nfirst,2\n", "\0\n"])

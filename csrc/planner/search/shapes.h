@@ -12,7 +12,8 @@ namespace pipetransformer::planner {
 // R to try at K stages, falling: pipelines stay within a node, so at most
 // floor(devices / K) per node, and halves of that down to min_replicas, which
 // leave devices idle: where the work is small, all-reduce and small
-// micro-batches cost more than they save.
+// micro-batches cost more than they save. With all_replicas the most alone, of
+// those for which a batch has rows.
 std::vector<int64_t> replica_counts(
     const Request& request,
     const Cluster& cluster,

@@ -1,8 +1,10 @@
 #include "python/pipe/stages.h"
 
+#include <ATen/EmptyTensor.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <exception>
 #include <string>
 
 #include "pipe/random.h"
@@ -27,6 +29,21 @@ call(const py::object& function, const py::tuple& args, const py::object& kw) {
 
 bool is_several(const py::object& value) {
   return py::isinstance<py::tuple>(value) || py::isinstance<py::list>(value);
+}
+
+// References to a tensor's Python object, one of which is the caller's here.
+Py_ssize_t references_of(const at::Tensor& tensor) {
+  const auto object =
+      py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  return Py_REFCNT(object.ptr());
+}
+
+// Those where Python has let go of a tensor that C++ holds: how torch keeps its
+// Python object then differs between versions.
+Py_ssize_t references_of_nobody() {
+  const at::Tensor tensor = at::detail::empty_cpu({0}, at::kFloat);
+  references_of(tensor);
+  return references_of(tensor);
 }
 
 // What PipeSequential.forward does.
@@ -204,6 +221,17 @@ std::shared_ptr<void> PythonStages::enter_backward() noexcept {
 
 void PythonStages::poll() {
   check_signals();
+}
+
+bool PythonStages::is_held(const at::Tensor& leaf) noexcept {
+  const py::gil_scoped_acquire gil;
+  try {
+    static const Py_ssize_t nobody = references_of_nobody();
+    return references_of(leaf) > nobody;
+  } catch (const std::exception&) {
+    PyErr_Clear();
+    return true;
+  }
 }
 
 void PythonStages::forget_failure() noexcept {

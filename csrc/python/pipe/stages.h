@@ -60,6 +60,7 @@ class PythonStages final : public pipe::StageCalls {
       override;
   std::shared_ptr<void> enter_backward() noexcept override;
   void poll() override;
+  bool is_held(const at::Tensor& leaf) noexcept override;
   void forget_failure() noexcept override;
 
   // Structures of the last stage's outputs, by micro-batch. Needs the GIL.

@@ -35,7 +35,8 @@ PACKAGES = (
 TESTS = (
     *("tests/core/test_extension.py", "tests/core/test_hash.py"),
     *("tests/pipe/test_transparency.py", "tests/pipe/test_random.py"),
-    *("tests/pipe/test_weight_casts.py", "tests/planner/test_search.py"),
+    *("tests/pipe/test_weight_casts.py", "tests/pipe/test_refusals.py"),
+    "tests/planner/test_search.py",
     *("tests/autofreeze", "tests/engine/test_training.py"),
 )
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")

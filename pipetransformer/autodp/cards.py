@@ -1,8 +1,8 @@
 """Who is on a store: each rank leaves a card, so that strangers can be told apart.
 
 Cards are not sealed: a rank without the run's secret reads them, too, and who can
-write to the store can forge them. They explain why ranks do not meet, and decide
-nothing else.
+write to the store can forge them. They explain why ranks do not meet, and what people
+are warned of, and decide nothing else.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ class Cards:
 
     def __init__(self, store: Store, rank: int, job: Job, *, ours: bool) -> None:
         self._store = store
+        self._rank = rank
         self._job = job
         self._ours = ours
         host = _C.core.plain_text(os.fsencode(socket.gethostname()), _LONGEST_TEXT)
@@ -143,6 +144,13 @@ class Cards:
             f"the store is another job's: expected rank 0 of {self._job}, got {card}; "
             "jobs on one machine need a MASTER_PORT each"
         )
+
+    def apart(self) -> str | None:
+        """Return the host of rank 0 if it is known, and another than this rank's."""
+        own, first = self._card_of(self._rank), self._card_of(0)
+        if own is None or first is None or own.host == first.host:
+            return None
+        return first.host
 
     def hint(self, absent: Sequence[int]) -> str:
         """Return what is known of ranks that did not join, for people; may be empty."""

@@ -251,6 +251,7 @@ class _Joining:
         # not tell their attempts apart: a node's counts only failures of its own.
         together = "/".join(filter(None, (str(place.world_size), job.launch)))
         ours = place.store_rank is not None
+        cards = Cards(plain, place.rank, job, ours=ours)
         meeting = Meeting(
             store,
             f"{root}/meet/{together}",
@@ -258,7 +259,7 @@ class _Joining:
             place.world_size,
             config,
             self._given_up,
-            Cards(plain, place.rank, job, ours=ours),
+            cards,
             watched=self._watched,
         )
         self._meeting = meeting
@@ -266,6 +267,14 @@ class _Joining:
             address, self._joins_by, told_by=self._deadline
         )
         links = self._choice.settle(addresses)
+        if "LOCAL_WORLD_SIZE" not in os.environ and (other := cards.apart()):
+            logger.warning(
+                "rank %d is not on '%s' as rank 0 is, but all ranks are taken for "
+                "those of one node: set LOCAL_WORLD_SIZE (processes of a node) and "
+                "LOCAL_RANK",
+                place.rank,
+                other,
+            )
         logger.debug("rank %d joined run %s", place.rank, run_id)
         place = replace(place, run_id=run_id, links=links)
         return place, RunStore(

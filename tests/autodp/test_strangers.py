@@ -1,8 +1,10 @@
 """Ranks of other jobs, and what others write into a run's store without a secret."""
 
 import json
+import logging
 import os
 import re
+import socket
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -97,6 +99,42 @@ def test_a_card_that_no_rank_wrote_says_nothing(garbage):
     store.compare_set("pt/card/0", "", GARBAGE[garbage])
     assert cards.refusal() is None
     assert cards.hint([0]) == ""
+
+
+def test_ranks_know_whether_they_are_on_the_host_of_rank_0():
+    store = HashStore()
+    cards = Cards(store, 1, HERE, ours=True)
+    assert cards.apart() is None  # no card of it
+    store.set("pt/card/0", Card(HERE, "elsewhere", 7).encode())
+    assert cards.apart() == "elsewhere"
+    store.set("pt/card/0", Card(HERE, socket.gethostname(), 7).encode())
+    assert cards.apart() is None
+
+
+def connect_from_hosts(rank, sizes):
+    """Connect from a host of one's own; return what is warned of."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: f"host{rank}")
+        patch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        for name, value in sizes.items():
+            patch.setenv(name, value if name != "LOCAL_RANK" else str(rank))
+        told = []
+        handler = logging.Handler()
+        handler.emit = lambda record: told.append(record.getMessage())
+        logging.getLogger("pipetransformer").addHandler(handler)
+        with joined():
+            pass
+    return [text for text in told if "of one node" in text]
+
+
+@pytest.mark.distributed
+def test_ranks_of_several_hosts_that_look_like_one_node_warn():
+    first, second = run_ranks(connect_from_hosts, 2, {})
+    assert first == []
+    (text,) = second
+    assert text.startswith("rank 1 is not on 'host0' as rank 0 is")
+    told = {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": ""}
+    assert run_ranks(connect_from_hosts, 2, told) == [[], []]
 
 
 class Removing(HashStore):

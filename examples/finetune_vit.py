@@ -5,7 +5,8 @@
 
 The model is pre-trained once on part of the training samples, gets a fresh head and
 is fine-tuned on all of them. Front layers freeze as training goes on; the engine
-shortens the pipeline, adds replicas and reads frozen activations from a cache.
+shortens the pipeline, adds replicas where devices have cores for them, and reads
+frozen activations from a cache.
 ``--no-freeze --static 4`` is the plain pipeline to compare with.
 """
 

@@ -73,7 +73,12 @@ namespace {
 bool is_foreign(StageCalls& stages, const torch::autograd::Node* node) {
   using torch::autograd::AccumulateGrad;
   if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(node)) {
-    return stages.is_held(leaf->variable);
+    const at::Tensor& made = leaf->variable;
+    const bool watched =
+        !torch::autograd::impl::hooks(made).empty() ||
+        torch::autograd::impl::post_acc_grad_hooks(made) != nullptr ||
+        !leaf->pre_hooks().empty() || !leaf->post_hooks().empty();
+    return watched || stages.is_held(made);
   }
   return dynamic_cast<const BorderNode*>(node) != nullptr;
 }
@@ -135,7 +140,8 @@ std::vector<bool> check_own_leaves(
         ": expected every tensor that requires grad to be a parameter of the "
         "stage or an input of it, got one from elsewhere; it would get no "
         "gradient (make it a parameter of the layer, pass it on, or detach "
-        "it; a leaf that the layer makes itself must not outlive the call)");
+        "it; a leaf that the layer makes itself must not outlive the call, nor "
+        "have hooks)");
   }
   return *std::move(reached);
 }

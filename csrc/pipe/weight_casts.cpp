@@ -101,7 +101,8 @@ at::Tensor to_dtype(
   if (state == nullptr || non_blocking || copy || format.has_value() ||
       !is_weight(self) ||
       !asked_by_autocast(*state, self.device().type(), dtype) || is_traced() ||
-      c10::InferenceMode::is_enabled()) {
+      c10::InferenceMode::is_enabled() ||
+      !state->casts->takes(self, *state->weights)) {
     return call_on();
   }
   at::Tensor cast = state->casts->get(self, dtype, call_on);
@@ -135,6 +136,19 @@ bool register_kernel() {
 
 }  // namespace
 
+bool WeightCasts::takes(
+    const at::Tensor& tensor,
+    const torch::autograd::edge_list& weights) const {
+  if (weights.empty() || casts_.count(tensor.unsafeGetTensorImpl()) > 0) {
+    return true;
+  }
+  const NodePtr node = torch::autograd::impl::try_get_grad_accumulator(tensor);
+  return node != nullptr &&
+         std::any_of(weights.begin(), weights.end(), [&](const auto& weight) {
+           return weight.function == node;
+         });
+}
+
 at::Tensor WeightCasts::get(
     const at::Tensor& weight,
     at::ScalarType dtype,
@@ -167,10 +181,13 @@ bool WeightCastScope::wanted(const std::vector<c10::Device>& devices) {
          std::any_of(devices.begin(), devices.end(), casts);
 }
 
-WeightCastScope::WeightCastScope(WeightCasts& casts)
+WeightCastScope::WeightCastScope(
+    WeightCasts& casts,
+    const torch::autograd::edge_list& weights)
     : include_(kCastKey),
       state_{
           &casts,
+          &weights,
           c10::impl::tls_local_dispatch_key_set().excluded_,
           autocast_nesting()},
       previous_(std::exchange(casts_of_thread, &state_)) {}

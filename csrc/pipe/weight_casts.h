@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
 #include <functional>
@@ -21,6 +22,13 @@ namespace pipetransformer::pipe {
 // stream. Owns its tensors until clear().
 class WeightCasts {
  public:
+  // Whether it keeps casts of this tensor: of one of the weights alone, where
+  // they are known. Other leaves, which a layer makes for the length of a call,
+  // would be held for all micro-batches.
+  bool takes(
+      const at::Tensor& tensor,
+      const torch::autograd::edge_list& weights) const;
+
   // The kept cast of a weight, or what `make` gives; `make` runs where
   // gradients are not recorded. A weight that was changed or given other data
   // since is cast anew. The result has no history.
@@ -52,7 +60,11 @@ using StageCasts = std::vector<WeightCasts>;
 // of the autocast that is on where it is made, in no region within.
 class WeightCastScope {
  public:
-  explicit WeightCastScope(WeightCasts& casts);
+  // `weights`: of the stage, those that require grad; empty: not known, as
+  // where nothing is recorded. It must outlive the scope.
+  WeightCastScope(
+      WeightCasts& casts,
+      const torch::autograd::edge_list& weights);
   ~WeightCastScope();
   WeightCastScope(const WeightCastScope&) = delete;
   WeightCastScope& operator=(const WeightCastScope&) = delete;
@@ -67,6 +79,7 @@ class WeightCastScope {
 
   struct State {
     WeightCasts* casts = nullptr;
+    const torch::autograd::edge_list* weights = nullptr;
     c10::DispatchKeySet excluded;  // autocast is off where its key is in it
     int nesting = 0;               // of autocast regions
   };

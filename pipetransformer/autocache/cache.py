@@ -680,8 +680,9 @@ class ActivationCache:
         if changed and now.hits == before.hits and 8 * changed >= asked:
             self.give_up(
                 f"{changed} of {asked} samples have other inputs than in the pass "
-                "before, and none the same: random augmentation, or padding that "
-                "ragged=pt.Ragged(...) would tell apart"
+                "before, and none the same: random augmentation, another evaluation "
+                "set without a name of its own (evaluate(..., name=...)), or padding "
+                "that ragged=pt.Ragged(...) would tell apart"
             )
 
     def give_up(self, reason: str) -> None:

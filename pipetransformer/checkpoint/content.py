@@ -211,12 +211,21 @@ def check_registered(run: Run) -> None:
 def restore_registered(run: Run) -> None:
     """Load what is registered, for a run that had finished and makes no plan.
 
+    States that do not load without one, as of what needs the optimizer, are warned of.
+
     Raises:
-        ValueError: a state is missing, or does not load.
+        ValueError: a state is missing.
     """
-    if run.loaded is not None:
-        check_registered(run)
+    if run.loaded is None:
+        return
+    check_registered(run)
+    try:
         load_registered(run.loaded, run.state)
+    except ValueError as error:
+        _LOG.warning(
+            "what is registered is loaded with the first plan (engine.prepare): %s",
+            error,
+        )
 
 
 def check_resumed_pass(run: Run) -> None:

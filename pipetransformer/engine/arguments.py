@@ -66,8 +66,9 @@ def check_model(model: object) -> nn.Sequential:
         )
     if not isinstance(model, nn.Sequential):
         raise TypeError(
-            f"model: expected an nn.Sequential, got {type(model).__name__}; see "
-            "pipetransformer.adapters for other models"
+            f"model: expected an nn.Sequential, got {type(model).__name__}; "
+            "pipetransformer.adapters.from_transformers makes one of a Hugging Face "
+            "model, nn.Sequential(*layers) of layers of your own"
         )
     if len(model) == 0:
         raise ValueError("model: expected at least one layer, got an empty Sequential")

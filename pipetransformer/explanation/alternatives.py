@@ -85,7 +85,7 @@ def find_alternatives(
                 num_microbatches=1,
                 schedules=("gpipe",),
             ),
-            "nothing frozen; the model whole on every device",
+            "nothing frozen; the model whole on each device that a batch has rows for",
         ),
         _same(plan, run, "no_cache", "no cache", "the plan uses none")
         if plan.cache == "none"

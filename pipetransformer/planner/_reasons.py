@@ -126,7 +126,7 @@ def _refusal(
     if refusal.cause == causes.SHARED_PARAMETERS:
         return f"{k} does not fit: layers that share a parameter leave too few cuts"
     if refusal.cause == causes.BATCH:
-        hint = "; fewer would fit (replicas auto, or max_replicas)"
+        hint = "; fewer would fit (max_replicas, or a smaller min_replicas)"
         least = asked.min_microbatch_samples
         rows = "a row" if least == 1 else f"{least} rows (batch norm, or as asked)"
         return (

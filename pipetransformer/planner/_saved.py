@@ -1,10 +1,11 @@
 """Measures bytes: what autograd holds for backward, and what crosses boundaries.
 
 What is saved is told apart by how it grows with micro-batches, from two calls of each
-layer with different numbers of rows: storages of the same size in both belong to a
-call, whatever its rows (``weight_norm``'s weights, seeds of attention); the same
-storage in both belongs to all calls (autocast's casts of weights, tables that a layer
-keeps); what is left grows with the rows.
+layer with different numbers of rows. The same storage in both belongs to all calls
+(autocast's casts of weights, tables that a layer keeps). Storages of the same size in
+both belong to a call, whatever its rows (``weight_norm``'s weights, seeds of
+attention). What is left lies on a line through its sums in both calls, one part of it
+fixed and one by rows (a recurrent layer's workspace).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from pipetransformer.planner._flow import Flow, call
 from pipetransformer.planner._timing import Place, left
+from pipetransformer.planner._values import first_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +41,18 @@ class LayerBytes:
 
 
 def layer_bytes(
-    layers: nn.Sequential, value: object, fewer: object | None, *, place: Place = left
+    layers: nn.Sequential, sample: object, sizes: Sequence[int], *, place: Place = left
 ) -> list[LayerBytes]:
     """Run all layers, once or twice, and count the bytes of each.
 
     Args:
         layers: the model.
-        value: inputs of the first layer.
-        fewer: the same with fewer rows; None: all that is saved counts by rows.
+        sample: inputs of the first layer.
+        sizes: rows of them to run, and fewer for the second call; without a second all
+            that is saved counts by rows.
         place: brings each layer to where it is measured, and back.
     """
-    runs = [_Run(each) for each in (value, fewer) if each is not None]
+    runs = [_Run(first_rows(sample, size)) for size in sizes]
     found = []
     with torch.enable_grad():
         for layer in layers:
@@ -57,11 +60,13 @@ def layer_bytes(
                 saved = [run.call(layer) for run in runs]
             for run in runs:
                 run.leave()
-            found.append(_told_apart(saved, runs[0].boundary()))
+            found.append(_told_apart(saved, sizes, runs[0].boundary()))
     return found
 
 
-def _told_apart(saved: Sequence[_Storages], boundary: int) -> LayerBytes:
+def _told_apart(
+    saved: Sequence[_Storages], sizes: Sequence[int], boundary: int
+) -> LayerBytes:
     """Compare what a layer saved in a call with what it saved in a smaller one."""
     whole = sum(saved[0].values())
     if len(saved) == 1:
@@ -74,8 +79,12 @@ def _told_apart(saved: Sequence[_Storages], boundary: int) -> LayerBytes:
     )
     by_call = 0
     if len(own) == len(others):  # else they cannot be paired: all by rows
-        pairs = zip(own, others, strict=True)
+        pairs = list(zip(own, others, strict=True))
         by_call = sum(size for size, other in pairs if size == other)
+        # Summed, so that what values decide (which rows go where) cancels out.
+        left, before = sum(own) - by_call, sum(others) - by_call
+        growth = -(-(left - before) * sizes[0] // (sizes[0] - sizes[1]))
+        by_call += max(0, left - growth) if growth > 0 else 0
     return LayerBytes(whole - shared - by_call, by_call, shared, boundary)
 
 

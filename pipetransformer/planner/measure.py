@@ -129,12 +129,10 @@ def profile(
             rows = _values.first_rows(sample, largest)
             whole = time_in_a_row(model, rows, repeats)
             times = scaled(times, whole)
-        found = layer_bytes(
-            model,
-            _values.first_rows(sample, largest),
-            _values.first_rows(sample, sizes[-2]) if len(sizes) > 1 else None,
-            place=place,
-        )
+        try:
+            found = layer_bytes(model, sample, sizes[:-3:-1], place=place)
+        except torch.OutOfMemoryError:  # of two calls at once
+            found = layer_bytes(model, sample, [largest], place=place)
     parameter_bytes, trainable_bytes, tied = _parameters(model)
     steps = [0] * len(model)
     if optimizer is not None and _is_torchs(optimizer):

@@ -137,8 +137,9 @@ class CsvWriter(Callback):
 
     Where a run is resumed, or another rank leads, rows of before that are in the files
     stay: of passes before the first one that it is told of, and of changes before that
-    step. A run that begins anew replaces them. What cannot be written is logged, and
-    tried again with the next row: training does not depend on it.
+    step. A run that begins anew replaces them. What cannot be read or written is
+    logged, and tried again with the next row and at the end: training does not depend
+    on it.
 
     Args:
         folder: Where; made when missing. Files are for their owner alone.
@@ -146,14 +147,17 @@ class CsvWriter(Callback):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = pathlib.Path(folder)
-        self._epochs: dict[int, dict[str, Any]] | None = None
-        self._changes: list[dict[str, Any]] | None = None
+        self._epochs: dict[int, dict[str, Any]] = {}
+        self._changes: list[dict[str, Any]] = []
+        self._first: dict[str, int] = {}  # by column: of the first row of this run
+        self._read: set[str] = set()  # files whose rows of before are known
+        self._unwritten: set[str] = set()
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Add a row."""
-        epochs = self._rows_by_epoch(record.epoch)
         shape = dataclasses.asdict(record.shape)
-        epochs[record.epoch] = {
+        self._first.setdefault("epoch", record.epoch)
+        self._epochs[record.epoch] = {
             "epoch": record.epoch,
             **shape,
             "samples": record.samples,
@@ -165,22 +169,21 @@ class CsvWriter(Callback):
             "cache_hits": record.cache_hits,
             "cache_misses": record.cache_misses,
         }
-        self._write("epochs.csv", list(epochs.values()))
+        self._write("epochs.csv")
 
     def on_evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Add columns to the pass's row, named ``eval_...``."""
         # Of a pass that the one before has counted, where it is the first told.
-        epochs = self._rows_by_epoch(epoch + 1)
-        row = epochs.setdefault(epoch, {"epoch": epoch})
+        self._first.setdefault("epoch", epoch + 1)
+        self._know("epochs.csv")
+        row = self._epochs.setdefault(epoch, {"epoch": epoch})
         row.update({f"eval_{name}": value for name, value in metrics.items()})
-        self._write("epochs.csv", list(epochs.values()))
+        self._write("epochs.csv")
 
     def on_transformation(self, record: TransformationRecord) -> None:
         """Add a row."""
-        if self._changes is None:
-            found = self._there("changes.csv", "step")
-            self._changes = [row for step, row in found if step < record.step]
         after = dataclasses.asdict(record.after)
+        self._first.setdefault("step", record.step)
         self._changes.append(
             {
                 "epoch": record.epoch,
@@ -191,14 +194,33 @@ class CsvWriter(Callback):
                 "reason": record.reason,
             }
         )
-        self._write("changes.csv", self._changes)
+        self._write("changes.csv")
 
-    def _rows_by_epoch(self, first: int) -> dict[int, dict[str, Any]]:
-        """Return the rows, which begin with those there of epochs before `first`."""
-        if self._epochs is None:
-            found = self._there("epochs.csv", "epoch")
-            self._epochs = {epoch: row for epoch, row in found if epoch < first}
-        return self._epochs
+    def on_end(self, history: History) -> None:
+        """Write what could not be written before."""
+        for name in sorted(self._unwritten):
+            self._write(name)
+
+    def _know(self, name: str) -> bool:
+        """Take in the rows that a file has of before; False: nobody can read it now."""
+        if name in self._read:
+            return True
+        column = "epoch" if name == "epochs.csv" else "step"
+        try:
+            found = self._there(name, column)
+        except OSError as problem:
+            _LOG.warning("%s cannot be read: %s", self._folder / name, problem)
+            return False
+        before = [(at, row) for at, row in found if at < self._first[column]]
+        if column == "epoch":
+            older = dict(before)
+            for epoch, row in self._epochs.items():  # an evaluation adds to one
+                older[epoch] = {**older.get(epoch, {}), **row}
+            self._epochs = older
+        else:
+            self._changes = [row for _, row in before] + self._changes
+        self._read.add(name)
+        return True
 
     def _there(self, name: str, column: str) -> list[tuple[int, dict[str, Any]]]:
         """Return the rows of a file that is there, each with a number of its own."""
@@ -209,7 +231,12 @@ class CsvWriter(Callback):
         except (FileNotFoundError, ValueError, LookupError, TypeError, csv.Error):
             return []  # none, or none of ours
 
-    def _write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _write(self, name: str) -> None:
+        self._unwritten.add(name)
+        if not self._know(name):
+            return
+        is_of_epochs = name == "epochs.csv"
+        rows = list(self._epochs.values()) if is_of_epochs else self._changes
         columns = list(dict.fromkeys(key for row in rows for key in row))
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -220,6 +247,8 @@ class CsvWriter(Callback):
             text_files.replace(self._folder / name, text.getvalue())
         except OSError as problem:
             _LOG.warning("%s is not written: %s", self._folder / name, problem)
+        else:
+            self._unwritten.discard(name)
 
 
 class TensorBoardWriter(Callback):

@@ -120,6 +120,38 @@ def train_nothing(rank, freezes, plan, epochs, folder, resume):
     return average.state_dict(), counter.count
 
 
+class NeedsOptimizer(Counter):
+    """Loads where the engine has an optimizer alone."""
+
+    engine = None
+
+    def load_state_dict(self, state):
+        if self.engine is not None:
+            self.engine.optimizer.param_groups  # noqa: B018  # raises without a plan
+        super().load_state_dict(state)
+
+
+def test_a_state_that_loads_with_a_plan_alone_waits_for_it(tmp_path, caplog):
+    counters = []
+    for epochs in (2, 2):
+        settings = pt.CheckpointConfig(directory=str(tmp_path), resume=True)
+        engine = make_engine(freeze=schedule(0), config=config(checkpoint=settings))
+        counters.append(NeedsOptimizer())
+        if counters[1:]:
+            counters[-1].engine = engine
+        engine.register("counter", counters[-1])
+        with engine:
+            for _ in engine.epochs(epochs):
+                for batch in engine.batches(ToySet(24), 12):
+                    engine.step(batch)
+                    counters[-1].count += 1
+            if counters[1:]:
+                assert "is loaded with the first plan (engine.prepare)" in caplog.text
+                assert counters[-1].count == 0
+                engine.prepare(ToySet(24), 12)
+    assert [counter.count for counter in counters] == [4, 4]
+
+
 def test_what_a_finished_run_lacks_is_told(tmp_path):
     train(0, (0, 3), pt.PlanConfig(num_stages=1), 3, str(tmp_path))
     settings = pt.CheckpointConfig(directory=str(tmp_path), resume=True)

@@ -91,6 +91,28 @@ def test_a_leaf_that_outlives_its_call_is_refused(dispatch):
     pipe.close()
 
 
+WATCHES = {
+    "hook": lambda leaf: leaf.register_hook(lambda grad: None),
+    "post accumulate": lambda leaf: leaf.register_post_accumulate_grad_hook(
+        lambda leaf: None
+    ),
+}
+
+
+@both
+@pytest.mark.parametrize("watch", WATCHES)
+def test_a_leaf_of_a_layer_that_has_hooks_is_refused(watch, dispatch):
+    def probe(x):
+        noise = torch.zeros_like(x).requires_grad_()
+        WATCHES[watch](noise)
+        return x + noise
+
+    pipe = pipe_of([*linears(1), Functional(probe)], dispatch=dispatch)
+    with pytest.raises(RuntimeError, match="nor have hooks"):
+        pipe(X)
+    pipe.close()
+
+
 @both
 def test_activation_kept_by_an_earlier_stage_is_refused(dispatch):
     kept = []

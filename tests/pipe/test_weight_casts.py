@@ -1,5 +1,7 @@
 """Under autocast all micro-batches share the data of a weight's cast, unnoticed."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -55,6 +57,33 @@ def train(layers, cache, schedule="gpipe", **options):
 def assert_same_bits(left, right):
     assert len(left) == len(right) > 1
     assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+class OwnLeaf(nn.Module):
+    """Casts a leaf that it makes for the length of a call; counts those alive."""
+
+    def __init__(self):
+        super().__init__()
+        self.made, self.most = [], 0
+
+    def forward(self, x):
+        leaf = torch.ones(len(x), WIDTH, dtype=torch.float32).requires_grad_()
+        self.made.append(weakref.ref(leaf))
+        alive = sum(each() is not None for each in self.made)
+        self.most = max(self.most, alive)
+        return x + leaf @ torch.eye(WIDTH)
+
+
+@every_dispatch
+def test_leaves_that_a_layer_makes_are_no_weights_to_be_kept(dispatch):
+    own = OwnLeaf()
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), own, nn.Linear(WIDTH, WIDTH))
+    found = train(layers, True, mode="always", dispatch=dispatch)
+    assert len(own.made) == 2 * MICROBATCHES
+    # One, and that of the recomputation before, whose backward may go on.
+    assert own.most <= 2
+    plain = train(layers, False, mode="never", dispatch=dispatch)
+    assert torch.equal(found[0], plain[0])
 
 
 class Kept:

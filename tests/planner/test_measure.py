@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipetransformer import Pipe, planner
 from pipetransformer.pipe.skip import Namespace, pop, skippable, stash
-from pipetransformer.planner import Profile, _in_a_row, _timing
+from pipetransformer.planner import Profile, _in_a_row, _saved, _timing
+from pipetransformer.planner import measure as planner_measure
 from pipetransformer.skip.tracker import current_skip_tracker
 
 SIZES = (1, 4)
@@ -109,6 +110,63 @@ def test_calls_that_save_other_numbers_of_tensors_count_by_rows():
     model = nn.Sequential(nn.Linear(3, 6), Routed())
     measured = measure(model, torch.randn(8, 3), microbatch_samples=(4, 8))
     assert columns(measured)[1] == (24, 0, 0)
+
+
+class Workspace(torch.autograd.Function):
+    """Saves one tensor, of which a part is fixed."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(torch.ones(100 + 10 * len(x)))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Uneven(nn.Module):
+    """Two parts, of which values decide how many rows each has."""
+
+    def forward(self, x):
+        few = (x[:, 0] > 0).nonzero()[:, 0]
+        many = (x[:, 0] <= 0).nonzero()[:, 0]
+        return torch.cat([x[few].exp(), x[many].exp()])
+
+
+def test_storages_with_a_fixed_part_lie_on_a_line_through_both_calls():
+    class Layer(nn.Module):
+        def forward(self, x):
+            return Workspace.apply(x)
+
+    model = nn.Sequential(nn.Linear(3, 6), Layer())
+    measured = measure(model, torch.randn(16, 3), microbatch_samples=(4, 16))
+    assert columns(measured)[1] == (40, 400, 0)
+
+
+def test_rows_that_values_give_to_one_part_or_another_are_no_fixed_part():
+    inputs = torch.ones(16, 3)
+    inputs[2:7] = -1.0  # 2 and 2 of 4 rows, 11 and 5 of 16
+    model = nn.Sequential(nn.Identity(), Uneven())
+    inputs.requires_grad_()
+    measured = measure(model, inputs, microbatch_samples=(4, 16))
+    by_row, by_call, shared = columns(measured)[1]
+    assert (by_call, shared) == (0, 0) and by_row >= 12
+
+
+def test_without_memory_for_two_calls_at_once_bytes_are_counted_from_one(monkeypatch):
+    counted = _saved.layer_bytes
+
+    def short(layers, sample, sizes, **options):
+        if len(sizes) > 1:
+            raise torch.OutOfMemoryError("for two")
+        return counted(layers, sample, sizes, **options)
+
+    monkeypatch.setattr(planner_measure, "layer_bytes", short)
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 6))
+    model = nn.Sequential(nn.Linear(3, 3), normed)
+    measured = measure(model, torch.randn(8, 3), microbatch_samples=(4, 8))
+    assert columns(measured)[1] == (12 + 4 * (18 + 6) // 8, 0, 0)
 
 
 @pytest.mark.parametrize("trains", [True, False])

@@ -131,6 +131,8 @@ def test_all_replicas_are_those_for_which_a_batch_has_rows():
     assert replicas(global_batch=3) == 3
     assert replicas(global_batch=12, min_microbatch_samples=5) == 2
     assert replicas(global_batch=8, num_microbatches=2) == 4
+    with pytest.raises(ValueError, match=r"at most 8 \(the global batch\), got 2 x 8"):
+        replicas(global_batch=8, num_microbatches=8, min_replicas=2)
     with pytest.raises(ValueError, match=r"at most 8 \(the global batch\), got 1 x 9"):
         replicas(global_batch=8, num_microbatches=9)
 

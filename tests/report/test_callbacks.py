@@ -17,6 +17,7 @@ from pipetransformer.report import (
     Callback,
     CsvWriter,
     EpochRecord,
+    History,
     Listeners,
     PlanShape,
     StepRecord,
@@ -259,6 +260,25 @@ def test_a_table_that_cannot_be_written_is_told_and_tried_again(
     monkeypatch.setattr(text_files, "replace", written)
     writer.on_evaluation(1, {"accuracy": 0.5})
     assert rows_of(tmp_path, "epochs.csv", "epoch") == ["0", "1"]
+    assert not (tmp_path / "changes.csv").exists()
+    writer.on_end(History(world_size=1, seed=0))  # no row of it has come since
+    assert rows_of(tmp_path, "changes.csv", "step") == ["0", "10"]
+
+
+def test_a_table_that_cannot_be_read_now_loses_no_rows(tmp_path, caplog):
+    folder, away = tmp_path / "out", tmp_path / "away"
+    told_of(folder, range(2))
+    folder.rename(away)
+    folder.write_text("in the way")  # of a folder: what is below it cannot be read
+    writer = told_of(folder, range(2, 3))
+    assert "epochs.csv cannot be read: " in caplog.text
+    folder.unlink()
+    away.rename(folder)
+    writer.on_end(History(world_size=1, seed=0))
+    assert rows_of(folder, "epochs.csv", "epoch") == ["0", "1", "2"]
+    accuracies = ["0.0", "0.1", "0.2"]
+    assert rows_of(folder, "epochs.csv", "eval_accuracy") == accuracies
+    assert rows_of(folder, "changes.csv", "step") == ["0", "10", "20"]
 
 
 @pytest.mark.parametrize("text", ["", "x,y\n1,2\n", "epoch,loss\nfirst,2\n", "\0\n"])

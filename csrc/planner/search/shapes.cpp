@@ -25,7 +25,7 @@ std::vector<int64_t> replica_counts(
     const int64_t most = request.workload.global_batch /
                          request.num_microbatches.value_or(1) /
                          request.min_microbatch_samples;
-    count = std::min(count, std::max<int64_t>(most, 1));
+    count = std::min(count, std::max(most, request.min_replicas));
   }
   std::vector<int64_t> counts{count};
   while (!request.all_replicas && count > request.min_replicas) {

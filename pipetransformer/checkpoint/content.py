@@ -219,13 +219,11 @@ def restore_registered(run: Run) -> None:
     if run.loaded is None:
         return
     check_registered(run)
-    try:
-        load_registered(run.loaded, run.state)
-    except ValueError as error:
-        _LOG.warning(
-            "what is registered is loaded with the first plan (engine.prepare): %s",
-            error,
-        )
+    for name in run.state.registered.names:
+        try:
+            load_registered(run.loaded, run.state, name)
+        except ValueError as error:
+            _LOG.warning("it is loaded with the first plan (engine.prepare): %s", error)
 
 
 def check_resumed_pass(run: Run) -> None:

@@ -1,11 +1,11 @@
 """Measures bytes: what autograd holds for backward, and what crosses boundaries.
 
-What is saved is told apart by how it grows with micro-batches, from two calls of each
-layer with different numbers of rows. The same storage in both belongs to all calls
+What is saved is told apart by how it grows with micro-batches, from calls of each layer
+with different numbers of rows. The same storage in both belongs to all calls
 (autocast's casts of weights, tables that a layer keeps). Storages of the same size in
 both belong to a call, whatever its rows (``weight_norm``'s weights, seeds of
-attention). What is left lies on a line through its sums in both calls, one part of it
-fixed and one by rows (a recurrent layer's workspace).
+attention). What is left grows with the rows; where its sums in three calls lie on a
+line, a part of it is fixed (a recurrent layer's workspace).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class LayerBytes:
 def layer_bytes(
     layers: nn.Sequential, sample: object, sizes: Sequence[int], *, place: Place = left
 ) -> list[LayerBytes]:
-    """Run all layers, once or twice, and count the bytes of each.
+    """Run all layers and count the bytes of each.
 
     Args:
         layers: the model.
         sample: inputs of the first layer.
-        sizes: rows of them to run, and fewer for the second call; without a second all
-            that is saved counts by rows.
+        sizes: rows of them to run in each call, falling, three at most; of one call
+            all that is saved counts by rows.
         place: brings each layer to where it is measured, and back.
     """
     runs = [_Run(first_rows(sample, size)) for size in sizes]
@@ -67,25 +67,33 @@ def layer_bytes(
 def _told_apart(
     saved: Sequence[_Storages], sizes: Sequence[int], boundary: int
 ) -> LayerBytes:
-    """Compare what a layer saved in a call with what it saved in a smaller one."""
+    """Compare what a layer saved in a call with what it saved in smaller ones."""
     whole = sum(saved[0].values())
     if len(saved) == 1:
         return LayerBytes(whole, 0, 0, boundary)
-    more, fewer = saved
-    both = more.keys() & fewer.keys()
-    shared = sum(more[key] for key in both)
-    own, others = (
-        [size for key, size in each.items() if key not in both] for each in saved
-    )
+    both = saved[0].keys() & saved[1].keys()
+    shared = sum(saved[0][key] for key in both)
+    own = [[size for key, size in each.items() if key not in both] for each in saved]
     by_call = 0
-    if len(own) == len(others):  # else they cannot be paired: all by rows
-        pairs = list(zip(own, others, strict=True))
+    if len({len(each) for each in own}) == 1:  # else they cannot be paired: all by rows
+        pairs = zip(own[0], own[1], strict=True)
         by_call = sum(size for size, other in pairs if size == other)
-        # Summed, so that what values decide (which rows go where) cancels out.
-        left, before = sum(own) - by_call, sum(others) - by_call
-        growth = -(-(left - before) * sizes[0] // (sizes[0] - sizes[1]))
-        by_call += max(0, left - growth) if growth > 0 else 0
+        by_call += _fixed_part([sum(each) - by_call for each in own], sizes)
     return LayerBytes(whole - shared - by_call, by_call, shared, boundary)
+
+
+def _fixed_part(sums: Sequence[int], sizes: Sequence[int]) -> int:
+    """Return the part of the first sum that all have, if three lie on a line.
+
+    Sums of layers whose values decide what they save, as of those that drop padding,
+    do not.
+    """
+    if len(sums) < 3:
+        return 0
+    growth = -(-(sums[0] - sums[1]) * sizes[0] // (sizes[0] - sizes[1]))  # of all rows
+    fixed = sums[0] - growth
+    on_line = abs(fixed + growth * sizes[2] // sizes[0] - sums[2]) <= sums[0] // 100
+    return fixed if on_line and growth > 0 and fixed > 0 else 0
 
 
 class _Run:

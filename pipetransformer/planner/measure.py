@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -56,7 +57,8 @@ def profile(
 
     No ``.grad`` is written; buffers, modes and random states are put back.
 
-    The overhead, per micro-batch size and on top of it two passes to count bytes:
+    The overhead, per micro-batch size and on top of it a pass for each of the three
+    largest to count bytes:
     ``2 (repeats + 1)`` forward-backward and ``repeats + 1`` forward passes over the
     layers that differ; one forward over the others. Then, with the largest, runs of all
     layers in a row, one that is not timed and then until there are ``repeats`` or
@@ -129,9 +131,10 @@ def profile(
             rows = _values.first_rows(sample, largest)
             whole = time_in_a_row(model, rows, repeats)
             times = scaled(times, whole)
-        try:
-            found = layer_bytes(model, sample, sizes[:-3:-1], place=place)
-        except torch.OutOfMemoryError:  # of two calls at once
+        found = None
+        with contextlib.suppress(torch.OutOfMemoryError):  # of several calls at once
+            found = layer_bytes(model, sample, sizes[:-4:-1], place=place)
+        if found is None:  # outside, where nothing of the first try is held any more
             found = layer_bytes(model, sample, [largest], place=place)
     parameter_bytes, trainable_bytes, tied = _parameters(model)
     steps = [0] * len(model)

@@ -63,13 +63,19 @@ class Registered:
             return self._held
         return {name: _entry_of(self._objects[name]) for name in self.names}
 
-    def load(self, tree: Mapping[str, Any]) -> None:
+    def load(self, tree: Mapping[str, Any], only: str | None = None) -> None:
         """Load what `tree` returned, by the objects' own methods.
+
+        Args:
+            tree: The states by name.
+            only: The object to load; None: all.
 
         Raises:
             KeyError: the state of an object is not there. Whatever the methods raise.
         """
         for name, each in self._objects.items():
+            if only not in (None, name):
+                continue
             entry = tree[name]
             state = entry["state"]
             if entry["metadata"] is not None:  # what modules know versions by

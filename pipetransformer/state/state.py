@@ -716,14 +716,22 @@ def load_optimizer_state(content: dict[str, Any], state: TrainingState) -> None:
     load_registered(content, state)
 
 
-def load_registered(content: Mapping[str, Any], state: TrainingState) -> None:
+def load_registered(
+    content: Mapping[str, Any], state: TrainingState, only: str | None = None
+) -> None:
     """Load the states of what is registered.
+
+    Args:
+        content: From `read`.
+        state: Knows the objects.
+        only: The name of one of them; None: all.
 
     Raises:
         ValueError: what the file holds does not load.
     """
-    with naming(content, f"states of {', '.join(state.registered.names)}"):
-        state.registered.load(content["joined"].get("registered", {}))
+    names = state.registered.names if only is None else [only]
+    with naming(content, f"states of {', '.join(names)}"):
+        state.registered.load(content["joined"].get("registered", {}), only)
 
 
 @contextlib.contextmanager

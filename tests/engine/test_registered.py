@@ -140,14 +140,17 @@ def test_a_state_that_loads_with_a_plan_alone_waits_for_it(tmp_path, caplog):
         if counters[1:]:
             counters[-1].engine = engine
         engine.register("counter", counters[-1])
+        last = Counter()
+        engine.register("last", last)  # behind it
         with engine:
             for _ in engine.epochs(epochs):
                 for batch in engine.batches(ToySet(24), 12):
                     engine.step(batch)
                     counters[-1].count += 1
+                    last.count += 1
             if counters[1:]:
                 assert "is loaded with the first plan (engine.prepare)" in caplog.text
-                assert counters[-1].count == 0
+                assert counters[-1].count == 0 and last.count == 4
                 engine.prepare(ToySet(24), 12)
     assert [counter.count for counter in counters] == [4, 4]
 

@@ -140,8 +140,27 @@ def test_storages_with_a_fixed_part_lie_on_a_line_through_both_calls():
             return Workspace.apply(x)
 
     model = nn.Sequential(nn.Linear(3, 6), Layer())
-    measured = measure(model, torch.randn(16, 3), microbatch_samples=(4, 16))
+    measured = measure(model, torch.randn(16, 3), microbatch_samples=(1, 4, 16))
     assert columns(measured)[1] == (40, 400, 0)
+    # Two points are on any line.
+    measured = measure(model, torch.randn(16, 3), microbatch_samples=(4, 16))
+    assert columns(measured)[1] == (40 + 400 // 16, 0, 0)
+
+
+def test_sums_that_lie_on_no_line_count_by_rows():
+    """As of a layer that drops padding, of which later rows have more."""
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            kept = x[x[:, 0] > 0]
+            return x + Workspace.apply(kept).sum()
+
+    inputs = torch.ones(16, 3)
+    inputs[5:] = -1.0  # 1, 4 and 5 rows are kept
+    inputs.requires_grad_()
+    model = nn.Sequential(nn.Identity(), Layer())
+    measured = measure(model, inputs, microbatch_samples=(1, 4, 16))
+    assert columns(measured)[1][1:] == (0, 0)
 
 
 def test_rows_that_values_give_to_one_part_or_another_are_no_fixed_part():

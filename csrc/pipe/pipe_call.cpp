@@ -68,10 +68,10 @@ Tensors PipeCall::draw_and_call(
     StageCasts& casts) {
   std::optional<WeightCastScope> shared_casts;
   if (!casts.empty()) {
-    static const torch::autograd::edge_list unknown;
     const auto& weights = plan_->parameters;
     shared_casts.emplace(
-        casts[id.stage], weights.empty() ? unknown : weights[id.stage]);
+        casts[id.stage],
+        settings_.record && !weights.empty() ? &weights[id.stage] : nullptr);
   }
   std::optional<DrawScope> draws;
   if (settings_.draw_mode != DrawMode::kGlobal) {

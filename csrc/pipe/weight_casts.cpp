@@ -102,7 +102,7 @@ at::Tensor to_dtype(
       !is_weight(self) ||
       !asked_by_autocast(*state, self.device().type(), dtype) || is_traced() ||
       c10::InferenceMode::is_enabled() ||
-      !state->casts->takes(self, *state->weights)) {
+      !state->casts->takes(self, state->weights)) {
     return call_on();
   }
   at::Tensor cast = state->casts->get(self, dtype, call_on);
@@ -138,13 +138,13 @@ bool register_kernel() {
 
 bool WeightCasts::takes(
     const at::Tensor& tensor,
-    const torch::autograd::edge_list& weights) const {
-  if (weights.empty() || casts_.count(tensor.unsafeGetTensorImpl()) > 0) {
+    const torch::autograd::edge_list* weights) const {
+  if (weights == nullptr || casts_.count(tensor.unsafeGetTensorImpl()) > 0) {
     return true;
   }
   const NodePtr node = torch::autograd::impl::try_get_grad_accumulator(tensor);
   return node != nullptr &&
-         std::any_of(weights.begin(), weights.end(), [&](const auto& weight) {
+         std::any_of(weights->begin(), weights->end(), [&](const auto& weight) {
            return weight.function == node;
          });
 }
@@ -183,11 +183,11 @@ bool WeightCastScope::wanted(const std::vector<c10::Device>& devices) {
 
 WeightCastScope::WeightCastScope(
     WeightCasts& casts,
-    const torch::autograd::edge_list& weights)
+    const torch::autograd::edge_list* weights)
     : include_(kCastKey),
       state_{
           &casts,
-          &weights,
+          weights,
           c10::impl::tls_local_dispatch_key_set().excluded_,
           autocast_nesting()},
       previous_(std::exchange(casts_of_thread, &state_)) {}

@@ -22,12 +22,12 @@ namespace pipetransformer::pipe {
 // stream. Owns its tensors until clear().
 class WeightCasts {
  public:
-  // Whether it keeps casts of this tensor: of one of the weights alone, where
-  // they are known. Other leaves, which a layer makes for the length of a call,
-  // would be held for all micro-batches.
+  // Whether it keeps casts of this tensor: of one of the weights alone, unless
+  // they are not known (null). Other leaves, which a layer makes for the length
+  // of a call, would be held for all micro-batches.
   bool takes(
       const at::Tensor& tensor,
-      const torch::autograd::edge_list& weights) const;
+      const torch::autograd::edge_list* weights) const;
 
   // The kept cast of a weight, or what `make` gives; `make` runs where
   // gradients are not recorded. A weight that was changed or given other data
@@ -60,11 +60,11 @@ using StageCasts = std::vector<WeightCasts>;
 // of the autocast that is on where it is made, in no region within.
 class WeightCastScope {
  public:
-  // `weights`: of the stage, those that require grad; empty: not known, as
-  // where nothing is recorded. It must outlive the scope.
+  // `weights`: of the stage, those that require grad; null: not known, as
+  // where nothing is recorded. They must outlive the scope.
   WeightCastScope(
       WeightCasts& casts,
-      const torch::autograd::edge_list& weights);
+      const torch::autograd::edge_list* weights);
   ~WeightCastScope();
   WeightCastScope(const WeightCastScope&) = delete;
   WeightCastScope& operator=(const WeightCastScope&) = delete;

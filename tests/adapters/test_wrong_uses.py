@@ -66,7 +66,9 @@ def test_a_model_without_a_head():
 
 
 def test_the_model_itself_in_place_of_its_layers():
-    with pytest.raises(TypeError, match="got BertFor.*; see pipetransformer.adapters"):
+    with pytest.raises(
+        TypeError, match="got BertFor.*; pipetransformer.adapters.from_tr"
+    ):
         engine_of(bert())
 
 

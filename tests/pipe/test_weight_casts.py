@@ -75,11 +75,14 @@ class OwnLeaf(nn.Module):
 
 
 @every_dispatch
-def test_leaves_that_a_layer_makes_are_no_weights_to_be_kept(dispatch):
+@pytest.mark.parametrize("trains", [True, False])
+def test_leaves_that_a_layer_makes_are_no_weights_to_be_kept(trains, dispatch):
     own = OwnLeaf()
-    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), own, nn.Linear(WIDTH, WIDTH))
+    first = nn.Linear(WIDTH, WIDTH).requires_grad_(trains)  # and own's is its stage
+    layers = nn.Sequential(first, own, nn.Linear(WIDTH, WIDTH), nn.Tanh())
     found = train(layers, True, mode="always", dispatch=dispatch)
-    assert len(own.made) == 2 * MICROBATCHES
+    # Where nothing before them trains, no gradient asks for a recomputation.
+    assert len(own.made) == (2 if trains else 1) * MICROBATCHES
     # One, and that of the recomputation before, whose backward may go on.
     assert own.most <= 2
     plain = train(layers, False, mode="never", dispatch=dispatch)

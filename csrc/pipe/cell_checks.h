@@ -41,9 +41,8 @@ void check_no_shared_change(
 // Gradients end at a stage's own parameters and inputs; what leads elsewhere
 // (another stage's parameter, a tensor kept from an earlier call) would get
 // none. A leaf that the layer made in the call, and nobody holds or watches,
-// wants none.
-// Walks over the graph of the outputs; returns which of the parameters they
-// depend on.
+// wants none. Walks over the graph of the outputs; returns which of the
+// parameters they depend on.
 std::vector<bool> check_own_leaves(
     StageCalls& stages,
     int32_t stage,

@@ -223,7 +223,12 @@ def restore_registered(run: Run) -> None:
         try:
             load_registered(run.loaded, run.state, name)
         except ValueError as error:
-            _LOG.warning("it is loaded with the first plan (engine.prepare): %s", error)
+            _LOG.warning(
+                "%s; what is registered as '%s' is loaded with the first plan "
+                "(engine.prepare)",
+                error,
+                name,
+            )
 
 
 def check_resumed_pass(run: Run) -> None:

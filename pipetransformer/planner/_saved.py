@@ -1,9 +1,9 @@
 """Measures bytes: what autograd holds for backward, and what crosses boundaries.
 
 What is saved is told apart by how it grows with micro-batches, from calls of each layer
-with different numbers of rows. The same storage in both belongs to all calls
+with different numbers of rows. The same storage in two calls belongs to all of them
 (autocast's casts of weights, tables that a layer keeps). Storages of the same size in
-both belong to a call, whatever its rows (``weight_norm``'s weights, seeds of
+two calls belong to each call, whatever its rows (``weight_norm``'s weights, seeds of
 attention). What is left grows with the rows; where its sums in three calls lie on a
 line, a part of it is fixed (a recurrent layer's workspace).
 """

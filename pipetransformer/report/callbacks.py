@@ -175,7 +175,6 @@ class CsvWriter(Callback):
         """Add columns to the pass's row, named ``eval_...``."""
         # Of a pass that the one before has counted, where it is the first told.
         self._first.setdefault("epoch", epoch + 1)
-        self._know("epochs.csv")
         row = self._epochs.setdefault(epoch, {"epoch": epoch})
         row.update({f"eval_{name}": value for name, value in metrics.items()})
         self._write("epochs.csv")

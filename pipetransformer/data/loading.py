@@ -215,25 +215,31 @@ def check_dataset(dataset: object) -> None:
         )
 
 
-def sample_of(
-    dataset: MapDataset, index: int, get: Callable[[int], object] | None = None
-) -> object:
-    """Return a sample.
+def samples_of(
+    dataset: MapDataset,
+    ids: Iterable[int],
+    get: Callable[[int], object] | None = None,
+) -> list[object]:
+    """Return samples.
 
     Args:
         dataset: map-style.
-        index: of the sample.
-        get: what gives it, or a half of it, if not the dataset's ``__getitem__``.
+        ids: of the samples.
+        get: what gives one, or a half of it, if not the dataset's ``__getitem__``.
 
     Raises:
         RuntimeError: a StopIteration, which would end the pass in silence.
     """
+    get = dataset.__getitem__ if get is None else get
+    samples, index = [], 0
     try:
-        return dataset[index] if get is None else get(index)
+        for index in ids:  # noqa: B007 - the one that fails is named
+            samples.append(get(index))
     except StopIteration as error:
         raise RuntimeError(
             f"{type(dataset).__name__}: expected sample {index}, got StopIteration"
         ) from error
+    return samples
 
 
 class _Share(NamedTuple):
@@ -332,18 +338,17 @@ class Shares(Dataset[_Share]):
         taken = ids or [0]
         in_loader = in_loader_process()
         if self.view is None and not in_loader:  # nobody seeds the caller's generators
-            return self._collate([self._sample(get, i) for i in taken])
+            return self._collate(samples_of(self.dataset, taken, get))
         with contextlib.nullcontext() if in_loader else generators_kept():
-            samples = [self._seeded(get, i) for i in taken]
+            samples = samples_of(
+                self.dataset, taken, functools.partial(self._seeded, get)
+            )
             seed_generators("collate", self.seed, self.epoch, *ids[:1])
             return self._collate(samples)
 
     def _seeded(self, get: Callable[[int], object], index: int) -> object:
         seed_generators("sample", self.seed, self.epoch, index)
-        return self._sample(get, index)
-
-    def _sample(self, get: Callable[[int], object], index: int) -> object:
-        return sample_of(self.dataset, index, get)
+        return get(index)
 
     def _collate(self, samples: list[object]) -> object:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pipetransformer.data.loading import Collate, MapDataset, sample_of
+from pipetransformer.data.loading import Collate, MapDataset, samples_of
 from pipetransformer.data.sampler import ElasticSampler
 from pipetransformer.data.structures import rows_of, slice_rows, tensors_of
 
@@ -38,12 +38,12 @@ def typical_rows(
         inputs_of: The inputs of a collated batch.
     """
     lists = list(itertools.islice(sampler, _BATCHES))
-    first = [sample_of(dataset, i) for i in lists[0][: max(rows, 2)]]
+    first = samples_of(dataset, lists[0][: max(rows, 2)])
     if len(first) > 1 and len({_extent(sample) for sample in first}) == 1:
         return inputs_of(collate([first[n % len(first)] for n in range(rows)]))
     found = []
     for ids in lists:
-        inputs = inputs_of(collate([sample_of(dataset, i) for i in ids]))
+        inputs = inputs_of(collate(samples_of(dataset, ids)))
         found.append((sum(t.numel() for t in tensors_of(inputs)), inputs))
     found.sort(key=lambda pair: pair[0])
     inputs = found[(len(found) - 1) // 2][1]

@@ -33,6 +33,8 @@ def bring(tree: _T, device: torch.device) -> _T:
     Returns:
         The same structure; itself where every tensor is there already.
     """
+    if isinstance(tree, Tensor) and tree.device == device:
+        return tree  # most often there is nothing to do
     computes = device.type not in ("cpu", "meta")
 
     def brought(value: Tensor) -> Tensor:
@@ -63,11 +65,10 @@ class LaterNumber:
     def __init__(self, value: Tensor) -> None:
         self._number: float | None = None
         self._queued: tuple[Tensor, Any] | None = None
-        value = value.detach()
         if value.is_cpu:
-            self._number = float(value)
+            self._number = float(value.item())
         else:
-            self._queued = value.clone(), _COPIES.mark(value.device)
+            self._queued = value.detach().clone(), _COPIES.mark(value.device)
 
     @property
     def is_known(self) -> bool:

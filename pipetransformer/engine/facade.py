@@ -316,14 +316,14 @@ class PipeTransformer:
             PeerFailure: a peer died.
         """
         coordinator = self._open()
-        own = inputs.targets if isinstance(inputs, Batch) else targets
-        if targets is not None and targets is not own:
-            raise TypeError(
-                "engine.step: expected targets beside bare inputs alone, got them "
-                "beside a batch, which has its own; step(batch.inputs, targets) takes "
-                "others"
-            )
-        if isinstance(inputs, Mapping) and targets is None:
+        if isinstance(inputs, Batch):
+            if targets is not None and targets is not inputs.targets:
+                raise TypeError(
+                    "engine.step: expected targets beside bare inputs alone, got them "
+                    "beside a batch, which has its own; step(batch.inputs, targets) "
+                    "takes others"
+                )
+        elif isinstance(inputs, Mapping) and targets is None:
             inputs, targets = self._arguments.division.pair(inputs)
         return coordinator.step(inputs, targets)
 

@@ -353,8 +353,8 @@ class Coordinator:
     def backward(self, loss: Tensor) -> None:
         """Run backward of a loss of the last batch; see `training.backward`."""
         replica = self.active()
-        batch = replica.active_model.last_batch
-        rows = replica.active_model.last_rows
+        last = replica.active_model.last
+        batch, rows = last.batch, last.rows
         run, counted = self.run, self._open_pass.counted
         if batch is not None:
             run.turn_to(batch.index)

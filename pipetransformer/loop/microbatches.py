@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.core.devices import beside, to_device
-from pipetransformer.data.loading import sample_of
+from pipetransformer.data.loading import samples_of
 from pipetransformer.data.structures import arguments_of, checked_rows, stack_rows
 from pipetransformer.replica.draws import position_of_evaluation
 from pipetransformer.replica.replica import Replica
@@ -95,7 +95,7 @@ def forward_share(
     cache, collate = run.caches.of(name, len(dataset)), collate or stack_rows
 
     def load(rows: range) -> tuple[Any, Tensor]:
-        inputs, rest = divide(collate([sample_of(dataset, i) for i in rows]))
+        inputs, rest = divide(collate(samples_of(dataset, rows)))
         return (checked_rows(inputs, len(rows)), rest), torch.tensor(rows)
 
     def through_prefix(numbered: tuple[int, tuple[Any, Tensor]]) -> Any:

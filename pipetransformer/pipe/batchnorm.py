@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -255,9 +255,15 @@ class DeferredBatchNorm(_BatchNorm):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-@contextmanager
-def one_mini_batch(norms: Sequence[DeferredBatchNorm]) -> Iterator[None]:
+def one_mini_batch(
+    norms: Sequence[DeferredBatchNorm],
+) -> AbstractContextManager[None]:
     """Let layers take what they see in this block for one mini-batch."""
+    return _begun(norms) if norms else nullcontext()
+
+
+@contextmanager
+def _begun(norms: Sequence[DeferredBatchNorm]) -> Iterator[None]:
     for norm in norms:
         norm.begin()
     try:

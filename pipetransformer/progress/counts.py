@@ -154,6 +154,8 @@ class Counts:
     @property
     def is_behind(self) -> bool:
         """Whether a loss was not read yet, as it was on a device."""
+        if not (self._pending or self._unread):
+            return False  # as between steps on the host
         late = [loss for loss, *_ in self._pending] + [loss for loss, _ in self._unread]
         return not all(loss.is_known for loss in late)
 

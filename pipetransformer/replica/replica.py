@@ -26,6 +26,21 @@ from pipetransformer.replica.frozen_prefix import FrozenPrefix
 from pipetransformer.report.clock import Clock
 
 
+class LastForward:
+    """What a model was called with last; no attribute of a module, which cost more.
+
+    Attributes:
+        batch: None after bare inputs.
+        rows: Of bare inputs, too.
+    """
+
+    __slots__ = ("batch", "rows")
+
+    def __init__(self) -> None:
+        self.batch: Batch | None = None
+        self.rows = 0
+
+
 class ActiveModel(nn.Module):
     """What DDP wraps: frozen prefix with cache, then the pipeline of active layers.
 
@@ -73,8 +88,7 @@ class ActiveModel(nn.Module):
         self._position_after = position_after
         self._retired = False
         self._forwards: dict[DrawPosition, int] = {}  # in the step, for gradients
-        self.last_batch: Batch | None = None
-        self.last_rows = 0  # of bare inputs, too
+        self.last = LastForward()
 
     def retire(self) -> None:
         """Make every later call fail: the plan of this model is no longer in force."""
@@ -109,20 +123,17 @@ class ActiveModel(nn.Module):
                 "from before a transformation; read engine.model again"
             )
         batch = inputs if isinstance(inputs, Batch) else None
-        self.last_batch = batch
         rows = batch.rows if batch is not None else num_rows(inputs)
-        self.last_rows = rows or 0
+        self.last.batch, self.last.rows = batch, rows or 0
         if rows == 0:
             return self._nothing()
         position = self._position(batch.index if batch is not None else None)
-        drawn = position.again(self._count(position))
-        self.pipe.set_draw_position(
-            step=drawn.step, first_microbatch=drawn.first_microbatch
-        )
+        drawn, pipe = position.again(self._count(position)), self.pipe
+        pipe.set_draw_position(step=drawn.step, first_microbatch=drawn.first_microbatch)
         prefix = self._prefix[0]
         if prefix is None:
             value = self._inputs(batch) if batch is not None else inputs
-            value = bring(value, self.pipe.devices[0])
+            value = bring(value, pipe.devices[0])
         elif batch is None:
             value = prefix(lambda: inputs, None, None, position=position)
         else:
@@ -145,10 +156,10 @@ class ActiveModel(nn.Module):
         named = dict(arguments) if isinstance(arguments, Mapping) else {}
         args = () if isinstance(arguments, Mapping) else arguments
         if loss is not None:
-            return self.pipe.step(
+            return pipe.step(
                 args, named, targets=targets, loss=loss, schedule=self._schedule
             )
-        return self.pipe(*args, **named)
+        return pipe(*args, **named)
 
     def _count(self, position: DrawPosition) -> int:
         """Return how often a step has run a batch before, and count this time.

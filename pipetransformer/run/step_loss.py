@@ -28,7 +28,7 @@ class StepLoss:
 
     def __init__(self, loss: Tensor, step: int, rank: int, *, waits: bool) -> None:
         self._later = LaterNumber(loss)
-        self._where = f"at step {step} on rank {rank}"
+        self._step, self._rank = step, rank
         self._late = not (waits or self._later.is_known)
         if not self._late:
             self.read()
@@ -55,6 +55,7 @@ class StepLoss:
                 ", read a step later: weights may have changed" if self._late else ""
             )
             raise FloatingPointError(
-                f"loss: expected a finite value, got {value} {self._where}{changed}"
+                f"loss: expected a finite value, got {value} at step {self._step} on "
+                f"rank {self._rank}{changed}"
             )
         return value

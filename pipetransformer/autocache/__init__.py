@@ -30,6 +30,7 @@ from pipetransformer.autocache.folder import (
 from pipetransformer.autocache.prefix import (
     cacheable,
     fingerprint_chain,
+    prefix_content,
     values_context,
 )
 from pipetransformer.autocache.ragged import Ragged, RaggedRows, valid_part
@@ -74,6 +75,7 @@ __all__ = [
     "measure_disk_rates",
     "measure_rates",
     "on_disk",
+    "prefix_content",
     "record_bytes",
     "round_trip",
     "slots_within",

@@ -123,7 +123,28 @@ def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return ((name, tensor) for name, tensor in named if not is_plain(tensor))
 
 
+def prefix_content(layers: Sequence[nn.Module]) -> dict[str, str]:
+    """Return what the fingerprint of layers depends on, by name, for a report.
+
+    Returns:
+        Of each attribute, parameter and buffer a text that is equal for equal contents.
+    """
+    texts, found = SettingsText(), {}
+    for index, layer in enumerate(layers):
+        texts.layer = layer
+        for path, module in layer.named_modules():
+            for name, text in _settings(module, texts):
+                found[".".join((f"layer {index}", *([path] if path else []), name))] = (
+                    text
+                )
+        tensors = itertools.chain(layer.named_parameters(), layer.named_buffers())
+        for name, tensor in tensors:
+            found[f"layer {index}.{name}"] = str(hash_content(tensor, 0))
+    return found
+
+
 def _fingerprint(layer: nn.Module, previous: int, texts: SettingsText) -> int:
+    texts.layer = layer
     fingerprint = _C.core.hash_bytes(without_addresses(repr(layer)).encode(), previous)
     for name, module in layer.named_modules():
         settings = sorted(_settings(module, texts))
@@ -141,7 +162,9 @@ def _fingerprint(layer: nn.Module, previous: int, texts: SettingsText) -> int:
 
 def _settings(module: nn.Module, texts: SettingsText) -> Iterator[tuple[str, str]]:
     """Attributes that ``repr`` may not show, as far as they can be told."""
-    for name, value in vars(module).items():
+    own = vars(module)
+    yield from (each for each in texts.of_class(type(module)) if each[0] not in own)
+    for name, value in own.items():
         if name in _MODULE_STATE:
             continue
         text = texts.of(value)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import pathlib
 import sys
 from collections.abc import Callable, Iterable
@@ -50,9 +51,16 @@ _NO_SETTINGS = frozenset(
 
 
 class SettingsText:
-    """Makes the texts of one fingerprint; each object is looked at once."""
+    """Makes the texts of one fingerprint; each object is looked at once.
+
+    Attributes:
+        layer: The layer that is looked at. Modules that it reaches without holding
+            them as its own are told by their weights, unless they hold the layer: such
+            a one may be the model, whose other weights train.
+    """
 
     def __init__(self) -> None:
+        self.layer: nn.Module | None = None
         self._known: dict[int, str | None] = {}
         self._held: list[object] = []  # else another object could get an id of theirs
         self._depth = 0
@@ -91,7 +99,9 @@ class SettingsText:
         if isinstance(value, dict):
             return self._pairs(value.items())
         if isinstance(value, type):
-            return _name_of(value)
+            return _name_of(value) + repr(self.of_class(value))
+        if isinstance(value, nn.Module):
+            return self._of_module(value)
         if callable(value):
             text = self._of_callable(value)
             if text is not None:
@@ -138,8 +148,6 @@ class SettingsText:
                 return self.of(value.cell_contents)
             except ValueError:  # it is empty
                 return None
-        if isinstance(value, nn.Module):  # it may be the model, whose weights train
-            return None
         fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
         opaque = type(value).__module__.partition(".")[0] in _OPAQUE
         if opaque and not fields and not isinstance(value, SimpleNamespace):
@@ -151,7 +159,43 @@ class SettingsText:
         told = {name: getattr(value, name) for name in names if hasattr(value, name)}
         every = {**told, **(held or {})}
         kept = ((n, each) for n, each in every.items() if n not in _NO_SETTINGS)
-        return _name_of(type(value)) + self._pairs(kept)
+        shared = self.of_class(type(value))
+        return f"{_name_of(type(value))}{self._pairs(kept)}{shared or ''}"
+
+    def of_class(self, kind: type) -> list[tuple[str, str]]:
+        """Return the values that a class and its bases hold, by name, as texts.
+
+        Methods are not among them, nor what classes of Python and torch hold.
+        """
+        if issubclass(kind, Enum):
+            return []
+        held: dict[str, str] = {}
+        for base in reversed(kind.__mro__):
+            if base.__module__.partition(".")[0] in _OPAQUE:
+                continue
+            for name, value in vars(base).items():
+                if not name.startswith("__") and _is_value(value):
+                    text = None if name in _NO_SETTINGS else self.of(value)
+                    held[name] = text or ""
+        return sorted((name, text) for name, text in held.items() if text)
+
+    def _of_module(self, module: nn.Module) -> str | None:
+        layer = self.layer
+        if layer is None or any(part is layer for part in module.modules()):
+            return None
+        if any(part is module for part in layer.modules()):
+            return None  # counted with the layer
+        content = 0
+        for tensor in itertools.chain(module.parameters(), module.buffers()):
+            content = hash_content(tensor, content) or content
+        return f"{_name_of(type(module))} {content:016x}"
+
+
+def _is_value(held: object) -> bool:
+    """Tell whether what a class holds is no method, property or slot of it."""
+    return isinstance(held, type) or not (
+        callable(held) or hasattr(type(held), "__get__")
+    )
 
 
 def _name_of(named: Any) -> str:

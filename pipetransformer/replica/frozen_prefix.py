@@ -46,6 +46,7 @@ from pipetransformer.data.structures import (
 from pipetransformer.pipe import Workers, draw_scope
 from pipetransformer.replica.differences import difference, other_kind
 from pipetransformer.replica.draws import DrawPosition
+from pipetransformer.replica.drift import Drift
 from pipetransformer.replica.faulty_layer import faulty_layer
 from pipetransformer.replica.frozen_layers import FrozenLayers
 from pipetransformer.replica.handed_on import (
@@ -131,6 +132,7 @@ class FrozenPrefix:
             hold_still=hold_still,
             padding=_padding(ragged),
         )
+        self._drift = Drift(self._layers)
         self._clock = clock
         self._seed = seed
         self._ragged = ragged
@@ -176,6 +178,8 @@ class FrozenPrefix:
         """
         self._frozen.begin_pass()
         self.refresh()
+        if self.uses_cache:
+            self._drift.begin_pass(self._frozen.fingerprints())
 
     def refresh(self) -> None:
         """Fingerprint the frozen weights again; call it before each pass.
@@ -307,7 +311,9 @@ class FrozenPrefix:
             and cache.audit_due()
             and not self._passes_audit(inputs(), found[0], cache, position, codec)
         ):
-            return as_given(self._frozen.run(inputs(), 0, position, whole))
+            if cache.given_up is not None:
+                return as_given(self._frozen.run(inputs(), 0, position, whole))
+            found = []  # those of earlier runs; what is computed takes their place
         complete = len(found) == 1 and len(found[0].rows) == len(ids)
         if whole and not complete:
             found = []

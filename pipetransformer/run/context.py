@@ -146,8 +146,10 @@ class Run:
     def group_devices(self, num_stages: int) -> int:
         """Return how many devices of each member a group of replicas connects."""
         slots = self.slots
-        block = slots.of(slots.block(num_stages))
-        return 0 if slots.on_host else len(set(block))
+        if slots.on_host:
+            return 0
+        # All blocks share devices alike, and this process may be in none.
+        return len(set(slots.of(slots.block(num_stages, slot=0))))
 
     @property
     def is_lead(self) -> bool:

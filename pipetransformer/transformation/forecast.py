@@ -9,8 +9,8 @@ from pipetransformer.planner import InfeasiblePlan, Plan
 from pipetransformer.report import EpochRecord
 from pipetransformer.run.context import Run
 from pipetransformer.run.forecast import Forecast
+from pipetransformer.transformation.allowed_units import allowed_units
 from pipetransformer.transformation.cache_capacity import admission, cache_room
-from pipetransformer.transformation.freeze_decision import allowed_units
 from pipetransformer.transformation.plan_search import (
     first_plan,
     progress_of,

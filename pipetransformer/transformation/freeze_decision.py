@@ -16,15 +16,14 @@ from torch import Tensor
 from pipetransformer.autodp import gather_at
 from pipetransformer.autofreeze import (
     FreezeStatistics,
-    Never,
     boundary_of,
-    movable_boundary,
 )
 from pipetransformer.data.seeding import generators_kept
 from pipetransformer.replica.frozen_prefix import FrozenPrefix
 from pipetransformer.replica.replica import Replica
 from pipetransformer.replica.unit_activations import unit_activations
 from pipetransformer.run.context import Run
+from pipetransformer.transformation.allowed_units import allowed_units
 from pipetransformer.transformation.plan_search import progress_of
 
 _PROBE_ROWS = 32
@@ -211,27 +210,3 @@ def decide(run: Run) -> FreezeDecision:
     told = [text for text in (log[-1]["why"] if log else "", held) if text]
     reason += f" ({'; '.join(told)})" if told else ""
     return FreezeDecision(units, boundary, reason)
-
-
-def allowed_units(run: Run, wanted: int) -> tuple[int, str | None]:
-    """Return how many units may be frozen of those wanted, and what holds the rest."""
-    model, ends = run.arguments.model, run.arguments.unit_ends
-    units, held = movable_boundary(model, ends, wanted)
-    while units > 0 and not _trainable_from(run, boundary_of(ends, units)):
-        units -= 1
-        held = "behind it nothing would be left to train"
-    return units, held
-
-
-def possible_boundaries(run: Run) -> set[int]:
-    """Return where the frozen layers of the run may end."""
-    ends, start = run.arguments.unit_ends, run.policy.starting_units
-    most = start if isinstance(run.policy, Never) else len(ends)
-    counts = {allowed_units(run, units)[0] for units in range(start, most + 1)}
-    return {boundary_of(ends, units) for units in counts} - {0}
-
-
-def _trainable_from(run: Run, boundary: int) -> bool:
-    wanted = {id(p) for p in run.arguments.parameters}
-    layers = list(run.arguments.model)[boundary:]
-    return any(id(p) in wanted for layer in layers for p in layer.parameters())

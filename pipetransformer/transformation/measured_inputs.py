@@ -28,8 +28,8 @@ from pipetransformer.planner import (
 from pipetransformer.run.arguments import Workload
 from pipetransformer.run.cache_costs import rates_before_run
 from pipetransformer.run.context import Run
+from pipetransformer.transformation.allowed_units import possible_boundaries
 from pipetransformer.transformation.crowding import Work, keep_busy, measure_cores
-from pipetransformer.transformation.freeze_decision import possible_boundaries
 from pipetransformer.transformation.kept_profiles import (
     conditions,
     measured_or_kept,

@@ -26,6 +26,7 @@ from pipetransformer.replica.replica import Replica
 from pipetransformer.run.arguments import Workload
 from pipetransformer.run.context import Run
 from pipetransformer.run.measured_costs import PricingInputs
+from pipetransformer.transformation.allowed_units import decisions_of
 from pipetransformer.transformation.cache_capacity import cluster_at
 
 
@@ -201,7 +202,7 @@ def explain_replica(run: Run, replica: Replica) -> Explanation:
         cluster,
         measured=explain_run(run.history.to_json()).measured,
         codecs=[str(each) for each in run.history.codecs],
-        freezing=[told(decision) for decision in run.policy.log],
+        freezing=[told(decision) for decision in decisions_of(run)],
         saved="" if saved is None else str(saved),
         options=_options(run, workload, boundary, None, admission),
         cache=None

@@ -20,6 +20,7 @@ from pipetransformer.report import (
 )
 from pipetransformer.run.context import Run
 from pipetransformer.run.measured_costs import kind_of
+from pipetransformer.transformation.allowed_units import decisions_of
 from pipetransformer.transformation.phases import Outcome
 
 _LOG = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ def count(run: Run) -> None:
             "statistics": dict(entry["statistics"]),
             "why": entry["why"],
         }
-        for entry in run.policy.log
+        for entry in decisions_of(run)
     ]
     counters = run.history.counters
     counters.groups_built = run.groups.built

@@ -16,7 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pipetransformer.autocache import cacheable, fingerprint_chain, hash_rows
+from pipetransformer.autocache import (
+    cacheable,
+    fingerprint_chain,
+    hash_rows,
+    prefix_content,
+)
 from pipetransformer.skip import Namespace
 from tests.pipe.skips import Pop, Stash
 from tests.support.ranks import run_ranks
@@ -195,6 +200,29 @@ def scaled_by(scale):
     return lambda x: x * scale
 
 
+def kind_of(scale):
+    """Return a class that holds a number for all of its instances."""
+
+    class Base:
+        def act(self, x):
+            return x * self.scale
+
+    class Kind(Base):
+        pass
+
+    Base.scale = scale
+    return Kind
+
+
+def weight_of(value):
+    """Return a layer whose weights hold a number."""
+    layer = nn.Linear(2, 2)
+    with torch.no_grad():
+        layer.weight.fill_(value)
+        layer.bias.fill_(0.0)
+    return layer
+
+
 def with_default(x, scale=1.0):
     return x * scale
 
@@ -237,6 +265,10 @@ SETTINGS = {
     "an object that is called": Bent,
     "a lambda's code": lambda v: (lambda x: x + 1) if v == 1.0 else (lambda x: x - 1),
     "a lambda's constant": lambda v: (lambda x: x + 1) if v == 1.0 else lambda x: x + 2,
+    "a class": kind_of,
+    "an instance of a class": lambda v: kind_of(v)(),
+    "a layer of others in a list": lambda v: [weight_of(v)],
+    "a function of a layer": lambda v: functools.partial(weight_of(v).forward),
     "a function's default": lambda v: with_default if v == 1.0 else shifted,
 }
 
@@ -251,6 +283,34 @@ def test_chain_changes_with_what_a_setting_holds(setting):
 
     assert chain(1.0) == chain(1.0), "equal settings look different"
     assert chain(1.0) != chain(2.0)
+
+
+def test_chain_changes_with_what_the_class_of_a_layer_holds():
+    class Layer(nn.Identity):
+        scale = 1.0
+
+    layer = nn.Sequential(Layer())
+    chains = [fingerprint_chain([layer], 1)[1]]
+    Layer.scale = 2.0
+    chains.append(fingerprint_chain([layer], 1)[1])
+    Layer.scale = 1.0
+    chains.append(fingerprint_chain([layer], 1)[1])
+    assert chains[0] == chains[2] != chains[1]
+
+
+def test_content_names_what_has_changed():
+    layers = make_layers()
+    before = prefix_content(layers)
+    layers[2].scale = 3.0
+    with torch.no_grad():
+        layers[0].bias.add_(1.0)
+        layers[1][0].running_mean.add_(1.0)
+    now = prefix_content(layers)
+    assert {name for name in now if now[name] != before[name]} == {
+        "layer 0.bias",
+        "layer 1.0.running_mean",
+        "layer 2.scale",
+    }
 
 
 def test_chain_changes_when_a_setting_is_changed_in_place():
@@ -276,7 +336,6 @@ def untold():
         "logger": logging.getLogger("pipetransformer"),
         "lock": threading.Lock(),
         "object": object(),
-        "module": [nn.Linear(2, 2)],
         "generator": torch.Generator(),
         "weak": weakref.ref(layer),
         "deep": deep,
@@ -292,6 +351,7 @@ def chain_with_untold(rank):
     layer.settings = Plain(**untold())
     for name, value in untold().items():
         setattr(layer, f"own_{name}", value)
+    layer.model = [nn.Sequential(layer, nn.Linear(2, 2))]  # its weights train
     first = fingerprint_chain([layer], 1)
     logging.getLogger("pipetransformer").isEnabledFor(rank)
     assert fingerprint_chain([layer], 1) == first

@@ -34,7 +34,7 @@ class Noise(nn.Module):
         return x + torch.randn_like(x)
 
 
-def train(layer, dataset, *, epochs=4, slots=1, at_batch=None, **cache):
+def train(layer, dataset, *, epochs=4, slots=1, at_batch=None, frozen=None, **cache):
     """Train with a frozen first part; return losses, history and what was computed."""
     toy = toy_model(3)
     model = nn.Sequential(toy[0], layer, *list(toy)[1:])
@@ -43,7 +43,7 @@ def train(layer, dataset, *, epochs=4, slots=1, at_batch=None, **cache):
         model,
         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
         loss=nn.CrossEntropyLoss(),
-        freeze=pt.freeze.Schedule([2] * epochs),
+        freeze=pt.freeze.Schedule(frozen or [2] * epochs),
         config=config(
             cache=pt.CacheConfig(**cache),
             pipe=pt.PipeConfig(num_slots=slots),
@@ -183,6 +183,69 @@ def test_augmentation_of_some_leaves_the_cache_to_the_others():
     found = train(nn.Tanh(), Augmented(SIZE, share=0.5))
     assert [each["hits"] for each in found[1].cache] == [0, *[SIZE // 2] * 3]
     assert found[3] is None
+
+
+def test_samples_that_a_thaw_has_made_stale_do_not_end_the_cache():
+    half = Augmented(SIZE, share=0.5)
+    found = train(nn.Tanh(), half, epochs=5, frozen=[3, 3, 2, 2, 2])
+    assert found[3] is None
+    assert found[1].cache[2]["changed"] and found[1].cache[2]["stale"]
+    assert [each["hits"] for each in found[1].cache[3:]] == [SIZE // 2] * 2
+
+
+class KeepsItsOutput(nn.Module):
+    """For plots, as attention layers do."""
+
+    def forward(self, x):
+        self.kept = x.detach()
+        return x
+
+
+def test_a_layer_that_keeps_its_output_is_named_as_it_is_never_found(caplog):
+    expected = train(nn.Identity(), ToySet(SIZE))
+    with caplog.at_level(logging.WARNING):
+        found = train(KeepsItsOutput(), ToySet(SIZE), admission="always")
+    assert found[0] == expected[0]
+    assert [each["hits"] for each in found[1].cache] == [0] * 4
+    assert caplog.text.count("layers change from pass to pass: layer 1.kept;") == 1
+
+
+def test_a_layer_that_follows_one_that_trains_is_never_served(caplog):
+    """It holds that one in a list, by which modules do not register it."""
+
+    class Follows(nn.Module):
+        def __init__(self, other):
+            super().__init__()
+            self.others = [other]
+
+        def forward(self, x):
+            return x * self.others[0].weight.sum()
+
+    def losses(**cache):
+        other = nn.Linear(8, 8)
+        nn.init.constant_(other.weight, 0.02)
+        toy = toy_model(2)
+        model = nn.Sequential(toy[0], Follows(other), other, *list(toy)[1:])
+        engine = pt.PipeTransformer(
+            model,
+            optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+            loss=nn.CrossEntropyLoss(),
+            freeze=pt.freeze.Schedule([2] * 4),
+            config=config(cache=pt.CacheConfig(**cache)),
+        )
+        with engine:
+            return [
+                float(engine.step(batch))
+                for _ in engine.epochs(4)
+                for batch in engine.batches(ToySet(SIZE), SIZE)
+            ]
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        expected = losses(enabled=False)
+        torch.manual_seed(0)
+        assert losses(admission="always") == expected
+    assert "layers change from pass to pass: layer 1.others;" in caplog.text
 
 
 def test_the_record_of_a_pass_says_why_samples_were_missed():

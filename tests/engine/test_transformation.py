@@ -49,6 +49,16 @@ def test_every_rank_gets_the_same_metrics(elastic):
         assert result["after"] == _lead(elastic)["after"]
 
 
+def test_a_thaw_leaves_out_a_rank_that_no_longer_pipeline_has_room_for():
+    settings = config(plan=pt.PlanConfig(num_stages=2))
+    options = {"config": settings, "depth": 2}
+    results = run_ranks(train, 3, schedule(0, 2, 0), 3, options, timeout_s=110)
+    epochs = _lead(results)["history"]["epochs"]
+    shapes = [(e["num_stages"], e["num_replicas"]) for e in epochs]
+    assert shapes == [(2, 1), (1, 3), (2, 1)]
+    assert _lead(results)["before"][:-1] == _lead(results)["after"][1:]
+
+
 def test_a_rank_that_stands_by_again_keeps_the_metrics_of_earlier_epochs():
     results = run_ranks(
         train, 4, schedule(0, 6, 0), 3, {"config": SHRINKING}, timeout_s=110

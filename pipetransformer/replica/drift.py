@@ -1,0 +1,57 @@
+"""Finds what changes frozen layers from pass to pass, so that no record is of use.
+
+A record is found again if its layers are what they were. Layers that change in each
+pass, since one of them keeps its last output in an attribute, say, are computed for
+every batch, and look as if they were cached.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from torch import nn
+
+from pipetransformer.autocache import prefix_content
+
+_LOG = logging.getLogger(__name__)
+_MOST_NAMED = 3
+
+
+class Drift:
+    """Warns once, at the second pass in a row that begins with changed layers.
+
+    Args:
+        layers: The frozen ones.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._layers = layers
+        self._chain: list[int] | None = None
+        self._content: dict[str, str] | None = None  # since they have changed
+        self._told = False
+
+    def begin_pass(self, chain: list[int]) -> None:
+        """Take in the layers' fingerprints at the beginning of a pass."""
+        before, self._chain = self._chain, chain
+        if self._told or before is None:
+            return
+        if before == chain:
+            self._content = None
+            return
+        known, self._content = self._content, prefix_content(self._layers)
+        if known is not None:
+            self._told = True
+            self._warn(known, self._content)
+
+    @staticmethod
+    def _warn(before: dict[str, str], now: dict[str, str]) -> None:
+        changed = [name for name in now if before.get(name) != now[name]]
+        more = ", ..." if len(changed) > _MOST_NAMED else ""
+        _LOG.warning(
+            "cache: nothing is found again, as frozen layers change from pass to pass: "
+            "%s%s; what a layer keeps of a batch, for plots, say, belongs into a hook, "
+            "and what scripts change, behind the frozen layers",
+            ", ".join(changed[:_MOST_NAMED]) or "what they compute in (autocast)",
+            more,
+        )

@@ -136,6 +136,7 @@ class ActivationCache:
         self._audited = 0
         self._hits = 0  # when asked last whether an audit is due
         self._pass_began = self.counters
+        self._was_stale = False  # some records, in the pass before
         self._passes_of_others = 0  # left, that may meet records of a run before
         self.given_up: str | None = None
 
@@ -677,8 +678,10 @@ class ActivationCache:
             self._passes_of_others -= 1
             return
         changed = now.changed - before.changed
-        if now.stale > before.stale:
-            return  # of samples whose records are of other layers nobody knows
+        stale, again = now.stale > before.stale, self._was_stale
+        self._was_stale = stale and not again
+        if self._was_stale:
+            return  # of samples whose records are of other layers nobody knows yet
         if changed and now.hits == before.hits and 8 * changed >= asked:
             self.give_up(
                 f"{changed} of {asked} samples have other inputs than in the pass "

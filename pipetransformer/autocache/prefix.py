@@ -131,7 +131,7 @@ def prefix_content(layers: Sequence[nn.Module]) -> dict[str, str]:
     """
     texts, found = SettingsText(), {}
     for index, layer in enumerate(layers):
-        texts.layer = layer
+        texts.look_at(layer)
         for path, module in layer.named_modules():
             for name, text in _settings(module, texts):
                 found[".".join((f"layer {index}", *([path] if path else []), name))] = (
@@ -144,7 +144,7 @@ def prefix_content(layers: Sequence[nn.Module]) -> dict[str, str]:
 
 
 def _fingerprint(layer: nn.Module, previous: int, texts: SettingsText) -> int:
-    texts.layer = layer
+    texts.look_at(layer)
     fingerprint = _C.core.hash_bytes(without_addresses(repr(layer)).encode(), previous)
     for name, module in layer.named_modules():
         settings = sorted(_settings(module, texts))

@@ -36,6 +36,7 @@ _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), range, type(...)),
     *(torch.dtype, torch.Size, pathlib.PurePath),
 )
+_CONTAINERS = (dict, list, set, collections.deque, Tensor, nn.Module)
 # Objects of these change as a run goes on (loggers, handles of hooks), or hold nothing
 # that can be told (locks, streams).
 _OPAQUE = sys.stdlib_module_names | {"torch"}
@@ -61,9 +62,18 @@ class SettingsText:
 
     def __init__(self) -> None:
         self.layer: nn.Module | None = None
+        self._reached = False  # a module was met, whose text depends on the layer
+        self._classes: dict[type, list[tuple[str, str]]] = {}
         self._known: dict[int, str | None] = {}
         self._held: list[object] = []  # else another object could get an id of theirs
         self._depth = 0
+
+    def look_at(self, layer: nn.Module) -> None:
+        """Go on with another layer."""
+        if self._reached:
+            self._known.clear()
+            self._reached = False
+        self.layer = layer
 
     def of(self, value: object) -> str | None:
         """Return the text of a value; None: it cannot be told."""
@@ -99,7 +109,7 @@ class SettingsText:
         if isinstance(value, dict):
             return self._pairs(value.items())
         if isinstance(value, type):
-            return _name_of(value) + repr(self.of_class(value))
+            return _name_of(value) + str(self.of_class(value) or "")
         if isinstance(value, nn.Module):
             return self._of_module(value)
         if callable(value):
@@ -109,7 +119,9 @@ class SettingsText:
         return self._of_array(value) or self._of_object(value)
 
     def _pairs(self, pairs: Iterable[tuple[object, object]]) -> str:
-        return repr([(self.of(name), self.of(value)) for name, value in pairs])
+        # In any order: tables that fill as batches come have one of their own.
+        told = [(self.of(name), self.of(value)) for name, value in pairs]
+        return repr(sorted(told, key=repr))
 
     def _of_callable(self, value: Callable[..., Any]) -> str | None:
         if isinstance(value, FunctionType):
@@ -163,24 +175,34 @@ class SettingsText:
         return f"{_name_of(type(value))}{self._pairs(kept)}{shared or ''}"
 
     def of_class(self, kind: type) -> list[tuple[str, str]]:
-        """Return the values that a class and its bases hold, by name, as texts.
+        """Return the settings that a class and its bases hold, by name, as texts.
 
-        Methods are not among them, nor what classes of Python and torch hold.
+        Plain values, tuples of such, and other classes and objects that hold some. No
+        methods, and no lists and dicts: those of a class are caches and registries,
+        which grow as others use the class. Classes of Python and torch hold nothing.
         """
+        known = self._classes
+        if kind not in known:
+            known[kind] = []  # while it is looked at
+            known[kind] = self._class_settings(kind)
+        return known[kind]
+
+    def _class_settings(self, kind: type) -> list[tuple[str, str]]:
         if issubclass(kind, Enum):
             return []
         held: dict[str, str] = {}
         for base in reversed(kind.__mro__):
-            if base.__module__.partition(".")[0] in _OPAQUE:
+            if str(base.__module__).partition(".")[0] in _OPAQUE:
                 continue
-            for name, value in vars(base).items():
-                if not name.startswith("__") and _is_value(value):
-                    text = None if name in _NO_SETTINGS else self.of(value)
-                    held[name] = text or ""
+            for name, value in list(vars(base).items()):
+                if name.startswith("__") or not _is_setting(value):
+                    continue
+                text = None if name in _NO_SETTINGS else self.of(value)
+                held[name] = text or ""
         return sorted((name, text) for name, text in held.items() if text)
 
     def _of_module(self, module: nn.Module) -> str | None:
-        layer = self.layer
+        layer, self._reached = self.layer, True
         if layer is None or any(part is layer for part in module.modules()):
             return None
         if any(part is module for part in layer.modules()):
@@ -191,11 +213,14 @@ class SettingsText:
         return f"{_name_of(type(module))} {content:016x}"
 
 
-def _is_value(held: object) -> bool:
-    """Tell whether what a class holds is no method, property or slot of it."""
-    return isinstance(held, type) or not (
-        callable(held) or hasattr(type(held), "__get__")
-    )
+def _is_setting(held: object) -> bool:
+    """Tell whether what a class holds is a setting: no method, cache or registry."""
+    if isinstance(held, (type, Enum, *_PLAIN)):
+        return True
+    if isinstance(held, (tuple, frozenset)):
+        return all(map(_is_setting, held))
+    is_method = callable(held) or hasattr(type(held), "__get__")
+    return not is_method and not isinstance(held, _CONTAINERS)
 
 
 def _name_of(named: Any) -> str:

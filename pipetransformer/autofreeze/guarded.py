@@ -57,8 +57,9 @@ class Guarded(Policy):
             normalised.
         monitor: name of a metric of ``engine.evaluate``, and whether smaller ("min") or
             larger ("max") values are better. Every evaluation with a metric of that
-            name counts, so that of the test set that the result is told of needs
-            another name. None: the training loss alone decides.
+            name counts; where several sets are evaluated, name the set as well:
+            ``"valid/accuracy"`` with ``evaluate(..., name="valid")``, ``"eval/loss"``
+            without a name. None: the training loss alone decides.
         patience: evaluations in a row that have not improved the monitor, >= 1. Of
             several between two points the last one counts. Where ``Progress`` does not
             tell how many there were, a value other than the last one is a new one.

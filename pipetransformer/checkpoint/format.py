@@ -185,6 +185,9 @@ def _checked(content: Mapping[str, Any], what: str) -> dict[str, Any]:
     metrics = joined.get("metrics", {})  # older checkpoints have none
     fits = _is_dict(metrics, str, float | int)
     require(fits, "metrics", "numbers by name", metrics)
+    sets = joined.get("sets", [])
+    fits = isinstance(sets, list) and all(isinstance(each, str) for each in sets)
+    require(fits, "sets", "names", sets)
     evaluated = joined.get("evaluated", {})
     fits = _is_dict(evaluated, str, int)
     require(fits, "evaluated", "counts by name", evaluated)

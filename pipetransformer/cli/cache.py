@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipetransformer.cli import arguments, output
+from pipetransformer.cli import arguments, drawing, output
 
 if TYPE_CHECKING:
     from pipetransformer.autocache import CacheFile
@@ -118,7 +118,7 @@ def _print(given: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("set", "records", "samples", "MB", "written", "file"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, no_wrap=name not in ("set", "file"))
     for row in rows:
         file = Text(printable(row["file"]))
         if row["problem"]:
@@ -128,4 +128,4 @@ def _print(given: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
             size = f"{row['file_bytes'] / 1e6:.1f}"
             cells = [row["space"], str(row["records"]), str(row["samples"]), size]
         table.add_row(*map(Text, [*cells, row["written"]]), file)
-    output.console().print(table)
+    drawing.print_table(output.console(), table)

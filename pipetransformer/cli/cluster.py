@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from pipetransformer.cli import files, output
+from pipetransformer.cli import drawing, files, output
 from pipetransformer.cli.arguments import Subparsers, add_command, count, file_name
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     if console is None:
         files.write_text(files.STANDARD_STREAM, cluster.to_json())
         return output.OK
-    console.print(_table(cluster, measured))
+    drawing.print_table(console, _table(cluster, measured))
     if arguments.output is not None:
         console.print(f"written to {arguments.output}", soft_wrap=True)
     return output.OK
@@ -350,9 +350,9 @@ def _table(cluster: Cluster, measured: Mapping[str, Any]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("field", overflow="fold")
-    table.add_column("value", justify="right", overflow="fold")
-    table.add_column("", overflow="fold")
+    table.add_column("field")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("")
     read = {"num_nodes", "devices_per_node", "device_memory_bytes", "cores_permille"}
     for name, value in dataclasses.asdict(cluster).items():
         if name == "cache":

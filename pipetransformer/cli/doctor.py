@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pipetransformer.cli import checks, output, self_test
+from pipetransformer.cli import checks, drawing, output, self_test
 from pipetransformer.cli.arguments import Subparsers, add_command
 from pipetransformer.cli.machine import read_facts
 
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [asdict(finding) for finding in found]
         output.print_json({"version": 1, "findings": rows, "missing": missing})
     else:
-        console.print(_table(found))
+        drawing.print_table(console, _table(found))
         console.print(
             f"missing: {', '.join(missing)}" if missing else "nothing missing"
         )
@@ -67,6 +67,8 @@ def _table(found: Sequence[checks.Finding]) -> Table:
     from rich.text import Text
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for whole in (True, True, False):
+        table.add_column(no_wrap=whole)
     for finding in found:
         value = Text(finding.value)
         if finding.advice:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """
 pipetransformer explain plan.json
 pipetransformer explain plan.json --profile p.json --cluster c.json
-pipetransformer explain runs/demo/summary.json --json
+pipetransformer explain runs/demo --json
 """
 
 
@@ -33,7 +33,7 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
         examples=_EXAMPLES,
     )
     add = parser.add_argument
-    add("file", metavar="RUN_OR_PLAN", help="a plan, or the summary of a run, JSON")
+    add("file", metavar="RUN_OR_PLAN", help="a plan, a run's folder, or its summary")
     add("--profile", metavar="FILE", help="costs of the layers, JSON")
     add("--cluster", metavar="FILE", help="the machines, JSON")
 
@@ -54,16 +54,17 @@ def _report(parsed: argparse.Namespace) -> Explanation | RunExplanation:
     from pipetransformer.planner import Plan
 
     given = [parsed.profile, parsed.cluster]
-    text = files.read_text(parsed.file)
-    value = _parse(parsed.file, text)
+    path = files.summary_file(parsed.file)
+    text = files.read_text(path)
+    value = _parse(path, text)
     try:
         subject = explain_run(value) if _is_run(value) else Plan.from_json(text)
     except ValueError as error:
-        raise ValueError(f"{parsed.file}: {error}") from None
+        raise ValueError(f"{path}: {error}") from None
     if not isinstance(subject, Plan):
         if given != [None, None]:
             raise ValueError(
-                f"{parsed.file}: expected a plan with --profile and --cluster, got "
+                f"{path}: expected a plan with --profile and --cluster, got "
                 "the summary of a run"
             )
         return subject

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from pipetransformer.cli import output
 
 if TYPE_CHECKING:
     from pipetransformer.planner import Cluster, Plan, Profile
@@ -18,6 +21,9 @@ _MOST_BYTES = 256 * 2**20
 def read_profile(path: str) -> Profile:
     """Read a profile from a file, or from standard input for ``"-"``.
 
+    The file may also be one that a run has kept (``PlanConfig.profile``): the profile
+    is taken out of it.
+
     Raises:
         OSError: the file cannot be read.
         ValueError: it is no profile; the text names file and field.
@@ -25,6 +31,9 @@ def read_profile(path: str) -> Profile:
     from pipetransformer.planner import Profile
 
     text = read_text(path)
+    fields = _fields(text)
+    if _is_kept(fields):
+        text = json.dumps(fields["profile"])
     with _named(path, text, "profile"):
         return Profile.from_json(text)
 
@@ -45,6 +54,11 @@ def read_plan(path: str) -> Plan:
     text = read_text(path)
     with _named(path, text, "plan"):
         return Plan.from_json(text)
+
+
+def summary_file(path: str) -> str:
+    """Return the summary in a run's folder; of what is no folder the path itself."""
+    return os.path.join(path, "summary.json") if os.path.isdir(path) else path
 
 
 def read_text(path: str, *, most_bytes: int = _MOST_BYTES) -> str:
@@ -100,7 +114,7 @@ def write_text(path: str, text: str) -> None:
         ValueError: an empty path.
     """
     if path == STANDARD_STREAM:
-        sys.stdout.write(text + "\n")
+        output.write_data(text + "\n")
         return
     from pipetransformer.core import text_files
 
@@ -128,12 +142,22 @@ def _named(path: str, text: str = "", wanted: str = "") -> Iterator[None]:
 
 def _kind_of(text: str) -> str:
     """Return which file a text is by a field that no other kind has; empty: none."""
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        return ""
+    fields = _fields(text)
+    if _is_kept(fields):
+        return "profile that a run has kept"
     own = (("layers", "profile"), ("devices_per_node", "cluster"), ("cuts", "plan"))
-    found = [
-        kind for field, kind in own if isinstance(fields, dict) and field in fields
-    ]
+    found = [kind for field, kind in own if field in fields]
     return found[0] if len(found) == 1 else ""
+
+
+def _is_kept(fields: dict[str, Any]) -> bool:
+    return "conditions" in fields and isinstance(fields.get("profile"), dict)
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """Return the fields of a JSON object; none of any other text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -18,6 +18,7 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # as a shell shows a program that SIGPIPE ended
 
+_STOPPING = ("strict", "surrogateescape")  # handlers of errors that stop at some text
 _NO_RICH = (
     "text output: expected the package rich, got none; pip install rich, or use --json"
 )
@@ -54,9 +55,14 @@ class _ClosedStream(io.TextIOBase):
 
 
 def open_streams() -> None:
-    """Put something behind streams that are closed, such as by ``>&-``."""
+    """Put something behind streams that are closed, such as by ``>&-``.
+
+    What standard output's encoding lacks is escaped there, as on standard error.
+    """
     if sys.stdout is None:
         sys.stdout = _ClosedStream()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in _STOPPING:
+        sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the end
 
@@ -67,13 +73,24 @@ def drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def write_data(text: str) -> None:
+    """Write text for programs to standard output: in UTF-8, as all files are."""
+    data = text.encode()
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is None:  # a stream of text alone that a caller has put there
+        sys.stdout.write(text)
+        return
+    sys.stdout.flush()
+    buffer.write(data)
+
+
 def print_json(value: Mapping[str, object]) -> None:
     """Print one JSON object to standard output.
 
     Raises:
         ValueError: a value is NaN or infinite: JSON has no such numbers.
     """
-    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_data(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def print_error(error: BaseException) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from pipetransformer.cli import files, output, target
+from pipetransformer.cli import drawing, files, output, target
 from pipetransformer.cli.arguments import (
     Subparsers,
     add_command,
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(took + "\n")
         return output.OK
     console.print(f"{profile.name}: {took}")
-    console.print(_table(profile))
+    drawing.print_table(console, _table(profile))
     if arguments.output is not None:
         console.print(f"written to {arguments.output}", soft_wrap=True)
     return output.OK
@@ -140,14 +140,14 @@ def _table(profile: Profile) -> Table:
         title_justify="left",
         title_style="",
     )
-    table.add_column("layer", overflow="fold")
+    table.add_column("layer")
     for size in profile.microbatch_samples:
         rows = "1 row" if size == 1 else f"{size} rows"
-        table.add_column(rows, justify="right", overflow="fold")
+        table.add_column(rows, justify="right", no_wrap=True)
     further = [_whatever_the_rows(layer) for layer in profile.layers]
     per_call = ("saved/call",) if any(further) else ()
     for heading in ("weights", "saved/row", *per_call, "out/row"):
-        table.add_column(heading, justify="right", overflow="fold")
+        table.add_column(heading, justify="right", no_wrap=True)
     for layer, further_bytes in zip(profile.layers, further, strict=True):
         table.add_row(
             layer.name,

@@ -67,10 +67,7 @@ def _read(paths: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     from pipetransformer.explanation import explain_run
     from pipetransformer.report.page import run_data
 
-    places = [
-        os.path.join(path, "summary.json") if os.path.isdir(path) else path
-        for path in paths
-    ]
+    places = [files.summary_file(path) for path in paths]
     names = _names(places)
     for place, name in zip(places, names, strict=True):
         text = files.read_text(place)

@@ -160,6 +160,7 @@ def train(folder: str) -> None:
         freeze=pt.freeze.Schedule([0, 5]),
         config=pt.Config(
             report=folder,
+            cache=pt.CacheConfig(admission="always"),  # whatever it is worth here
             plan=pt.PlanConfig(
                 # Two slots while all trains, one once layers are frozen: weights with
                 # gradients and two moments, and activations.

@@ -397,10 +397,12 @@ class Config:
             after.
         report: A folder for ``report.html``, a page that shows the run and needs no
             network, and ``summary.json``: written by the lead at the end of each pass
-            and of the run. None: neither.
+            (of passes so short that writing would take more than a tenth of the time:
+            of some) and of the run. None: neither.
         trace: A folder for ``trace-<rank>.json``, timelines for Perfetto of what each
             rank did, written at the run's end: the cells of its pipelines by stage,
-            and the phases of its process. None: none.
+            and the phases of its process. A resumed run keeps those that are there as
+            ``trace-<rank>.1.json``. None: none.
         plan: See `PlanConfig`.
         pipe: See `PipeConfig`.
         cache: See `CacheConfig`.

@@ -370,7 +370,9 @@ class PipeTransformer:
             dataset: Map-style set, as for `batches`.
             metrics: ``fn(outputs, targets) -> (rows,)`` values of a micro-batch,
                 averaged over samples.
-            name: Id space of the cache; give each evaluation set its own.
+            name: Id space of the cache; give each evaluation set its own. Where there
+                are several, records and callbacks have each metric by its set, too:
+                ``"test/loss"``.
             collate_fn: As for `batches`.
 
         Returns:

@@ -16,6 +16,7 @@ from pipetransformer.loop.coordinator import Coordinator
 from pipetransformer.loop.run_files import write_run_files
 from pipetransformer.replica.replica import warm_up
 from pipetransformer.replica.run_trace import RunTrace
+from pipetransformer.report import Ending
 from pipetransformer.report.clock import Clock
 from pipetransformer.run.arguments import EngineArguments
 from pipetransformer.run.context import Run
@@ -148,34 +149,45 @@ class Session:
         if coordinator is None or os.getpid() != self._pid:
             return  # a forked child has no part in the run, and no threads for it
         self._coordinator = None
+        ended_by = error
         try:
             with self.run.clock.phase("close"):
                 self._end(coordinator, error)
+        except BaseException as late:
+            ended_by = error or late  # the first of the two
+            raise
         finally:
             if self._trace is not None:
                 self._trace.close()
-            spent = self.run.clock.seconds()
-            records.count(self.run)
-            self.run.history.phase_seconds = spent
-            self.run.history.total_seconds = sum(spent.values())
-            if not self._is_gone_on_without(error):
-                write_run_files(self.run)
-            if self.run.is_lead:
-                self._tell_end(error)
+            self._tell_last_step(ended_by)
         failure = self._failure_behind(error)
         if failure is not None and failure is not error:
             raise failure from error
 
-    def _tell_end(self, error: BaseException | None) -> None:
+    def _tell_last_step(self, error: BaseException | None) -> None:
         """Tell the user of the last step, if that has waited, and of the end."""
         try:
-            self.run.tell_step()
+            if self.run.is_lead:
+                self.run.tell_step()
         except Exception as late:  # of a device, or the user's own
             if error is None:
+                error = late
                 raise
             _LOG.error("last step: %s", late)
         finally:
-            self.run.arguments.listeners.end(self.run.history)
+            self._tell_end(error)
+
+    def _tell_end(self, error: BaseException | None) -> None:
+        """Complete the history, in the files of the run and for the user."""
+        run, history = self.run, self.run.history
+        records.count(run)
+        history.phase_seconds = run.clock.seconds()
+        history.total_seconds = sum(history.phase_seconds.values())
+        history.ended = Ending.of(self._failure_behind(error) or error)
+        if not self._is_gone_on_without(error):
+            write_run_files(run)
+        if run.is_lead:
+            run.arguments.listeners.end(history)
 
     def _failure_behind(self, error: BaseException | None) -> PeerFailure | None:
         """Return the failure of a peer that `error` is, or is the bare error of."""

@@ -22,6 +22,7 @@ from pipetransformer.explanation.text import render
 from pipetransformer.report import (
     AbortRecord,
     CodecRecord,
+    Ending,
     PlanShape,
     RecoveryRecord,
     RefusalRecord,
@@ -47,6 +48,7 @@ class RunExplanation:
         counters: counts of the lead, by name.
         codecs: decisions on the codec of cached activations.
         freezing: what freezing has saved; None where nothing can be compared.
+        ended: how the run ended; None while it goes on, and in older summaries.
     """
 
     world_size: int
@@ -60,6 +62,7 @@ class RunExplanation:
     counters: Mapping[str, int] = field(default_factory=dict)
     codecs: tuple[CodecRecord, ...] = ()
     freezing: Saved | None = None
+    ended: Ending | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the explanation as JSON-ready values."""
@@ -74,6 +77,7 @@ class RunExplanation:
             "recoveries": [_recovery_dict(each) for each in self.recoveries],
             "codecs": [each.to_json() for each in self.codecs],
             "freezing": None if self.freezing is None else self.freezing.to_json(),
+            "ended": None if self.ended is None else self.ended.to_json(),
             "counters": dict(self.counters),
             "phases_ns": dict(self.phases_ns),
             "measured": [
@@ -143,7 +147,7 @@ def _name(shape: PlanShape | None) -> str | None:
 def run_sections(run: RunExplanation) -> list[Section]:
     """Return the sections of a run's explanation."""
     found = [
-        Section("", (f"run of {run.world_size} processes, {seconds(run.total_ns)}",)),
+        Section("", (_head(run),)),
         Section("Plans", tuple(line for c in run.changes for line in _lines(c))),
         Section("Refused", tuple(line for r in run.refusals for line in _refused(r))),
         Section("Aborted", tuple(_aborted(abort) for abort in run.aborts)),
@@ -155,6 +159,11 @@ def run_sections(run: RunExplanation) -> list[Section]:
         Section("Counts", _counts(run)),
     ]
     return [section for section in found if section.lines or section.table]
+
+
+def _head(run: RunExplanation) -> str:
+    text = f"run of {run.world_size} processes, {seconds(run.total_ns)}"
+    return text if run.ended is None else f"{text}; {run.ended}"
 
 
 def _lines(change: TransformationRecord) -> list[str]:

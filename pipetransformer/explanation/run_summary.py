@@ -12,6 +12,7 @@ from pipetransformer.explanation.run import (
 from pipetransformer.report import (
     AbortRecord,
     CodecRecord,
+    Ending,
     PlanShape,
     RecoveryRecord,
     RefusalRecord,
@@ -54,6 +55,7 @@ def explain_run(summary: object) -> RunExplanation:
         counters=fields.read_mapping("counters", check_int),
         codecs=fields.read_tuple("codecs", CodecRecord.from_json, ()),
         freezing=fields.read_or_none("freezing", Saved.from_json),
+        ended=fields.read_or_none("ended", Ending.from_json),
     )
 
 

@@ -394,6 +394,7 @@ class Coordinator:
         """
         self.require_plan("evaluate")
         run, within = self.run, self._passes.is_within
+        run.state.note_set(name)
         run.tell_step()
         if not within:
             self.finish_pass()
@@ -405,27 +406,32 @@ class Coordinator:
                 run, self.active(), dataset, metrics, name=name, collate=collate
             )
             # Within the operation: a rank that was behind gets it with the state.
-            run.state.note_evaluation(result)
+            run.state.note_evaluation(result, name)
             return result
 
         with run.clock.phase("evaluate"):
             result = self._evaluate_within(body) if within else self._evaluate(body)
         if not within:
-            self._note(result)
+            self._note(result, name)
         return result
 
-    def _note(self, result: Mapping[str, float]) -> None:
+    def _note(self, result: Mapping[str, float], name: str) -> None:
         """Add an evaluation to the record of the pass before it, if this rank has one.
 
         A rank that stands by, or stood by in that pass, may have older ones alone.
         """
         epoch, records = self.run.state.epoch, self.run.history.epochs
         oldest = epoch if self._role.stands_by else epoch - 1
+        sets, told = self.run.state.sets, self.run.state.told(result, name)
         if records and records[-1].epoch >= oldest:
-            records[-1].metrics.update(result)
+            metrics = records[-1].metrics
+            for metric in set(metrics) & set(result) if name != sets[0] else ():
+                # Of the first set, evaluated when there was no other one.
+                metrics.setdefault(f"{sets[0]}/{metric}", metrics[metric])
+            metrics.update(told)
         if self.is_lead:
             done = self._run_epoch_before()
-            self.run.arguments.listeners.evaluation(done, result)
+            self.run.arguments.listeners.evaluation(done, told)
 
     def _run_epoch_before(self) -> int:
         """Return the last epoch whose pass has ended; -1 before the first.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pathlib
+import time
 
 from pipetransformer.core import disk
 from pipetransformer.report import write_page, write_summary
@@ -21,13 +22,20 @@ def write_run_files(run: Run) -> None:
 
     A problem is logged and not raised: training does not depend on them. What a run
     that is resumed finds there is kept under another name: it tells of itself alone,
-    and nothing before its first pass.
+    and nothing before its first pass, unless an error ends it there.
+
+    Both are made anew each time, and grow with the run. So in a run of short passes
+    they are not written after every pass; at the end of the run always.
     """
     folder = run.config.report
     if folder is None or not run.is_lead:
         return
     history, place = run.history, pathlib.Path(folder)
-    if run.is_resumed and not history.epochs and (place / SUMMARY).exists():
+    told = bool(history.epochs) or not (history.ended is None or history.ended.is_good)
+    if run.is_resumed and not told and (place / SUMMARY).exists():
+        return
+    began = time.perf_counter()
+    if history.ended is None and not run.report_throttle.is_due(began):
         return
     records.count(run)
     history.phase_seconds = run.clock.seconds()
@@ -40,3 +48,5 @@ def write_run_files(run: Run) -> None:
         write_page({place.resolve().name or "run": history.to_json()}, place / PAGE)
     except OSError as problem:
         _LOG.warning("the run's report is not written: %s", problem)
+    finally:
+        run.report_throttle.note(began, time.perf_counter())

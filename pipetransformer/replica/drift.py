@@ -52,6 +52,6 @@ class Drift:
             "cache: nothing is found again, as frozen layers change from pass to pass: "
             "%s%s; what a layer keeps of a batch, for plots, say, belongs into a hook, "
             "and what scripts change, behind the frozen layers",
-            ", ".join(changed[:_MOST_NAMED]) or "what they compute in (autocast)",
+            ", ".join(changed[:_MOST_NAMED]) or "what they compute in, as autocast",
             more,
         )

@@ -31,7 +31,10 @@ class RunTrace:
         trace_cells(MOST)
 
     def close(self) -> None:
-        """Write the file and note nothing more; a problem is logged."""
+        """Write the file and note nothing more; a problem is logged.
+
+        A resumed run keeps the file that is there under another name.
+        """
         if self._timeline is None or self._run.config.trace is None:
             return
         self._timeline.add_cells(*take_cells())
@@ -41,7 +44,17 @@ class RunTrace:
         try:
             disk.make_folder(place)
             name = f"trace-{self._run.info.rank}.json"
+            if self._goes_on():
+                disk.set_aside(place, (name,))
             text_files.write(place / name, self._timeline.to_json() + "\n")
         except OSError as problem:
             _LOG.warning("the run's trace is not written: %s", problem)
         self._timeline = None
+
+    def _goes_on(self) -> bool:
+        """Tell whether the run is resumed, or may be: ended before its first plan.
+
+        Of the lead's checkpoint the other ranks hear with that plan.
+        """
+        run = self._run
+        return run.is_resumed or (run.config.checkpoint.resume and run.first_step != 0)

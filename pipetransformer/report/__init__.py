@@ -21,12 +21,14 @@ from pipetransformer.report.console import (
     transformation_line,
 )
 from pipetransformer.report.counters import Counters
+from pipetransformer.report.ending import Ending
 from pipetransformer.report.epochs import EpochRecord, PlanShape, SegmentRecord
 from pipetransformer.report.history import History, write_summary
 from pipetransformer.report.page import page, write_page
 from pipetransformer.report.phases import Phases, parts_of
 from pipetransformer.report.ranges import profiled
 from pipetransformer.report.saved import Saved, saved_by_freezing
+from pipetransformer.report.throttle import Throttle
 from pipetransformer.report.trace import MOST, Timeline
 from pipetransformer.report.transformations import (
     AbortRecord,
@@ -42,6 +44,7 @@ __all__ = [
     "CodecRecord",
     "Counters",
     "CsvWriter",
+    "Ending",
     "EpochRecord",
     "History",
     "MOST",
@@ -55,6 +58,7 @@ __all__ = [
     "SegmentRecord",
     "StepRecord",
     "TensorBoardWriter",
+    "Throttle",
     "Timeline",
     "TransformationRecord",
     "WandbWriter",

@@ -66,7 +66,11 @@ class Callback:
         """A pass has ended; its evaluations are still to come."""
 
     def on_evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """An evaluation between two passes gave `metrics`, after pass `epoch`."""
+        """An evaluation between two passes gave `metrics`, after pass `epoch`.
+
+        Where a run evaluates several sets each metric comes twice: as ``"loss"``, and
+        with the name of its set, as ``"test/loss"``.
+        """
 
     def on_transformation(self, record: TransformationRecord) -> None:
         """A plan came into force; the first one has no plan before it."""
@@ -297,7 +301,7 @@ class TensorBoardWriter(Callback):
 
     def on_evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics, and flush."""
-        self._add({f"evaluation/{name}": value for name, value in metrics.items()})
+        self._add(_tags(metrics))
         self._writer.flush()
 
     def on_transformation(self, record: TransformationRecord) -> None:
@@ -366,7 +370,7 @@ class WandbWriter(Callback):
 
     def on_evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics."""
-        self._log({f"evaluation/{name}": value for name, value in metrics.items()})
+        self._log(_tags(metrics))
 
     def on_transformation(self, record: TransformationRecord) -> None:
         """Log the plan's shape."""
@@ -441,6 +445,16 @@ class ProgressBar(Callback):
         """Take the bar away."""
         if self._task is not None:
             self._bar.stop()
+
+
+def _tags(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics by their tags; of those that come with their set, these alone."""
+    of_sets = {name.rpartition("/")[2] for name in metrics if "/" in name}
+    return {
+        f"evaluation/{name}": value
+        for name, value in metrics.items()
+        if "/" in name or name not in of_sets
+    }
 
 
 def _left(seconds: float | None) -> str:

@@ -143,7 +143,8 @@ class EpochRecord:
             ``disk_written_bytes`` in whole blocks, ``disk_read_ns`` and
             ``disk_write_ns`` in which some were under way, summed over replicas, and
             ``disk_wait_ns`` that steps waited for reads. Empty: no cache yet.
-        metrics: What the last evaluation after the pass returned.
+        metrics: What the last evaluation after the pass returned; of several sets also
+            that of each, as ``"test/loss"``.
         phase_seconds: The lead's wall time of the pass by phase, see `Clock`; what the
             pass's end itself takes is in the run's.
         worker_seconds: Processor seconds of each of the lead's stages in the pass.

@@ -12,6 +12,7 @@ from typing import Any
 from pipetransformer.core import disk, text_files
 from pipetransformer.report.codecs import CodecRecord
 from pipetransformer.report.counters import Counters
+from pipetransformer.report.ending import Ending
 from pipetransformer.report.epochs import EpochRecord
 from pipetransformer.report.saved import Saved, saved_by_freezing
 from pipetransformer.report.transformations import (
@@ -47,6 +48,7 @@ class History:
         total_seconds: Wall time from opening to closing the engine.
         phase_seconds: The lead's wall time by phase, see `Clock`; it adds up to the
             total.
+        ended: How the run ended; None while it goes on.
     """
 
     world_size: int
@@ -65,6 +67,7 @@ class History:
     counters: Counters = dataclasses.field(default_factory=Counters)
     total_seconds: float = 0.0
     phase_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    ended: Ending | None = None
 
     def add(self, record: TransformationRecord) -> None:
         """Append a transformation; one without a plan before it is the first plan."""
@@ -114,6 +117,7 @@ class History:
             "final_accuracy": self.final_accuracy,
             "total_seconds": self.total_seconds,
             "phase_seconds": self.phase_seconds,
+            "ended": None if self.ended is None else self.ended.to_json(),
         }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipetransformer.core import disk, text_files
 from pipetransformer.core.wire import printable
+from pipetransformer.report.ending import Ending
 from pipetransformer.report.saved import Saved
 
 _PLACE = "__DATA__"
@@ -104,6 +105,7 @@ def _run_data(name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     saved = summary.get("freezing")
     return {
         "name": name,
+        "state": _state(summary),
         "world": summary["world_size"],
         "total_s": _rounded(
             max(
@@ -141,6 +143,14 @@ def _run_data(name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
             key=lambda entry: -entry[1],
         ),
     }
+
+
+def _state(summary: Mapping[str, Any]) -> str | None:
+    """Return whether the run goes on, or how it ended; None where nothing tells."""
+    if "ended" not in summary:  # older ones
+        return None
+    ended = summary["ended"]
+    return "running" if ended is None else str(Ending.from_json(ended, "ended"))
 
 
 def _epoch(epoch: Mapping[str, Any]) -> dict[str, Any]:

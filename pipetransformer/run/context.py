@@ -28,7 +28,7 @@ from pipetransformer.autofreeze import (
 from pipetransformer.config import Config
 from pipetransformer.data import Batch
 from pipetransformer.planner import Plan
-from pipetransformer.report import StepRecord
+from pipetransformer.report import StepRecord, Throttle
 from pipetransformer.report.clock import Clock
 from pipetransformer.report.history import History
 from pipetransformer.run.arguments import EngineArguments
@@ -108,6 +108,7 @@ class Run:
         self.began_at = 0, 0  # steps and freeze decision of the first plan
         self.is_resumed = False  # from a checkpoint, on ranks that have read it
         self.wrote_report = False
+        self.report_throttle = Throttle()  # of writing it between passes
         self.first_step: int | None = None  # steps done when the first plan came
         # With how many rows the loss was judged: two, since one has no halves.
         self.rows_judged = 0 if self.config.check_loss else 2

@@ -149,6 +149,7 @@ class TrainingState:
         wanted_units: That decision.
         frozen_units: Units frozen from the front under the plan in force.
         metrics: The last value of each metric, see `note_evaluation`.
+        sets: The names of the sets that were evaluated so far.
         evaluated: How many evaluations have had a metric, by its name.
         freezes: The boundary's history: one entry per change, with the epoch and step
             from which on it holds.
@@ -171,6 +172,7 @@ class TrainingState:
     wanted_units: int = 0
     frozen_units: int = 0
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    sets: list[str] = dataclasses.field(default_factory=list)
     evaluated: dict[str, int] = dataclasses.field(default_factory=dict)
     freezes: list[dict[str, int]] = dataclasses.field(default_factory=list)
     gradients: GradientAccumulator | None = None
@@ -323,14 +325,29 @@ class TrainingState:
         """Go to the beginning of an epoch."""
         self.epoch, self.batch = epoch, 0
 
-    def note_evaluation(self, result: Mapping[str, float]) -> None:
+    def note_set(self, name: str) -> None:
+        """Note that a set is evaluated."""
+        if name not in self.sets:
+            self.sets.append(name)
+
+    def told(self, result: Mapping[str, float], name: str) -> dict[str, float]:
+        """Return the metrics of a set as records and callbacks have them.
+
+        Where a run evaluates several sets, each metric comes with its set as well,
+        ``"test/accuracy"``: without, it is that of the last evaluation.
+        """
+        several = len(self.sets) > 1
+        return {**result, **(_of_set(result, name) if several else {})}
+
+    def note_evaluation(self, result: Mapping[str, float], name: str) -> None:
         """Take in what an evaluation returned, the same on all active ranks.
 
         Metrics that it does not have stay what they were.
         """
-        self.metrics.update(result)
-        for name in result:
-            self.evaluated[name] = self.evaluated.get(name, 0) + 1
+        told = {**result, **_of_set(result, name)}
+        self.metrics.update(told)
+        for each in told:
+            self.evaluated[each] = self.evaluated.get(each, 0) + 1
 
     def note_boundary(self, boundary: int) -> None:
         """Add to the boundary's history, if it is another one than before."""
@@ -479,6 +496,10 @@ def check_states(
             )
 
 
+def _of_set(result: Mapping[str, float], name: str) -> dict[str, float]:
+    return {f"{name}/{metric}": value for metric, value in result.items()}
+
+
 def optimizer_tree(state: TrainingState) -> dict[str, Any]:
     """Return what new replicas need in addition to the weights.
 
@@ -494,6 +515,7 @@ def optimizer_tree(state: TrainingState) -> dict[str, Any]:
     tree: dict[str, Any] = {
         **_stepping(state.optimizer, state.scheduler),
         "metrics": dict(state.metrics),
+        "sets": list(state.sets),
         "evaluated": dict(state.evaluated),
         "freezes": [dict(entry) for entry in state.freezes],
     }
@@ -658,6 +680,7 @@ def _keep_dtypes(optimizer: torch.optim.Optimizer, given: Mapping[str, Any]) -> 
 def load_observed(state: TrainingState, joined: Mapping[str, Any]) -> None:
     """Load the boundary's history and what the next freeze decision looks at."""
     state.metrics = dict(joined.get("metrics", {}))  # older checkpoints have none
+    state.sets = list(joined.get("sets", []))
     state.evaluated = dict(joined.get("evaluated", {}))
     state.freezes = [dict(entry) for entry in joined.get("freezes", [])]
     if state.gradients is not None and "gradients" in joined:

@@ -37,8 +37,12 @@ def decisions_of(run: Run) -> list[Decision]:
     The policy's own log has its answers, by which they can be taken again.
     """
     found = []
+    known = {
+        wanted: allowed_units(run, wanted)
+        for wanted in {entry["decision"] for entry in run.policy.log}
+    }
     for entry in run.policy.log:
-        units, held = allowed_units(run, entry["decision"])
+        units, held = known[entry["decision"]]
         why = "; ".join(text for text in (entry["why"], held) if text)
         found.append(Decision({**entry, "decision": units, "why": why}))
     return found

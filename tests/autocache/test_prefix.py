@@ -298,6 +298,36 @@ def test_chain_changes_with_what_the_class_of_a_layer_holds():
     assert chains[0] == chains[2] != chains[1]
 
 
+def test_caches_and_registries_of_a_class_do_not_change_the_chain():
+    class Layer(nn.Identity):
+        registry = {}
+        seen = []
+
+    first = fingerprint_chain([Layer()], 1)
+    Layer.registry["other"] = Layer
+    Layer.seen.append(3)
+    assert fingerprint_chain([Layer()], 1) == first
+
+
+def test_tables_that_filled_in_another_order_are_equal():
+    layer, other = nn.Identity(), nn.Identity()
+    layer.table, other.table = {8: 1.0, 16: 2.0}, {16: 2.0, 8: 1.0}
+    assert fingerprint_chain([layer], 1) == fingerprint_chain([other], 1)
+
+
+def test_a_layer_of_others_is_seen_by_each_layer_that_does_not_belong_to_it():
+    layers, other = [nn.Identity(), nn.Identity()], weight_of(1.0)
+    held = [nn.ModuleList([layers[0], other])]
+    for layer in layers:
+        layer.held = held
+    before = fingerprint_chain(layers, 2)
+    with torch.no_grad():
+        other.weight.add_(1.0)
+    after = fingerprint_chain(layers, 2)
+    assert before[1] == after[1], "what holds the layer may be the model"
+    assert before[2] != after[2]
+
+
 def test_content_names_what_has_changed():
     layers = make_layers()
     before = prefix_content(layers)

@@ -7,8 +7,10 @@ import pytest
 
 from pipetransformer.cli.drawing import _wrapped
 from pipetransformer.cli.files import read_text
+from pipetransformer.cli.main import main
 from pipetransformer.planner import Plan
 from tests.cli.model_files import files
+from tests.explanation.cases import a_profile
 from tests.explanation.test_run import a_summary
 
 __all__ = ["files"]
@@ -93,6 +95,28 @@ def test_a_run_is_explained(files):
     code, out, err = files.run("explain", path)
     assert (code, err) == (0, "")
     assert "Predicted against measured" in out and "too dear" in out
+
+
+def test_a_runs_folder_is_explained_as_its_summary_is(files):
+    path = files.write("summary.json", json.dumps(a_summary()))
+    assert files.run("explain", files.folder) == files.run("explain", path)
+    (files.folder / "empty").mkdir()
+    code, out, err = files.run("explain", files.folder / "empty")
+    assert (code, out) == (2, "")
+    assert "No such file" in err and "summary.json" in err
+
+
+def test_what_the_consoles_encoding_lacks_is_escaped(files, monkeypatch):
+    profile = json.loads(a_profile(8, heavy=5).to_json()) | {"name": "größe"}
+    files.write("profile.json", json.dumps(profile))
+    path = files.plan()
+    for encoding, name in (("utf-8", "größe"), ("ascii", r"gr\xf6\xdfe")):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", stream)
+            assert main(["explain", path, *files.model]) == 0
+        out = stream.buffer.getvalue().decode(encoding)
+        assert f"model '{name}'" in out and "Reasons" in out
 
 
 def test_no_escape_of_a_summary_reaches_the_console(files):

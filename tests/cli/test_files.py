@@ -24,6 +24,25 @@ def test_profile_cluster_and_plan_are_read_from_files(tmp_path):
         assert read(str(path)) == value
 
 
+def kept(profile):
+    """What a run keeps of its profile (`PlanConfig.profile`)."""
+    fields = {"version": 8, "conditions": {}, "profile": json.loads(profile.to_json())}
+    return json.dumps(fields)
+
+
+def test_a_profile_is_taken_out_of_what_a_run_has_kept(tmp_path):
+    path = tmp_path / "kept.json"
+    path.write_text(kept(equal_profile(3)))
+    assert files.read_profile(str(path)) == equal_profile(3)
+    with pytest.raises(
+        ValueError, match="expected a cluster, got a profile that a run has kept$"
+    ):
+        files.read_cluster(str(path))
+    path.write_text('{"version": 8, "conditions": {}, "profile": {"version": 3}}')
+    with pytest.raises(ValueError, match="kept.json: profile version: expected 1, got"):
+        files.read_profile(str(path))
+
+
 def test_a_file_of_another_kind_is_named(tmp_path):
     path = tmp_path / "file.json"
     kinds = {
@@ -151,6 +170,20 @@ def test_closed_standard_input_is_an_error(monkeypatch):
 def test_a_dash_is_standard_output(capsys):
     files.write_text("-", "text")
     assert capsys.readouterr().out == "text\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-16"])
+def test_standard_output_of_data_is_utf_8_in_every_locale(monkeypatch, encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    files.write_text("-", "日本 –")
+    assert stream.buffer.getvalue() == "日本 –\n".encode()
+
+
+def test_a_stream_of_text_alone_takes_data(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    files.write_text("-", "日本")
+    assert sys.stdout.getvalue() == "日本\n"
 
 
 @pytest.mark.parametrize("name", ["cpu-4-slots", "gpu-2x8"])

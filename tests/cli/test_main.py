@@ -1,5 +1,6 @@
 """The command line's frame: help, exit codes, errors in one line, a fast start."""
 
+import io
 import subprocess
 import sys
 import types
@@ -67,6 +68,19 @@ def test_an_error_is_one_line_and_an_exit_code(monkeypatch, capsys, error, code,
 def test_a_bug_of_ours_is_not_swallowed(monkeypatch):
     with pytest.raises(RuntimeError, match="please report"):
         run_act(monkeypatch, raises(RuntimeError("please report")))
+
+
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [("strict", rb"\u65e5"), ("surrogateescape", rb"\u65e5"), ("replace", b"?")],
+)
+def test_text_that_standard_output_cannot_encode_is_escaped_not_an_error(
+    monkeypatch, errors, told
+):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1", errors=errors)
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert run_act(monkeypatch, lambda arguments: print("日") or 0) == 0
+    assert stream.buffer.getvalue() == told + b"\n"
 
 
 def test_the_command_gives_the_exit_code_and_knows_json(monkeypatch):

@@ -1,5 +1,6 @@
 """``pipetransformer profile``: what it imports, prints and writes."""
 
+import io
 import json
 import stat
 import sys
@@ -133,6 +134,14 @@ def test_models_and_samples_are_found_by_name(capsys, target):
     assert [x.name for x in profile.layers] == ["0.Linear", "1.ReLU", "2.Linear"]
     assert profile.name == target[0]
     assert "imported" in captured.err and "3 layers measured in" in captured.err
+
+
+def test_a_models_name_needs_no_locale_of_its_letters(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", stream)
+    command = ["profile", "some_models:pair", *FAST, "--name", "日本"]
+    assert main(command) == 0
+    assert stream.buffer.getvalue().startswith(rb"\u65e5\u672c: 3 layers measured")
 
 
 def test_files_of_the_folder_take_the_place_of_no_installed_module(

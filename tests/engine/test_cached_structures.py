@@ -14,17 +14,18 @@ from tests.support.toy import ToySet, toy_model
 SIZE, BATCH, EPOCHS = 24, 12, 4
 
 
+SEEN = {"rows": 0}  # of the file: a setting of the layer is in its fingerprint
+
+
 class Hand(nn.Module):
     """Hands on two tensors with rows in a structure; counts its rows."""
-
-    seen = 0  # of the class: a setting of the layer is in its fingerprint
 
     def __init__(self, layer, more):
         super().__init__()
         self.layer, self.more = layer, more
 
     def forward(self, x):
-        Hand.seen += len(x)
+        SEEN["rows"] += len(x)
         value = self.layer(x)
         return {"x": [value, None], "by": self.more(), "again": {"half": value / 2}}
 
@@ -60,12 +61,12 @@ def train(more, slots=1, *, mixing=False, evaluates=False, change=None, **cache)
     with engine:
         engine.prepare(ToySet(SIZE), BATCH)
         for epoch in engine.epochs(EPOCHS):
-            Hand.seen = 0
+            SEEN["rows"] = 0
             if change is not None:
                 change(epoch)
             for batch in engine.batches(ToySet(SIZE), BATCH):
                 losses.append(engine.step(batch).item())
-            rows.append(Hand.seen)
+            rows.append(SEEN["rows"])
             if evaluates:
                 losses.append(engine.evaluate(ToySet(21, seed=2), name="dev")["loss"])
         refusal = engine._open().active().prefix.refusal

@@ -9,7 +9,7 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.autodp import ActiveGroup
 from pipetransformer.loop.microbatches import microbatches
-from tests.engine.scenario import config, make_engine
+from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, accuracy, toy_model
@@ -94,6 +94,9 @@ def evaluate_contrast(rank):
         return engine.evaluate(ToySet(21, seed=2))
 
 
+OF_SETS = ("in/loss", "in/inner", "out/loss", "out/outer")
+
+
 class Watching(pt.freeze.Policy):
     """Keeps what it is told of evaluations, and freezes with the first one."""
 
@@ -117,9 +120,11 @@ def watch(rank):
                 engine.step(batch)
                 if batch.index == 0:
                     test = ToySet(9, seed=2)
-                    found |= engine.evaluate(test, {"inner": accuracy}, name="in")
-            found |= engine.evaluate(ToySet(7, seed=3), {"outer": accuracy}, name="out")
-            returned.append(found)
+                    inner = engine.evaluate(test, {"inner": accuracy}, name="in")
+            outer = engine.evaluate(ToySet(7, seed=3), {"outer": accuracy}, name="out")
+            found = {f"in/{metric}": value for metric, value in inner.items()}
+            found |= {f"out/{metric}": value for metric, value in outer.items()}
+            returned.append(found | inner | outer)
         state = run_of(engine).state
         assert (state.metrics, state.evaluated) == policy.seen[-1]
     return policy.seen, returned
@@ -131,6 +136,58 @@ def test_policies_are_told_of_all_evaluations_within_passes_and_after_them():
         assert seen[:-2] in ([({}, {})], []), "the lead alone is asked before training"
         assert [metrics for metrics, _ in seen[-2:]] == returned
         assert [counts for _, counts in seen[-2:]] == [
-            {"loss": 2, "inner": 1, "outer": 1},
-            {"loss": 4, "inner": 2, "outer": 2},
+            {"loss": 2 * n, "inner": n, "outer": n, **dict.fromkeys(OF_SETS, n)}
+            for n in (1, 2)
         ]
+
+
+class Told(pt.report.Callback):
+    def __init__(self):
+        self.found = []
+
+    def on_evaluation(self, epoch, metrics):
+        self.found.append(metrics)
+
+
+def evaluate_sets(names, folder=None, epochs=1):
+    """Evaluate sets by their names, None for none, in turn.
+
+    Returns:
+        The losses that were returned in the last epoch, by set, what callbacks were
+        told, and the metrics of the last record.
+    """
+    told, losses = Told(), {}
+    saves = pt.CheckpointConfig(directory=folder, resume=folder is not None)
+    engine = make_engine(
+        freeze=schedule(0), callbacks=[told], config=config(checkpoint=saves)
+    )
+    with engine:
+        for _ in engine.epochs(epochs):
+            for batch in engine.batches(ToySet(24), 12):
+                engine.step(batch)
+            for seed, name in enumerate(names):
+                named = {} if name is None else {"name": name}
+                found = engine.evaluate(ToySet(9, seed=seed), **named)
+                losses[name or "eval"] = found["loss"]
+    return losses, told.found, engine.history.epochs[-1].metrics
+
+
+@pytest.mark.parametrize("names", [(None, "test"), ("test", None), ("dev", "test")])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_metrics_of_each_of_several_sets_are_kept(names, epochs):
+    losses, told, metrics = evaluate_sets(names, epochs=epochs)
+    sets = [name or "eval" for name in names]
+    by_set = {f"{name}/loss": losses[name] for name in sets}
+    assert metrics == {"loss": losses[sets[-1]], **by_set}
+    assert told[-1] == {"loss": losses[sets[1]], f"{sets[1]}/loss": losses[sets[1]]}
+
+
+def test_the_metrics_of_a_single_set_have_no_other_name():
+    losses, told, metrics = evaluate_sets(("test",), epochs=2)
+    assert metrics == told[-1] == {"loss": losses["test"]}
+
+
+def test_a_resumed_run_knows_which_sets_there_are(tmp_path):
+    evaluate_sets(("dev", "test"), tmp_path)
+    losses, told, metrics = evaluate_sets(("dev",), tmp_path, epochs=2)
+    assert metrics == told[-1] == {"loss": losses["dev"], "dev/loss": losses["dev"]}

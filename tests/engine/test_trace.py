@@ -16,6 +16,7 @@ from pipetransformer.report import Timeline
 from pipetransformer.transformation.records import record_loss
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import run_of
+from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet, toy_model
 
 
@@ -257,6 +258,54 @@ def test_a_timeline_marks_the_ranks_that_were_lost():
         run.clock.sink = None
     events = json.loads(timeline.to_json())["traceEvents"]
     assert [e["name"] for e in events if e["ph"] == "i"] == ["ranks [2] lost"]
+
+
+def traced(folder, epochs, *, resume=True, fails=False):
+    """Run so many epochs, from the checkpoint that is there; a script that may fail."""
+    wanted = pt.CheckpointConfig(directory=folder / "checkpoints", resume=resume)
+    settings = config(trace=str(folder / "traces"), checkpoint=wanted)
+    with make_engine(freeze=schedule(0), depth=1, config=settings) as engine:
+        for _ in engine.epochs(epochs):
+            for batch in engine.batches(ToySet(8), 8):
+                engine.step(batch)
+        if fails:
+            raise RuntimeError("mine")
+
+
+def steps_in(path):
+    events = json.loads(path.read_text())["traceEvents"]
+    return sum(each["name"] == "optimizer" for each in events)
+
+
+def test_a_resumed_run_keeps_the_trace_of_the_one_that_crashed(tmp_path):
+    with pytest.raises(RuntimeError, match="mine"):
+        traced(tmp_path, 2, fails=True)
+    traced(tmp_path, 3)
+    traced(tmp_path, 6)
+    told = {path.name: steps_in(path) for path in (tmp_path / "traces").iterdir()}
+    assert told == {"trace-0.1.json": 2, "trace-0.2.json": 1, "trace-0.json": 3}
+
+
+def test_a_run_that_begins_anew_replaces_the_trace_that_is_there(tmp_path):
+    for epochs in (2, 1):
+        traced(tmp_path, epochs, resume=False)
+    (path,) = (tmp_path / "traces").iterdir()
+    assert path.name == "trace-0.json" and steps_in(path) == 1
+
+
+def train_more(rank, epochs, folder):
+    traced(folder, epochs)
+
+
+@pytest.mark.distributed
+def test_every_rank_of_a_resumed_run_keeps_its_trace(tmp_path):
+    for epochs in (1, 2):
+        run_ranks(train_more, 2, epochs, tmp_path)
+    names = {path.name for path in (tmp_path / "traces").iterdir()}
+    assert names == {
+        *("trace-0.json", "trace-1.json"),
+        *("trace-0.1.json", "trace-1.1.json"),
+    }
 
 
 def test_a_trace_that_cannot_be_written_stops_no_run(tmp_path, caplog):

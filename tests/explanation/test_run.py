@@ -102,6 +102,28 @@ def a_summary():
     return json.loads(json.dumps(a_history().to_json()))
 
 
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [
+        (None, ""),
+        ("well", "; ended well"),
+        ({"error": "OSError", "text": "disk full"}, "; ended with OSError: disk full"),
+    ],
+)
+def test_how_the_run_ended_is_told_in_the_first_line(ended, told):
+    found = explain_run({**a_summary(), "ended": ended})
+    assert str(found).splitlines()[0] == f"run of 4 processes, 8.00 s{told}"
+    assert found.to_dict()["ended"] == ended
+
+
+def test_a_summary_of_before_says_nothing_of_the_end():
+    old = {name: value for name, value in a_summary().items() if name != "ended"}
+    found = explain_run(old)
+    assert found.ended is None and "ended" not in str(found).splitlines()[0]
+    with pytest.raises(ValueError, match="^summary ended: expected one of"):
+        explain_run({**old, "ended": "badly"})
+
+
 def test_what_freezing_saved_is_told():
     saved = Saved(1.5, 0.25, 0.02, 0.0085)
     summary = {**a_summary(), "freezing": saved.to_json()}

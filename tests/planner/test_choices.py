@@ -188,6 +188,19 @@ def test_less_memory_than_gpipe_needs_gives_1f1b():
     assert (lone.num_stages, lone.schedule) == (1, "1f1b")
 
 
+def test_zb_h1_is_tried_for_a_single_micro_batch_of_several_stages():
+    model = equal_profile(4, times=(300, 400, 300))
+    options = dict(global_batch=8, num_microbatches=1, num_stages=4)
+    times = {
+        name: find(model, cluster(4), schedules=(name,), **options).simulated_step_ns
+        for name in ("gpipe", "1f1b", "zb-h1")
+    }
+    every = find(model, cluster(4), schedules=("gpipe", "1f1b", "zb-h1"), **options)
+    assert times["zb-h1"] < times["gpipe"] == times["1f1b"]
+    assert (every.schedule, every.simulated_step_ns) == ("zb-h1", times["zb-h1"])
+    assert "1f1b" not in {each.schedule for each in every.candidates}, "as gpipe"
+
+
 def test_zb_h1_fills_the_bubble_with_weight_gradients():
     model = equal_profile(4, times=(300, 400, 300))  # the first saves 100 of its 400
     options = dict(global_batch=8, num_stages=4, num_microbatches=8)

@@ -48,7 +48,7 @@ def instance(rng, most_layers):
     options = dict(
         global_batch=48,
         boundary=frozen,
-        num_microbatches=rng.choice([2, 4, 6]),
+        num_microbatches=rng.choice([1, 2, 4, 6]),
         checkpoint=rng.choice(["never", "never", "except_last", "always"]),
         copies=rng.choice(["overlapped", "serial"]),
         prefix_placements=rng.choice([PLACEMENTS, PLACEMENTS[:2], PLACEMENTS[::2]]),

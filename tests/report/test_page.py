@@ -6,12 +6,14 @@ import re
 import shutil
 import stat
 import subprocess
+import types
 
 import pytest
 
 import pipetransformer as pt
 from pipetransformer import planner
 from pipetransformer.cli.main import main
+from pipetransformer.loop import run_files
 from pipetransformer.report import page, write_page
 from tests.engine.even_profile import even_profile
 from tests.engine.scenario import config, make_engine, schedule
@@ -337,13 +339,136 @@ def test_a_large_run_and_a_comparison_are_drawn(folder, summary, tmp_path, brows
     assert dom.count('class="card" id="timeline"') == 2 and 'id="compared"' in dom
 
 
-def resumed(folder, epochs, *, report="report"):
+def resumed(folder, epochs, *, report="report", error=None):
     wanted = pt.CheckpointConfig(directory=folder / "checkpoints", resume=True)
     settings = config(report=str(folder / report), checkpoint=wanted)
     with make_engine(freeze=schedule(0), depth=1, config=settings) as engine:
         for _ in engine.epochs(epochs):
             for batch in engine.batches(ToySet(8), 8):
+                if error is not None:
+                    raise error
                 engine.step(batch)
+
+
+def short_passes(folder, epochs, *, report="report", fails_in=None):
+    """Run short passes; in one of them the script raises."""
+    settings = config(report=str(folder / report))
+    with make_engine(freeze=schedule(0), depth=1, config=settings) as engine:
+        for epoch in engine.epochs(epochs):
+            for batch in engine.batches(ToySet(8), 8):
+                if epoch == fails_in:
+                    raise RuntimeError("no\nroom " + "x" * 1000)
+                engine.step(batch)
+    return engine
+
+
+def test_between_short_passes_the_report_waits_and_at_the_end_it_is_whole(
+    tmp_path, monkeypatch
+):
+    ticks = iter(range(1000))  # whoever looks at the clock finds it a second later
+    clock = types.SimpleNamespace(perf_counter=lambda: next(ticks))
+    monkeypatch.setattr(run_files, "time", clock)
+    told, write = [], run_files.write_summary
+
+    def noted(history, path):
+        told.append((len(history.epochs), history.ended is None))
+        write(history, path)
+
+    monkeypatch.setattr(run_files, "write_summary", noted)
+    short_passes(tmp_path, 15)
+    # At 0 s, done at 1 s; of the looks at 2 s to 11 s the last is due, done at 12 s.
+    assert told == [(1, True), (11, True), (15, False)]
+    assert passes_in(tmp_path / "report" / "summary.json") == list(range(15))
+
+
+def test_the_report_says_whether_the_run_ended_well(tmp_path, monkeypatch):
+    told, write = [], run_files.write_summary
+
+    def noted(history, path):
+        write(history, path)
+        told.append(json.loads(path.read_text())["ended"])
+
+    monkeypatch.setattr(run_files, "write_summary", noted)
+    engine = short_passes(tmp_path, 1)
+    assert told == [None, "well"] and engine.history.ended.is_good
+    (run,) = data_of((tmp_path / "report" / "report.html").read_text())
+    assert run["state"] == "ended well"
+
+
+@pytest.mark.parametrize("fails_in", [0, 1])
+def test_the_report_says_which_error_ended_the_run(tmp_path, fails_in):
+    with pytest.raises(RuntimeError, match="no\nroom"):
+        short_passes(tmp_path, 2, fails_in=fails_in)
+    place = tmp_path / "report"
+    ended = json.loads((place / "summary.json").read_text())["ended"]
+    assert ended["error"] == "RuntimeError"
+    assert ended["text"].startswith("no room xxx") and len(ended["text"]) == 500
+    assert passes_in(place / "summary.json") == list(range(fails_in))
+    (run,) = data_of((place / "report.html").read_text())
+    assert run["state"].startswith("ended with RuntimeError: no room xxx")
+
+
+def test_an_error_of_the_last_step_is_the_end_of_the_run(tmp_path, monkeypatch):
+    settings = config(report=str(tmp_path))
+    engine = make_engine(freeze=schedule(0), depth=1, config=settings)
+    with pytest.raises(FloatingPointError, match="late"), engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(ToySet(8), 8):
+                engine.step(batch)
+
+        def tell():
+            raise FloatingPointError("late")
+
+        monkeypatch.setattr(run_of(engine), "tell_step", tell)
+    ended = json.loads((tmp_path / "summary.json").read_text())["ended"]
+    assert ended == {"error": "FloatingPointError", "text": "late"}
+
+
+def test_the_state_of_a_run_is_shown_and_unknown_in_older_summaries(summary):
+    def state(**changes):
+        (run,) = data_of(page({"a": {**summary, **changes}}))
+        return run["state"]
+
+    old = {name: value for name, value in summary.items() if name != "ended"}
+    assert data_of(page({"a": old}))[0]["state"] is None
+    assert state(ended=None) == "running" and state(ended="well") == "ended well"
+    error = {"error": "OSError", "text": "disk full"}
+    assert state(ended=error) == "ended with OSError: disk full"
+    with pytest.raises(ValueError, match="summary of a: expected what report.write"):
+        state(ended="badly")
+
+
+def test_a_run_that_died_in_its_first_pass_is_drawn_with_its_error(tmp_path, browser):
+    with pytest.raises(RuntimeError):
+        short_passes(tmp_path, 2, fails_in=0)
+    dom = browser(tmp_path / "report" / "report.html")
+    drawn = figure(dom, "timeline")
+    assert "no pass has ended; the run ended with RuntimeError: no room" in drawn
+    assert '<div class="bad"><dt>state</dt><dd>ended with RuntimeError' in dom
+
+
+def test_a_run_has_one_colour_in_all_charts_of_a_comparison(summary, tmp_path, browser):
+    bare = json.loads(json.dumps(summary))
+    for epoch in bare["epochs"]:
+        epoch["metrics"] = {}  # a chart in which the first run has no points
+    write_page({"bare": bare, "other": summary}, tmp_path / "both.html")
+    dom = browser(tmp_path / "both.html")
+    keys = re.findall(r'<i style="background:([^"]+)"></i>(bare|other)<', dom)
+    colours = {name: {c for c, n in keys if n == name} for name in ("bare", "other")}
+    assert len(keys) > 6 and all(len(found) == 1 for found in colours.values())
+    assert colours["bare"] != colours["other"]
+
+
+def test_the_columns_of_a_comparison_are_named_as_the_facts_are(
+    summary, tmp_path, browser
+):
+    write_page({"a": summary, "b": summary}, tmp_path / "both.html")
+    dom = browser(tmp_path / "both.html")
+    head = re.search(r'id="compared">.*?<thead>(.*?)</thead>', dom, re.S)[1]
+    named = re.findall(r"<th[^>]*>(.*?)</th>", head)
+    assert len(set(named)) == len(named)
+    assert {"training loss", "loss, evaluated", "accuracy, evaluated"} < set(named)
+    assert named[-1] == "state"
 
 
 def passes_in(path):
@@ -371,6 +496,21 @@ def test_a_resumed_run_keeps_what_is_told_of_it_before(tmp_path):
     }
     output = str(tmp_path / "all.html")
     assert main(["report", *map(str, place.glob("*.json")), "--output", output]) == 0
+
+
+def test_a_resumed_run_that_dies_before_a_pass_ends_tells_its_error(tmp_path):
+    resumed(tmp_path, 1)
+    with pytest.raises(RuntimeError, match="again"):
+        resumed(tmp_path, 2, error=RuntimeError("again"))
+    place = tmp_path / "report"
+    ended = {
+        path.name: json.loads(path.read_text())["ended"]
+        for path in place.glob("summary*.json")
+    }
+    assert ended == {
+        "summary.1.json": "well",
+        "summary.json": {"error": "RuntimeError", "text": "again"},
+    }
 
 
 def test_a_run_that_is_not_resumed_replaces_the_report_that_is_there(tmp_path):

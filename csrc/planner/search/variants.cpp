@@ -71,14 +71,22 @@ int64_t bound_of(
        filled});
 }
 
-// A single micro-batch has one order; a single stage runs ZB-H1 as 1F1B.
+// A single micro-batch has one order, besides what ZB-H1 lets a stage do while
+// the next one has the gradient; a single stage runs ZB-H1 as 1F1B.
 std::vector<ScheduleKind>
 schedules(const Request& request, const Shape& shape) {
   std::vector<ScheduleKind> all = request.schedules;
-  const auto last = std::find(all.begin(), all.end(), ScheduleKind::kOneFOneB);
+  const auto has = [&all](ScheduleKind kind) {
+    return std::find(all.begin(), all.end(), kind) != all.end();
+  };
   if (shape.num_microbatches == 1) {
+    const bool splits = shape.num_stages > 1 && has(ScheduleKind::kZbH1) &&
+                        all.front() != ScheduleKind::kZbH1;
     all.resize(1);
-  } else if (shape.num_stages == 1 && last != all.end()) {
+    if (splits) {
+      all.push_back(ScheduleKind::kZbH1);
+    }
+  } else if (shape.num_stages == 1 && has(ScheduleKind::kOneFOneB)) {
     all.erase(
         std::remove(all.begin(), all.end(), ScheduleKind::kZbH1), all.end());
   }

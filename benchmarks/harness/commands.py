@@ -155,9 +155,10 @@ _ALL = (
             (
                 "freezing_text",
                 (
-                    *("--tasks", "sst2 1024", "--seeds", "4", "--policies"),
+                    *("--tasks", "sst2 1024", "--seeds", "6", "--policies"),
                     *("cap 1/5", "cap 1/3", "cap 1/2"),
                     *("gradient", "autofreeze", "guarded"),
+                    *("--jobs", "2", "--minutes", "30"),
                 ),
             ),
             (

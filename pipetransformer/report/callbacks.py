@@ -448,13 +448,15 @@ class ProgressBar(Callback):
 
 
 def _tags(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return metrics by their tags; of those that come with their set, these alone."""
-    of_sets = {name.rpartition("/")[2] for name in metrics if "/" in name}
-    return {
-        f"evaluation/{name}": value
-        for name, value in metrics.items()
-        if "/" in name or name not in of_sets
-    }
+    """Return metrics by their tags: once, with their set where all come with it."""
+    ends = "/loss"  # which each set has; a user's own metric may have a slash, too
+    sets = [name.removesuffix(ends) for name in metrics if name.endswith(ends)]
+    for each in sets:
+        own = {n: v for n, v in metrics.items() if n.startswith(f"{each}/")}
+        if all(name in own or f"{each}/{name}" in own for name in metrics):
+            metrics = own
+            break
+    return {f"evaluation/{name}": value for name, value in metrics.items()}
 
 
 def _left(seconds: float | None) -> str:

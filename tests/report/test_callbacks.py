@@ -430,3 +430,27 @@ def test_intervals_below_one_are_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match="every_steps: expected at least 1"):
             make()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "tags"),
+    [
+        ({"loss": 1.0, "f1/macro": 0.5, "macro": 0.4}, ["loss", "f1/macro", "macro"]),
+        ({"loss": 1.0, "aux/loss": 0.5, "f1": 0.4}, ["loss", "aux/loss", "f1"]),
+        ({"loss": 1.0, "dev/loss": 1.0}, ["dev/loss"]),
+        (
+            {"loss": 1.0, "f1/a": 0.5, "dev/loss": 1.0, "dev/f1/a": 0.5},
+            ["dev/loss", "dev/f1/a"],
+        ),
+    ],
+)
+def test_metrics_of_several_sets_have_a_tag_by_set_and_no_other_is_lost(
+    metrics, tags, monkeypatch
+):
+    made = Recorded()
+    stand_in = types.SimpleNamespace(init=lambda **_: made)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    writer = pt.report.WandbWriter()
+    writer.on_evaluation(0, metrics)
+    ((_, values),) = made.logged
+    assert values == {f"evaluation/{tag}": metrics[tag] for tag in tags}

@@ -3,7 +3,7 @@
 
 Usage: ``python tools/make_wheel.py [--output DIR] [--no-check]``, or ``make wheel``.
 The wheel's version names the torch it is for, as the extension loads with no other:
-``0.1.0+torch2.13.0.cpu``. auditwheel says which Linux it runs on; torch's libraries
+``0.2.0+torch2.13.0.cpu``. auditwheel says which Linux it runs on; torch's libraries
 are torch's and stay out. The check installs the wheel and its torch into a new
 environment, and trains by ``examples/quickstart.py`` away from the checkout.
 """

@@ -11,7 +11,8 @@ lines of its own::
 NAME is a file of benchmarks/results without ``.json``, TABLE a key of ``TABLES``. Where
 there is no such file the block says that this was not measured on this version: to take
 figures back, remove the file and run this script. ``<!-- results: headline -->`` begins
-the table of a row per question, drawn from several files (``_headline.py``).
+the table of a row per question, drawn from several files (``_headline.py``), and
+``<!-- results: targets -->`` that of all that is aimed at (``_targets.py``).
 
 Refused are results that do not say where they come from, of a tree with changes, of
 another command than that of ``make bench`` (benchmarks/harness/commands.py) or of a
@@ -40,6 +41,7 @@ import _planner_tables
 import _run_tables
 import _simulated_tables
 import _step_tables
+import _targets
 import _transformation_tables
 from _markdown import Content, ratios, rows
 from _origin import REPEATS, complaints
@@ -48,9 +50,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from harness.age import Age, age  # noqa: E402
 from harness.commands import COMMANDS, Command  # noqa: E402
+from harness.kept import seeds_to_come  # noqa: E402
 
 START = re.compile(r"<!-- results: (\S+) (\S+) -->")
 HEADLINE = "<!-- results: headline -->"
+TARGETS = "<!-- results: targets -->"
 END = "<!-- end results -->"
 WIDTH = 120  # of a line that is no table's
 
@@ -146,9 +150,10 @@ def render(text: str, page: Path, results: Path) -> tuple[str, list[str]]:
         found = START.fullmatch(marker)
         if marker == END:
             raise TableError(f"{END}: expected a start marker before it, got none")
-        if marker == HEADLINE:
+        if marker in (HEADLINE, TARGETS):
             skip_old_table(lines, marker)
-            body = headline(page, results)
+            drawn = headline if marker == HEADLINE else targets
+            body = drawn(page, results)
         elif found is not None:
             skip_old_table(lines, marker)
             body = table(found.group(1), found.group(2), page, results)
@@ -190,7 +195,7 @@ def skip_old_table(lines: Iterator[str], marker: str) -> None:
     for line in lines:
         if line.strip() == END:
             return
-        if START.fullmatch(line.strip()) or line.strip() == HEADLINE:
+        if START.fullmatch(line.strip()) or line.strip() in (HEADLINE, TARGETS):
             break
     raise TableError(f"{marker}: expected {END} after it, got none")
 
@@ -206,6 +211,16 @@ def headline(page: Path, results: Path) -> list[str]:
     return ["", *_headline.headline(found, pages), ""]
 
 
+def targets(page: Path, results: Path) -> list[str]:
+    """The lines of the table of all that is aimed at."""
+    found = {
+        name: load(path)
+        for name in COMMANDS
+        if (path := results / f"{name}.json").exists()
+    }
+    return ["", *_targets.targets(found), ""]
+
+
 def table(name: str, kind: str, page: Path, results: Path) -> list[str]:
     """The lines of one table, and where its figures come from."""
     if kind not in TABLES:
@@ -218,23 +233,10 @@ def table(name: str, kind: str, page: Path, results: Path) -> list[str]:
     # A table may say what another result says, or lead to a list of cases.
     places = {"folder": str(results), "link": os.path.relpath(results, page.parent)}
     content = {**load(path), **places}
-    if missing := _seeds_to_come(content):
-        return ["", missing, "", source(content), ""]
+    if lacking := seeds_to_come(content):
+        how = f"`make {command.part}`, `{command.line}`"
+        return ["", f"Not whole yet: {lacking} ({how}).", "", source(content), ""]
     return ["", *TABLES[kind](content), "", source(content), ""]
-
-
-def _seeds_to_come(content: Content) -> str | None:
-    """What a table that is made in sittings lacks."""
-    seeds, command = content.get("seeds"), command_of(content["name"])
-    lacking = [
-        f"{task}: {count} of {seeds} seeds"
-        for task, count in content.get("seeds_so_far", {}).items()
-        if count < seeds
-    ]
-    if not lacking:
-        return None
-    how = f"`make {command.part}`, `{command.line}`"
-    return f"Not whole yet: {'; '.join(lacking)} ({how})."
 
 
 def source(content: Content) -> str:

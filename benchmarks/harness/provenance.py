@@ -69,7 +69,7 @@ def begin(root: Path = ROOT) -> Start:
 
 
 def provenance(start: Start, root: Path = ROOT) -> dict[str, object]:
-    """Return commit, dirty flag, command line and the share of others.
+    """Return commit, dirty flag, command line, duration and the share of others.
 
     ``dirty`` is None without git. A tree is dirty if it was changed when the
     measurement began or when it ended, or if the commit is another one at the end.
@@ -87,6 +87,7 @@ def provenance(start: Start, root: Path = ROOT) -> dict[str, object]:
         "dirty": bool(changed) or moved if known else None,
         "changed": changed,
         "command": command(),
+        "took_s": time.monotonic() - start.wall_s,
         "foreign_share": (
             _foreign_share(start) if start.kept_share is None else start.kept_share
         ),

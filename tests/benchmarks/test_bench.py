@@ -72,11 +72,12 @@ def test_script_that_writes_results_has_a_command():
 
 
 def test_what_is_run_is_what_a_result_must_be_of(runs):
-    assert bench.main([]) == 0
+    assert bench.main(["--again"]) == 0
     wanted = [c.line for c in COMMANDS.values() if c.part == "bench"]
     assert runs.lines == wanted and len(wanted) >= 19
     runs.lines.clear()
-    assert bench.main(["--part", "seeds"]) == bench.main(["two_hosts"]) == 0
+    assert bench.main(["--part", "seeds", "--again"]) == 0
+    assert bench.main(["two_hosts"]) == 0
     assert runs.lines == [COMMANDS["demo_seeds"].line, COMMANDS["two_hosts"].line]
 
 
@@ -85,6 +86,25 @@ def test_failure_does_not_end_the_others_and_is_told(runs, capsys):
     assert bench.main(["planner_time", "paper_ladder"]) == 1
     assert len(runs.lines) == 2
     assert capsys.readouterr().err == "bench: planner_time failed\n"
+
+
+def test_a_call_that_was_cut_short_goes_on_where_it_stopped(runs, monkeypatch, capsys):
+    whys = {"paper_ladder": "3 newer commits", "planner_time": "not measured"}
+    monkeypatch.setattr(bench, "why_again", lambda c, *_: whys.get(c.name, ""))
+    took = {"paper_ladder": {"took_s": 61.0}}
+    monkeypatch.setattr(bench, "result_of", lambda c, _: took.get(c.name))
+    assert bench.main([]) == 0
+    wanted = [COMMANDS[name].line for name in ("planner_time", "paper_ladder")]
+    assert runs.lines == wanted
+    told = capsys.readouterr().out
+    assert "table1_speedup: stands\n" in told
+    assert "1 of 2; left: about 2 min and 1 of unknown length\n" in told
+    assert "2 of 2; left: about 2 min\n" in told
+
+
+def test_what_is_named_is_measured_though_its_result_stands(runs, monkeypatch):
+    monkeypatch.setattr(bench, "why_again", lambda *_: "")
+    assert bench.main(["paper_ladder"]) == 0 and len(runs.lines) == 1
 
 
 @pytest.mark.parametrize(

@@ -484,6 +484,20 @@ def test_headline_alone_does_not_show_a_result(page, capsys):
     assert "speed.json: expected a table on a page, got none" in capsys.readouterr().out
 
 
+def test_aims_of_all_files_are_drawn_and_show_no_result_by_themselves(page, capsys):
+    aimed = {**RATIO, "target": {"at_least": 2.0, "of": "value"}, "met": True}
+    page.save(ratios=[aimed])
+    page.readme.write_text("<!-- results: targets -->\n<!-- end results -->\n")
+    assert page.run() == 1
+    assert "expected a table on a page" in capsys.readouterr().out
+    page.mark("rows", "")
+    text = page.readme.read_text()
+    page.readme.write_text(f"<!-- results: targets -->\n<!-- end results -->\n{text}")
+    assert page.run() == 0
+    assert "| speed | ratio | ≥ 2 | 1 | none | 3 |" in page.readme.read_text()
+    assert page.run("--check") == 0
+
+
 def test_headline_without_an_end_is_refused(page, capsys):
     page.readme.write_text("<!-- results: headline -->\n" + MARKED.format("rows", ""))
     assert page.run() == 1

@@ -25,6 +25,16 @@ def ratios(content: Content) -> list[str]:
     )
 
 
+def bounded(content: Content) -> list[str]:
+    """Each ratio with its range and what bounds it."""
+    lines = []
+    for each in content["ratios"]:
+        bound = each["bound"]
+        told = "-" if bound is None else f"{bound:.2f}"
+        lines.append([each["name"], value_and_range(each), told])
+    return markdown(["ratio", "value", "bound"], lines)
+
+
 def speedup(ratio: Content) -> str:
     """A ratio's value; one above its bound is no merit, and says so."""
     value, bound = ratio["value"], ratio["bound"]

@@ -43,7 +43,7 @@ import _simulated_tables
 import _step_tables
 import _targets
 import _transformation_tables
-from _markdown import Content, ratios, rows
+from _markdown import Content, bounded, ratios, rows
 from _origin import REPEATS, complaints
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,6 +66,7 @@ class TableError(ValueError):
 # Table name -> lines of Markdown.
 TABLES: dict[str, Callable[[Content], list[str]]] = {
     "accuracy": _run_tables.accuracy,
+    "bounded": bounded,
     "bounds": _run_tables.bounds,
     "curve": _transformation_tables.curve,
     "endurance": _transformation_tables.endurance,

@@ -209,6 +209,15 @@ _ALL = (
         )
     ),
     _script(
+        "freezing_time",
+        (
+            *PRODUCT,
+            "examples/vit_digits.py",
+            "benchmarks/training/freezing_time_worker.py",
+        ),
+        MODELS,
+    ),
+    _script(
         "step_prediction",
         (*PRODUCT, "benchmarks/training/prediction_worker.py"),
         MODELS,

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 import freezing
+import freezing_time
 from harness import provenance
 from harness.age import Age
+from harness.common import Series
 from harness.paired import non_inferiority
 from harness.provenance import Tree
+from harness.timing import Sample
 from training import freezing_worker
 
 
@@ -342,3 +345,32 @@ def test_seeds_side_by_side_have_a_process_each(monkeypatch):
     assert called == [
         [sys.executable, *sys.argv, "--jobs", "1", "--seeds", "4"],
     ]
+
+
+def test_seconds_are_compared_within_a_round_and_bounded_by_the_work():
+    def series(policy, seconds, work):
+        sample = Sample(1.0, 1.0)
+        made = [
+            freezing_time.Run(sample, {freezing_time.WALL_TIME: s}, work, [])
+            for s in seconds
+        ]
+        return Series(policy, tuple(made), (), ())
+
+    found = freezing_time.ratios_of(
+        "digits",
+        {
+            "unfrozen": series("unfrozen", (10.0, 20.0, 30.0), 300),
+            "cap 1/3": series("cap 1/3", (5.0, 11.0, 10.0), 100),
+            "guarded": series("guarded", (10.5, 21.0, 31.0), 300),
+        },
+        quick=False,
+    )
+    cap, guarded = found
+    assert (cap.name, cap.value, cap.bound) == (
+        "digits: best static / cap 1/3",
+        2.0,
+        3.0,
+    )
+    assert cap.target is None and guarded.bound is None
+    assert guarded.value == pytest.approx(20 / 21)
+    assert guarded.target.judged({"value": guarded.value})["met"] is False

@@ -120,6 +120,18 @@ def test_ratios_are_rendered_between_the_markers(page):
     )
 
 
+def test_bounded_ratios_show_what_bounds_them_and_what_is_missed(page):
+    aimed = {"target": {"at_least": 3.5, "of": "value"}, "met": False}
+    low = {**RATIO, "bound": 4.0, **aimed}
+    page.save(ratios=[low, {**RATIO, "name": "c / a", "bound": None}])
+    page.mark("bounded")
+    assert page.run() == 0
+    assert (
+        "| b / a | 3.00 (2.50 to 3.25) **missed** | 4.00 |\n"
+        "| c / a | 3.00 (2.50 to 3.25) | - |\n"
+    ) in page.readme.read_text()
+
+
 def test_rows_are_rendered_by_system_and_metric(page):
     page.mark("rows")
     assert page.run() == 0

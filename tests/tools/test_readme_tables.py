@@ -346,7 +346,7 @@ def test_result_that_is_no_json_is_refused(page, capsys):
             "<!-- results: speed rows -->\n" + MARKED.format("ratios", ""),
             "<!-- results: speed rows -->: expected <!-- end results --> after it",
         ),
-        (MARKED.format("pie", ""), "speed pie: expected a table of accuracy, bounds"),
+        (MARKED.format("pie", ""), "speed pie: expected a table of accuracy, bounded"),
     ],
 )
 def test_marker_that_makes_no_table_is_refused(page, capsys, text, complaint):

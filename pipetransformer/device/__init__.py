@@ -1,5 +1,6 @@
-"""Copies between the host and devices beside the work that is queued there."""
+"""Copies between host and devices beside the work queued there, and its times."""
 
 from pipetransformer.device.host_copies import LaterNumber, bring, wait_for_queued
+from pipetransformer.device.stream_times import StreamTimes
 
-__all__ = ["LaterNumber", "bring", "wait_for_queued"]
+__all__ = ["LaterNumber", "StreamTimes", "bring", "wait_for_queued"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from typing import Any
 
 import torch
@@ -71,8 +72,20 @@ def forward_loss(
         else:
             outputs = model(batch)
             loss = outputs if empty else _loss_of(run, outputs, wanted)
+        began = time.perf_counter()
+        on_device = isinstance(loss, Tensor) and not loss.is_cpu
+        if on_device:
+            run.times.mark("forward", loss.device)
         run.last_loss, run.own_loss = step_loss(run, replica, loss), None
+        if on_device and run.last_loss.is_known:
+            _divide_wait(run, began)
     return loss
+
+
+def _divide_wait(run: Run, began: float) -> None:
+    """Charge the wait for a loss to what the device did in the meantime."""
+    parts = run.times.parts("forward", began, time.perf_counter())
+    run.clock.divide(began, parts)
 
 
 def _rows(batch: Batch | Any) -> int:
@@ -98,8 +111,11 @@ def _catch_up(run: Run, counted: Pass | None) -> None:
     late = last is not None and not last.is_known
     if late or (counted is not None and counted.is_behind):
         with run.clock.phase("forward"):
+            began = time.perf_counter()
             if last is not None:
                 last.read()
+            if late:
+                _divide_wait(run, began)
             if counted is not None:
                 counted.catch_up()
 
@@ -174,6 +190,7 @@ def backward(
     with run.clock.phase("backward"):
         replica.last_gradient.at = 0.0
         run.precision.scaled(loss).backward()  # type: ignore[no-untyped-call]
+        run.times.mark("backward")
         if ends and size > 1:
             on_devices = replica.await_reduction()
             # There its time is when the last gradient was queued, not when it came.
@@ -396,6 +413,7 @@ def update(run: Run, replica: Replica) -> None:
             with state.being_stepped():
                 state.scheduler.step()
         _clear_gradients(run, state.optimizer)
+        run.times.mark("optimizer")
     if run.arguments.listeners and run.is_lead:
         run.tell_step()  # of a loop whose forward is not the engine's
         last = run.last_loss if run.own_loss is None else run.own_loss

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from types import TracebackType
 from typing import TypeVar
@@ -109,6 +109,26 @@ class Clock:
         whole = self._open.pop()
         if self.sink is not None:
             self.sink(whole, began, now)
+
+    def divide(self, began: float, parts: Iterable[tuple[str, float]]) -> None:
+        """Charge what the open phase has used since `began` to phases beside it.
+
+        Args:
+            began: A ``time.perf_counter()``; a time before the last change of phase
+                counts as that change.
+            parts: Phases one after another, and when each ended; the open one keeps
+                what is after the last.
+        """
+        if threading.get_ident() != self._thread:
+            return
+        self._charge(max(began, self._since))
+        own = self._open.pop()
+        outer = own.rpartition("/")[0]
+        for name, end in parts:
+            self._open.append(f"{outer}/{name}" if outer else name)
+            self._charge(max(end, self._since))
+            self._open.pop()
+        self._open.append(own)
 
     def mark(self, text: str) -> None:
         """Tell the sink that something happened now: a phase without length."""

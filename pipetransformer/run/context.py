@@ -27,6 +27,7 @@ from pipetransformer.autofreeze import (
 )
 from pipetransformer.config import Config
 from pipetransformer.data import Batch
+from pipetransformer.device import StreamTimes
 from pipetransformer.planner import Plan
 from pipetransformer.report import StepRecord, Throttle
 from pipetransformer.report.clock import Clock
@@ -68,6 +69,7 @@ class Run:
         self.inputs = PlanInputs()
         self.caches = Caches(arguments, plane, self.inputs)
         self.clock = clock
+        self.times = StreamTimes()
         self.control_log = ControlLog(plane)
         self.groups = GroupCache(
             self.config.autodp.cached_groups,

@@ -117,3 +117,42 @@ def test_a_checkpoint_goes_on_elsewhere(devices, to_device, tmp_path):
     (plain,) = run_ranks(train_here, 1, ["cpu"], str(tmp_path / "plain"), 4)
     for one, other in zip(mine, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+def train_wide(_rank, devices):
+    """Layers so wide that a step is the device's work; return each phase's share."""
+    torch.manual_seed(0)
+    width = 4096 if devices[0] != "cpu" else 256
+    layers = [torch.nn.Linear(width, width) for _ in range(4)]
+    engine = pt.PipeTransformer(
+        torch.nn.Sequential(*layers, torch.nn.Linear(width, 4)),
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-4),
+        loss=torch.nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Never(),
+        config=config(
+            devices=devices, plan=pt.PlanConfig(num_stages=1, num_microbatches=1)
+        ),
+    )
+    rows = 2048
+    data = torch.utils.data.TensorDataset(
+        torch.randn(rows, width), torch.randint(4, (rows,))
+    )
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(data, 256):
+                engine.step(batch)
+    phases = engine.history.epochs[-1].phase_seconds
+    parts = ("forward", "backward", "optimizer")
+    seconds = [
+        sum(s for name, s in phases.items() if part in name.split("/"))
+        for part in parts
+    ]
+    return [each / sum(seconds) for each in seconds]
+
+
+@pytest.mark.parametrize("devices", [CPU, cuda()])
+def test_phases_tell_where_the_device_was(devices):
+    """A backward multiplies twice as often as a forward; the host queues all at once."""
+    (shares,) = run_ranks(train_wide, 1, devices, timeout_s=TIMEOUT_S)
+    forward, backward, optimizer = shares
+    assert backward > forward > 0 and optimizer > 0.02

@@ -57,6 +57,31 @@ def test_split_charges_what_came_after_to_an_inner_phase(fake):
     assert clock.seconds() == {"other": 0, "backward": 4, "backward/all_reduce": 2}
 
 
+def test_a_wait_is_divided_among_phases_beside_the_open_one(fake):
+    clock = Clock()
+    with clock.phase("pass"), clock.phase("forward"):
+        fake.now += 3  # queues
+        began = fake.now
+        fake.now += 10
+        clock.divide(
+            began,
+            [("optimizer", began - 1), ("backward", began + 4), ("forward", fake.now)],
+        )
+        fake.now += 1
+    assert clock.seconds() == {
+        "other": 0,
+        "pass": 0,
+        "pass/forward": 3 + 6 + 1,
+        "pass/optimizer": 0,
+        "pass/backward": 4,
+    }
+    with clock.phase("forward"):
+        began = fake.now
+        fake.now += 2
+        clock.divide(began, [])
+    assert clock.seconds()["forward"] == 2 and clock.elapsed() == 16
+
+
 @pytest.mark.parametrize(("at", "inner"), [(0.0, 5), (1e9, 0)])
 def test_split_stays_within_the_open_phase(fake, at, inner):
     clock = Clock()

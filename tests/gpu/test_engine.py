@@ -152,7 +152,7 @@ def train_wide(_rank, devices):
 
 @pytest.mark.parametrize("devices", [CPU, cuda()])
 def test_phases_tell_where_the_device_was(devices):
-    """A backward multiplies twice as often as a forward; the host queues all at once."""
+    """A backward multiplies twice as often as a forward; the host queues both ahead."""
     (shares,) = run_ranks(train_wide, 1, devices, timeout_s=TIMEOUT_S)
     forward, backward, optimizer = shares
     assert backward > forward > 0 and optimizer > 0.02

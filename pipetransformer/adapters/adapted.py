@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -223,7 +224,37 @@ class Adapted:
             )
         model: Any = self._adapters if self._adapters is not None else self.model
         written = merged(model, self._untie) if merge else model
-        written.save_pretrained(folder, **_states_apart(written))
+        with _settings_kept(self.model, written):
+            written.save_pretrained(folder, **_states_apart(written))
+
+
+@contextlib.contextmanager
+def _settings_kept(*models: Any) -> Iterator[None]:
+    """Leave the configs of models as they are: to save one writes into it.
+
+    Layers hold it, so the activation cache would take them for others.
+    """
+    configs = [
+        config
+        for model in models
+        for name in ("config", "generation_config")
+        for config in _with_parts(getattr(model, name, None))
+    ]
+    before = [copy.copy(vars(config)) for config in configs]
+    try:
+        yield
+    finally:
+        for config, settings in zip(configs, before, strict=True):
+            vars(config).clear()
+            vars(config).update(settings)
+
+
+def _with_parts(config: Any) -> list[Any]:
+    """Return a config and those within it."""
+    if not hasattr(config, "__dict__"):
+        return []
+    parts = [part for part in vars(config).values() if hasattr(part, "to_dict")]
+    return [config, *(each for part in parts for each in _with_parts(part))]
 
 
 class _ConfigOnly:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,9 +38,11 @@ class Ragged:
             ``(rows, lengths)``.
         dim: Which dim of the tensors at a boundary is padded, counted with the rows'
             (0). One for all that have as many dims, or one per tensor, None for one of
-            fixed shape.
+            fixed shape. Tensors are in the order in which layers hand them on, those
+            of a mapping in its own.
         fill: What stands behind a row's end. One for all tensors or one per tensor.
-        input_dim: The same as `dim` for the inputs, in their order.
+        input_dim: The same as `dim` for the inputs, in their order; those of a mapping
+            are in the order of their sorted names.
         which: Of rows with several lengths the number of each tensor's, at a boundary.
         input_which: The same for the inputs.
         fixed: Numbers and tensors without rows at a boundary are the same whatever
@@ -199,7 +201,8 @@ class Ragged:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
             raise ValueError(
                 "ragged: expected inputs of one padded length along input_dim="
-                f"{self.input_dim}, got shapes {shapes}"
+                f"{self.input_dim}, got shapes {shapes}{_by_name(inputs)}; name one "
+                "dim per tensor, None where it is not padded"
             )
         padded = [sizes[kind].pop() for kind in sorted(sizes)]
         lengths = self.lengths(inputs)
@@ -216,7 +219,8 @@ class Ragged:
             text = ", ".join(map(str, padded))
             raise ValueError(
                 f"Ragged.lengths: expected {rows} numbers of 0..{text} (the padded "
-                f"length), got {lengths.tolist()}"
+                f"length along input_dim={self.input_dim}{_by_name(inputs)}), got "
+                f"{lengths.tolist()}"
             )
         own = lengths.view(rows, len(padded))
         found = RaggedRows(
@@ -375,3 +379,10 @@ def moved(
         else (tensor.movedim(1, dim) if back else tensor.movedim(dim, 1))
         for tensor, dim in zip(tensors, dims, strict=True)
     ]
+
+
+def _by_name(inputs: Any) -> str:
+    """Say in which order the tensors of a mapping are."""
+    if not isinstance(inputs, Mapping):
+        return ""
+    return f" of {', '.join(sorted(map(str, inputs)))}, in this order"

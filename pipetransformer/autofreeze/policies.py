@@ -59,12 +59,12 @@ class Schedule(Policy):
     Raises:
         ValueError: an empty list or a negative count; a count above the number of
             units is found in ``bind``.
-        TypeError: a mapping or a set.
+        TypeError: no sequence.
     """
 
     def __init__(self, counts: Sequence[int], *, dry_run: bool = False) -> None:
         super().__init__(dry_run=dry_run)
-        if isinstance(counts, (Mapping, Set)):
+        if isinstance(counts, (Mapping, Set)) or not isinstance(counts, Sequence):
             raise TypeError(
                 "counts: expected a list, the frozen units of evaluation point T at "
                 f"place T, got {type(counts).__name__}"

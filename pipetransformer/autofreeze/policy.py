@@ -191,6 +191,11 @@ class Policy(abc.ABC):
                 remembers the run it decided for.
         """
         check_count("num_units", num_units)
+        if not hasattr(self, "_num_units"):
+            raise TypeError(
+                f"policy: expected {type(self).__name__}.__init__ to call "
+                "super().__init__() first, which it does not"
+            )
         if self._num_units is not None:
             raise ValueError(
                 "policy: expected a new one for each engine, got one that is bound to "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
@@ -44,7 +45,16 @@ def console() -> Console:
         def on_broken_pipe(self) -> None:
             raise  # the BrokenPipeError that rich caught
 
-    return Pipe(file=sys.stdout, highlight=False, emoji=False, markup=False)
+    # Some terminals say COLUMNS=0 for a width that they do not know.
+    nothing = os.environ.get("COLUMNS", "").strip("0") == ""
+    width = shutil.get_terminal_size().columns if "COLUMNS" in os.environ else None
+    return Pipe(
+        file=sys.stdout,
+        width=width if nothing else None,
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
 
 
 class _ClosedStream(io.TextIOBase):

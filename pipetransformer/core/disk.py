@@ -179,7 +179,7 @@ def replacing(
 
     The temporary file is synced and renamed; its mode is 0600. It is locked while its
     writer lives, so that `clear_unfinished` can tell what a dead writer left behind. A
-    symbolic link is replaced, and not followed.
+    symbolic link is replaced, and not followed; a device, a FIFO or a socket is not.
 
     Args:
         path: The file.
@@ -192,8 +192,10 @@ def replacing(
     Raises:
         OSError: the file could not be written; names it. What has its name then is the
             older file, intact, or this one, whole, if the disk failed after that.
+            FileExistsError: something else than a file has its name.
     """
     target = pathlib.Path(path)
+    _require_replaceable(target)
     name = os.fsdecode(os.fsencode(target.name)[:_LONGEST])
     temporary = target.with_name(f".{name}.{secrets.token_hex(8)}.tmp")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -221,6 +223,18 @@ def replacing(
         raise about(error, path) from error
     finally:
         _discard(temporary)
+
+
+def _require_replaceable(target: pathlib.Path) -> None:
+    try:
+        kind = stat.S_IFMT(target.lstat().st_mode)
+    except OSError:
+        return  # whoever opens it is told
+    if kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):
+        found = _KINDS.get(kind, "something else")
+        raise FileExistsError(
+            errno.EEXIST, f"expected a regular file or none, got {found}", str(target)
+        )
 
 
 def _publish(temporary: pathlib.Path, target: pathlib.Path, *, replace: bool) -> None:

@@ -86,6 +86,10 @@ def _pair(batch: object, wanted: str = "") -> tuple[Tree, Tree]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise TypeError(
             "samples: expected (inputs, targets) pairs, or mappings of named tensors, "
-            f"got batches of type {type(batch).__name__}{wanted}"
+            f"got batches of type {type(batch).__name__}{_count(batch)}{wanted}"
         )
     return batch[0], batch[1]
+
+
+def _count(batch: object) -> str:
+    return f" with {len(batch)} items" if isinstance(batch, (tuple, list)) else ""

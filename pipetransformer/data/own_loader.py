@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Any, cast
 
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from pipetransformer.data.division import Division
 from pipetransformer.data.loading import (
@@ -70,11 +70,14 @@ def sampler_of(loader: DataLoader[Any]) -> ShareSampler:
     """
     sampler = loader.batch_sampler
     if not isinstance(sampler, ShareSampler):
+        own = type(sampler) not in (BatchSampler, type(None))
+        found = type(sampler if own else loader.sampler).__name__
         raise ValueError(
             "batches: expected a DataLoader(dataset, batch_sampler=engine.sampler("
             "dataset, batch_size), ...), which replicas can divide, got one with "
-            f"{type(sampler or loader.sampler).__name__}; or give "
-            "engine.batches the dataset itself"
+            f"{found}; or give engine.batches the dataset itself, of which each sample "
+            "comes once a pass: for a draw of your own a torch.utils.data.Subset of "
+            "as many indices, drawn anew in each epoch and the same on every rank"
         )
     size = len(loader.dataset)  # type: ignore[arg-type]  # DataLoader wants one, too
     if size != sampler.num_samples:

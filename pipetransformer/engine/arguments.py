@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -53,8 +53,9 @@ def check_model(model: object) -> nn.Sequential:
         TypeError: not an ``nn.Sequential``, a compiled one, or one whose skips do not
             fit together.
         ValueError: empty, a layer twice, a forward or parameters of its own,
-            `nn.SyncBatchNorm`, a lazy layer that has not run yet, a buffer that is
-            sparse or holds one value for several places, nothing to train.
+            `nn.SyncBatchNorm`, a lazy layer that has not run yet, a tensor on the meta
+            device, a buffer that is sparse or holds one value for several places,
+            nothing to train.
     """
     compiled = isinstance(model, torch._dynamo.OptimizedModule) or (
         getattr(model, "_compiled_call_impl", None) is not None
@@ -86,6 +87,11 @@ def check_model(model: object) -> nn.Sequential:
             raise ValueError(
                 f"model: expected known shapes, got a lazy layer's {name}; run the "
                 "model on one batch first: model(inputs)"
+            )
+        if tensor.is_meta:
+            raise ValueError(
+                f"model: expected values in all its tensors, got {name} on the meta "
+                "device; call model.to_empty(device='cpu') and load its weights first"
             )
     for name, buffer in model.named_buffers():
         if buffer.layout != torch.strided:
@@ -219,6 +225,11 @@ def check_arguments(
             "loss: expected a callable loss(outputs, targets) for an nn.Sequential, "
             f"got {loss!r}; what from_transformers gives has a loss of its own"
         )
+    if isinstance(loss, type):
+        raise TypeError(
+            "loss: expected a callable loss(outputs, targets), got the class "
+            f"{loss.__name__}; make one: {loss.__name__}()"
+        )
     if isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError("optimizer: expected a factory, got a built optimizer")
     needed = {"optimizer": optimizer, "loss": loss}
@@ -232,9 +243,16 @@ def check_arguments(
         kind = type(lr_scheduler).__name__
         raise TypeError(f"lr_scheduler: expected a factory or None, got {kind}")
     if freeze is not None and not isinstance(freeze, Policy):
+        is_class = isinstance(freeze, type)
         raise TypeError(
             "freeze: expected a policy such as pt.freeze.Guarded() or "
-            f"pt.freeze.Never(), got {type(freeze).__name__}"
+            f"pt.freeze.Never(), got {'the class ' if is_class else ''}"
+            f"{freeze.__name__ if isinstance(freeze, type) else type(freeze).__name__}"
+        )
+    if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+        raise TypeError(
+            "callbacks: expected a sequence of pt.report.Callback, got "
+            f"{type(callbacks).__name__}"
         )
     if ragged is not None and not isinstance(ragged, Ragged):
         kind = type(ragged).__name__

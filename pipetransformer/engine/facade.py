@@ -34,7 +34,7 @@ from pipetransformer.report import Callback, History
 from pipetransformer.run.arguments import AdaptedModel, Loss, LossWeight
 from pipetransformer.run.context import Run
 from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
-from pipetransformer.transformation.plan_search import explain_replica
+from pipetransformer.transformation.plan_search import explain_in_force
 
 
 class PipeTransformer:
@@ -333,8 +333,17 @@ class PipeTransformer:
         Returns:
             The mean loss over this replica's rows, ``()``; zero, with a graph, on a
             replica that has no rows of a short last batch.
+
+        Raises:
+            TypeError: no batch of `batches`.
         """
-        return self._open().loss(batch)
+        coordinator = self._open()
+        if not isinstance(batch, Batch):
+            raise TypeError(
+                "engine.loss: expected a batch of engine.batches, got "
+                f"{type(batch).__name__}"
+            )
+        return coordinator.loss(batch)
 
     def backward(self, loss: Tensor) -> None:
         """Run backward of a loss of ``engine.model(batch)`` or ``engine.loss(batch)``.
@@ -379,10 +388,18 @@ class PipeTransformer:
             ``{"loss": ..., **metrics}``.
 
         Raises:
+            TypeError: metrics that are no functions by name.
             ValueError: a metric called ``"loss"``.
         """
         coordinator = self._open()
         check_dataset(dataset)
+        if metrics is not None and not (
+            isinstance(metrics, Mapping) and all(map(callable, metrics.values()))
+        ):
+            raise TypeError(
+                "metrics: expected functions by name, {'accuracy': function}, got "
+                f"{metrics!r}"
+            )
         if metrics and "loss" in metrics:
             raise ValueError(
                 "metrics: expected names beside 'loss', which is the loss's, got "
@@ -516,11 +533,14 @@ class PipeTransformer:
         Names are those of the ``nn.Sequential`` that the engine was made with,
         whatever is frozen and however it is cut. No other rank is needed. Which ranks
         stand by follows from the plan, so ask on the lead (`is_main`), which is active
-        always; after the ``with`` block ask the model itself there.
+        always, and can still ask after a ``with`` block that ended well.
 
         Raises:
             ValueError: a rank that stands by: its weights are old.
         """
+        run = self._ended()
+        if run is not None:
+            return self._copied_weights(run)
         coordinator = self._open()
         if coordinator.replica is None and not coordinator.is_lead:
             raise ValueError(
@@ -528,7 +548,11 @@ class PipeTransformer:
                 "rank, got a standby, whose weights are old; ask where engine.is_main "
                 "is true, or call engine.export(path) on every rank"
             )
-        named = persistence.weights(coordinator.run)
+        return self._copied_weights(coordinator.run)
+
+    @staticmethod
+    def _copied_weights(run: Run) -> dict[str, Any]:
+        named = persistence.weights(run)
         return {
             name: value.detach().to("cpu", copy=True)
             if isinstance(value, Tensor)
@@ -546,9 +570,8 @@ class PipeTransformer:
             ValueError: the path has no file's name.
             OSError: the file could not be written; what is there is whole.
         """
-        coordinator = self._open()
-        if coordinator.is_lead:
-            files.write(path, persistence.weights(coordinator.run))
+        if self._leads_at_last():
+            files.write(path, persistence.weights(self._begun("export")))
 
     def export_transformers(
         self, folder: str | os.PathLike[str], *, merge: bool = False
@@ -569,15 +592,14 @@ class PipeTransformer:
                 or there are no adapters to merge.
             OSError: a file could not be written.
         """
-        coordinator = self._open()
-        adapted = self._arguments.adapted
+        leads, adapted = self._leads_at_last(), self._arguments.adapted
         if adapted is None:
             raise ValueError(
                 "export_transformers: expected an engine of what from_transformers "
                 "gives, got one of an nn.Sequential; use engine.export"
             )
-        if coordinator.is_lead:
-            coordinator.run.read_loss()
+        if leads:
+            self._begun("export_transformers").read_loss()
             adapted.export(folder, merge=merge)
 
     # -- what is there to see --------------------------------------------------
@@ -609,7 +631,13 @@ class PipeTransformer:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan in force; None before the first pass and on standby ranks."""
+        """The plan in force; None before the first pass and on standby ranks.
+
+        After a ``with`` block that ended well the lead can still ask for the last one.
+        """
+        run = self._ended()
+        if run is not None:
+            return run.in_force.plan
         replica = self._open().replica
         return replica.plan if replica is not None else None
 
@@ -618,13 +646,17 @@ class PipeTransformer:
 
         With it comes what the planner expected of steps and pauses so far, and what
         was measured. ``print(engine.explain())`` shows it, ``.to_dict()`` is for
-        programs. Plans a dozen times: it takes as long as some steps do.
+        programs. Plans a dozen times: it takes as long as some steps do. After a
+        ``with`` block that ended well the lead can still ask.
 
         Raises:
             ValueError: a rank that stands by, or a call before the first plan.
         """
+        run = self._ended()
+        if run is not None and run.in_force.plan is not None:
+            return explain_in_force(run, run.in_force.plan)
         coordinator = self._open()
-        return explain_replica(coordinator.run, coordinator.active())
+        return explain_in_force(coordinator.run, coordinator.active().plan)
 
     @property
     def rank(self) -> int:
@@ -643,6 +675,23 @@ class PipeTransformer:
     def history(self) -> History:
         """Records of the run; complete on the lead, see `History`."""
         return self._begun("history").history
+
+    def _leads_at_last(self) -> bool:
+        """Tell whether this rank writes what was trained, in the block or behind it.
+
+        Raises:
+            ValueError: before the block, or after one that ended with an error.
+        """
+        session = self._session
+        if session is not None and session.ended_well:
+            return session.run.is_lead
+        return self._open().is_lead
+
+    def _ended(self) -> Run | None:
+        """Return the run on the lead after a block that ended well, else None."""
+        session = self._session
+        over = session is not None and session.ended_well and session.run.is_lead
+        return session.run if session is not None and over else None
 
     def _begun(self, what: str) -> Run:
         if self._session is None:

@@ -35,11 +35,14 @@ def loading_of(
     Raises:
         TypeError: an iterable dataset or one without a length; a dataset without a
             batch size; a loader, and besides it what the loader has itself.
-        ValueError: a batch size below 1; a loader without a sampler of the engine.
+        ValueError: no sample; a batch size below 1; a loader without a sampler of the
+            engine.
     """
     loader = data if isinstance(data, DataLoader) else None
     dataset = data if loader is None else loader.dataset
     check_dataset(dataset)
+    if len(dataset) == 0:  # type: ignore[arg-type]  # as check_dataset has seen
+        raise ValueError("batches: expected at least one sample, got an empty dataset")
     if loader is not None:
         given = {
             "batch_size": batch_size is not None,

@@ -40,6 +40,7 @@ class Session:
         with clock.phase("connect"):
             info, store = connect(arguments.config.autodp)
             self._plane = ControlPlane(store, info, arguments.config.autodp)
+        self.ended_well = False  # the run, and the block with it
         self._coordinator: Coordinator | None = None
         self._trace: RunTrace | None = None
         self._exits = contextlib.ExitStack()
@@ -128,9 +129,11 @@ class Session:
 
     def _resume(self, coordinator: Coordinator, directory: str) -> None:
         found = checkpoint.newest_valid(directory)
-        if found is not None:
-            persistence.restore(coordinator.run, *found, lead=True)
-            _LOG.info("resumed from %s", found[0])
+        if found is None:
+            _LOG.info("nothing to resume from in %s: the run begins anew", directory)
+            return
+        persistence.restore(coordinator.run, *found, lead=True)
+        _LOG.info("resumed from %s", found[0])
 
     def close(self, error: BaseException | None) -> None:
         """Leave the run.
@@ -163,6 +166,7 @@ class Session:
         failure = self._failure_behind(error)
         if failure is not None and failure is not error:
             raise failure from error
+        self.ended_well = error is None
 
     def _tell_last_step(self, error: BaseException | None) -> None:
         """Tell the user of the last step, if that has waited, and of the end."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.autodp import PeerFailure
+from pipetransformer.autodp.told import read_json
 from pipetransformer.checkpoint import content as persistence
 from pipetransformer.checkpoint.autosave import AutoSave
 from pipetransformer.data import Batch
@@ -140,22 +141,28 @@ class Coordinator:
             return outcome.reason if outcome is not None and refused else ""
 
     def _meet_before_plan(self) -> None:
-        """Wait for all ranks, and compare what they have registered.
+        """Wait for all ranks; compare what they have registered, and their batches.
 
         Raises:
-            ValueError: other names on another rank; on every rank.
+            ValueError: other names, or another set or batch size, on another rank; on
+                every rank.
         """
-        run, mine = self.run, self.run.state.registered.names
-        told = run.plane.gather(
+        run, workload = self.run, self.run.inputs.workload
+        batches = workload.describe() if workload is not None else {}
+        mine = {"register": run.state.registered.names, "batches": batches}
+        texts = run.plane.gather(
             "first plan", json.dumps(mine).encode(), phase="before the first plan"
         )
-        for rank, names in zip(run.plane.members, told, strict=True):
-            if names != told[0]:
-                run.plane.finish()  # every rank refuses: leave together
-                raise ValueError(
-                    f"register: expected {told[0].decode()} on every rank, as on rank "
-                    f"{run.plane.members[0]}, got {names.decode()} on rank {rank}"
-                )
+        told = [read_json(text, "what ranks begin with") for text in texts]
+        for rank, theirs in zip(run.plane.members, told, strict=True):
+            for what in mine:
+                if theirs[what] != told[0][what]:
+                    run.plane.finish()  # every rank refuses: leave together
+                    raise ValueError(
+                        f"{what}: expected {json.dumps(told[0][what])} on every rank, "
+                        f"as on rank {run.plane.members[0]}, got "
+                        f"{json.dumps(theirs[what])} on rank {rank}"
+                    )
 
     def register(self, name: str, registered: object) -> None:
         """Take an object whose state goes with the training state.

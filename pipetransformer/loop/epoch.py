@@ -211,7 +211,9 @@ class PassLoop:
         run, replica = self._run, self._role.active()
         with run.clock.phase("pass"):
             if replica.prefix is not None:
-                replica.prefix.begin_pass()
+                cache = run.caches.training()
+                stale = 0 if cache is None else cache.counters.stale
+                replica.prefix.begin_pass(stale, run.config.cache.views or 1)
                 run.caches.begin_pass("train")
             if begins:  # later on modes are the script's
                 run.freezer.train(True)

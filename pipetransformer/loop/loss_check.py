@@ -129,8 +129,10 @@ def _compare(
     if not agrees(halved) and agrees(doubled):
         _LOG.warning(
             "loss: expected a mean over %s, got %g for %d rows and %g from their "
-            "halves; what is trained depends on the number of replicas, unless "
-            "loss_weight tells how many the loss is a mean of",
+            "halves; what is trained depends on the number of replicas, and what "
+            "evaluate returns on Config.eval_microbatch_rows, unless loss_weight tells "
+            "how many the loss is a mean of: with class weights w, "
+            "loss_weight=lambda targets: w[targets].sum()",
             "rows" if weight is None else "what loss_weight counts",
             once,
             rows,

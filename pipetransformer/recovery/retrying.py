@@ -165,7 +165,7 @@ class RetriedCalls:
         """
         self._run.state.registered.settle()
         while True:
-            attempt = Attempt(self._run)
+            attempt, began = Attempt(self._run), time.perf_counter()
             try:
                 self._run.plane.check()
             except PeerFailure as error:
@@ -177,7 +177,7 @@ class RetriedCalls:
                 finally:
                     self.lone.leave()
                 failure = attempt.failed()
-            if self._survive(failure, name, position) or self._role.stands_by:
+            if self._survive(failure, name, position, began) or self._role.stands_by:
                 return
 
     def follow(self, *kinds: str, call: str) -> dict[str, Any] | None:
@@ -193,7 +193,8 @@ class RetriedCalls:
                     return self._changes.follow(*kinds)
             except PeerFailure as error:
                 failure = bare(error)
-            self._survive(failure, call, None)
+            # How long a standby waits is no loss.
+            self._survive(failure, call, None, time.perf_counter())
             if not self._role.stands_by:
                 self.recovered = True
                 return None
@@ -209,6 +210,7 @@ class RetriedCalls:
         """
         self.first = self._run.control_log.position
         while True:
+            began = time.perf_counter()
             try:
                 with self._run.guarded(), giving_way(self._run):
                     result = body()
@@ -216,28 +218,40 @@ class RetriedCalls:
                 return result
             except PeerFailure as error:
                 failure = bare(error)
-            self._survive(failure, FIRST, None)
+            self._survive(failure, FIRST, None, began)
 
     def finish(self) -> None:
         """Meet all other ranks at the end; without those that are lost on the way."""
         while True:
+            began = time.perf_counter()
             try:
                 with self._run.guarded():
                     self._run.plane.finish()
                 return
             except PeerFailure as error:
                 failure = bare(error)
-            self._survive(failure, END, None)
+            self._survive(failure, END, None, began)
 
-    def _survive(self, failure: PeerFailure, call: str, position: int | None) -> bool:
-        """Go on without the lost ranks; True if the operation is done elsewhere."""
+    def _survive(
+        self, failure: PeerFailure, call: str, position: int | None, began: float
+    ) -> bool:
+        """Go on without the lost ranks; True if the operation is done elsewhere.
+
+        Args:
+            failure: What ended the call.
+            call: Its name.
+            position: The number of the batch in hand, in a training step.
+            began: When the call that has failed did.
+        """
         run, plane = self._run, self._run.plane
         if not plane.survives or plane.failure is None:
             raise failure
         with run.clock.phase("recovery"):
-            return self._go_on(failure, call, position)
+            return self._go_on(failure, call, position, began)
 
-    def _go_on(self, failure: PeerFailure, call: str, position: int | None) -> bool:
+    def _go_on(
+        self, failure: PeerFailure, call: str, position: int | None, began: float
+    ) -> bool:
         run, plane = self._run, self._run.plane
         active, shape = self._role.replica is not None, self._changes.shape()
         start, done, before = time.perf_counter(), self.done, set(plane.members)
@@ -266,8 +280,8 @@ class RetriedCalls:
                     active, call, position = True, *self._joined_at(call)
                 continue
             lost = sorted(before - set(reports))
-            seconds, after = time.perf_counter() - start, self._changes.shape()
-            phases["roll_call"] = called - start
+            seconds, after = time.perf_counter() - began, self._changes.shape()
+            phases = {"notice": start - began, "roll_call": called - start, **phases}
             self.lone.begin_anew()
             records.record_loss(run, shape, after, lost, seconds, phases)
             return self._catch_up(reports[verdict.source], done, active)

@@ -19,7 +19,11 @@ _MOST_NAMED = 3
 
 
 class Drift:
-    """Warns once, at the second pass in a row that begins with changed layers.
+    """Warns once of layers that keep their records from being found again.
+
+    That is at the second pass in a row that begins with changed layers, or after two
+    whole rounds of passes in which layers that did not change here found records of
+    others: then another replica's frozen layers are not the same.
 
     Args:
         layers: The frozen ones.
@@ -30,15 +34,32 @@ class Drift:
         self._chain: list[int] | None = None
         self._content: dict[str, str] | None = None  # since they have changed
         self._told = False
+        self._stale, self._stale_passes = 0, 0
 
-    def begin_pass(self, chain: list[int]) -> None:
-        """Take in the layers' fingerprints at the beginning of a pass."""
+    def begin_pass(self, chain: list[int], stale: int = 0, views: int = 1) -> None:
+        """Take in the layers' fingerprints at the beginning of a pass.
+
+        Args:
+            chain: The fingerprints.
+            stale: How many records of other layers there were so far.
+            views: After how many passes samples come again.
+        """
         before, self._chain = self._chain, chain
+        grown, self._stale = stale > self._stale, stale
         if self._told or before is None:
             return
         if before == chain:
             self._content = None
+            self._stale_passes = self._stale_passes + 1 if grown else 0
+            if self._stale_passes >= 2 * views:
+                self._told = True
+                _LOG.warning(
+                    "cache: records are of other frozen layers in each pass, though "
+                    "these have not changed: another replica's differ, in an attribute "
+                    "that a script sets on one rank alone, say (engine.is_main)"
+                )
             return
+        self._stale_passes = 0
         known, self._content = self._content, prefix_content(self._layers)
         if known is not None:
             self._told = True

@@ -141,7 +141,8 @@ class CsvWriter(Callback):
 
     Where a run is resumed, or another rank leads, rows of before that are in the files
     stay: of passes before the first one that it is told of, and of changes before that
-    step. A run that begins anew replaces them. What cannot be read or written is
+    step; the pass in which a run is resumed has a row of what came after the checkpoint
+    alone. A run that begins anew replaces them. What cannot be read or written is
     logged, and tried again with the next row and at the end: training does not depend
     on it.
 
@@ -195,6 +196,22 @@ class CsvWriter(Callback):
                 "pause_seconds": record.pause_seconds,
                 "moved_bytes": record.moved_bytes,
                 "reason": record.reason,
+            }
+        )
+        self._write("changes.csv")
+
+    def on_failure(self, record: RecoveryRecord) -> None:
+        """Add a row: the plan without the lost ranks is a change, too."""
+        if record.after is None:
+            return
+        self._first.setdefault("step", record.step)
+        self._changes.append(
+            {
+                "epoch": record.epoch,
+                "step": record.step,
+                **dataclasses.asdict(record.after),
+                "pause_seconds": record.pause_seconds,
+                "reason": f"ranks {record.lost} lost",
             }
         )
         self._write("changes.csv")

@@ -30,6 +30,7 @@ _COLUMNS = (
     "accuracy",
 )
 _PHASE_ORDER = (
+    "notice",
     "roll_call",
     "plan",
     "prepare",

@@ -131,8 +131,13 @@ def write_summary(history: History, path: str | os.PathLike[str]) -> None:
         path: The file; its folder is made when missing.
 
     Raises:
+        TypeError: no history.
         OSError: the file could not be written; what is there is whole.
     """
+    if not isinstance(history, History):
+        raise TypeError(
+            f"history: expected engine.history, got {type(history).__name__}"
+        )
     target = pathlib.Path(path)
     disk.make_folder(target.parent)
     text = json.dumps(_finite(history.to_json()), indent=1, allow_nan=False)

@@ -10,6 +10,8 @@ from pipetransformer.core.wire import Fields, check_seconds
 from pipetransformer.report.epochs import EpochRecord
 from pipetransformer.report.transformations import TransformationRecord
 
+_LEAST_STEPS = 10  # fewer tell little
+
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
@@ -21,7 +23,8 @@ class Saved:
             and evaluations are not in it.
         pause_seconds: What the changes of plan took.
         active_step_seconds: Mean optimizer step with the fewest units frozen that the
-            run has had, which trains all that it ever trains.
+            run has had, which trains all that it ever trains, in the part of a pass
+            where it is the shortest: a run's first steps take longer than others.
         frozen_step_seconds: Mean of the other steps.
     """
 
@@ -36,7 +39,7 @@ class Saved:
         return (
             f"so far freezing has {verb} {abs(self.seconds):.2f} s of training, and "
             f"changes of plan took {self.pause_seconds:.2f} s: the mean step took "
-            f"{1e3 * self.active_step_seconds:.3f} ms with the fewest units "
+            f"at least {1e3 * self.active_step_seconds:.3f} ms with the fewest units "
             f"frozen, and {1e3 * self.frozen_step_seconds:.3f} ms with more"
         )
 
@@ -69,22 +72,27 @@ def saved_by_freezing(
     """Compare the segments of the passes so far.
 
     Args:
-        epochs: Of the run; None where units were frozen in all of them alike.
+        epochs: Of the run.
         changes: Of plan, after the first plan.
+
+    Returns:
+        None where units were frozen in all parts alike, and without a part of a pass
+        with `_LEAST_STEPS` to compare with.
     """
-    spent: dict[int, tuple[float, int]] = {}  # by units frozen: seconds, steps
-    for part in (part for epoch in epochs for part in epoch.segments):
-        seconds, steps = spent.get(part.shape.num_frozen_layers, (0.0, 0))
-        spent[part.shape.num_frozen_layers] = (
-            seconds + part.seconds,
-            steps + part.optimizer_steps,
-        )
-    spent = {units: each for units, each in spent.items() if each[1]}
-    if len(spent) < 2:
+    parts = [p for epoch in epochs for p in epoch.segments if p.optimizer_steps]
+    fewest = min((part.shape.num_frozen_layers for part in parts), default=0)
+    frozen = [part for part in parts if part.shape.num_frozen_layers > fewest]
+    means = [
+        part.seconds / part.optimizer_steps
+        for part in parts
+        if part.shape.num_frozen_layers == fewest
+        and part.optimizer_steps >= _LEAST_STEPS
+    ]
+    if not frozen or not means:
         return None
-    active_seconds, active_steps = spent.pop(min(spent))
-    seconds, steps = (sum(column) for column in zip(*spent.values(), strict=True))
-    active = active_seconds / active_steps
+    seconds = sum(part.seconds for part in frozen)
+    steps = sum(part.optimizer_steps for part in frozen)
+    active = min(means)
     return Saved(
         seconds=steps * active - seconds,
         pause_seconds=sum(change.pause_seconds for change in changes),

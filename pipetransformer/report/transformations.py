@@ -203,10 +203,11 @@ class RecoveryRecord:
             first plan.
         after: The plan that it drives under now; None on a standby, and where the first
             plan is still to be made.
-        pause_seconds: From the failure to the rewired pipeline, on this rank. The
-            time until the failure is found comes before it.
-        phases: Seconds per phase of the change of plan, and of the ``"roll_call"``
-            before it, with attempts that another loss ended.
+        pause_seconds: From the begin of the call that failed to the rewired pipeline,
+            on this rank; on a standby from when it knew of the failure.
+        phases: Seconds per phase of the change of plan, and before it of the
+            ``"notice"``, until the failure was found, and of the ``"roll_call"``, with
+            attempts that another loss ended.
     """
 
     epoch: int

@@ -22,7 +22,6 @@ from pipetransformer.planner import (
     search,
     try_out,
 )
-from pipetransformer.replica.replica import Replica
 from pipetransformer.run.arguments import Workload
 from pipetransformer.run.context import Run
 from pipetransformer.run.measured_costs import PricingInputs
@@ -188,16 +187,16 @@ def still_fitting(run: Run, current: Plan, most: int | None) -> Plan:
         return search(profile, cluster, options, boundary=boundary)
 
 
-def explain_replica(run: Run, replica: Replica) -> Explanation:
+def explain_in_force(run: Run, plan: Plan) -> Explanation:
     """Explain the plan in force by the options it was chosen from.
 
     Predictions stand alongside what this rank measured; the lead's history is complete.
     """
-    boundary, admission = replica.plan.boundary, run.in_force.admission
+    boundary, admission = plan.boundary, run.in_force.admission
     profile, cluster, workload = _known_now(run, boundary)
     saved = run.history.freezing
     return explain_plan(
-        replica.plan,
+        plan,
         profile,
         cluster,
         measured=explain_run(run.history.to_json()).measured,

@@ -8,6 +8,7 @@ import torch
 import pipetransformer as pt
 from pipetransformer.adapters import from_transformers
 from pipetransformer.adapters.peft_models import IN_LAYERS
+from pipetransformer.autocache.prefix import prefix_content
 from tests.adapters.hf_models import make_batch, make_model, transformers
 from tests.adapters.test_transformers import gradients, pipe_of
 
@@ -152,7 +153,10 @@ def close(plain, model, task):
 def test_a_merged_export_loads_as_a_plain_model_and_changes_nothing(case, tmp_path):
     model = lora_of(case)
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    from_transformers(model).export(tmp_path, merge=True)
+    adapted = from_transformers(model)
+    settings = prefix_content(adapted.sequential)
+    adapted.export(tmp_path, merge=True)
+    assert prefix_content(adapted.sequential) == settings
     assert not list(tmp_path.glob("adapter*"))
     kind = type(model.get_base_model())
     plain = kind.from_pretrained(tmp_path)
@@ -166,7 +170,10 @@ def test_a_merged_export_loads_as_a_plain_model_and_changes_nothing(case, tmp_pa
 @BOTH
 def test_an_export_holds_the_adapters_alone(case, tmp_path):
     model = lora_of(case)
-    from_transformers(model).export(tmp_path)
+    adapted = from_transformers(model)
+    settings = prefix_content(adapted.sequential)
+    adapted.export(tmp_path)
+    assert prefix_content(adapted.sequential) == settings
     assert not list(tmp_path.glob("model*"))
     again = peft.PeftModel.from_pretrained(make_model(case[0], case[1]), tmp_path)
     batch = make_batch(case[1])

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 import pickle
 import re
 from importlib import metadata
@@ -14,6 +15,7 @@ from torch import nn
 import pipetransformer as pt
 from pipetransformer.adapters import from_transformers
 from pipetransformer.adapters.families import FAMILIES
+from pipetransformer.autocache.prefix import prefix_content
 from tests.adapters.hf_models import (
     CASES,
     make_batch,
@@ -130,6 +132,23 @@ def test_an_export_is_loaded_by_from_pretrained(tmp_path):
     assert all(
         map(torch.equal, again.state_dict().values(), model.state_dict().values())
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "task"), [("Bert", "sequence-classification"), ("GPT2", "causal-lm")]
+)
+def test_an_export_leaves_the_settings_that_layers_hold_as_they_are(
+    name, task, tmp_path
+):
+    """The activation cache knows layers by these; one rank alone exports."""
+    model = make_model(name, task)
+    model.config.dtype, model.config.architectures = None, None
+    before = prefix_content([model])
+    adapted = from_transformers(model)
+    adapted.export(tmp_path)
+    assert prefix_content([model]) == before
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["architectures"] == [type(model).__name__]
 
 
 def test_a_copy_holds_a_model_and_layers_of_its_own():

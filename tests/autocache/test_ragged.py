@@ -271,6 +271,13 @@ def test_inputs_of_other_shapes_than_the_spec_are_refused():
     inputs = [torch.ones(2, 5), torch.ones(2, 6)]
     with pytest.raises(ValueError, match=r"one padded length .* got shapes \(2, 5\), "):
         RAGGED.rows_of(inputs, inputs)
+    mapping = {"ids": inputs[0], "feats": inputs[1]}
+    tensors = [inputs[1], inputs[0]]
+    with pytest.raises(ValueError, match="of feats, ids, in this order; name one dim"):
+        RAGGED.rows_of(mapping, tensors)
+    wrong = Ragged(lambda _: torch.tensor([1, 9]), input_dim=(None, 1))
+    with pytest.raises(ValueError, match=r"along input_dim=\(None, 1\) of feats, ids"):
+        wrong.rows_of(mapping, tensors)
     named = Ragged(lambda _: torch.tensor([1, 5]), input_dim=(1, None))
     assert named.rows_of(inputs, inputs).padded == 5
     with pytest.raises(ValueError, match="expected tensors with dims"):

@@ -108,6 +108,13 @@ def test_version_is_the_packages(capsys):
     assert capsys.readouterr().out == f"pipetransformer {pipetransformer.__version__}\n"
 
 
+@pytest.mark.parametrize(("columns", "width"), [("0", 80), ("00", 80), ("60", 60)])
+def test_a_width_of_zero_is_one_that_is_not_known(monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys, "__stdout__", None)  # no terminal to ask
+    assert output.console().width == width
+
+
 _LONG_OUTPUT = """
 import sys
 from pipetransformer.cli import main, output

@@ -481,3 +481,88 @@ def test_buffers_that_no_replica_could_be_given_are_refused(buffer, text):
         pt.PipeTransformer(
             nn.Sequential(layer), optimizer=torch.optim.SGD, loss=nn.CrossEntropyLoss()
         )
+
+
+class NoBase(pt.freeze.Policy):
+    def __init__(self):
+        self.mine = 1
+
+    def _choose(self, progress, stats):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        (
+            {"loss": nn.CrossEntropyLoss},
+            TypeError,
+            "loss: .* got the class CrossEntropyLoss; make one: CrossEntropyLoss()",
+        ),
+        ({"freeze": pt.freeze.Guarded}, TypeError, "freeze: .* got the class Guarded"),
+        (
+            {"callbacks": pt.report.Callback()},
+            TypeError,
+            "callbacks: expected a sequence of pt.report.Callback, got Callback",
+        ),
+        ({"callbacks": 3}, TypeError, "callbacks: expected a sequence .* got int"),
+        (
+            {"freeze": NoBase()},
+            TypeError,
+            r"policy: expected NoBase.__init__ to call super\(\).__init__\(\) first",
+        ),
+    ],
+)
+def test_plausible_mistakes_are_told_in_words(changes, error, text):
+    with pytest.raises(error, match=text):
+        build(toy_model(2), **changes)
+
+
+def test_a_model_without_values_is_refused():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="got 0.weight on the meta device; call"):
+        build(model)
+
+
+def test_wrong_calls_within_the_block_are_told_in_words():
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        with pytest.raises(ValueError, match="at least one sample, got an empty data"):
+            next(engine.batches(ToySet(0), 4))
+        next(engine.batches(ToySet(12), 4))
+        for metrics in (len, ["accuracy"], {"accuracy": "mean"}):
+            with pytest.raises(TypeError, match="metrics: expected functions by name"):
+                engine.evaluate(ToySet(4), metrics)
+        with pytest.raises(TypeError, match="engine.loss: expected a batch of engine"):
+            engine.loss(None)
+    with pytest.raises(TypeError, match="counts: expected a list, .* got int"):
+        pt.freeze.Schedule(3)
+    with pytest.raises(TypeError, match="history: expected engine.history, got NoneT"):
+        pt.report.write_summary(None, "nowhere/summary.json")
+
+
+def _train_on(rank, kind):
+    size, batch = (24 - rank, 12) if kind == "samples" else (24, 12 - rank)
+    try:
+        with make_engine(freeze=pt.freeze.Never()) as engine:
+            for each in engine.batches(ToySet(size), batch):
+                engine.step(each)
+    except ValueError as error:
+        return str(error)
+    return "trained"
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("samples", '"num_samples": 23, "batch_size": 12, "drop_last": false}'),
+        ("batch", '"num_samples": 24, "batch_size": 11, "drop_last": false}'),
+    ],
+)
+def test_batches_that_differ_between_ranks_are_refused_on_all(kind, text):
+    """Both have two batches, of samples that would meet twice or never."""
+    first, second = run_ranks(_train_on, 2, kind)
+    assert first == second
+    assert first.startswith('batches: expected {"num_samples": 24, "batch_size": 12,')
+    assert first.endswith(f"on every rank, as on rank 0, got {{{text} on rank 1")

@@ -6,6 +6,7 @@ import os
 import pathlib
 import pickle
 import resource
+import stat
 import zipfile
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from pipetransformer.checkpoint import format as checkpoint
-from pipetransformer.core import disk
+from pipetransformer.core import disk, text_files
 from pipetransformer.core import tensor_files as files
 
 CONTENT = {"numbers": torch.arange(1000.0), "name": "x"}
@@ -41,6 +42,19 @@ def test_a_disk_that_is_full_is_named_and_leaves_the_older_file(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.errno == errno.EFBIG and caught.value.filename == str(path)
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == before
+
+
+@pytest.mark.parametrize("write", [files.write, text_files.replace])
+def test_what_is_no_file_is_never_replaced(tmp_path, write):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(FileExistsError, match="regular file or none, got a FIFO"):
+        write(path, "text")
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(FileExistsError, match="got a device") as caught:
+        write("/dev/null", "text")
+    assert caught.value.filename == "/dev/null"
 
 
 def _zip_of(path, name, data):

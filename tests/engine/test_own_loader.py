@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
 
 import pipetransformer as pt
 from tests.engine.losses import SURVIVING, die
@@ -142,7 +142,11 @@ def test_prepare_takes_a_loader():
 @pytest.mark.parametrize(
     ("loader", "got"),
     [
-        (DataLoader(ToySet(8), batch_size=4), "BatchSampler"),
+        (DataLoader(ToySet(8), batch_size=4), "SequentialSampler"),
+        (
+            DataLoader(ToySet(8), 4, sampler=WeightedRandomSampler([1.0] * 8, 8)),
+            "WeightedRandomSampler; .*Subset",
+        ),
         (DataLoader(ToySet(8), batch_size=None), "SequentialSampler"),
     ],
 )

@@ -53,7 +53,9 @@ def test_survivors_finish_as_if_nothing_had_happened(case, undisturbed):
     recoveries = lead["history"]["recoveries"]
     assert sorted(r for record in recoveries for r in record["lost"]) == sorted(deaths)
     for record in recoveries:
-        assert 0 < record["phases"]["roll_call"] <= record["pause_seconds"]
+        spent = record["phases"]
+        assert spent["roll_call"] > 0 and spent["notice"] > 0
+        assert spent["notice"] + spent["roll_call"] <= record["pause_seconds"]
     # The pause is the run's and no pass's.
     assert any("recovery" in name for name in lead["history"]["phase_seconds"])
     assert not [n for e in epochs for n in e["phase_seconds"] if "recovery" in n]

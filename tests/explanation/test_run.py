@@ -132,8 +132,8 @@ def test_what_freezing_saved_is_told():
     assert found.to_dict()["freezing"] == summary["freezing"]
     assert (
         "so far freezing has saved 1.50 s of training, and changes of plan took "
-        "0.25 s: the mean step took 20.000 ms with the fewest units frozen, and "
-        "8.500 ms with more"
+        "0.25 s: the mean step took at least 20.000 ms with the fewest units frozen, "
+        "and 8.500 ms with more"
     ) in str(found)
     cost = explain_run({**summary, "freezing": {**saved.to_json(), "seconds": -1.5}})
     assert "has cost 1.50 s" in str(cost)

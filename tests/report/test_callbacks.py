@@ -20,6 +20,7 @@ from pipetransformer.report import (
     History,
     Listeners,
     PlanShape,
+    RecoveryRecord,
     StepRecord,
     TransformationRecord,
 )
@@ -182,6 +183,17 @@ def test_rows_of_the_csv_files_are_those_of_the_run(tmp_path):
     assert changes[1]["reason"] == engine.history.transformations[0].reason
     mode = stat.S_IMODE((tmp_path / "out" / "epochs.csv").stat().st_mode)
     assert mode == 0o600
+
+
+def test_a_loss_of_ranks_is_a_row_of_the_changes(tmp_path):
+    writer, shape = CsvWriter(tmp_path), PlanShape(0, 0, 1, 2, 1)
+    writer.on_failure(RecoveryRecord(1, 15, [3], shape, None, 0.5, {}))  # stands by
+    assert not list(tmp_path.iterdir())
+    writer.on_failure(RecoveryRecord(1, 15, [2], None, shape, 10.5, {}))
+    with open(tmp_path / "changes.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["step"], row["num_replicas"]) == ("15", "2")
+    assert (row["pause_seconds"], row["reason"]) == ("10.5", "ranks [2] lost")
 
 
 def told_of(folder, epochs, *, step=0):

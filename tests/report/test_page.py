@@ -14,7 +14,7 @@ import pipetransformer as pt
 from pipetransformer import planner
 from pipetransformer.cli.main import main
 from pipetransformer.loop import run_files
-from pipetransformer.report import page, write_page
+from pipetransformer.report import Saved, page, write_page
 from tests.engine.even_profile import even_profile
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import run_of
@@ -102,8 +102,8 @@ def test_its_data_are_those_of_the_run(folder, summary):
 
 
 def test_what_freezing_saved_stands_with_the_decisions(summary):
-    assert summary["freezing"] is not None
-    (run,) = data_of(page({"a": summary}))
+    saved = Saved(1.5, 0.25, 0.02, 0.0085).to_json()
+    (run,) = data_of(page({"a": {**summary, "freezing": saved}}))
     assert run["saved"].startswith("so far freezing has ")
     (other,) = data_of(page({"a": {**summary, "freezing": None}}))
     assert other["saved"] is None

@@ -54,7 +54,16 @@ def test_frozen_steps_may_cost_more():
 
 def test_after_a_thaw_steps_count_as_before():
     found = history([segment(0, 10, 2.0)], [segment(4, 10, 1.0)], [segment(0, 10, 2.2)])
-    assert found.freezing.seconds == pytest.approx(10 * 0.21 - 1.0)
+    assert found.freezing.seconds == pytest.approx(10 * 0.2 - 1.0)
+
+
+def test_first_steps_that_take_longer_are_no_gain():
+    warm_up, then = segment(0, 10, 9.0), segment(0, 12, 1.2)
+    found = history([warm_up], [then], [segment(0, 3, 0.01)], [segment(4, 10, 1.0)])
+    assert found.freezing.active_step_seconds == pytest.approx(0.1)
+    assert found.freezing.seconds == pytest.approx(0.0)
+    few = history([segment(0, 9, 9.0)], [segment(4, 10, 1.0)])
+    assert few.freezing is None
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def read_profile(path: str) -> Profile:
     fields = _fields(text)
     if _is_kept(fields):
         text = json.dumps(fields["profile"])
-    with _named(path, text, "profile"):
+    with named(path, text, "profile"):
         return Profile.from_json(text)
 
 
@@ -43,7 +43,7 @@ def read_cluster(path: str) -> Cluster:
     from pipetransformer.planner import Cluster
 
     text = read_text(path)
-    with _named(path, text, "cluster"):
+    with named(path, text, "cluster"):
         return Cluster.from_json(text)
 
 
@@ -52,7 +52,7 @@ def read_plan(path: str) -> Plan:
     from pipetransformer.planner import Plan
 
     text = read_text(path)
-    with _named(path, text, "plan"):
+    with named(path, text, "plan"):
         return Plan.from_json(text)
 
 
@@ -82,7 +82,7 @@ def read_text(path: str, *, most_bytes: int = _MOST_BYTES) -> str:
     else:
         with open(path, "rb") as file:
             data = file.read(most_bytes + 1)
-    with _named(path):
+    with named(path):
         if len(data) > most_bytes:
             raise ValueError(f"size: expected at most {most_bytes} bytes, got more")
         return decode(data)
@@ -122,7 +122,7 @@ def write_text(path: str, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _named(path: str, text: str = "", wanted: str = "") -> Iterator[None]:
+def named(path: str, text: str = "", wanted: str = "") -> Iterator[None]:
     """Name the file in errors of its content, and what it is if that is another kind.
 
     Args:

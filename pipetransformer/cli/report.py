@@ -77,11 +77,9 @@ def _read(paths: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             raise ValueError(f"{place}: expected JSON, got text with {error}") from None
         if not isinstance(value, dict):
             raise ValueError(f"{place}: expected the summary of a run, got another one")
-        try:
+        with files.named(place, text, "run's summary"):
             explain_run(value)  # checks as `explain` does
             run_data(name, value)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from None
         yield name, value
 
 

@@ -74,6 +74,26 @@ SOUNDS = {
 }
 """Those whose promises `test_audio_families` proves."""
 
+_CONFORMER = {
+    **_WAVES,
+    "conformer_conv_dropout": 0.0,
+    "conv_depthwise_kernel_size": 3,
+    "max_source_positions": 16,
+}
+_BERT = {
+    "feature_projection_input_dim": 6,
+    "left_max_position_embeddings": 4,
+    "right_max_position_embeddings": 2,
+}
+_OF_WAVES = ("conv_dim", "conv_stride", "conv_kernel", "num_feat_extract_layers")
+_BERT |= {name: value for name, value in _CONFORMER.items() if name not in _OF_WAVES}
+MORE = {
+    "SEW": ({**_WAVES, "squeeze_factor": 2}, _HEARS),
+    "Wav2Vec2Conformer": (_CONFORMER, _HEARS),
+    "Wav2Vec2Bert": (_BERT, _HEARS),
+}
+"""Those whose promises `test_more_vision_and_sound` proves."""
+
 LENGTHS = (90, 41, 77, 90)
 WORDS = ((1, 2, 3), (4, -100, -100), (5, 6, -100), (7, 8, 9))
 
@@ -85,10 +105,19 @@ def make_sounds(name, task, dtype=torch.float32):
         values = torch.randn(4, 16, 8, generator=numbers, dtype=dtype)
         entry = "input_features" if name == "Whisper" else "input_values"
         return {entry: values, "labels": torch.arange(4) % 3}
+    labels = torch.tensor(WORDS) if task == "ctc" else torch.arange(4) % 3
+    if name == "Wav2Vec2Bert":  # frames of a spectrogram
+        there = torch.arange(14)[None] < torch.tensor([14, 6, 12, 14])[:, None]
+        values = torch.randn(*there.shape, 6, generator=numbers, dtype=dtype)
+        return {
+            "input_features": values * there[..., None],
+            "attention_mask": there.long(),
+            "labels": labels,
+        }
     there = torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]
     values = torch.randn(there.shape, generator=numbers, dtype=dtype)
     return {
         "input_values": values * there,
         "attention_mask": there.long(),
-        "labels": torch.tensor(WORDS) if task == "ctc" else torch.arange(4) % 3,
+        "labels": labels,
     }

@@ -3,6 +3,7 @@
 from pipetransformer.adapters.families import (
     audio,
     beit,
+    chains,
     decoders,
     encoders,
     pyramids,
@@ -18,6 +19,7 @@ FAMILIES: dict[str, Family] = {
     **vision.FAMILIES,
     **beit.FAMILIES,
     **pyramids.FAMILIES,
+    **chains.FAMILIES,
     **audio.FAMILIES,
     **waves.FAMILIES,
     **decoders.FAMILIES,

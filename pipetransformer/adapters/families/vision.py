@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from pipetransformer.adapters.families.heads import Tail, TailHead, keep, unused
 from pipetransformer.adapters.families.parts import (
+    Attention,
     Block,
     Embed,
     Family,
     call_block,
 )
+from pipetransformer.adapters.families.pyramids import NamedTail, unsplit
 
 
 def call_alone(own: Any, hidden: Tensor, _: Tensor | None) -> Any:
     """Call a whole block that takes the hidden states and nothing else."""
-    return own.block(hidden)
+    value = own.block(hidden)
+    return value[0] if isinstance(value, tuple) else value
 
 
 def twice(module: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -159,13 +164,13 @@ def _finish_siglip(own: Any, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
     return own.post_layernorm(hidden), None
 
 
-def _head_siglip(model: Any) -> nn.Module:
+def _head_siglip(model: Any, kind: type[TailHead] = TailHead) -> nn.Module:
     base = model.vision_model
     parts = {"post_layernorm": base.post_layernorm}
     if hasattr(base, "head"):  # which pools, and the task takes what is not pooled
         parts["head"] = base.head
         unused(base.head)
-    return TailHead(model, "vision_model", Tail(parts, _finish_siglip))
+    return kind(model, "vision_model", Tail(parts, _finish_siglip))
 
 
 _CLIP = dataclasses.replace(
@@ -174,6 +179,58 @@ _CLIP = dataclasses.replace(
     blocks=lambda model: model.vision_model.encoder.layers,
     halves=_halves_clip,
     head=_head_clip,
+)
+
+# -- SigLIP 2: patches of images of any shape, padded to one number ----------------
+
+
+class _MaskedHead(TailHead):
+    """The last layer where the task pools those patches that are no padding."""
+
+    def forward(self, hidden: Tensor, padding: Tensor | None = None) -> Any:
+        """Return the logits."""
+        masks = {"pixel_attention_mask": padding}
+        return self.model(hidden, **masks, return_dict=True).logits
+
+
+def _call_siglip2_embeddings(own: Any, pixels: Tensor, shapes: Tensor) -> Any:
+    return own.embeddings(pixels, shapes)
+
+
+def _embed_siglip2(model: Any) -> Embed:
+    parts = {"embeddings": model.vision_model.embeddings}
+    return Embed(parts, _call_siglip2_embeddings, mask=1)
+
+
+def _whole_siglip2(model: Any, block: Any, _: int) -> Block:
+    make = Attention(model.vision_model.config, "bidirectional")
+    return Block({"block": block}, call_block, make)
+
+
+def _halves_siglip2(model: Any, block: Any, index: int) -> tuple[Block, Block]:
+    first, second = _halves_clip(model, block, index)
+    first.attention_mask = Attention(model.vision_model.config, "bidirectional")
+    return first, second
+
+
+def _check_siglip2(_: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not set(_SIGLIP2_INPUTS) <= set(batch):
+        raise ValueError(
+            f"batch: expected {', '.join(_SIGLIP2_INPUTS)}, as the image processor of "
+            f"SigLIP 2 makes them, got {', '.join(sorted(batch))}"
+        )
+    return batch
+
+
+_SIGLIP2_INPUTS = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+_SIGLIP2 = dataclasses.replace(
+    _CLIP,
+    inputs=_SIGLIP2_INPUTS,
+    embed=_embed_siglip2,
+    whole=_whole_siglip2,
+    halves=_halves_siglip2,
+    head=functools.partial(_head_siglip, kind=_MaskedHead),
+    complete=_check_siglip2,
 )
 
 # -- VideoMAE ----------------------------------------------------------------------
@@ -214,6 +271,60 @@ _VIDEO = dataclasses.replace(
     halves=_halves_video,
 )
 
+# -- TimeSformer, ViViT, V-JEPA 2 --------------------------------------------------
+
+
+def _embed_vjepa2(base: Any) -> Embed:
+    unused(base.predictor)
+    return Embed({"embeddings": base.encoder.embeddings}, _call_embeddings, mask=None)
+
+
+def _call_embeddings(own: Any, pixels: Tensor) -> Any:
+    return own.embeddings(pixels)
+
+
+def _attend_vjepa2(own: Any, hidden: Tensor, _: Tensor | None) -> Any:
+    return own.drop_path(own.attention(own.norm(hidden))[0]) + hidden
+
+
+def _feed_vjepa2(own: Any, hidden: Tensor, _: Tensor | None) -> Any:
+    return own.drop_path(own.mlp(own.norm(hidden))) + hidden
+
+
+def _halves_vjepa2(_: Any, block: Any, __: int) -> tuple[Block, Block]:
+    drops = twice(block.drop_path)
+    first = {"norm": block.norm1, "attention": block.attention, "drop_path": drops[0]}
+    second = {"norm": block.norm2, "mlp": block.mlp, "drop_path": drops[1]}
+    return Block(first, _attend_vjepa2, None), Block(second, _feed_vjepa2, None)
+
+
+def _finish_videos(own: Any, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+    return own.layernorm(hidden), None
+
+
+def _head_timesformer(model: Any) -> nn.Module:
+    tail = Tail({"layernorm": model.timesformer.layernorm}, _finish_videos)
+    return TailHead(model, "timesformer", tail)
+
+
+def _head_vjepa2(model: Any) -> nn.Module:
+    base = model.vjepa2
+    parts = {"layernorm": base.encoder.layernorm, "predictor": base.predictor}
+    return TailHead(model, "vjepa2", NamedTail(parts, _finish_videos))
+
+
+_TIMESFORMER = dataclasses.replace(
+    _VIDEO, embed=_embed_vit, halves=unsplit, head=_head_timesformer
+)
+_VIVIT = dataclasses.replace(VIT, tasks=("video-classification",))
+_VJEPA2 = dataclasses.replace(
+    _VIDEO,
+    inputs=("pixel_values_videos",),
+    embed=_embed_vjepa2,
+    halves=_halves_vjepa2,
+    head=_head_vjepa2,
+)
+
 FAMILIES: dict[str, Family] = {
     "vit": VIT,
     "deit": VIT,
@@ -224,5 +335,9 @@ FAMILIES: dict[str, Family] = {
     "clip": _CLIP,
     "metaclip_2": _CLIP,
     "siglip": dataclasses.replace(_CLIP, head=_head_siglip),
+    "siglip2": _SIGLIP2,
     "videomae": _VIDEO,
+    "timesformer": _TIMESFORMER,
+    "vivit": _VIVIT,
+    "vjepa2": _VJEPA2,
 }

@@ -1,4 +1,4 @@
-"""Models of raw waves: Wav2Vec2, HuBERT, UniSpeech, data2vec and WavLM.
+"""Models of raw waves: Wav2Vec2, HuBERT, UniSpeech, data2vec, WavLM and SEW.
 
 The layers: convolutions, which make frames of samples; projection and positions of the
 frames; blocks; head. Between them travel hidden states ``(rows, frames, width)`` and
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pipetransformer.adapters.families.heads import (
     Tail,
@@ -70,15 +71,9 @@ class _Positions(Block):
     """
 
     def __init__(self, base: Any) -> None:
-        encoder = base.encoder
-        parts = {
-            "projection": base.feature_projection,
-            "positions": encoder.pos_conv_embed,
-            "dropout": encoder.dropout,
-        }
-        if not _is_stable(base):
-            parts["norm"] = encoder.layer_norm
-        super().__init__(parts, _place, None)
+        squeezes = _squeezes(base)
+        parts = _squeezed_parts(base) if squeezes else _placed_parts(base)
+        super().__init__(parts, _place_squeezed if squeezes else _place, None)
         mask = getattr(base, "masked_spec_embed", None)
         unused(mask)
         self.register_parameter("masked_spec_embed", mask)
@@ -86,6 +81,18 @@ class _Positions(Block):
     def forward(self, hidden: Tensor, padding: Tensor | None = None) -> Any:
         """Return what the blocks take; frames that are padding are zeros at first."""
         return self._call(self, hidden, padding), padding
+
+
+def _placed_parts(base: Any) -> dict[str, nn.Module]:
+    encoder = base.encoder
+    parts = {
+        "projection": base.feature_projection,
+        "positions": encoder.pos_conv_embed,
+        "dropout": encoder.dropout,
+    }
+    if not _is_stable(base):
+        parts["norm"] = encoder.layer_norm
+    return parts
 
 
 def _place(own: Any, hidden: Tensor, padding: Tensor) -> Any:
@@ -101,12 +108,18 @@ def _is_stable(base: Any) -> bool:
     return type(base.encoder).__name__.endswith("StableLayerNorm")
 
 
-def _embed_waves(base: Any) -> Embed:
+def check_drawn(base: Any) -> None:
+    """Refuse what a model of sound draws for a whole batch, or reads across layers."""
     config = base.config
     # Masks are drawn for a whole batch, with numpy; layers are left out.
     if config.mask_time_prob > 0 or config.mask_feature_prob > 0:
         check_config(config, apply_spec_augment=False)
     check_config(config, layerdrop=0.0, use_weighted_layer_sum=False, add_adapter=False)
+
+
+def embed_waves(base: Any) -> Embed:
+    """Make the first layer."""
+    check_drawn(base)
     return _Waves(base)
 
 
@@ -154,8 +167,7 @@ def _parts_of(block: Any) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
 def _whole_waves(base: Any, block: Any, index: int) -> Block:
     if index == 0:
         return _Positions(base)
-    make = Attention(base.config, "bidirectional")
-    return Block({"block": block}, _call_wave_block, make)
+    return Block({"block": block}, _call_wave_block, _attention_of(base))
 
 
 def _halves_waves(base: Any, block: Any, index: int) -> tuple[Block, ...]:
@@ -167,11 +179,15 @@ def _halves_waves(base: Any, block: Any, index: int) -> tuple[Block, ...]:
         _attend_masked, attend=_attend_early if stable else _attend_late
     )
     feed = _feed_early if stable else _feed_late
-    make = Attention(base.config, "bidirectional")
-    return Block(first, attend, make), Block(second, feed, None)
+    return Block(first, attend, _attention_of(base)), Block(second, feed, None)
 
 
-class _WaveHead(TailHead):
+def _attention_of(base: Any) -> Attention:
+    kind = _SqueezedAttention if _squeezes(base) else Attention
+    return kind(base.config, "bidirectional")
+
+
+class WaveHead(TailHead):
     """The last layer of a model of waves, which gets the mask of frames as well.
 
     Args:
@@ -183,6 +199,8 @@ class _WaveHead(TailHead):
         super().__init__(model, model.base_model_prefix, tail)
         self.model._get_feature_vector_attention_mask = _as_given
         self._recognises = type(model).__name__.endswith("ForCTC")
+        if self._recognises:
+            check_config(model.config, ctc_loss_reduction="mean")  # else a sum of rows
 
     def forward(self, hidden: Tensor, padding: Tensor | None = None, *_: Tensor) -> Any:
         """Return the logits ``(rows, classes)``, from the mean over valid frames.
@@ -197,11 +215,11 @@ class _WaveHead(TailHead):
 
 def _head_waves(model: Any) -> nn.Module:
     base = model.base_model
-    if type(model).__name__.endswith("ForCTC"):
-        check_config(model.config, ctc_loss_reduction="mean")  # else a sum over rows
+    if _squeezes(base):
+        return _SqueezedHead(model)
     stable = _is_stable(base)
     parts = {"norm": base.encoder.layer_norm} if stable else {}
-    return _WaveHead(model, Tail(parts, _finish_stable if stable else keep))
+    return WaveHead(model, Tail(parts, _finish_stable if stable else keep))
 
 
 def _finish_stable(own: Any, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -216,7 +234,7 @@ def _as_given(_: int, mask: Tensor) -> Tensor:
 _WAVES = Family(
     inputs=("input_values", "attention_mask"),
     tasks=("sequence-classification", "ctc"),
-    embed=_embed_waves,
+    embed=embed_waves,
     # The first "block" stands for what precedes them.
     blocks=lambda base: [None, *base.encoder.layers],
     whole=_whole_waves,
@@ -225,6 +243,71 @@ _WAVES = Family(
     # Its lengths are of samples, while frames travel between layers.
     ragged=False,
 )
+
+# -- SEW: blocks get the mean of some frames in a row, the head all of them -------
+
+
+class _SqueezedAttention(Attention):
+    """Attention to means of frames, while the mask is of frames."""
+
+    def make(self, hidden: Tensor, there: Tensor, **more: Any) -> Any:
+        """Make the mask; a mean is valid if any of its frames is."""
+        step = self.config.squeeze_factor
+        found = functional.max_pool1d(there.float().unsqueeze(1), step, step)
+        return super().make(hidden, found.squeeze(1).bool(), **more)
+
+
+class _SqueezedHead(WaveHead):
+    """The last layer, which makes frames again.
+
+    Args:
+        model: The task model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, Tail({}, keep))
+        self.upsample = model.base_model.encoder.upsample
+
+    def forward(self, hidden: Tensor, padding: Tensor | None = None, *_: Tensor) -> Any:
+        """Return what every model of waves does."""
+        hidden, frames = self.upsample(hidden), padding
+        if frames is not None and hidden.shape[1] < frames.shape[1]:
+            missing = frames.shape[1] - hidden.shape[1]
+            hidden = functional.pad(hidden, (0, 0, 0, missing))
+        return super().forward(hidden, padding)
+
+
+def _squeezes(base: Any) -> bool:
+    return hasattr(base.encoder, "upsample")
+
+
+def _squeezed_parts(base: Any) -> dict[str, nn.Module]:
+    encoder = base.encoder
+    parts = {
+        "first_norm": base.layer_norm,
+        "first_dropout": base.feature_dropout,
+        "positions": encoder.pos_conv_embed,
+        "pool": encoder.pool,
+        "norm": encoder.layer_norm,
+        "dropout": encoder.dropout,
+    }
+    if base.project_features:
+        parts["projection"] = base.feature_projection
+    return parts
+
+
+def _place_squeezed(own: Any, hidden: Tensor, padding: Tensor) -> Any:
+    value = own.first_norm(hidden)
+    if hasattr(own, "projection"):
+        value = own.projection(value)
+    value = own.first_dropout(value)
+    value[~padding.unsqueeze(-1).repeat(1, 1, value.shape[2])] = 0
+    value = value.transpose(1, 2)
+    placed, pooled = own.positions(value), own.pool(value)
+    length = min(placed.shape[-1], pooled.shape[-1])
+    value = (pooled[..., :length] + placed[..., :length]).transpose(1, 2)
+    return own.dropout(own.norm(value))
+
 
 # -- WavLM: a bias by distance, whose table is the first block's ------------------
 #
@@ -310,5 +393,6 @@ FAMILIES: dict[str, Family] = {
     "unispeech": _WAVES,
     "unispeech-sat": _WAVES,
     "data2vec-audio": _WAVES,
+    "sew": _WAVES,
     "wavlm": _WAVLM,
 }

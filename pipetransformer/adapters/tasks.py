@@ -227,7 +227,8 @@ class Given(nn.Module):
         found = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=hidden, pooler_output=pooled
         )
-        found.router_logits = None  # task models of mixtures of experts look for them
+        # What task models look for: of experts, of Gemma 4, of Mamba before 5.24.
+        found.router_logits = found.shared_kv_states = found.cache_params = None
         return found
 
 

@@ -1,6 +1,7 @@
 """Small causal language models, and classifiers made of them: configs and classes."""
 
-from tests.adapters.hf_encoders import PADDING, WORDS
+from tests.adapters.hf_more_text import DECODERS as MORE
+from tests.adapters.hf_small import PADDING, WORDS
 
 _GPT2 = {
     "n_embd": 16,
@@ -175,6 +176,7 @@ DECODERS = {
     "smollm3": {**_TURNS, "no_rope_layers": [1, 0, 1]},
     "stablelm": _NEOX,
     "starcoder2": {**_WINDOW, "use_bias": True},
+    **MORE,
 }
 """Those whose promises `test_decoder_families` proves: configs by ``model_type``."""
 

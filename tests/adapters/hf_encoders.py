@@ -1,18 +1,8 @@
 """Small encoders of text: configs, and classes by task."""
 
-WORDS = 97
-PADDING = 1
+from tests.adapters.hf_more_text import ENCODERS as MORE
+from tests.adapters.hf_small import PADDING, SMALL_BERT, WORDS
 
-SMALL_BERT = {
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "vocab_size": WORDS,
-    "pad_token_id": PADDING,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
 _DISTILBERT = {
     "dim": 16,
     "n_layers": 3,
@@ -115,5 +105,6 @@ ENCODERS = {
     "NomicBert": (SMALL_BERT, _FEW),
     "JinaEmbeddingsV3": (SMALL_BERT, _NO_CHOICES),
     "Esm": (_ESM, _FEW),
+    **MORE,
 }
 """Those whose promises `test_encoder_families` proves."""

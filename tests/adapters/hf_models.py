@@ -3,7 +3,7 @@
 import pytest
 
 from tests.adapters import hf_decoders, hf_encoders, hf_seq2seq, hf_vision
-from tests.adapters.hf_encoders import PADDING, SMALL_BERT, WORDS
+from tests.adapters.hf_small import PADDING, SMALL_BERT, WORDS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip(

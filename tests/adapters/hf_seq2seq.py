@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.adapters.hf_encoders import PADDING, WORDS
+from tests.adapters.hf_small import PADDING, WORDS
 
 torch = pytest.importorskip("torch")
 

@@ -17,8 +17,14 @@ from tests.support.ranks import Ranks
 
 FIRST = "sequence-classification"
 WITH_TABLES = ("MPNet", "Deberta", "DebertaV2")
+IN_FP32 = ("OpenAIPrivacyFilter",)  # in part, whatever the dtype of the weights
 ALIKE = ("Camembert", "Data2VecText", "Ernie", "XLMRoberta")  # BERT or RoBERTa
-OWN = [name for name in ENCODERS if name not in (*FAMILIES, *ALIKE)]
+MIXING = ("ConvBert", "MobileBert")  # whose tokens see the padding beside them
+OWN = [
+    (name, next(iter(tasks)))
+    for name, (_, tasks) in ENCODERS.items()
+    if name not in (*FAMILIES, *ALIKE)
+]
 FURTHER = [  # than the first task of a family whose code is its own
     (name, task)
     for name, (_, tasks) in ENCODERS.items()
@@ -43,7 +49,7 @@ def each(cases):
     )
 
 
-FAMILY = each([(name, FIRST) for name in OWN])
+FAMILY = each(OWN)
 HALVES = pytest.mark.parametrize("split", [False, True], ids=["blocks", "halves"])
 
 
@@ -105,12 +111,12 @@ def test_further_tasks_are_bitwise_the_models_too(name, task):
     assert are_the_models(differences(adapted, task, True, 2))
 
 
-@each([(name, FIRST) for name in OWN] + [("Bert", "multiple-choice")])
+@each([*OWN, ("Bert", "multiple-choice")])
 def test_of_micro_batches_they_are_the_models_up_to_rounding(name, task):
     model = make_model(name, task, torch.float64)
     adapted = from_transformers(model, split_blocks=True)
     found = differences(adapted, task, True, 3, 4)
-    assert max(found.values()) < 1e-9
+    assert max(found.values()) < (1e-5 if name in IN_FP32 else 1e-9)
 
 
 @pytest.mark.parametrize("name", WITH_TABLES)
@@ -124,7 +130,7 @@ def test_a_table_gets_the_gradients_of_all_micro_batches_and_stages(name, checkp
     assert len(tables) == 1 and tables[0].grad.abs().max() > 1e-6
 
 
-@each([(n, t) for n, t in FURTHER if t == "masked-lm"] + [(n, FIRST) for n in OWN])
+@each([(n, t) for n, t in FURTHER if t == "masked-lm"] + OWN)
 @HALVES
 def test_names_and_weights_are_the_models_and_no_layer_shares_any(name, task, split):
     model = make_model(name, task)
@@ -170,7 +176,7 @@ def through(layers, inputs):
 
 
 @each(
-    [(name, FIRST) for name in ("Bert", *OWN) if name not in WITH_TABLES]
+    [(n, t) for n, t in [("Bert", FIRST), *OWN] if n not in (*WITH_TABLES, *MIXING)]
     + [("ModernBert", "multiple-choice"), ("Esm", "masked-lm")]
 )
 def test_a_row_has_the_values_that_it_has_without_padding(name, task):
@@ -184,8 +190,14 @@ def test_a_row_has_the_values_that_it_has_without_padding(name, task):
         pairs = zip(through(adapted.sequential, alone)[:-1], together, strict=True)
         for (hidden, mask), (hiddens, masks) in pairs:
             valid = hiddens[row : row + 1].narrow(dim, 0, length)
-            assert (hidden - valid).abs().max() < 1e-12
+            least = 1e-6 if name in IN_FP32 else 1e-12
+            assert (hidden - valid).abs().max() < least
             assert torch.equal(mask, masks[row : row + 1].narrow(dim, 0, length))
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_tokens_that_see_padding_are_kept_with_it(name):
+    assert from_transformers(make_model(name, FIRST)).ragged is None
 
 
 @pytest.mark.parametrize("name", WITH_TABLES)
@@ -268,6 +280,8 @@ def train(rank, num_stages, microbatches, name, task, length):
         ("ModernBert", FIRST, 2, 2, None),
         ("Bert", "multiple-choice", 2, 1, None),
         ("DebertaV2", "masked-lm", 2, 2, None),
+        ("RoFormer", "masked-lm", 2, 2, None),
+        ("ConvBert", "masked-lm", 2, 2, 9),
     ],
 )
 def test_the_engine_trains_them_and_finds_all_in_the_cache(
@@ -336,10 +350,15 @@ def test_a_batch_without_choices_is_refused():
         ("ModernBert", {"classifier_pooling": "cls"}),
         ("EuroBert", {"classifier_pooling": "mean"}),
         ("EuroBert", {"classifier_pooling": "bos"}),
+        ("MobileBert", {"trigram_input": False}),
+        ("RoFormer", {"embedding_size": 16, "rotary_value": True}),
+        ("Ultrabert", {"classifier_pooling": "mean"}),
     ],
 )
 @HALVES
 def test_other_configs_are_bitwise_the_models_too(name, changes, split):
+    if not hasattr(transformers, f"{name}Config"):
+        pytest.skip(f"{transformers.__version__} has no {name}")
     adapted = from_transformers(make_model(name, FIRST, **changes), split_blocks=split)
     assert are_the_models(differences(adapted, FIRST, True, 2))
 
@@ -378,6 +397,12 @@ def test_albert_is_refused_as_its_blocks_share_weights():
     with pytest.raises(
         ValueError, match="blocks with weights of their own, got albert"
     ):
+        from_transformers(model)
+
+
+def test_a_big_bird_with_sparse_attention_is_refused():
+    model = make_model("BigBird", FIRST, attention_type="block_sparse")
+    with pytest.raises(ValueError, match="attention_type='original_full', got 'block"):
         from_transformers(model)
 
 

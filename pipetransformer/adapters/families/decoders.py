@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-import inspect
 import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.adapters.families.decoder_parts import (
+    Form,
+    Tokens,
+    around,
+    check,
+    family,
+    first_of,
+    placed,
+)
 from pipetransformer.adapters.families.parts import (
     Attention,
     Block,
@@ -19,192 +28,7 @@ from pipetransformer.adapters.families.parts import (
     positions,
 )
 
-
-@dataclasses.dataclass(frozen=True)
-class _Form:
-    """Names of the submodules of a base model and of its blocks.
-
-    Where a name is that of a number, it is the rate of a dropout or a factor.
-
-    Attributes:
-        tokens: Embeds ids.
-        after: Follows the embeddings.
-        layers: The blocks.
-        attention: Of a block: what goes before its attention, that, and what follows it
-            before both are added to the hidden states.
-        feed: The same of its MLP.
-        masks: ``"causal"``; ``"window"``, sliding if the config has a window;
-            ``"types"``, sliding where ``config.layer_types`` says so.
-        parallel: The config's entry that tells whether attention and MLP of a block
-            read the same hidden states, so that it stays whole; ``"always"``: they do.
-    """
-
-    tokens: str = "embed_tokens"
-    after: str = ""
-    layers: str = "layers"
-    attention: tuple[str, str, str] = ("input_layernorm", "self_attn", "")
-    feed: tuple[str, str, str] = ("post_attention_layernorm", "mlp", "")
-    masks: str = "causal"
-    parallel: str = ""
-
-
-# -- the first layer ---------------------------------------------------------------
-
-
-class _Tokens(Embed):
-    """The first layer of a decoder; it marks tokens in the padding mask.
-
-    A decoder classifies a sequence by its last token that is not
-    ``config.pad_token_id``. The batch's mask does not tell which that is: most decoders
-    are padded with the token that ends a text.
-
-    Args:
-        parts: As of `Embed`.
-        call: Takes the layer, ids and mask, ``(rows, length)`` int64 and bool.
-        config: The model's.
-    """
-
-    def __init__(self, parts: dict[str, nn.Module], call: Any, config: Any) -> None:
-        super().__init__(parts, call, mask=1)
-        self.config = config
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """Embed ids; the mask, 1 or True at tokens, becomes that of `parts.State`."""
-        ids, mask = tensors
-        there = mask.bool()
-        marks = there.to(torch.uint8)
-        pad = self.config.get_text_config().pad_token_id
-        if pad is not None:
-            marks = marks + (there & (ids == pad))
-        return self._call(self, ids, there), marks
-
-
-class _Times(nn.Module):
-    """Multiplies by a number."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden * self.factor
-
-
-def _part(owner: Any, name: str) -> nn.Module:
-    """Return a submodule by name, or what a number by that name stands for."""
-    part = getattr(owner, name) if name else nn.Identity()
-    if isinstance(part, nn.Module):
-        return part
-    return nn.Dropout(part) if name.endswith("dropout") else _Times(part)
-
-
-def _call_tokens(own: Any, ids: Tensor, _: Tensor) -> Any:
-    return own.after(own.tokens(ids))
-
-
-def _embed(base: Any, form: _Form) -> Embed:
-    _check(base.config)
-    parts = {"tokens": getattr(base, form.tokens), "after": _part(base, form.after)}
-    return _Tokens(parts, _call_tokens, base.config)
-
-
-def _check(config: Any) -> None:
-    """Raise a ValueError for what layers cannot do as the model does."""
-    wanted = {
-        "output_router_logits=False": "the loss of the routers is one over all layers",
-        "layerdrop=0.0": "no blocks are left out",
-        "use_bidirectional_attention=False": "the mask of these layers is causal",
-        "add_cross_attention=False": "there is no encoder",
-    }
-    for setting, reason in wanted.items():
-        found = getattr(config, setting.partition("=")[0], None)
-        if found:
-            raise ValueError(
-                f"model: expected config.{setting}, since {reason}, got {found}"
-            )
-
-
-# -- blocks ------------------------------------------------------------------------
-
-
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, tuple) else value
-
-
-def _placed(hidden: Tensor, extra: dict[str, Any]) -> dict[str, Any]:
-    """Add positions to rotary embeddings: some models look at both."""
-    return {**extra, "position_ids": positions(hidden)} if extra else extra
-
-
-def _call_block(own: Any, hidden: Tensor, mask: Any, **extra: Any) -> Any:
-    more = _placed(hidden, extra)
-    return _first(own.block(hidden, attention_mask=mask, **more))
-
-
-def _attend(own: Any, hidden: Tensor, mask: Any, **extra: Any) -> Any:
-    more = _placed(hidden, extra)
-    value = own.attn(own.norm(hidden), attention_mask=mask, **more)
-    return hidden + own.after(_first(value))
-
-
-def _feed(own: Any, hidden: Tensor, _: Any) -> Any:
-    return hidden + own.after(_first(own.mlp(own.norm(hidden))))
-
-
-def _around(base: Any, index: int, form: _Form) -> tuple[Any, Any, Any]:
-    """Return what makes a block's masks and rotary embeddings, and their type."""
-    config, layer_type = base.config, None
-    if form.masks == "types":
-        layer_type = config.layer_types[index]
-        slides = layer_type == "sliding_attention"
-    else:
-        slides = form.masks == "window" and config.sliding_window is not None
-    rotary = getattr(base, "rotary_emb", None)
-    if (
-        rotary is None
-        or "layer_type" not in inspect.signature(rotary.forward).parameters
-    ):
-        layer_type = None  # they are the same in all blocks
-    return Attention(config, "sliding" if slides else "causal"), rotary, layer_type
-
-
-def _whole(base: Any, block: Any, index: int, form: _Form) -> Block:
-    return Block({"block": block}, _call_block, *_around(base, index, form))
-
-
-def _halves(base: Any, block: Any, index: int, form: _Form) -> tuple[Block, ...]:
-    if form.parallel == "always" or getattr(base.config, form.parallel, False):
-        return (_whole(base, block, index, form),)
-    first, second = (
-        dict(zip(("norm", name, "after"), (_part(block, n) for n in half), strict=True))
-        for name, half in (("attn", form.attention), ("mlp", form.feed))
-    )
-    around = _around(base, index, form)
-    return Block(first, _attend, *around), Block(second, _feed, None)
-
-
-def _family(
-    form: _Form, tail: tuple[str, ...] = ("norm",), fp32_token_loss: bool = True
-) -> Family:
-    return Family(
-        inputs=("input_ids", "attention_mask"),
-        tasks=(
-            "causal-lm",
-            "sequence-classification",
-            "token-classification",
-            "question-answering",
-        ),
-        embed=functools.partial(_embed, form=form),
-        blocks=lambda base: getattr(base, form.layers),
-        whole=functools.partial(_whole, form=form),
-        halves=functools.partial(_halves, form=form),
-        tail=tail,
-        fp32_token_loss=fp32_token_loss,
-        pools_last=True,
-    )
-
-
-# -- GPT-2, GPT-J ------------------------------------------------------------------
+# -- GPT-2, GPT-J, CodeGen ---------------------------------------------------------
 
 
 def _call_gpt2_embeddings(own: Any, ids: Tensor, _: Tensor) -> Any:
@@ -213,19 +37,19 @@ def _call_gpt2_embeddings(own: Any, ids: Tensor, _: Tensor) -> Any:
 
 
 def _embed_gpt2(base: Any) -> Embed:
-    _check(base.config)
+    check(base.config)
     parts = {"wte": base.wte, "wpe": base.wpe, "drop": base.drop}
-    return _Tokens(parts, _call_gpt2_embeddings, base.config)
+    return Tokens(parts, _call_gpt2_embeddings, base.config)
 
 
 def _call_gptj(own: Any, hidden: Tensor, mask: Any, **extra: Any) -> Any:
-    # Before transformers 5.24 it made its rotary embeddings of the positions.
+    # Before transformers 5.24 they made their rotary embeddings of the positions.
     extra["position_ids"] = positions(hidden)
-    return _first(own.block(hidden, attention_mask=mask, **extra))
+    return first_of(own.block(hidden, attention_mask=mask, **extra))
 
 
 def _whole_gptj(base: Any, block: Any, index: int) -> Block:
-    return Block({"block": block}, _call_gptj, *_around(base, index, _GPTJ))
+    return Block({"block": block}, _call_gptj, *around(base, index, _GPTJ))
 
 
 def _halves_gptj(base: Any, block: Any, index: int) -> tuple[Block, ...]:
@@ -240,14 +64,14 @@ def _call_opt_embeddings(own: Any, ids: Tensor, there: Tensor) -> Any:
 
 
 def _embed_opt(base: Any) -> Embed:
-    _check(base.config)
+    check(base.config)
     decoder = base.decoder
     parts = {
         "tokens": decoder.embed_tokens,
         "places": decoder.embed_positions,
         "project": decoder.project_in or nn.Identity(),
     }
-    return _Tokens(parts, _call_opt_embeddings, base.config)
+    return Tokens(parts, _call_opt_embeddings, base.config)
 
 
 def _attend_opt(own: Any, hidden: Tensor, mask: Any) -> Any:
@@ -278,7 +102,130 @@ def _halves_opt(base: Any, block: Any, _: int) -> tuple[Block, ...]:
     return Block(first, _attend_opt, make), Block(second, _feed_opt, None)
 
 
-# -- BLOOM, Falcon: biases by distance ---------------------------------------------
+# -- BioGPT, XGLM: positions that are added ----------------------------------------
+
+
+def _call_biogpt_embeddings(own: Any, ids: Tensor, there: Tensor) -> Any:
+    value = own.tokens(ids)
+    return own.dropout(value + own.places(there, position_ids=positions(value)))
+
+
+def _call_xglm_embeddings(own: Any, ids: Tensor, _: Tensor) -> Any:
+    value = own.tokens(ids)
+    return own.dropout(value + own.places(positions(value)))
+
+
+def _embed_placed(base: Any, call: Any) -> Embed:
+    check(base.config)
+    parts = {
+        "tokens": base.embed_tokens,
+        "places": base.embed_positions,
+        "dropout": nn.Dropout(base.dropout),
+    }
+    return Tokens(parts, call, base.config)
+
+
+# -- GPT: norms behind -------------------------------------------------------------
+
+
+class _First(Attention):
+    """Gives what is added to the scores: the least number at padding."""
+
+    def make(self, hidden: Tensor, there: Tensor, **_: Any) -> Any:
+        absent = 1.0 - there[:, None, None].to(hidden.dtype)
+        return absent * torch.finfo(hidden.dtype).min
+
+
+def _embed_gpt(base: Any) -> Embed:
+    check(base.config)
+    parts = {"wte": base.tokens_embed, "wpe": base.positions_embed, "drop": base.drop}
+    return Tokens(parts, _call_gpt2_embeddings, base.config)
+
+
+def _call_gpt(own: Any, hidden: Tensor, mask: Any) -> Any:
+    return own.block(hidden, mask)[0]
+
+
+def _attend_gpt(own: Any, hidden: Tensor, mask: Any) -> Any:
+    return own.norm(hidden + own.attn(hidden, mask)[0])
+
+
+def _feed_gpt(own: Any, hidden: Tensor, _: Any) -> Any:
+    return own.norm(hidden + own.mlp(hidden))
+
+
+def _whole_gpt(base: Any, block: Any, _: int) -> Block:
+    block.mlp.act = copy.copy(block.mlp.act)  # all blocks have the same one
+    return Block({"block": block}, _call_gpt, _First(base.config, "causal"))
+
+
+def _halves_gpt(base: Any, block: Any, _: int) -> tuple[Block, ...]:
+    block.mlp.act = copy.copy(block.mlp.act)  # all blocks have the same one
+    first = {"attn": block.attn, "norm": block.ln_1}
+    second = {"mlp": block.mlp, "norm": block.ln_2}
+    make = _First(base.config, "causal")
+    return Block(first, _attend_gpt, make), Block(second, _feed_gpt, None)
+
+
+# -- nanochat: a norm without weights behind the embeddings ------------------------
+
+
+def _call_normed(own: Any, ids: Tensor, _: Tensor) -> Any:
+    return own.norm(own.tokens(ids))
+
+
+def _embed_nanochat(base: Any) -> Embed:
+    check(base.config)
+    # The model's own norm is that behind the blocks as well.
+    parts = {"tokens": base.embed_tokens, "norm": copy.deepcopy(base.norm)}
+    return Tokens(parts, _call_normed, base.config)
+
+
+# -- Granite: an MLP beside the experts --------------------------------------------
+
+
+def _feed_granite(own: Any, hidden: Tensor, _: Any, factor: float) -> Any:
+    value = own.norm(hidden)
+    if hasattr(own, "experts"):
+        found = own.experts(value)
+        value = found + own.mlp(value) if hasattr(own, "mlp") else found
+    else:
+        value = own.mlp(value)
+    return hidden + value * factor
+
+
+def _halves_granite(
+    base: Any, block: Any, index: int, form: Form
+) -> tuple[nn.Module, ...]:
+    first, _ = family(form).halves(base, block, index)
+    found = {
+        "norm": block.post_attention_layernorm,
+        "experts": block.block_sparse_moe,
+        "mlp": block.shared_mlp,
+    }
+    second = {name: part for name, part in found.items() if part is not None}
+    feed = functools.partial(_feed_granite, factor=block.residual_multiplier)
+    return first, Block(second, feed, None)
+
+
+# -- Gemma 4 -----------------------------------------------------------------------
+
+
+def _call_gemma4(own: Any, hidden: Tensor, mask: Any, **extra: Any) -> Any:
+    more = placed(hidden, extra)
+    # Blocks store keys and values for others; none reads them, as `check` sees to.
+    return own.block(hidden, shared_kv_states={}, attention_mask=mask, **more)
+
+
+def _whole_gemma4(base: Any, block: Any, index: int) -> Block:
+    return Block({"block": block}, _call_gemma4, *around(base, index, _TYPES))
+
+
+def _halves_gemma4(base: Any, block: Any, index: int) -> tuple[Block, ...]:
+    return (_whole_gemma4(base, block, index),)
+
+
+# -- BLOOM, MPT, Falcon: biases by distance ----------------------------------------
 
 
 class _Bloom(Attention):
@@ -289,6 +236,17 @@ class _Bloom(Attention):
 
         biases = build_alibi_tensor(there, self.config.n_head, dtype=hidden.dtype)
         return super().make(hidden, there, **more), biases
+
+
+class _Mpt(Attention):
+    """Gives the mask, True where nothing is read, and the biases by distance."""
+
+    def make(self, hidden: Tensor, there: Tensor, **more: Any) -> Any:
+        from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+        heads, most = self.config.n_heads, self.config.max_seq_len
+        biases = build_mpt_alibi_tensor(heads, most, device=hidden.device)
+        return super().make(hidden, there, **more).bool(), biases
 
 
 class _Falcon(Attention):
@@ -314,7 +272,7 @@ class _Falcon(Attention):
 
 def _call_biased(own: Any, hidden: Tensor, masks: Any, **extra: Any) -> Any:
     mask, biases = (None, None) if masks is None else masks
-    more = _placed(hidden, extra)
+    more = placed(hidden, extra)
     return own.block(hidden, attention_mask=mask, alibi=biases, **more)[0]
 
 
@@ -343,6 +301,36 @@ def _halves_bloom(base: Any, block: Any, _: int) -> tuple[Block, ...]:
     return Block(first, attend, make), Block(second, feed, None)
 
 
+def _call_mpt(own: Any, hidden: Tensor, masks: Any) -> Any:
+    mask, biases = masks
+    return own.block(hidden, position_bias=biases, attention_mask=mask)[0]
+
+
+def _attend_mpt(own: Any, hidden: Tensor, masks: Any) -> Any:
+    mask, biases = masks
+    given = {"position_bias": biases, "attention_mask": mask}
+    return own.dropout(own.attn(own.norm(hidden), **given)[0]) + hidden
+
+
+def _feed_mpt(own: Any, hidden: Tensor, _: Any) -> Any:
+    return own.mlp(own.norm(hidden), hidden)
+
+
+def _whole_mpt(base: Any, block: Any, _: int) -> Block:
+    return Block({"block": block}, _call_mpt, _Mpt(base.config, "causal"))
+
+
+def _halves_mpt(base: Any, block: Any, _: int) -> tuple[Block, ...]:
+    first = {
+        "norm": block.norm_1,
+        "attn": block.attn,
+        "dropout": block.resid_attn_dropout,
+    }
+    second = {"norm": block.norm_2, "mlp": block.ffn}
+    make = _Mpt(base.config, "causal")
+    return Block(first, _attend_mpt, make), Block(second, _feed_mpt, None)
+
+
 def _whole_falcon(base: Any, block: Any, _: int) -> Block:
     make = _Falcon(base.config, "causal")
     return Block({"block": block}, _call_biased, make, base.rotary_emb)
@@ -354,75 +342,122 @@ def _halves_falcon(base: Any, block: Any, index: int) -> tuple[Block, ...]:
 
 # -- by model type -----------------------------------------------------------------
 
-_LLAMA = _Form()
-_WINDOW = _Form(masks="window")
-_TYPES = _Form(masks="types")
-_GEMMA2 = _Form(
+_LLAMA = Form()
+_WINDOW = Form(masks="window")
+_TYPES = Form(masks="types")
+_GEMMA2 = Form(
     attention=("input_layernorm", "self_attn", "post_attention_layernorm"),
     feed=("pre_feedforward_layernorm", "mlp", "post_feedforward_layernorm"),
     masks="types",
 )
-_OLMO2 = _Form(
+_OLMO2 = Form(
     attention=("", "self_attn", "post_attention_layernorm"),
     feed=("", "mlp", "post_feedforward_layernorm"),
 )
-_GRANITE = _Form(
+_GRANITE = Form(
     after="embedding_multiplier",
     attention=("input_layernorm", "self_attn", "residual_multiplier"),
     feed=("post_attention_layernorm", "mlp", "residual_multiplier"),
 )
+_FC = "fc1 activation_fn activation_dropout fc2"
+_PLACED = Form(
+    attention=("self_attn_layer_norm", "self_attn", "dropout"),
+    feed=("final_layer_norm", _FC, "dropout"),
+)
+_MAMBA = family(
+    Form(tokens="embeddings", masks="padding", parallel="always"), ("norm_f",)
+)
+_LFM2 = Form(
+    attention=("operator_norm", "self_attn", ""),
+    recurrent=("operator_norm", "conv", ""),
+    feed=("ffn_norm", "feed_forward", ""),
+    masks="types",
+)
+_GRANITE_SHARED = dataclasses.replace(
+    _GRANITE, feed=("post_attention_layernorm", "", "")
+)
+_BAMBA = Form(
+    recurrent=("input_layernorm", "mamba", ""),
+    feed=("pre_ff_layernorm", "feed_forward", ""),
+    masks="types",
+)
+_HYBRID = dataclasses.replace(
+    _GRANITE_SHARED,
+    recurrent=("input_layernorm", "mamba", "residual_multiplier"),
+    masks="types",
+)
 _GPT2 = dataclasses.replace(
-    _family(
-        _Form(layers="h", attention=("ln_1", "attn", ""), feed=("ln_2", "mlp", "")),
+    family(
+        Form(layers="h", attention=("ln_1", "attn", ""), feed=("ln_2", "mlp", "")),
         ("ln_f",),
         fp32_token_loss=False,
     ),
     embed=_embed_gpt2,
 )
-_GPTJ = _Form(tokens="wte", after="drop", layers="h", parallel="always")
-_BLOOM = _Form(tokens="word_embeddings", after="word_embeddings_layernorm", layers="h")
-_FALCON = _Form(tokens="word_embeddings", layers="h")
+_GPTJ = Form(tokens="wte", after="drop", layers="h", parallel="always")
+_BLOOM = Form(tokens="word_embeddings", after="word_embeddings_layernorm", layers="h")
+_FALCON = Form(tokens="word_embeddings", layers="h")
 
 FAMILIES: dict[str, Family] = {
-    "apertus": _family(
-        _Form(
+    "apertus": family(
+        Form(
             attention=("attention_layernorm", "self_attn", ""),
             feed=("feedforward_layernorm", "mlp", ""),
         )
     ),
-    "arcee": _family(_LLAMA),
+    "arcee": family(_LLAMA),
+    "bamba": family(_BAMBA, ("final_layernorm",)),
+    "biogpt": dataclasses.replace(
+        family(_PLACED, ("layer_norm",), fp32_token_loss=False),
+        embed=functools.partial(_embed_placed, call=_call_biogpt_embeddings),
+    ),
+    "bitnet": family(_LLAMA),
     "bloom": dataclasses.replace(
-        _family(_BLOOM, ("ln_f",), fp32_token_loss=False),
+        family(_BLOOM, ("ln_f",), fp32_token_loss=False),
         whole=_whole_bloom,
         halves=_halves_bloom,
     ),
-    "cohere": _family(_Form(parallel="always")),
-    "cohere2": _family(_Form(masks="types", parallel="always")),
-    "deepseek_v2": _family(_LLAMA),
-    "deepseek_v3": _family(_LLAMA),
-    "ernie4_5": _family(_LLAMA),
-    "exaone4": _family(dataclasses.replace(_OLMO2, masks="types")),
+    "codegen": dataclasses.replace(
+        family(_GPTJ, ("ln_f",)), whole=_whole_gptj, halves=_halves_gptj
+    ),
+    "cohere": family(Form(parallel="always")),
+    "cohere2": family(Form(masks="types", parallel="always")),
+    "cwm": family(_TYPES),
+    "deepseek_v2": family(_LLAMA),
+    "deepseek_v3": family(_LLAMA),
+    "diffllama": family(_LLAMA),
+    "dots1": family(_TYPES),
+    "ernie4_5": family(_LLAMA),
+    "ernie4_5_moe": family(_LLAMA),
+    "exaone4": family(dataclasses.replace(_OLMO2, masks="types")),
+    "exaone_moe": family(_TYPES),
     "falcon": dataclasses.replace(
-        _family(_FALCON, ("ln_f",), fp32_token_loss=False),
+        family(_FALCON, ("ln_f",), fp32_token_loss=False),
         whole=_whole_falcon,
         halves=_halves_falcon,
     ),
-    "gemma": _family(_LLAMA),
-    "gemma2": _family(_GEMMA2),
-    "gemma3_text": _family(_GEMMA2),
-    "glm": _family(_LLAMA),
-    "glm4": _family(
-        _Form(
+    "falcon_mamba": _MAMBA,
+    "flex_olmo": family(_OLMO2),
+    "gemma": family(_LLAMA),
+    "gemma2": family(_GEMMA2),
+    "gemma3_text": family(_GEMMA2),
+    "gemma4_text": dataclasses.replace(
+        family(_TYPES), whole=_whole_gemma4, halves=_halves_gemma4
+    ),
+    "glm": family(_LLAMA),
+    "glm4": family(
+        Form(
             attention=("input_layernorm", "self_attn", "post_self_attn_layernorm"),
             feed=("post_attention_layernorm", "mlp", "post_mlp_layernorm"),
         )
     ),
-    "glm4_moe": _family(_LLAMA),
+    "glm4_moe": family(_LLAMA),
+    "glm4_moe_lite": family(_LLAMA),
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "gpt_neo": _GPT2,
-    "gpt_neox": _family(
-        _Form(
+    "gpt_neox": family(
+        Form(
             tokens="embed_in",
             after="emb_dropout",
             attention=("input_layernorm", "attention", "post_attention_dropout"),
@@ -431,12 +466,15 @@ FAMILIES: dict[str, Family] = {
         ),
         ("final_layer_norm",),
     ),
-    "gpt_oss": _family(_TYPES),
-    "gptj": dataclasses.replace(
-        _family(_GPTJ, ("ln_f",)), whole=_whole_gptj, halves=_halves_gptj
+    "gpt_neox_japanese": family(
+        Form(tokens="embed_in", parallel="always"), ("final_layer_norm",)
     ),
-    "granite": _family(_GRANITE),
-    "granitemoe": _family(
+    "gpt_oss": family(_TYPES),
+    "gptj": dataclasses.replace(
+        family(_GPTJ, ("ln_f",)), whole=_whole_gptj, halves=_halves_gptj
+    ),
+    "granite": family(_GRANITE),
+    "granitemoe": family(
         dataclasses.replace(
             _GRANITE,
             feed=(
@@ -446,45 +484,121 @@ FAMILIES: dict[str, Family] = {
             ),
         )
     ),
-    "helium": _family(_LLAMA),
-    "hunyuan_v1_dense": _family(_LLAMA),
-    "llama": _family(_LLAMA),
-    "ministral": _family(_TYPES),
-    "ministral3": _family(_WINDOW),
-    "mistral": _family(_WINDOW),
-    "mixtral": _family(_WINDOW),
-    "nemotron": _family(_LLAMA),
-    "olmo": _family(_LLAMA),
-    "olmo2": _family(_OLMO2),
-    "olmo3": _family(dataclasses.replace(_OLMO2, masks="types")),
-    "olmoe": _family(_LLAMA),
+    "granitemoehybrid": dataclasses.replace(
+        family(_HYBRID), halves=functools.partial(_halves_granite, form=_HYBRID)
+    ),
+    "granitemoeshared": dataclasses.replace(
+        family(_GRANITE_SHARED),
+        halves=functools.partial(_halves_granite, form=_GRANITE_SHARED),
+    ),
+    "helium": family(_LLAMA),
+    "hunyuan_v1_dense": family(_LLAMA),
+    "hunyuan_v1_moe": family(_LLAMA),
+    "hyperclovax": family(
+        Form(
+            after="embedding_multiplier",
+            attention=(
+                "input_layernorm",
+                "self_attn",
+                "post_norm1 residual_multiplier",
+            ),
+            feed=("post_attention_layernorm", "mlp", "post_norm2 residual_multiplier"),
+        )
+    ),
+    "jais2": family(_LLAMA),
+    "jamba": family(_BAMBA, ("final_layernorm",)),
+    "jetmoe": family(Form(attention=("input_layernorm", "self_attention", ""))),
+    "lfm2": family(_LFM2, ("embedding_norm",)),
+    "lfm2_moe": family(
+        dataclasses.replace(_LFM2, rotary="pos_emb"), ("embedding_norm",)
+    ),
+    "llama": family(_LLAMA),
+    "mamba": _MAMBA,
+    "mamba2": _MAMBA,
+    "mellum": family(_TYPES),
+    "mimo_v2_flash": family(_TYPES),
+    "minicpm3": family(
+        Form(
+            attention=("input_layernorm", "self_attn", "residual_scale"),
+            feed=("post_attention_layernorm", "mlp", "residual_scale"),
+        )
+    ),
+    "minimax_m2": family(_LLAMA),
+    "ministral": family(_TYPES),
+    "ministral3": family(_WINDOW),
+    "mistral": family(_WINDOW),
+    "mixtral": family(_WINDOW),
+    "modernbert-decoder": family(
+        Form(
+            tokens="embeddings",
+            attention=("attn_norm", "attn", ""),
+            feed=("mlp_norm", "mlp", ""),
+            masks="types",
+        ),
+        ("final_norm",),
+    ),
+    "mpt": dataclasses.replace(
+        family(Form(tokens="wte", layers="blocks"), ("norm_f",), fp32_token_loss=False),
+        whole=_whole_mpt,
+        halves=_halves_mpt,
+    ),
+    "nanochat": dataclasses.replace(family(_LLAMA), embed=_embed_nanochat),
+    "nemotron": family(_LLAMA),
+    "nemotron_h": family(
+        Form(tokens="embeddings", masks="types", parallel="always"), ("norm_f",)
+    ),
+    "olmo": family(_LLAMA),
+    "olmo2": family(_OLMO2),
+    "olmo3": family(dataclasses.replace(_OLMO2, masks="types")),
+    "olmo_hybrid": family(Form(masks="types", parallel="always")),
+    "olmoe": family(_LLAMA),
+    "openai-gpt": dataclasses.replace(
+        family(Form(layers="h"), ()),
+        embed=_embed_gpt,
+        whole=_whole_gpt,
+        halves=_halves_gpt,
+    ),
     "opt": dataclasses.replace(
-        _family(_LLAMA, ("decoder.final_layer_norm", "decoder.project_out")),
+        family(_LLAMA, ("decoder.final_layer_norm", "decoder.project_out")),
         embed=_embed_opt,
         blocks=lambda base: base.decoder.layers,
         halves=_halves_opt,
     ),
-    "phi": _family(
-        _Form(after="embed_dropout", parallel="always"), ("final_layernorm",)
+    "persimmon": family(
+        Form(feed=("post_attention_layernorm", "mlp", "dropout")), ("final_layernorm",)
     ),
-    "phi3": _family(
-        _Form(
+    "phi": family(Form(after="embed_dropout", parallel="always"), ("final_layernorm",)),
+    "phi3": family(
+        Form(
             attention=("input_layernorm", "self_attn", "resid_attn_dropout"),
             feed=("post_attention_layernorm", "mlp", "resid_mlp_dropout"),
             masks="window",
         )
     ),
-    "qwen2": _family(_TYPES),
-    "qwen2_moe": _family(_TYPES),
-    "qwen3": _family(_TYPES),
-    "qwen3_moe": _family(_WINDOW),
-    "seed_oss": _family(_LLAMA),
-    "smollm3": _family(_TYPES),
-    "stablelm": _family(
-        _Form(
+    "phimoe": family(_WINDOW),
+    "qwen2": family(_TYPES),
+    "qwen2_moe": family(_TYPES),
+    "qwen3": family(_TYPES),
+    "qwen3_5_moe_text": family(_TYPES),
+    "qwen3_5_text": family(_TYPES),
+    "qwen3_moe": family(_WINDOW),
+    "qwen3_next": family(_TYPES),
+    "seed_oss": family(_LLAMA),
+    "smollm3": family(_TYPES),
+    "solar_open": family(_LLAMA),
+    "stablelm": family(
+        Form(
             feed=("post_attention_layernorm", "mlp", "dropout"),
             parallel="use_parallel_residual",
         )
     ),
-    "starcoder2": _family(_Form(after="embedding_dropout", masks="window")),
+    "starcoder2": family(Form(after="embedding_dropout", masks="window")),
+    "vaultgemma": family(
+        Form(feed=("pre_feedforward_layernorm", "mlp", ""), masks="types")
+    ),
+    "xglm": dataclasses.replace(
+        family(_PLACED, ("layer_norm",)),
+        embed=functools.partial(_embed_placed, call=_call_xglm_embeddings),
+    ),
+    "youtu": family(_LLAMA),
 }

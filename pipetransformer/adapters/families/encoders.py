@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from pipetransformer.adapters.families import relative_encoders, rotary_encoders
-from pipetransformer.adapters.families.encoder_parts import TEXT_TASKS
+from pipetransformer.adapters.families.encoder_parts import TEXT_TASKS, all_but
+from pipetransformer.adapters.families.heads import check_config, unused
 from pipetransformer.adapters.families.parts import Attention, Block, Embed, Family
 
 # -- BERT and its like -----------------------------------------------------------
@@ -30,7 +31,8 @@ def _call_bert(own: Any, hidden: Tensor, mask: Tensor | None) -> Any:
 
 
 def _attend_bert(own: Any, hidden: Tensor, mask: Tensor | None) -> Any:
-    return own.attention(hidden, mask)[0]
+    value = own.attention(hidden, mask)
+    return value[0] if isinstance(value, tuple) else value
 
 
 def _feed_bert(own: Any, hidden: Tensor, _: Tensor | None, size: int) -> Any:
@@ -93,6 +95,19 @@ def _halves_distilbert(base: Any, block: Any, _: int) -> tuple[Block, Block]:
     return Block(first, _attend_distilbert, make), Block(second, _feed_distilbert, None)
 
 
+# -- BigBird, without its sparse attention; MobileBERT ---------------------------
+
+
+def _embed_big_bird(base: Any) -> Embed:
+    check_config(base.config, attention_type="original_full")
+    unused(base.pooler)  # multiple choice alone would read it
+    return _embed_bert(base)
+
+
+def _halves_mobilebert(base: Any, block: Any, index: int) -> tuple[Block]:
+    return (_whole_bert(base, block, index),)
+
+
 _BERT = Family(
     inputs=("input_ids", "attention_mask", "token_type_ids"),
     tasks=TEXT_TASKS,
@@ -107,7 +122,13 @@ _ROBERTA = dataclasses.replace(
 )
 FAMILIES: dict[str, Family] = {
     "bert": _BERT,
+    "big_bird": dataclasses.replace(
+        _BERT,
+        tasks=all_but("question-answering", "multiple-choice"),
+        embed=_embed_big_bird,
+    ),
     "camembert": _ROBERTA,
+    "convbert": dataclasses.replace(_BERT, tail=(), ragged=False),
     "data2vec-text": _ROBERTA,
     "distilbert": dataclasses.replace(
         _ROBERTA,
@@ -122,6 +143,7 @@ FAMILIES: dict[str, Family] = {
         halves=functools.partial(_halves_bert, norm="ln"),
         tail=("encoder.ln", "pooler"),
     ),
+    "mobilebert": dataclasses.replace(_BERT, halves=_halves_mobilebert, ragged=False),
     "rembert": _BERT,
     "roberta": _ROBERTA,
     "roberta-prelayernorm": dataclasses.replace(_ROBERTA, tail=("LayerNorm", "pooler")),

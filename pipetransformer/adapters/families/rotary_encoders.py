@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from typing import Any
 
 from torch import Tensor, nn
@@ -73,6 +74,102 @@ def _halves_eurobert(base: Any, block: Any, index: int) -> tuple[Block, Block]:
     second = {"norm": block.post_attention_layernorm, "mlp": block.mlp}
     attention = _attention(base, index)
     return Block(first, _attend_before, *attention), Block(second, _feed_before, None)
+
+
+# -- ESM Cambrian, of proteins; the privacy filter of OpenAI ---------------------
+
+
+def _attend_scaled(own: Any, hidden: Tensor, mask: Any, by: float, **extra: Any) -> Any:
+    found = own.attention(own.norm(hidden), attention_mask=mask, **extra)[0]
+    return hidden + found / by
+
+
+def _feed_scaled(own: Any, hidden: Tensor, _: Any, by: float) -> Any:
+    return hidden + own.mlp(own.norm(hidden)) / by
+
+
+def _halves_esmc(base: Any, block: Any, index: int) -> tuple[Block, Block]:
+    first, second = _halves_eurobert(base, block, index)
+    first._call = functools.partial(_attend_scaled, by=block.scaling_factor)
+    second._call = functools.partial(_feed_scaled, by=block.scaling_factor)
+    return first, second
+
+
+def _feed_first(own: Any, hidden: Tensor, _: Any) -> Any:
+    return hidden + own.mlp(own.norm(hidden))[0]
+
+
+def _whole_windowed(base: Any, block: Any, _: int) -> Block:
+    make = Windowed(base.config, "window")
+    return Block({"block": block}, call_block, make, base.rotary_emb)
+
+
+def _halves_windowed(base: Any, block: Any, index: int) -> tuple[Block, Block]:
+    first, second = _halves_eurobert(base, block, index)
+    first.attention_mask = Windowed(base.config, "window")
+    second._call = _feed_first
+    return first, second
+
+
+# -- RoFormer --------------------------------------------------------------------
+
+
+class _Sines(Attention):
+    """Gives the mask, and by what queries and keys are turned.
+
+    Args:
+        base: The base model.
+    """
+
+    def __init__(self, base: Any) -> None:
+        super().__init__(base.config, _BOTH)
+        # The state has them once, as part of the embeddings; blocks hold copies.
+        sines = base.encoder.embed_positions.weight.detach().clone()
+        self.register_buffer("sines", sines, persistent=False)
+
+    def make(self, hidden: Tensor, there: Tensor, **more: Any) -> Any:
+        """Make what `mask` returns."""
+        sines: Any = self.sines
+        return super().make(hidden, there, **more), sines[None, None, : hidden.shape[1]]
+
+
+def _call_roformer_embeddings(own: Any, input_ids: Tensor, token_types: Tensor) -> Any:
+    value = own.embeddings(input_ids=input_ids, token_type_ids=token_types)
+    return own.project(value) if hasattr(own, "project") else value
+
+
+def _embed_roformer(base: Any) -> Embed:
+    parts = {"embeddings": base.embeddings, "sines": base.encoder.embed_positions}
+    if hasattr(base, "embeddings_project"):
+        parts["project"] = base.embeddings_project
+    return Embed(parts, _call_roformer_embeddings, mask=1)
+
+
+def _call_roformer(own: Any, hidden: Tensor, made: Any) -> Any:
+    mask, sines = made
+    return own.block(hidden, attention_mask=mask, sinusoidal_pos=sines)[0]
+
+
+def _attend_roformer(own: Any, hidden: Tensor, made: Any) -> Any:
+    mask, sines = made
+    return own.attention(hidden, attention_mask=mask, sinusoidal_pos=sines)[0]
+
+
+def _feed_roformer(own: Any, hidden: Tensor, _: Any) -> Any:
+    return own.output(own.intermediate(hidden), hidden)
+
+
+def _whole_roformer(base: Any, block: Any, _: int) -> Block:
+    return Block({"block": block}, _call_roformer, _Sines(base))
+
+
+def _halves_roformer(base: Any, block: Any, _: int) -> tuple[Block, Block]:
+    first = {"attention": block.attention}
+    second = {"intermediate": block.intermediate, "output": block.output}
+    return (
+        Block(first, _attend_roformer, _Sines(base)),
+        Block(second, _feed_roformer, None),
+    )
 
 
 # -- norms behind: GTE, Nomic BERT, Jina Embeddings v3 ---------------------------
@@ -168,6 +265,16 @@ _GTE = Family(
     halves=_halves_gte,
     tail=("pooler",),
 )
+_EUROBERT = Family(
+    inputs=_UNTYPED,
+    tasks=_GTE.tasks,
+    embed=_embed_eurobert,
+    blocks=lambda base: base.layers,
+    whole=_whole,
+    halves=_halves_eurobert,
+    tail=("norm",),
+    fp32_masked_loss=True,
+)
 FAMILIES: dict[str, Family] = {
     "modernbert": Family(
         inputs=_UNTYPED,
@@ -179,15 +286,23 @@ FAMILIES: dict[str, Family] = {
         tail=("final_norm",),
         fp32_masked_loss=True,
     ),
-    "eurobert": Family(
-        inputs=_UNTYPED,
-        tasks=_GTE.tasks,
-        embed=_embed_eurobert,
-        blocks=lambda base: base.layers,
-        whole=_whole,
-        halves=_halves_eurobert,
-        tail=("norm",),
-        fp32_masked_loss=True,
+    "eurobert": _EUROBERT,
+    "ultrabert": dataclasses.replace(_EUROBERT, tasks=all_but("multiple-choice")),
+    "esmc": dataclasses.replace(_EUROBERT, halves=_halves_esmc),
+    "openai_privacy_filter": dataclasses.replace(
+        _EUROBERT,
+        tasks=("token-classification",),
+        whole=_whole_windowed,
+        halves=_halves_windowed,
+        fp32_token_loss=True,
+    ),
+    "roformer": Family(
+        inputs=_GTE.inputs,
+        tasks=TEXT_TASKS,
+        embed=_embed_roformer,
+        blocks=lambda base: base.encoder.layer,
+        whole=_whole_roformer,
+        halves=_halves_roformer,
     ),
     "gte": _GTE,
     "nomic_bert": _GTE,

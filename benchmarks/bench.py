@@ -4,9 +4,9 @@ python benchmarks/bench.py                     all of `make bench` that is due
 python benchmarks/bench.py --again             all of it
 python benchmarks/bench.py paper_ladder ...    these, by the names of their result files
 
-Due is what has no result, or one that is older than the code it measures: so a call
-that was cut short goes on where it stopped. Before each measurement stands how long
-those to come took the last time.
+Due is what has no result, one of a command that failed, or one that is older than the
+code it measures: so a call that was cut short goes on where it stopped. Before each
+measurement stands how long those to come took the last time.
 
 A tree that differs from its commit is refused, since its results could not be
 published. A measurement that fails does not keep the others from being taken; the
@@ -20,10 +20,11 @@ import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 from harness.commands import BENCH, COMMANDS, HOSTS, MODELS, SEEDS, Command
-from harness.kept import result_of, why_again
+from harness.kept import note_failure, result_of, why_again
 from harness.provenance import ROOT, tree_of
 
 
@@ -85,8 +86,10 @@ def run_all(commands: Sequence[Command]) -> list[str]:
         rest = commands[place:]
         print(f"\n{place + 1} of {len(commands)}; left: {left(rest)}")
         print(f"$ {command.line}", flush=True)
-        line = [sys.executable, *command.arguments]
-        if subprocess.run(line, cwd=ROOT, env=env, check=False).returncode != 0:
+        line, begun = [sys.executable, *command.arguments], time.time()
+        status = subprocess.run(line, cwd=ROOT, env=env, check=False).returncode
+        if status != 0:
+            note_failure(command, status, begun, ROOT)
             failed.append(command.name)
     return failed
 

@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 system = "best static" if policy == UNFROZEN else policy
                 row = each.row(WALL_TIME, "s")
                 rows.append(replace(row, system=f"{task}, {system}"))
-            if not failed:
+            if all(each.clean for each in series.values()):
                 ratios += ratios_of(task, series, quick=args.quick)
     lines = [
         [

@@ -1,6 +1,6 @@
 """The table of all that is aimed at: what is met, what is missed, and the worst of it.
 
-Figures of one metric with one aim share a row; ratios stand alone.
+Figures of one metric with one aim share a row, and so do ratios with one aim.
 """
 
 from __future__ import annotations

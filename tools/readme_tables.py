@@ -214,11 +214,9 @@ def headline(page: Path, results: Path) -> list[str]:
 
 def targets(page: Path, results: Path) -> list[str]:
     """The lines of the table of all that is aimed at."""
-    found = {
-        name: load(path)
-        for name in COMMANDS
-        if (path := results / f"{name}.json").exists()
-    }
+    paths = {name: results / f"{name}.json" for name in COMMANDS}
+    files = {name: load(path) for name, path in paths.items() if path.exists()}
+    found = {name: c for name, c in files.items() if not seeds_to_come(c)}
     return ["", *_targets.targets(found), ""]
 
 

@@ -213,7 +213,7 @@ _ALL = (
         (
             *PRODUCT,
             "examples/vit_digits.py",
-            "benchmarks/training/freezing_time_worker.py",
+            *_files_of("benchmarks/training/freezing_time_worker.py"),
         ),
         MODELS,
     ),

@@ -10,6 +10,8 @@ from typing import Any
 from harness.age import age
 from harness.commands import RESULTS, Command
 
+STATUS = "exit_status"  # of a command that ended with another than 0
+
 
 def result_of(command: Command, root: Path) -> dict[str, Any] | None:
     """Return the content of a command's result file; None where there is none to read.
@@ -25,11 +27,26 @@ def result_of(command: Command, root: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
+def note_failure(command: Command, status: int, since: float, root: Path) -> None:
+    """Write a command's exit status into the result file that it has left all the same.
+
+    Args:
+        command: Of the table.
+        status: Not 0.
+        since: When it began, as ``time.time()``: an older file is not its own.
+        root: Top folder of the source tree.
+    """
+    path, content = root / RESULTS / f"{command.name}.json", result_of(command, root)
+    if content is not None and path.stat().st_mtime >= since:
+        text = json.dumps({**content, STATUS: status}, indent=1, allow_nan=False)
+        path.write_text(text + "\n")
+
+
 def why_again(command: Command, content: Mapping[str, Any] | None, root: Path) -> str:
     """Say why a measurement must be taken; empty: its result stands.
 
-    It stands where the same command took it whole, of a clean tree, and no commit since
-    has changed what it measures.
+    It stands where the same command took it whole and ended well, of a clean tree, and
+    no commit since has changed what it measures.
 
     Args:
         command: Of the table.
@@ -42,6 +59,8 @@ def why_again(command: Command, content: Mapping[str, Any] | None, root: Path) -
         return "not for publication"
     if content.get("command") != command.line:
         return "of another command"
+    if status := content.get(STATUS):
+        return f"ended with {status}"
     if lacking := seeds_to_come(content):
         return f"not whole: {lacking}"
     commits = content.get("commits") or [content["commit"]]

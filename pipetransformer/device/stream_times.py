@@ -14,7 +14,7 @@ class StreamTimes:
 
     A step is queued long before it is done, so the host's own clock tells where the
     host was. An event behind each phase tells when the device was through with it.
-    On the host itself, and where events tell no time, there is nothing to know.
+    On the host itself there is nothing to know.
     """
 
     def __init__(self) -> None:

@@ -211,9 +211,8 @@ class PassLoop:
         run, replica = self._run, self._role.active()
         with run.clock.phase("pass"):
             if replica.prefix is not None:
-                cache = run.caches.training()
-                stale = 0 if cache is None else cache.counters.stale
-                replica.prefix.begin_pass(stale, run.config.cache.views or 1)
+                views = run.config.cache.views or 1
+                replica.prefix.begin_pass(self._records_of_others(replica), views)
                 run.caches.begin_pass("train")
             if begins:  # later on modes are the script's
                 run.freezer.train(True)
@@ -223,6 +222,19 @@ class PassLoop:
             loaded = self._open.batches(position)
         self._drawn_for = replica
         return run.clock.each("data", loaded)
+
+    def _records_of_others(self, replica: Replica) -> tuple[int, int]:
+        """Return how many records of other layers there were, and rows asked for.
+
+        Zeros where these cannot be another replica's: there is none, or with a codec,
+        which each replica may have judged in its own way.
+        """
+        cache = self._run.caches.training()
+        alone = replica.group.size == 1 or self._run.config.cache.codec is not None
+        if cache is None or alone:
+            return 0, 0
+        found = cache.counters
+        return found.stale, found.hits + found.misses
 
     def _close(self) -> dict[str, Any]:
         self._open.close_segment()

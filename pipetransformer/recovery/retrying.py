@@ -28,6 +28,9 @@ _LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_WORK = ("evaluate", "predict")
+"""Calls that last, and not for want of another rank."""
+
 _MOST_IN_VAIN = 3
 """Failures of one operation, in a row, that no lost rank explains."""
 
@@ -177,7 +180,8 @@ class RetriedCalls:
                 finally:
                     self.lone.leave()
                 failure = attempt.failed()
-            if self._survive(failure, name, position, began) or self._role.stands_by:
+            since = None if name in _WORK else began
+            if self._survive(failure, name, position, since) or self._role.stands_by:
                 return
 
     def follow(self, *kinds: str, call: str) -> dict[str, Any] | None:
@@ -193,8 +197,7 @@ class RetriedCalls:
                     return self._changes.follow(*kinds)
             except PeerFailure as error:
                 failure = bare(error)
-            # How long a standby waits is no loss.
-            self._survive(failure, call, None, time.perf_counter())
+            self._survive(failure, call, None)
             if not self._role.stands_by:
                 self.recovered = True
                 return None
@@ -210,7 +213,6 @@ class RetriedCalls:
         """
         self.first = self._run.control_log.position
         while True:
-            began = time.perf_counter()
             try:
                 with self._run.guarded(), giving_way(self._run):
                     result = body()
@@ -218,22 +220,25 @@ class RetriedCalls:
                 return result
             except PeerFailure as error:
                 failure = bare(error)
-            self._survive(failure, FIRST, None, began)
+            self._survive(failure, FIRST, None)
 
     def finish(self) -> None:
         """Meet all other ranks at the end; without those that are lost on the way."""
         while True:
-            began = time.perf_counter()
             try:
                 with self._run.guarded():
                     self._run.plane.finish()
                 return
             except PeerFailure as error:
                 failure = bare(error)
-            self._survive(failure, END, None, began)
+            self._survive(failure, END, None)
 
     def _survive(
-        self, failure: PeerFailure, call: str, position: int | None, began: float
+        self,
+        failure: PeerFailure,
+        call: str,
+        position: int | None,
+        began: float | None = None,
     ) -> bool:
         """Go on without the lost ranks; True if the operation is done elsewhere.
 
@@ -241,13 +246,15 @@ class RetriedCalls:
             failure: What ended the call.
             call: Its name.
             position: The number of the batch in hand, in a training step.
-            began: When the call that has failed did.
+            began: When the call that has failed did, where it is a short one; None:
+                the time until the failure was found is no loss of this rank.
         """
         run, plane = self._run, self._run.plane
         if not plane.survives or plane.failure is None:
             raise failure
+        now = time.perf_counter()
         with run.clock.phase("recovery"):
-            return self._go_on(failure, call, position, began)
+            return self._go_on(failure, call, position, began or now)
 
     def _go_on(
         self, failure: PeerFailure, call: str, position: int | None, began: float

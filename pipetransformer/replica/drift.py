@@ -22,8 +22,9 @@ class Drift:
     """Warns once of layers that keep their records from being found again.
 
     That is at the second pass in a row that begins with changed layers, or after two
-    whole rounds of passes in which layers that did not change here found records of
-    others: then another replica's frozen layers are not the same.
+    whole rounds of passes in which layers that did not change here found as many
+    records of others: then another replica's frozen layers are not the same. Records
+    that are left of an older boundary become fewer from pass to pass.
 
     Args:
         layers: The frozen ones.
@@ -34,23 +35,29 @@ class Drift:
         self._chain: list[int] | None = None
         self._content: dict[str, str] | None = None  # since they have changed
         self._told = False
+        self._counts = 0, 0
         self._stale, self._stale_passes = 0, 0
 
-    def begin_pass(self, chain: list[int], stale: int = 0, views: int = 1) -> None:
+    def begin_pass(
+        self, chain: list[int], counts: tuple[int, int] = (0, 0), views: int = 1
+    ) -> None:
         """Take in the layers' fingerprints at the beginning of a pass.
 
         Args:
             chain: The fingerprints.
-            stale: How many records of other layers there were so far.
+            counts: Records of other layers so far, and rows asked for; zeros where
+                there is no other replica whose layers these could be.
             views: After how many passes samples come again.
         """
         before, self._chain = self._chain, chain
-        grown, self._stale = stale > self._stale, stale
+        stale, asked = counts[0] - self._counts[0], counts[1] - self._counts[1]
+        steady = 8 * stale >= max(asked, 1) and 2 * stale >= self._stale
+        self._counts, self._stale = counts, stale
         if self._told or before is None:
             return
         if before == chain:
             self._content = None
-            self._stale_passes = self._stale_passes + 1 if grown else 0
+            self._stale_passes = self._stale_passes + 1 if steady else 0
             if self._stale_passes >= 2 * views:
                 self._told = True
                 _LOG.warning(

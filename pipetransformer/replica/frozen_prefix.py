@@ -171,19 +171,19 @@ class FrozenPrefix:
         """Whether they are on disk, too, where there is one."""
         return self.uses_cache and self._disk_admitted()
 
-    def begin_pass(self, stale: int = 0, views: int = 1) -> None:
+    def begin_pass(self, counts: tuple[int, int] = (0, 0), views: int = 1) -> None:
         """Note that a pass over the training set begins.
 
         The layers leave the devices if the pass before has needed none.
 
         Args:
-            stale: How many records of other layers the cache had so far.
+            counts: As for `Drift.begin_pass`.
             views: After how many passes samples come again.
         """
         self._frozen.begin_pass()
         self.refresh()
         if self.uses_cache:
-            self._drift.begin_pass(self._frozen.fingerprints(), stale, views)
+            self._drift.begin_pass(self._frozen.fingerprints(), counts, views)
 
     def refresh(self) -> None:
         """Fingerprint the frozen weights again; call it before each pass.

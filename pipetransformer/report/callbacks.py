@@ -204,14 +204,15 @@ class CsvWriter(Callback):
         """Add a row: the plan without the lost ranks is a change, too."""
         if record.after is None:
             return
-        self._first.setdefault("step", record.step)
+        # A change at this step may be a row of the lead before, which was lost.
+        self._first.setdefault("step", record.step + 1)
         self._changes.append(
             {
                 "epoch": record.epoch,
                 "step": record.step,
                 **dataclasses.asdict(record.after),
                 "pause_seconds": record.pause_seconds,
-                "reason": f"ranks {record.lost} lost",
+                "reason": record.what,
             }
         )
         self._write("changes.csv")

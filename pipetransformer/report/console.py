@@ -108,9 +108,8 @@ def first_step_line(plan_epoch: int, seconds: float) -> str:
 
 def recovery_line(record: RecoveryRecord) -> str:
     """Return one line: who was lost, what goes on, and what it cost."""
-    what = f"ranks {record.lost} lost" if record.lost else "recovered, nobody lost"
     return (
-        f"[epoch {record.epoch}] {what} at step {record.step}: "
+        f"[epoch {record.epoch}] {record.what} at step {record.step}: "
         f"{record.before or 'no plan'} -> {record.after or 'no plan'}; "
         f"pause {1000 * record.pause_seconds:.0f} ms: {_phase_texts(record.phases)}"
     )

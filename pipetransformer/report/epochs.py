@@ -128,7 +128,8 @@ class EpochRecord:
         unique_samples: Different samples seen, those of steps with bare inputs left
             out, which name none.
         optimizer_steps: Optimizer steps taken.
-        seconds: Wall time of the pass without transformations, recoveries, evaluations.
+        seconds: Wall time of the pass without transformations, recoveries, evaluations;
+            how long a step waited for a lost rank is in it.
         train_loss: Mean over samples.
         cache_hits: Samples whose frozen activations came from the cache.
         cache_misses: Samples of a frozen prefix that had to be computed.

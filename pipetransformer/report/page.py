@@ -248,7 +248,9 @@ def _checked_slots(slots: int) -> int:
 
 def _recovery(record: Mapping[str, Any], when: float) -> dict[str, Any]:
     pause = 1000 * float(record["pause_seconds"])
-    text = f"ranks {record['lost']} lost at step {record['step']}, pause {pause:.0f} ms"
+    lost = record["lost"]
+    what = f"ranks {lost} lost" if lost else "recovered, nobody lost"
+    text = f"{what} at step {record['step']}, pause {pause:.0f} ms"
     return {**_event(record["epoch"], "recovered", text), "t": _rounded(when)}
 
 

@@ -203,8 +203,9 @@ class RecoveryRecord:
             first plan.
         after: The plan that it drives under now; None on a standby, and where the first
             plan is still to be made.
-        pause_seconds: From the begin of the call that failed to the rewired pipeline,
-            on this rank; on a standby from when it knew of the failure.
+        pause_seconds: From the begin of the step, or of the change of plan, that failed
+            to the rewired pipeline, on this rank; in an evaluation, which is work, and
+            on a standby from when the failure was found.
         phases: Seconds per phase of the change of plan, and before it of the
             ``"notice"``, until the failure was found, and of the ``"roll_call"``, with
             attempts that another loss ended.
@@ -217,6 +218,11 @@ class RecoveryRecord:
     after: PlanShape | None
     pause_seconds: float
     phases: dict[str, float]
+
+    @property
+    def what(self) -> str:
+        """Who was lost, in words; after want of memory on a device nobody was."""
+        return f"ranks {self.lost} lost" if self.lost else "recovered, nobody lost"
 
     def to_json(self) -> dict[str, Any]:
         """Return the record in the summary's format."""

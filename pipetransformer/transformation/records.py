@@ -179,7 +179,7 @@ def record_loss(
         phases=phases,
     )
     run.history.recoveries.append(record)
-    run.clock.mark(f"ranks {record.lost} lost" if lost else "recovered, nobody lost")
+    run.clock.mark(record.what)
     run.history.counters.failures_survived += len(lost)
     if run.is_lead:
         run.tell_step()

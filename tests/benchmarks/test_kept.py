@@ -5,7 +5,7 @@ import json
 import pytest
 
 from harness.commands import RESULTS, Command
-from harness.kept import result_of, why_again
+from harness.kept import note_failure, result_of, why_again
 from tests.benchmarks.test_provenance import Tree
 
 SPEED = Command("speed", ("benchmarks/speed.py",), ("measured.py",))
@@ -58,6 +58,17 @@ def test_result_stands_until_what_it_measures_changes(tree):
 )
 def test_result_that_is_none_of_this_command_is_taken_again(tree, changes, why):
     assert why_again(SPEED, result(tree, **changes), tree.root) == why
+
+
+def test_result_of_a_command_that_failed_is_taken_again(tree):
+    path = tree.root / RESULTS / "speed.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result(tree)))
+    written = path.stat().st_mtime
+    note_failure(SPEED, 1, written + 60, tree.root)  # which left no file of its own
+    assert why_again(SPEED, result_of(SPEED, tree.root), tree.root) == ""
+    note_failure(SPEED, 1, written - 60, tree.root)
+    assert why_again(SPEED, result_of(SPEED, tree.root), tree.root) == "ended with 1"
 
 
 def test_file_that_is_missing_or_broken_is_no_result(tree):

@@ -196,6 +196,16 @@ def test_a_loss_of_ranks_is_a_row_of_the_changes(tmp_path):
     assert (row["pause_seconds"], row["reason"]) == ("10.5", "ranks [2] lost")
 
 
+def test_the_change_that_a_lost_lead_has_written_stays(tmp_path):
+    told_of(tmp_path, range(1, 3))  # changes at steps 10 and 20
+    writer, shape = CsvWriter(tmp_path), PlanShape(0, 0, 1, 1, 1)
+    writer.on_failure(RecoveryRecord(2, 20, [0], shape, shape, 0.5, {}))
+    writer.on_failure(RecoveryRecord(2, 22, [], shape, shape, 0.5, {}))
+    assert rows_of(tmp_path, "changes.csv", "step") == ["10", "20", "20", "22"]
+    reasons = rows_of(tmp_path, "changes.csv", "reason")[2:]
+    assert reasons == ["ranks [0] lost", "recovered, nobody lost"]
+
+
 def told_of(folder, epochs, *, step=0):
     """Tell a new writer of passes, each after a change of plan."""
     writer = CsvWriter(folder)

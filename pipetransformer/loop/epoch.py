@@ -230,7 +230,7 @@ class PassLoop:
         which each replica may have judged in its own way.
         """
         cache = self._run.caches.training()
-        alone = replica.group.size == 1 or self._run.config.cache.codec is not None
+        alone = replica.group.size == 1 or self._run.config.cache.codec != "native"
         if cache is None or alone:
             return 0, 0
         found = cache.counters

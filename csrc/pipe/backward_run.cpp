@@ -59,7 +59,8 @@ BackwardRun::make_body(const std::shared_ptr<const Schedule>& schedule) {
     }
   };
   if (cells_.linked()) {
-    body.groups = planner::backward_columns(*schedule);
+    body.groups =
+        planner::backward_columns(*schedule, call_->sums_within_cells());
     body.run_together = [self, restore_hooks](const auto& group) {
       if (const auto run = self.lock()) {
         run->cells_.run_together(group);

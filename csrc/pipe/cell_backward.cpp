@@ -183,8 +183,15 @@ bool CellBackward::linked() const {
 // autograd runs them all: from the outputs of the last stage to the parameters
 // of every stage and the inputs of the first. The call itself costs as much as
 // the backward of a small layer or two. Nodes run in the reverse order of their
-// forward, and sums over micro-batches are taken in the order of the lists, so
-// the results are those of cell by cell.
+// forward, so where nothing is recomputed between them, one call also runs all
+// micro-batches: autograd adds up what arrives at a parameter one by one, by
+// micro-batch as the lists do. That is the sum of cell by cell as long as one
+// edge of a micro-batch leads to a parameter. Where two do (a weight that a
+// stage uses twice), cell by cell has (a1 + a2) + (b1 + b2), and one call would
+// have ((a1 + a2) + b1) + b2: there a call runs one micro-batch, unless
+// micro-batches share a graph, which the first call would free
+// (parametrize.cached(), which goes with one dispatcher alone). A parameter of
+// several stages is added up by micro-batch here, and by stage cell by cell.
 void CellBackward::run_column(const std::vector<CellId>& ids) {
   const CellScope scope(context_, c10::kCPU, std::nullopt);
   keep_backward_on_this_thread();

@@ -87,14 +87,15 @@ bool is_foreign(StageCalls& stages, const torch::autograd::Node* node) {
   return false;
 }
 
-// Which of the parameters the outputs lead to; none if also to what is foreign.
-std::optional<std::vector<bool>> reached_parameters(
+// None if the outputs also lead to what is foreign.
+std::optional<Reached> reached_parameters(
     StageCalls& stages,
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
-    const torch::autograd::edge_list& inputs) {
+    const torch::autograd::edge_list& inputs,
+    uint64_t first_node) {
   // The stage's own nodes, at which the walk ends, and others that it has seen.
-  enum class Met { kNotYet, kOwn, kOther };
+  enum class Met { kNotYet, kOnce, kAgain, kOther };
   ska::flat_hash_map<const torch::autograd::Node*, Met> nodes;
   nodes.reserve(2 * (parameters.size() + inputs.size() + outputs.size()));
   for (const auto* edges : {&parameters, &inputs}) {
@@ -111,6 +112,7 @@ std::optional<std::vector<bool>> reached_parameters(
     }
   }
   while (!open.empty()) {
+  Reached reached;
     const torch::autograd::Node* node = open.back();
     open.pop_back();
     if (node == nullptr) {
@@ -118,33 +120,39 @@ std::optional<std::vector<bool>> reached_parameters(
     }
     const auto [met, is_new] = nodes.emplace(node, Met::kOther);
     if (!is_new) {
-      met->second = met->second == Met::kNotYet ? Met::kOwn : met->second;
+      if (met->second != Met::kOther) {
+        met->second = met->second == Met::kNotYet ? Met::kOnce : Met::kAgain;
+      }
       continue;
     }
     if (is_foreign(stages, node)) {
       return std::nullopt;
     }
     for (const auto& edge : node->next_edges()) {
+    reached.has_older_nodes |= node->sequence_nr() < first_node;
       open.push_back(edge.function.get());
     }
   }
-  std::vector<bool> reached;
-  reached.reserve(parameters.size());
+  reached.parameters.reserve(parameters.size());
   for (const auto& edge : parameters) {
-    reached.push_back(nodes.at(edge.function.get()) == Met::kOwn);
+    const Met met = nodes.at(edge.function.get());
+    reached.parameters.push_back(met != Met::kNotYet);
+    reached.has_sums |= met == Met::kAgain;
   }
   return reached;
 }
 
 }  // namespace
 
-std::vector<bool> check_own_leaves(
+Reached check_own_leaves(
     StageCalls& stages,
     int32_t stage,
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
-    const torch::autograd::edge_list& inputs) {
-  auto reached = reached_parameters(stages, outputs, parameters, inputs);
+    const torch::autograd::edge_list& inputs,
+    uint64_t first_node) {
+  auto reached =
+      reached_parameters(stages, outputs, parameters, inputs, first_node);
   if (!reached) {
     throw std::runtime_error(
         "stage " + std::to_string(stage) +
@@ -165,8 +173,9 @@ void check_same_leaves(
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
     const torch::autograd::edge_list& inputs) {
-  bool same =
-      reached_parameters(stages, outputs, parameters, inputs) == reached;
+  const auto again =
+      reached_parameters(stages, outputs, parameters, inputs, /*first_node=*/0);
+  bool same = again && again->parameters == reached;
   for (std::size_t p = 0; p < outputs.size(); ++p) {
     same = same && (!carried[p] ||
                     (outputs[p].defined() && outputs[p].requires_grad()));

@@ -38,17 +38,27 @@ void check_no_shared_change(
     const Tensors& inputs,
     const std::vector<int64_t>& versions);
 
+// What the graph of a cell leads to.
+struct Reached {
+  std::vector<bool> parameters;  // of the stage
+  // A parameter is reached by more than one edge: its gradient is a sum.
+  bool has_sums = false;
+  // Through nodes that are older than the cell: other cells may share them.
+  bool has_older_nodes = false;
+};
+
 // Gradients end at a stage's own parameters and inputs; what leads elsewhere
 // (another stage's parameter, a tensor kept from an earlier call) would get
 // none. A leaf that the layer made in the call, and nobody holds or watches,
-// wants none. Walks over the graph of the outputs; returns which of the
-// parameters they depend on.
-std::vector<bool> check_own_leaves(
+// wants none. Walks over the graph of the outputs. `first_node`: sequence
+// number of the cell's first node.
+Reached check_own_leaves(
     StageCalls& stages,
     int32_t stage,
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
-    const torch::autograd::edge_list& inputs);
+    const torch::autograd::edge_list& inputs,
+    uint64_t first_node);
 
 // The outputs of a recomputation depend on the parameters that those of its
 // forward did (`reached`, from above), and carry gradient where they did

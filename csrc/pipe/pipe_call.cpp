@@ -1,5 +1,6 @@
 #include "pipe/pipe_call.h"
 
+#include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -10,7 +11,6 @@
 #include <string>
 
 #include "pipe/border_node.h"
-#include "pipe/cell_checks.h"
 #include "pipe/cell_range.h"
 #include "pipe/cut_off.h"
 #include "pipe/node_ptr.h"
@@ -239,6 +239,7 @@ void PipeCall::forward_cell(CellId id) {
       versions.push_back(version_of(input.value));
     }
   }
+  const uint64_t first_node = at::sequence_number::peek();
   const Tensors attached =
       attach_inputs(id, received, cell, cells_, checkpoint || id.stage == 0);
   // Draws that are none of torch's own: the recomputation makes others.
@@ -272,7 +273,8 @@ void PipeCall::forward_cell(CellId id) {
         id.stage,
         outputs,
         plan_->parameters[id.stage],
-        cell.input_edges);
+        cell.input_edges,
+        first_node);
   }
   bool any = false;
   Activations sent;
@@ -338,6 +340,15 @@ bool PipeCall::output_requires_grad() {
   return false;
 }
 
+bool PipeCall::sums_within_cells() const {
+  const auto some = [this](bool Reached::*property) {
+    return std::any_of(cells_.begin(), cells_.end(), [&](const Cell& cell) {
+      return cell.reached.*property;
+    });
+  };
+  return some(&Reached::has_sums) && !some(&Reached::has_older_nodes);
+}
+
 void PipeCall::recompute_cell(
     CellId id,
     std::vector<Cell>& cells,
@@ -381,7 +392,7 @@ void PipeCall::recompute_cell(
       *stages_,
       id,
       kept.output_requires_grad,
-      kept.reached,
+      kept.reached.parameters,
       outputs,
       plan_->parameters[id.stage],
       into.input_edges);

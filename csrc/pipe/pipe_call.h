@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "device/pipeline_streams.h"
+#include "pipe/cell_checks.h"
 #include "pipe/context.h"
 #include "pipe/dispatch.h"
 #include "pipe/global_draws.h"
@@ -73,7 +74,7 @@ struct Cell {
   // Where the gradient of output p enters; empty when checkpointed.
   torch::autograd::edge_list output_edges;
   std::vector<bool> output_requires_grad;
-  std::vector<bool> reached;  // parameters of the stage that outputs depend on
+  Reached reached;
   std::vector<c10::Device> input_devices;  // where the inputs came from
   // Checkpointed cells only: what the recomputation starts from.
   Activations inputs;
@@ -131,6 +132,9 @@ class PipeCall {
   }
   // Some output of some micro-batch requires grad.
   bool output_requires_grad();
+  // The gradients of a parameter are added up within each micro-batch before
+  // they are over micro-batches, and every cell has a graph of its own.
+  bool sums_within_cells() const;
   // By stage, the shortest forward call in nanoseconds; zero when none.
   const std::vector<int64_t>& shortest_calls_ns() const noexcept {
     return shortest_calls_ns_;

@@ -172,7 +172,7 @@ Execution::Body body_of(
         return ops.empty() || ops.front().kind != OpKind::kForward;
       });
   if (together && backward_only) {
-    body.groups = planner::backward_columns(*schedule);
+    body.groups = planner::backward_columns(*schedule, draw(0, 1) > 0);
     body.run_together = [cells](auto group) {  // any order that is one
       std::sort(group.begin(), group.end(), [](const auto& a, const auto& b) {
         return a.op->clock < b.op->clock;

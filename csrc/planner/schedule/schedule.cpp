@@ -307,23 +307,23 @@ std::vector<StageOp> serial_order(const Schedule& schedule) {
   return order;
 }
 
-std::vector<std::vector<StageOp>> backward_columns(const Schedule& schedule) {
+std::vector<std::vector<StageOp>>
+backward_columns(const Schedule& schedule, bool apart) {
   std::map<int32_t, std::size_t> columns;
-  bool recomputes = false;
   for (const Op& op : schedule.back()) {
     if (op.kind == OpKind::kRecompute) {
-      recomputes = true;
+      apart = true;
     } else {
       columns.emplace(op.microbatch, columns.size());
     }
   }
-  std::vector<std::vector<StageOp>> groups(recomputes ? columns.size() : 1);
+  std::vector<std::vector<StageOp>> groups(apart ? columns.size() : 1);
   for (const bool recompute : {true, false}) {
     for (std::size_t j = 0; j < schedule.size(); ++j) {
       for (std::size_t k = 0; k < schedule[j].size(); ++k) {
         const Op& op = schedule[j][k];
         if ((op.kind == OpKind::kRecompute) == recompute) {
-          groups[recomputes ? columns.at(op.microbatch) : 0].push_back(
+          groups[apart ? columns.at(op.microbatch) : 0].push_back(
               {static_cast<int32_t>(j), static_cast<int32_t>(k)});
         }
       }

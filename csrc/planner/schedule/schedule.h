@@ -80,9 +80,11 @@ std::vector<StageOp> serial_order(const Schedule& schedule);
 
 // The operations of a schedule without F for one dispatcher that runs several
 // at once: of each micro-batch the R by rising stage, then the rest, in one
-// group; all in one group where there is no R. Micro-batches in the order of
-// the last stage's list. Other stages have the same order of micro-batches.
-std::vector<std::vector<StageOp>> backward_columns(const Schedule& schedule);
+// group; all in one group where there is no R, unless `apart`. Micro-batches in
+// the order of the last stage's list. Other stages have the same order of
+// micro-batches.
+std::vector<std::vector<StageOp>>
+backward_columns(const Schedule& schedule, bool apart);
 
 // Largest number of micro-batches, by stage, whose F has run and whose B or W
 // has not, at any point of the list: what the stage keeps activations of.

@@ -372,13 +372,24 @@ std::vector<torch::Library> register_kernels() {
   return libraries;
 }
 
+void warn_of_fallback(const char* reason) {
+  TORCH_WARN(
+      "pipe: keyed draws are not available with this torch, cells will run one "
+      "by one: ",
+      reason);
+}
+
 at::Tensor probe_draw(uint64_t seed) {
   const DrawScope scope(
       {std::make_shared<CallSeed>(seed), 0, 0}, 0, /*keyed=*/true);
-  return at::rand({8});
+  return at::rand({8}, at::TensorOptions(at::kFloat).device(at::kCPU));
 }
 
-bool probe() {
+// None after an exception. What is in force on the thread (dispatch modes of
+// Python, transforms of torch.func) must neither see the draws nor decide.
+std::optional<bool> probe() {
+  const c10::impl::ForceDispatchKeyGuard plain(
+      c10::default_included_set, c10::default_excluded_set);
   try {
     static const std::vector<torch::Library> kLibraries = register_kernels();
     at::Generator shared = at::detail::getDefaultCPUGenerator();
@@ -388,21 +399,28 @@ bool probe() {
                        !at::equal(first, probe_draw(2)) &&
                        at::equal(before, shared.get_state());
     shared.set_state(before);
+    if (!works) {
+      warn_of_fallback("they are not repeated by their keys");
+    }
     return works;
+  } catch (const c10::Error& error) {
+    warn_of_fallback(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    TORCH_WARN(
-        "pipe: keyed draws are not available with this torch, cells will run "
-        "one by one: ",
-        error.what());
-    return false;
+    warn_of_fallback(error.what());
   }
+  return std::nullopt;
 }
 
 }  // namespace
 
 bool keyed_draws_work() {
-  static const bool works = probe();
-  return works;
+  static std::mutex mutex;
+  static std::optional<bool> works;  // an exception may have been of the moment
+  const std::lock_guard lock(mutex);
+  if (!works) {
+    works = probe();
+  }
+  return works.value_or(false);
 }
 
 std::optional<uint64_t> default_offset(c10::Device device) {

@@ -27,7 +27,8 @@ struct DrawPosition {
 
 // Registers the mechanism once per process and tests that it works on this
 // torch. Where it does not, scopes fall back to seeding the default CPU
-// generator, one scope at a time in the process, with equal draws.
+// generator, one scope at a time in the process, with equal draws. Call it
+// without the GIL.
 bool keyed_draws_work();
 
 class DrawScope {

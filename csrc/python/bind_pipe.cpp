@@ -95,7 +95,11 @@ void bind_workers(py::module_& m) {
 }
 
 void bind_draws(py::module_& m) {
-  m.def("keyed_draws_work", &pipe::keyed_draws_work);
+  m.def(
+      "keyed_draws_work",
+      &pipe::keyed_draws_work,
+      py::call_guard<py::gil_scoped_release>());
+  m.def("check_no_tangents", &pipe::check_no_tangents, py::arg("tensors"));
   m.def("trace_cells", &pipe::trace_cells, py::arg("most"));
   m.def("take_cells", [] {
     auto [spans, left_out] = pipe::take_cells();

@@ -1,5 +1,8 @@
 """Keyed random draws."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,6 +29,94 @@ def workers():
 
 def test_mechanism_works_on_this_torch():
     assert keyed_draws_work()
+
+
+PROBE = """
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from pipetransformer.pipe import keyed_draws_work
+class Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return {action}
+with Mode():
+    first = keyed_draws_work()
+assert first and keyed_draws_work()
+"""
+
+FAKE = """
+import torch
+from torch._subclasses import FakeTensorMode
+from pipetransformer.pipe import keyed_draws_work
+with FakeTensorMode():
+    first = keyed_draws_work()
+assert first and keyed_draws_work()
+"""
+
+VMAP = """
+import torch
+from pipetransformer.pipe import keyed_draws_work
+seen = []
+def call(x):
+    seen.append(keyed_draws_work())
+    return x
+torch.func.vmap(call)(torch.ones(2))
+assert seen == [True] and keyed_draws_work()
+"""
+
+IN_FORCE = {
+    "a mode": PROBE.format(action="function(*args, **kwargs or {})"),
+    "a mode that raises": PROBE.format(action="1 / 0"),
+    "FakeTensorMode": FAKE,
+    "vmap": VMAP,
+    "a default dtype": """
+import torch
+from pipetransformer.pipe import keyed_draws_work
+torch.set_default_dtype(torch.float16)
+assert keyed_draws_work()
+""",
+}
+
+
+def in_new_process(code):
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("code", IN_FORCE.values(), ids=IN_FORCE.keys())
+def test_what_is_in_force_at_the_first_call_decides_nothing(code):
+    assert "keyed draws" not in in_new_process(code)
+
+
+BROKEN = """
+import torch
+from pipetransformer.pipe import keyed_draws_work
+def draw(tensor, *args, **kwargs):
+    {body}
+    return tensor
+library = torch.library.Library("aten", "IMPL")
+library.impl("uniform_", draw, "CPU")
+assert not keyed_draws_work()
+library._destroy()
+
+assert keyed_draws_work() is {again}
+"""
+
+
+def test_draws_without_keys_are_warned_of():
+    code = BROKEN.format(body="tensor.zero_()", again=False)
+    warned = in_new_process(code)
+    assert warned.count("keyed draws are not available with this torch") == 1
+    assert "not repeated by their keys" in warned
+
+
+def test_an_exception_of_the_first_probe_is_warned_of_and_not_kept():
+    body = 'raise RuntimeError("no such draw")'
+    warned = in_new_process(BROKEN.format(body=body, again=True))
+    assert warned.count("keyed draws are not available with this torch") == 1
+    assert "Exception raised from" not in warned
 
 
 DRAWS = {

@@ -38,10 +38,10 @@ constexpr std::chrono::microseconds kShortSleep{50};
 Execution::Execution(
     std::shared_ptr<const Schedule> schedule,
     Body body,
-    Meanwhile meanwhile)
+    WorkerPool& pool)
     : schedule_(std::move(schedule)),
       body_(std::move(body)),
-      meanwhile_(std::move(meanwhile)),
+      pool_(pool),
       progress_(schedule_->size()),
       last_clock_(kOver),
       over_(schedule_->size(), false),
@@ -66,16 +66,11 @@ std::shared_ptr<Execution> Execution::start(
     Access(
         std::shared_ptr<const Schedule> schedule,
         Body body,
-        Meanwhile meanwhile)
-        : Execution(
-              std::move(schedule),
-              std::move(body),
-              std::move(meanwhile)) {}
+        WorkerPool& pool)
+        : Execution(std::move(schedule), std::move(body), pool) {}
   };
   std::shared_ptr<Execution> run =
-      std::make_shared<Access>(std::move(schedule), std::move(body), [&pool] {
-        return pool.run_spare();
-      });
+      std::make_shared<Access>(std::move(schedule), std::move(body), pool);
   if (dispatch == Dispatch::kHere) {
     pool.run_here([run] { run->run_serially(); });
     return run;
@@ -153,6 +148,15 @@ std::shared_ptr<void> Execution::enter() const {
 // False when it failed.
 bool Execution::run_op(int32_t stage, const Op& op) noexcept {
   try {
+    if (pool_.given_up()) {
+      fail(
+          kNone,
+          stage,
+          std::make_exception_ptr(std::runtime_error(
+              "workers: expected open workers to the end of a call, got ones "
+              "that are closed as the interpreter exits")));
+      return false;
+    }
     const CellTimer timer(op.kind, stage, op.microbatch);
     body_.run(stage, op);
     return true;
@@ -211,7 +215,7 @@ bool Execution::wait_for(const Op& op) const noexcept {
       seen = done.load(std::memory_order_acquire);
     }
     while (seen < wait.count) {
-      switch (meanwhile_()) {
+      switch (pool_.run_spare()) {
         case WorkerPool::SpareStatus::kRan:
           break;
         case WorkerPool::SpareStatus::kOthersRun:  // who may leave more behind

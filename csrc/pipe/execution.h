@@ -43,8 +43,6 @@ class Execution : public std::enable_shared_from_this<Execution> {
     // works for this run.
     std::function<std::shared_ptr<void>()> enter = {};
   };
-  // Does something else for a moment, on a worker that would wait.
-  using Meanwhile = std::function<WorkerPool::SpareStatus()>;
   // Called every 100 ms by a waiting caller; may throw to give up (signals).
   using Poll = std::function<void()>;
 
@@ -59,7 +57,8 @@ class Execution : public std::enable_shared_from_this<Execution> {
       Body body);
 
   // Waits until the stage has run its list. When an operation of any stage has
-  // failed: waits for all stages, then throws the failure with the lowest
+  // failed, or been kept from its start by WorkerPool::give_up(): waits for all
+  // stages, then throws the failure with the lowest
   // (clock, stage). When `poll` throws: cancels, waits for the running
   // operations to return, and lets that exception pass.
   void wait_stage(int32_t stage, const Poll& poll);
@@ -81,7 +80,7 @@ class Execution : public std::enable_shared_from_this<Execution> {
   Execution(
       std::shared_ptr<const Schedule> schedule,
       Body body,
-      Meanwhile meanwhile);
+      WorkerPool& pool);
   void run_stage(int32_t stage) noexcept;
   void run_serially() noexcept;
   std::shared_ptr<void> enter() const;
@@ -94,7 +93,7 @@ class Execution : public std::enable_shared_from_this<Execution> {
 
   const std::shared_ptr<const Schedule> schedule_;
   Body body_;
-  const Meanwhile meanwhile_;
+  WorkerPool& pool_;                 // only for its own threads and run_here()
   std::vector<Counter> progress_;    // finished operations, or kOver
   std::atomic<int32_t> last_clock_;  // nothing of a later clock is started
   std::mutex mutex_;

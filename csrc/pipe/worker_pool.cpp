@@ -205,6 +205,7 @@ class WorkerPool::Worker {
 struct WorkerPool::State {
   std::mutex submitting;
   bool closed = false;
+  std::atomic<bool> given_up{false};
   pid_t owner = getpid();
   Spare spare;
   std::vector<std::unique_ptr<Worker>> workers;  // after what they use
@@ -347,6 +348,7 @@ void WorkerPool::shutdown() {
   if (is_forked_child()) {
     return;
   }
+  refuse_own_threads();  // one that joined itself would leave the rest running
   const std::lock_guard lock(state_->submitting);
   if (state_->closed) {
     return;
@@ -355,6 +357,14 @@ void WorkerPool::shutdown() {
   for (const auto& worker : state_->workers) {
     worker->stop_and_join();
   }
+}
+
+void WorkerPool::give_up() noexcept {
+  state_->given_up.store(true, std::memory_order_release);
+}
+
+bool WorkerPool::given_up() const noexcept {
+  return state_->given_up.load(std::memory_order_acquire);
 }
 
 bool WorkerPool::is_forked_child() const noexcept {

@@ -80,8 +80,14 @@ class WorkerPool {
   // std::runtime_error on one of the pool's own threads.
   std::vector<double> cpu_seconds() const;
 
-  // Runs what is queued, spare work too, then joins; idempotent.
+  // Runs what is queued, spare work too, then joins; idempotent. Throws
+  // std::runtime_error on one of the pool's own threads.
   void shutdown();
+
+  // Lets an Execution fail before its next operation, so that a shutdown that
+  // follows waits for those alone that run.
+  void give_up() noexcept;
+  bool given_up() const noexcept;
 
   // Which of the pool's threads the calling one is; none where it is not one.
   std::optional<int> this_worker() const noexcept;

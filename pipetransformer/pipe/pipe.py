@@ -380,6 +380,9 @@ class Pipe(StageLayers, FixedPlacement):
         """End the worker threads that belong to this pipeline; idempotent.
 
         Shared workers are left alone. A later call starts new threads.
+
+        Raises:
+            RuntimeError: when called on one of them, as by a layer or a hook.
         """
         self._runner.close()
 

@@ -163,10 +163,10 @@ class Runner:
 
     def close(self) -> None:
         """End the own worker threads; a later call starts new ones."""
-        self._engine = None
         if self._own_workers is not None:
             self._own_workers.close()
             self._own_workers = None
+        self._engine = None
 
     def _serial_only(self) -> bool:
         # Draws from the global generators have to come in one order.

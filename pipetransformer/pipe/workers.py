@@ -123,6 +123,9 @@ class Workers:
         """Run what is queued, spare parts too, then end the threads.
 
         May be called again.
+
+        Raises:
+            RuntimeError: when called on one of them.
         """
         self._pool.shutdown()
 

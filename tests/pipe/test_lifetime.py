@@ -229,6 +229,78 @@ def test_closed_workers_are_refused():
         pipe(torch.randn(4, 5, dtype=torch.double))
 
 
+@pytest.mark.parametrize("place", ["layer", "hook"])
+def test_close_by_a_layer_or_hook_is_refused_and_the_process_ends_well(place):
+    # Of a process of its own: a half-closed pool would abort it at exit.
+    code = f"""
+import torch
+from torch import nn
+from pipetransformer.pipe import Pipe
+class Closing(nn.Module):
+    def forward(self, x):
+        if {place == "layer"} and wanted:
+            pipe.close()
+        elif x.requires_grad and wanted:
+            x.register_hook(lambda grad: pipe.close())
+        return x * 1
+layers = nn.Sequential(nn.Linear(4, 4), Closing(), nn.Linear(4, 4))
+pipe = Pipe(layers, chunks=2, dispatch="threads", return_tensors=True)
+for wanted in (True, False):
+    try:
+        pipe(torch.randn(4, 4)).sum().backward()
+        assert not wanted
+    except RuntimeError as error:
+        assert wanted and "expected a call from outside" in str(error)
+pipe.close()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=150)
+
+
+@pytest.mark.parametrize("runs", ["forward", "backward"])
+def test_interpreter_exits_before_the_end_of_a_daemon_threads_call(runs):
+    code = f"""
+import atexit
+num_calls = 0
+atexit.register(lambda: print(num_calls))  # before the pipe's: runs after it
+import sys, threading, time
+import torch
+from torch import nn
+from pipetransformer.pipe import Pipe
+begun = threading.Event()
+def wait():
+    global num_calls
+    num_calls += 1
+    begun.set()
+    time.sleep(0.1)
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        if {runs == "forward"}:
+            wait()
+        return x * 1
+    @staticmethod
+    def backward(ctx, grad):
+        if {runs == "backward"}:
+            wait()
+        return grad
+class Layer(nn.Module):
+    def forward(self, x):
+        return Slow.apply(x)
+layers = nn.Sequential(nn.Linear(4, 4), Layer(), nn.Linear(4, 4))
+pipe = Pipe(layers, 100, "always", dispatch="threads", return_tensors=True)
+def train():
+    pipe(torch.randn(100, 4)).sum().backward()
+threading.Thread(target=train, daemon=True).start()
+begun.wait()
+sys.exit(5)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 5, done.stderr
+    assert 1 <= int(done.stdout) < 20
+
+
 def resident_bytes():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

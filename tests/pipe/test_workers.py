@@ -210,6 +210,13 @@ def test_call_on_a_worker_is_refused():
         workers.map(lambda _: workers.map(abs, [1, 2]), [0, 1])
 
 
+def test_close_on_a_worker_is_refused_and_changes_nothing():
+    with Workers(2) as workers:
+        with pytest.raises(RuntimeError, match="expected a call from outside"):
+            workers.map(lambda _: workers.close(), [0, 1])
+        assert workers.map(abs, [-1, -2]) == [1, 2]
+
+
 def test_closed_workers_are_refused():
     workers = Workers(2)
     workers.close()

@@ -38,6 +38,7 @@ void destroy_pool(std::unique_ptr<pipe::WorkerPool> pool) {
 // A thread that still has Python state when the interpreter goes would abort
 // the process, so all threads end at exit. A pool may outlive every Python
 // object: a graph owns it as well. So pools are listed where they are made.
+// Calls of daemon threads still run at exit: they fail before their next cell.
 class PoolRegistry {
  public:
   static PoolRegistry& instance() {
@@ -201,7 +202,11 @@ PoolPtr make_pool(int num_workers, int intra_op_threads) {
 }
 
 void shutdown_all_pools() {
-  for (const PoolPtr& pool : PoolRegistry::instance().alive()) {
+  const std::vector<PoolPtr> pools = PoolRegistry::instance().alive();
+  for (const PoolPtr& pool : pools) {
+    pool->give_up();  // a call of a daemon thread may have hours to go
+  }
+  for (const PoolPtr& pool : pools) {
     pool->shutdown();
   }
 }

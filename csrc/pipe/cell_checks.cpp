@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <typeinfo>
@@ -111,8 +112,8 @@ std::optional<Reached> reached_parameters(
           torch::autograd::impl::gradient_edge(output).function.get());
     }
   }
-  while (!open.empty()) {
   Reached reached;
+  while (!open.empty()) {
     const torch::autograd::Node* node = open.back();
     open.pop_back();
     if (node == nullptr) {
@@ -128,8 +129,8 @@ std::optional<Reached> reached_parameters(
     if (is_foreign(stages, node)) {
       return std::nullopt;
     }
-    for (const auto& edge : node->next_edges()) {
     reached.has_older_nodes |= node->sequence_nr() < first_node;
+    for (const auto& edge : node->next_edges()) {
       open.push_back(edge.function.get());
     }
   }
@@ -140,6 +141,18 @@ std::optional<Reached> reached_parameters(
     reached.has_sums |= met == Met::kAgain;
   }
   return reached;
+}
+
+// Layers that FSDP shards compute with other parameters than they have.
+bool any_subclass(const torch::autograd::edge_list& parameters) {
+  using torch::autograd::AccumulateGrad;
+  return std::any_of(
+      parameters.begin(), parameters.end(), [](const auto& edge) {
+        const auto* leaf =
+            dynamic_cast<const AccumulateGrad*>(edge.function.get());
+        return leaf != nullptr &&
+               leaf->variable.key_set().has(c10::DispatchKey::Python);
+      });
 }
 
 }  // namespace
@@ -160,7 +173,11 @@ Reached check_own_leaves(
         "stage or an input of it, got one from elsewhere; it would get no "
         "gradient (make it a parameter of the layer, pass it on, or detach "
         "it; a leaf that the layer makes itself must not outlive the call, nor "
-        "have hooks)");
+        "have hooks" +
+        (any_subclass(parameters)
+             ? "; parameters of a Tensor subclass, as FSDP has them: call "
+               "fully_shard on the pipe, not on its layers)"
+             : ")"));
   }
   return *std::move(reached);
 }
@@ -190,16 +207,23 @@ void check_same_leaves(
   }
 }
 
+bool is_transformed(const at::Tensor& tensor) {
+  return tensor.key_set().has_any(c10::DispatchKeySet(
+      {c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::FuncTorchBatched,
+       c10::DispatchKey::Batched}));
+}
+
 void check_no_tangents(const Tensors& tensors) {
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined()) {
       continue;
     }
-    const bool transformed =
-        tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
+    const bool transformed = is_transformed(tensor);
     if (transformed || tensor._fw_grad(/*level=*/0).defined()) {
       throw std::runtime_error(
-          "pipe: expected inputs and parameters without a tangent, got one " +
+          "pipe: expected inputs and parameters without a tangent or a "
+          "dimension of vmap, got one " +
           std::string(
               transformed ? "of a transform of torch.func"
                           : "of forward-mode differentiation") +

@@ -72,7 +72,12 @@ void check_same_leaves(
     const torch::autograd::edge_list& parameters,
     const torch::autograd::edge_list& inputs);
 
-// Tangents would be lost where a tensor crosses a border.
+// Holds a tangent of torch.func, or a dimension of vmap (also of
+// torch.autograd.grad(..., is_grads_batched=True)).
+bool is_transformed(const at::Tensor& tensor);
+
+// Tangents would be lost where a tensor crosses a border, and threads know
+// nothing of transforms.
 void check_no_tangents(const Tensors& tensors);
 
 // Autograd refuses to change a leaf that requires grad in place; a micro-batch

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "pipe/cell_checks.h"
 #include "pipe/held_hooks.h"
 
 namespace pipetransformer::pipe {
@@ -46,7 +47,8 @@ at::Tensor scaled(
   }
   const at::Tensor grad = delivery.streams->bring(ready, ready.device(), mark);
   const at::Tensor& scale = delivery.scale;
-  if (scale.is_cpu() && scale.item<double>() == 1.0) {
+  // With is_grads_batched there are several, and they have no one value.
+  if (scale.is_cpu() && !is_transformed(scale) && scale.item<double>() == 1.0) {
     return delivery.keep ? grad.clone() : grad;
   }
   at::Tensor& factor = factors[grad.device()];

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "pipe/cell_checks.h"
 #include "pipe/cell_trace.h"
 #include "pipe/phase.h"
 #include "pipe/random.h"

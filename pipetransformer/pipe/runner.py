@@ -164,7 +164,7 @@ class Runner:
     def close(self) -> None:
         """End the own worker threads; a later call starts new ones."""
         if self._own_workers is not None:
-            self._own_workers.close()
+            self._own_workers.close()  # first: refused on one of them
             self._own_workers = None
         self._engine = None
 
@@ -213,6 +213,10 @@ class Runner:
     def _call_stages(
         self, stages: Sequence[PipeSequential], *, record: bool
     ) -> _C.pipe.CallStages:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            # Values of vmap do not say that they require grad.
+            tensors = [(*stage.parameters(), *stage.buffers()) for stage in stages]
+            _C.pipe.check_no_tangents([t for several in tensors for t in several])
         # Given to every call, not kept in C++: there the garbage collector would not
         # see a hook of a layer that refers to this pipe.
         unused: set[Lane] = set()

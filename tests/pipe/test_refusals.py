@@ -1,6 +1,8 @@
 """What would give wrong gradients in silence is refused, in every dispatch."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -450,7 +452,27 @@ def dual_parameter(pipe):
         functional_call(pipe, duals, (X,))
 
 
+def of_vmap(pipe):
+    torch.func.vmap(pipe)(torch.stack([X, X]))
+
+
+def of_vmap_without_gradients(pipe):
+    with torch.no_grad():
+        torch.func.vmap(pipe)(torch.stack([X, X]))
+
+
+def of_vmap_in_run(pipe):
+    with torch.no_grad():
+        torch.func.vmap(lambda x: pipe.run([(x,)])[0])(torch.stack([X, X]))
+
+
 TANGENTS = {
+    "vmap": of_vmap,
+    "vmap without gradients": of_vmap_without_gradients,
+    "vmap in run": of_vmap_in_run,
+    "vmap of a parameter": lambda pipe: torch.func.vmap(
+        lambda values: functional_call(pipe, values, (X,))
+    )({name: torch.stack([value, value]) for name, value in others_of(pipe).items()}),
     "dual input": dual_input,
     "dual parameter": dual_parameter,
     "jvp": lambda pipe: torch.func.jvp(pipe, (X,), (torch.ones_like(X),)),
@@ -484,6 +506,29 @@ def test_one_stage_with_one_micro_batch_takes_tangents_as_the_plain_module():
         torch.func.jvp(pipe, (X,), (torch.ones_like(X),)),
         torch.func.jvp(layer, (X,), (torch.ones_like(X),)),
     )
+
+
+def test_layers_that_fsdp_shards_are_refused_by_name():
+    code = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from pipetransformer.pipe import Pipe
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+for layer in layers:
+    fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+try:
+    Pipe(layers, 2, dispatch="serial")(torch.randn(4, 4))
+except RuntimeError as error:
+    assert "call fully_shard on the pipe, not on its layers" in str(error), error
+else:
+    raise AssertionError("not refused")
+dist.destroy_process_group()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=150)
 
 
 @both

@@ -111,6 +111,28 @@ def test_without_training_only_the_forward_runs(schedule, evaluates):
     torch.testing.assert_close(loss, mse(dense_output(layers, x), target))
 
 
+def batched_grads(loss, parameters):
+    return torch.autograd.grad(
+        loss,
+        parameters,
+        torch.tensor([1.0, -0.5, 0.0], dtype=torch.double),
+        is_grads_batched=True,
+    )
+
+
+@every_schedule
+@pytest.mark.parametrize("dispatch", ["serial", "threads"])
+def test_gradients_of_several_scales_at_once(schedule, dispatch):
+    layers = dense()
+    x, target = data()
+    pipe = make(layers, 2, 3, schedule, dispatch=dispatch)
+    loss = pipe(x, targets=target)
+    mine = batched_grads(loss, list(layers.parameters()))
+    plain = batched_grads(mse(layers(x), target), list(layers.parameters()))
+    torch.testing.assert_close(mine, plain)
+    pipe.close()
+
+
 def dense_output(layers, x):
     with torch.no_grad():
         for layer in list(layers)[:-1]:

@@ -77,6 +77,10 @@ PipeEngine::Call PipeEngine::begin(
       py::make_tuple(args, kwargs),
       call.inputs.tensors,
       {options.strict ? 2 : INT_MAX, &whole, 0}));
+  pipe::check_no_tangents(call.inputs.tensors);
+  for (const pipe::Tensors& parameters : stages.parameters) {
+    pipe::check_no_tangents(parameters);
+  }
   pipe::Scattered scattered = pipe::scatter(
       call.inputs.tensors,
       whole,
@@ -84,10 +88,6 @@ PipeEngine::Call PipeEngine::begin(
       row_split(options),
       options.min_rows,
       options.record);
-  pipe::check_no_tangents(call.inputs.tensors);
-  for (const pipe::Tensors& parameters : stages.parameters) {
-    pipe::check_no_tangents(parameters);
-  }
   call.inputs.rows = std::move(scattered.rows);
   call.input_versions = pipe::versions_of(call.inputs.tensors);
   call.inputs.parameters = stages.parameters;
@@ -238,6 +238,7 @@ py::list PipeEngine::run(
     pipe::Tensors tensors;
     input_trees.push_back(
         Tree::take_apart(py::make_tuple(args, kwargs), tensors));
+    pipe::check_no_tangents(tensors);
     inputs.emplace_back();
     for (at::Tensor& tensor : tensors) {
       inputs.back().push_back({std::move(tensor), false, 0});

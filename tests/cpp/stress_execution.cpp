@@ -386,6 +386,35 @@ void spare_work_in_a_gap() {
   check(gap->num_run >= 3, "spare work runs in a gap");
 }
 
+// A pool that is given up runs to the end of an operation, not of a call.
+void give_up_while_running() {
+  WorkerPool pool(draw(1, 3), {[] {}, [] {}});
+  const auto schedule = std::make_shared<Schedule>(
+      planner::forward_pass({1000, pool.num_workers(), 0, 0}));
+  const auto num_run = std::make_shared<std::atomic<int>>(0);
+  const auto run = Execution::start(
+      pool,
+      schedule,
+      draw_dispatch(*schedule, pool),
+      {[num_run](int32_t, const Op&) {
+        ++*num_run;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }});
+  while (*num_run == 0) {
+    std::this_thread::yield();
+  }
+  pool.give_up();
+  pool.shutdown();
+  check(*num_run < 1000, "a pool that is given up runs no call to its end");
+  bool failed = false;
+  try {
+    run->wait_all(kNoPoll);
+  } catch (const std::runtime_error& error) {
+    failed = std::string(error.what()).find("interpreter") != std::string::npos;
+  }
+  check(failed, "a call on a pool that is given up fails");
+}
+
 // A pool that is shut down by one thread while others submit and look at it.
 void shutdown_race() {
   WorkerPool pool(draw(1, 4), {[] {}, [] {}});
@@ -489,6 +518,7 @@ int main(int argc, char** argv) {
       WorkerPool other(draw(1, 5), {[] {}, [] {}});
       poll_that_throws(other);
       spare_work_in_a_gap();
+      give_up_while_running();
       shutdown_race();
       fork_while_running();
     }

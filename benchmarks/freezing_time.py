@@ -14,6 +14,7 @@ round has a seed of its own. A ratio is bounded by that of the counted work.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -79,12 +80,13 @@ def parse_args(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def make_run(args: argparse.Namespace, task: str, policy: str, seed: int) -> Run:
-    """Make a run.
+def make_run(args: argparse.Namespace, task: str, policy: str, turn: int) -> Run:
+    """Make a run of a round, whose number decides the seed.
 
     Raises:
         RunFailed: it failed or took too long; names the log.
     """
+    seed = args.seeds[turn]
     out = args.folder / f"{task}, {policy}, {seed}".replace("/", "-")
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     line += [f"--nproc-per-node={args.slots}", str(WORKER), "--task", task]
@@ -156,9 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for task in args.tasks:
             rounds = run_rounds(
                 (UNFROZEN, *POLICIES),
-                lambda policy, turn, task=task: make_run(
-                    args, task, policy, args.seeds[turn]
-                ),
+                functools.partial(make_run, args, task),
                 repeats=len(args.seeds),
                 limits=NO_LIMITS if args.quick else None,
             )

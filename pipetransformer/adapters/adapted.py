@@ -57,7 +57,7 @@ class Adapted:
         self.model = model
         self.sequential = sequential
         self.units = list(range(1, len(sequential)))
-        self.ragged = _ragged(family, task)
+        self.ragged = _ragged(family, task, model)
         self._names = family.inputs
         self._complete = family.complete
         self._pools_last = family.pools_last and task == "sequence-classification"
@@ -273,11 +273,14 @@ def _states_apart(model: Any) -> dict[str, Any]:
     return {"state_dict": state}
 
 
-def _ragged(family: Family, task: str) -> Ragged | None:
+def _ragged(family: Family, task: str, model: Any) -> Ragged | None:
     if family.padding is not None:
         return family.padding
     if not family.ragged or task == "question-answering":
         return None
+    summary = getattr(model, "sequence_summary", None)  # of multiple choice alone
+    if getattr(summary, "summary_type", "first") != "first":
+        return None  # it reads padding
     place = family.inputs.index("attention_mask")
     dim = 2 if task == "multiple-choice" else 1
     lengths = functools.partial(_valid_lengths, place)

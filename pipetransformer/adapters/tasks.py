@@ -42,6 +42,8 @@ class Task:
 
 def _class_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
     problem = config.problem_type
+    if config.model_type in _WAVES:  # whatever else the config says
+        return _mean_where_any(logits, labels.reshape(-1), IGNORED)
     if problem is None and config.model_type in _DEBERTA:
         return _deberta_class_loss(config, logits, labels)
     if problem is None and config.num_labels > 1:
@@ -137,6 +139,10 @@ def _next_tokens(labels: Tensor) -> Tensor:
 
 
 _DEBERTA = ("deberta", "deberta-v2")
+_WAVES = (
+    *("wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "hubert", "wavlm", "sew"),
+    *("unispeech", "unispeech-sat", "data2vec-audio"),
+)
 
 TASKS: dict[str, Task] = {
     "sequence-classification": Task(

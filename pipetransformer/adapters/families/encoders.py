@@ -99,7 +99,8 @@ def _halves_distilbert(base: Any, block: Any, _: int) -> tuple[Block, Block]:
 
 
 def _embed_big_bird(base: Any) -> Embed:
-    check_config(base.config, attention_type="original_full")
+    # The blocks' own, which a call may have changed since the config was read.
+    check_config(base, attention_type="original_full")
     unused(base.pooler)  # multiple choice alone would read it
     return _embed_bert(base)
 

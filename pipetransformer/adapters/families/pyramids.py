@@ -300,6 +300,11 @@ def _call_cvt_embeddings(own: Any, pixels: Tensor) -> Any:
 
 
 def _embed_cvt(base: Any) -> Embed:
+    if not base.config.cls_token[-1]:
+        raise ValueError(
+            "config: expected a class token in the last stage, got cls_token="
+            f"{base.config.cls_token}"
+        )
     parts = {"embedding": base.encoder.stages[0].embedding}
     return Embed(parts, _call_cvt_embeddings, mask=None)
 

@@ -208,7 +208,8 @@ void CellBackward::run_column(const std::vector<CellId>& ids) {
   Tensors root_grads;
   torch::autograd::edge_list wanted;
   std::unordered_set<const torch::autograd::Node*> seen;
-  std::vector<bool> taken;  // by parameter: the first stage that has it
+  // By parameter: the first stage that has it. They are leaves here.
+  std::vector<bool> taken;
   for (int32_t j = plan_->first_stage; j <= last; ++j) {
     for (const auto& edge : plan_->parameters[j]) {
       taken.push_back(seen.insert(edge.function.get()).second);

@@ -8,6 +8,7 @@
 #include <optional>
 #include <stdexcept>
 #include <typeinfo>
+#include <unordered_set>
 #include <utility>
 
 #include "pipe/border_node.h"
@@ -93,8 +94,7 @@ std::optional<Reached> reached_parameters(
     StageCalls& stages,
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
-    const torch::autograd::edge_list& inputs,
-    uint64_t first_node) {
+    const torch::autograd::edge_list& inputs) {
   // The stage's own nodes, at which the walk ends, and others that it has seen.
   enum class Met { kNotYet, kOnce, kAgain, kOther };
   ska::flat_hash_map<const torch::autograd::Node*, Met> nodes;
@@ -129,7 +129,6 @@ std::optional<Reached> reached_parameters(
     if (is_foreign(stages, node)) {
       return std::nullopt;
     }
-    reached.has_older_nodes |= node->sequence_nr() < first_node;
     for (const auto& edge : node->next_edges()) {
       open.push_back(edge.function.get());
     }
@@ -162,10 +161,8 @@ Reached check_own_leaves(
     int32_t stage,
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
-    const torch::autograd::edge_list& inputs,
-    uint64_t first_node) {
-  auto reached =
-      reached_parameters(stages, outputs, parameters, inputs, first_node);
+    const torch::autograd::edge_list& inputs) {
+  auto reached = reached_parameters(stages, outputs, parameters, inputs);
   if (!reached) {
     throw std::runtime_error(
         "stage " + std::to_string(stage) +
@@ -190,8 +187,7 @@ void check_same_leaves(
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
     const torch::autograd::edge_list& inputs) {
-  const auto again =
-      reached_parameters(stages, outputs, parameters, inputs, /*first_node=*/0);
+  const auto again = reached_parameters(stages, outputs, parameters, inputs);
   bool same = again && again->parameters == reached;
   for (std::size_t p = 0; p < outputs.size(); ++p) {
     same = same && (!carried[p] ||
@@ -204,6 +200,44 @@ void check_same_leaves(
         "longer require grad (torch.func.functional_call puts its own in for "
         "the forward alone; a layer may take another way by a buffer or by "
         "Python's random numbers); use checkpoint='never'");
+  }
+}
+
+bool all_leaves(const torch::autograd::edge_list& parameters) {
+  return std::all_of(
+      parameters.begin(), parameters.end(), [](const auto& edge) {
+        return edge.function->next_edges().empty();
+      });
+}
+
+void check_independent(
+    int32_t stage,
+    const torch::autograd::edge_list& parameters) {
+  std::unordered_set<const torch::autograd::Node*> own;
+  std::vector<const torch::autograd::Node*> open;
+  for (const auto& edge : parameters) {
+    own.insert(edge.function.get());
+    for (const auto& below : edge.function->next_edges()) {
+      open.push_back(below.function.get());
+    }
+  }
+  std::unordered_set<const torch::autograd::Node*> seen;
+  while (!open.empty()) {
+    const torch::autograd::Node* node = open.back();
+    open.pop_back();
+    if (node == nullptr || !seen.insert(node).second) {
+      continue;
+    }
+    if (own.count(node) != 0) {
+      throw std::runtime_error(
+          "stage " + std::to_string(stage) +
+          ": expected parameters that are not computed of one another, got one "
+          "that is (torch.func.functional_call); its gradient would count "
+          "twice. Give the stage leaves, or detach() what is computed");
+    }
+    for (const auto& below : node->next_edges()) {
+      open.push_back(below.function.get());
+    }
   }
 }
 

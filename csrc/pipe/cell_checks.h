@@ -43,22 +43,18 @@ struct Reached {
   std::vector<bool> parameters;  // of the stage
   // A parameter is reached by more than one edge: its gradient is a sum.
   bool has_sums = false;
-  // Through nodes that are older than the cell: other cells may share them.
-  bool has_older_nodes = false;
 };
 
 // Gradients end at a stage's own parameters and inputs; what leads elsewhere
 // (another stage's parameter, a tensor kept from an earlier call) would get
 // none. A leaf that the layer made in the call, and nobody holds or watches,
-// wants none. Walks over the graph of the outputs. `first_node`: sequence
-// number of the cell's first node.
+// wants none. Walks over the graph of the outputs.
 Reached check_own_leaves(
     StageCalls& stages,
     int32_t stage,
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
-    const torch::autograd::edge_list& inputs,
-    uint64_t first_node);
+    const torch::autograd::edge_list& inputs);
 
 // The outputs of a recomputation depend on the parameters that those of its
 // forward did (`reached`, from above), and carry gradient where they did
@@ -71,6 +67,16 @@ void check_same_leaves(
     const Tensors& outputs,
     const torch::autograd::edge_list& parameters,
     const torch::autograd::edge_list& inputs);
+
+// Whether no parameter of a stage is computed of others, as functional_call may
+// have it.
+bool all_leaves(const torch::autograd::edge_list& parameters);
+
+// Gradients of a cell are asked for at each parameter, and at one that another
+// is computed of what goes through the other would count once more.
+void check_independent(
+    int32_t stage,
+    const torch::autograd::edge_list& parameters);
 
 // Holds a tangent of torch.func, or a dimension of vmap (also of
 // torch.autograd.grad(..., is_grads_batched=True)).

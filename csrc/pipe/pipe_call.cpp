@@ -1,6 +1,6 @@
 #include "pipe/pipe_call.h"
 
-#include <ATen/SequenceNumber.h>
+#include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -239,7 +239,6 @@ void PipeCall::forward_cell(CellId id) {
       versions.push_back(version_of(input.value));
     }
   }
-  const uint64_t first_node = at::sequence_number::peek();
   const Tensors attached =
       attach_inputs(id, received, cell, cells_, checkpoint || id.stage == 0);
   // Draws that are none of torch's own: the recomputation makes others.
@@ -273,8 +272,7 @@ void PipeCall::forward_cell(CellId id) {
         id.stage,
         outputs,
         plan_->parameters[id.stage],
-        cell.input_edges,
-        first_node);
+        cell.input_edges);
   }
   bool any = false;
   Activations sent;
@@ -341,12 +339,42 @@ bool PipeCall::output_requires_grad() {
 }
 
 bool PipeCall::sums_within_cells() const {
-  const auto some = [this](bool Reached::*property) {
-    return std::any_of(cells_.begin(), cells_.end(), [&](const Cell& cell) {
-      return cell.reached.*property;
-    });
-  };
-  return some(&Reached::has_sums) && !some(&Reached::has_older_nodes);
+  return std::any_of(
+             cells_.begin(),
+             cells_.end(),
+             [](const Cell& cell) { return cell.reached.has_sums; }) &&
+         !microbatches_share_nodes();
+}
+
+// Leaves, which a backward does not free, do not count.
+bool PipeCall::microbatches_share_nodes() const {
+  ska::flat_hash_map<const torch::autograd::Node*, int32_t> met;
+  std::vector<const torch::autograd::Node*> open;
+  for (int32_t i = 0; i < settings_.num_microbatches; ++i) {
+    for (int32_t j = 0; j < settings_.num_stages; ++j) {
+      for (const auto& edge : cells_[index_of({j, i})].output_edges) {
+        open.push_back(edge.function.get());
+      }
+    }
+    while (!open.empty()) {
+      const torch::autograd::Node* node = open.back();
+      open.pop_back();
+      if (node == nullptr || node->next_edges().empty()) {
+        continue;
+      }
+      const auto [found, is_new] = met.emplace(node, i);
+      if (!is_new) {
+        if (found->second != i) {
+          return true;
+        }
+        continue;
+      }
+      for (const auto& edge : node->next_edges()) {
+        open.push_back(edge.function.get());
+      }
+    }
+  }
+  return false;
 }
 
 void PipeCall::recompute_cell(

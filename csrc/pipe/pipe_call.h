@@ -157,6 +157,7 @@ class PipeCall {
   }
 
  private:
+  bool microbatches_share_nodes() const;
   Activations bring_inputs(CellId id, Cell& cell);
   void send_outputs(CellId id, Activations outputs);
   Tensors

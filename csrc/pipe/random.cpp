@@ -385,28 +385,30 @@ at::Tensor probe_draw(uint64_t seed) {
   return at::rand({8}, at::TensorOptions(at::kFloat).device(at::kCPU));
 }
 
+constexpr int kProbes = 3;
+
 // None after an exception. What is in force on the thread (dispatch modes of
-// Python, transforms of torch.func) must neither see the draws nor decide.
-std::optional<bool> probe() {
+// Python, transforms of torch.func) must neither see the draws nor decide; nor
+// what other threads draw meanwhile from the default generator.
+std::optional<bool> probe(bool warns) {
   const c10::impl::ForceDispatchKeyGuard plain(
       c10::default_included_set, c10::default_excluded_set);
   try {
     static const std::vector<torch::Library> kLibraries = register_kernels();
-    at::Generator shared = at::detail::getDefaultCPUGenerator();
-    const at::Tensor before = shared.get_state();
     const at::Tensor first = probe_draw(1);
-    const bool works = at::equal(first, probe_draw(1)) &&
-                       !at::equal(first, probe_draw(2)) &&
-                       at::equal(before, shared.get_state());
-    shared.set_state(before);
-    if (!works) {
+    const bool works =
+        at::equal(first, probe_draw(1)) && !at::equal(first, probe_draw(2));
+    if (!works && warns) {
       warn_of_fallback("they are not repeated by their keys");
     }
     return works;
-  } catch (const c10::Error& error) {
-    warn_of_fallback(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    warn_of_fallback(error.what());
+    if (warns) {
+      const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+      warn_of_fallback(
+          of_torch != nullptr ? of_torch->what_without_backtrace()
+                              : error.what());
+    }
   }
   return std::nullopt;
 }
@@ -415,10 +417,12 @@ std::optional<bool> probe() {
 
 bool keyed_draws_work() {
   static std::mutex mutex;
-  static std::optional<bool> works;  // an exception may have been of the moment
+  static std::optional<bool> works;
+  static int tries = 0;  // an exception may have been of the moment
   const std::lock_guard lock(mutex);
-  if (!works) {
-    works = probe();
+  if (!works && tries < kProbes) {
+    works = probe(/*warns=*/tries == 0);
+    ++tries;
   }
   return works.value_or(false);
 }

@@ -401,6 +401,10 @@ def test_albert_is_refused_as_its_blocks_share_weights():
 
 
 def test_a_big_bird_with_sparse_attention_is_refused():
+    model = make_model("BigBird", FIRST)
+    model.base_model.set_attention_type("block_sparse")  # the config says otherwise
+    with pytest.raises(ValueError, match="attention_type='original_full', got 'block"):
+        from_transformers(model)
     model = make_model("BigBird", FIRST, attention_type="block_sparse")
     with pytest.raises(ValueError, match="attention_type='original_full', got 'block"):
         from_transformers(model)
@@ -432,3 +436,17 @@ def test_choices_share_the_masks_that_a_stage_makes_of_their_padding():
     state = first(*inputs)
     later = third(*second(*state))
     assert later[1] is state[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "keeps"),
+    [
+        ("RoFormer", {}, False),  # pools the last position, padding or not
+        ("RoFormer", {"summary_type": "first"}, True),
+        ("Electra", {}, True),
+        ("Electra", {"summary_type": "last"}, False),
+    ],
+)
+def test_choices_are_ragged_where_their_summary_reads_no_padding(name, changes, keeps):
+    model = make_model(name, "multiple-choice", **changes)
+    assert (from_transformers(model).ragged is not None) is keeps

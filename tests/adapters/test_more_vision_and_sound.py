@@ -265,6 +265,21 @@ def test_what_is_drawn_or_read_across_layers_is_refused(name, task, changes, mes
         listening(name, task, **changes)
 
 
+@pytest.mark.parametrize("changes", [{"num_labels": 1}, {"problem_type": "regression"}])
+def test_the_loss_of_sounds_is_the_models_whatever_the_config_says(changes):
+    adapted = listening(BERT, **changes)
+    batch = dict(make_sounds(BERT, CLASSES))
+    batch["labels"] = torch.zeros_like(batch["labels"])
+    expected = adapted.model(**batch)
+    loss = adapted.loss(expected.logits, adapted.targets(batch))
+    torch.testing.assert_close(loss, expected.loss)
+
+
+def test_a_cvt_without_a_class_token_is_refused():
+    with pytest.raises(ValueError, match="class token in the last stage, got cls_toke"):
+        adapted_of("Cvt", cls_token=[False, False, False])
+
+
 # -- with the engine --------------------------------------------------------------
 
 

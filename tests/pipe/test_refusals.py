@@ -371,6 +371,80 @@ def test_functional_call_is_right_or_refused(dispatch, mode):
     pipe.close()
 
 
+def flat_values(module):
+    """Return one flat tensor, and parameters that are parts of it."""
+    named = dict(module.named_parameters())
+    flat = torch.cat([1.5 * p.detach().flatten() for p in named.values()])
+    flat.requires_grad_()
+    parts = flat.split([p.numel() for p in named.values()])
+    given = {n: part.view_as(named[n]) for n, part in zip(named, parts, strict=True)}
+    return flat, given
+
+
+@both
+@pytest.mark.parametrize("stages", [1, 3])
+def test_values_of_functional_call_may_be_parts_of_one_tensor(dispatch, stages):
+    layers = linears(3)
+    plain = copy.deepcopy(nn.Sequential(*layers))
+    cuts = [0, 3] if stages == 1 else [0, 1, 2, 3]
+    pipe = Pipe.from_plan(
+        nn.Sequential(*layers),
+        cuts=cuts,
+        num_microbatches=3,
+        checkpoint="never",
+        dispatch=dispatch,
+    )
+    flat, given = flat_values(pipe)
+    expected, values = flat_values(plain)
+    functional_call(pipe, given, (X,)).square().sum().backward()
+    functional_call(plain, values, (X,)).square().sum().backward()
+    assert flat.grad.ne(0).any()
+    torch.testing.assert_close(flat.grad, expected.grad)
+    found = []
+    for module in (pipe, plain):  # one node of autograd gives both
+        rows = torch.ones(2, 5, dtype=torch.double, requires_grad=True)
+        biases = [n for n, _ in module.named_parameters() if n.endswith("bias")]
+        given = dict(zip(biases, rows.unbind(), strict=False))
+        functional_call(module, given, (X,)).square().sum().backward()
+        found.append(rows.grad)
+    torch.testing.assert_close(*found)
+    assert found[0].ne(0).any(1).all()
+    pipe.close()
+
+
+@both
+def test_a_value_that_is_computed_of_another_is_right_or_refused(dispatch):
+    layers = [nn.Linear(5, 5, bias=False, dtype=torch.double) for _ in range(3)]
+    plain = copy.deepcopy(nn.Sequential(*layers))
+
+    def loss(module):
+        named = dict(module.named_parameters())
+        first, *_, last = named
+        given = {last: (named[first] * 2).sigmoid()}
+        return functional_call(module, given, (X,)).square().sum()
+
+    def pipe_with(cuts):
+        return Pipe.from_plan(
+            nn.Sequential(*layers),
+            cuts=cuts,
+            num_microbatches=3,
+            checkpoint="never",
+            dispatch=dispatch,
+        )
+
+    loss(plain).backward()
+    apart = pipe_with([0, 1, 2, 3])
+    loss(apart).backward()
+    for mine, other in zip(apart.parameters(), plain.parameters(), strict=True):
+        if other.grad is not None:
+            torch.testing.assert_close(mine.grad, other.grad)
+    apart.close()
+    together = pipe_with([0, 3])
+    with pytest.raises(RuntimeError, match="stage 0: expected parameters that are not"):
+        loss(together)
+    together.close()
+
+
 def swap(layer):
     weight = layer.weight
     layer.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)

@@ -95,10 +95,20 @@ PipeEngine::Call PipeEngine::begin(
   call.stages = make_stages(stages, std::move(trees), call.count, options);
   pipe::CallSettings settings = make_settings(options, call.count);
   // Columns recompute one micro-batch at a time: that is the order rule.
-  settings.linked = linkable && options.record && on_cpu_ &&
+  call.plan = pipe::plan_chain(call.inputs);
+  const auto& parameters = call.plan.backward->parameters;
+  bool leaves = true;
+  for (std::size_t j = 0; j < parameters.size(); ++j) {
+    if (!pipe::all_leaves(parameters[j])) {
+      leaves = false;
+      pipe::check_independent(static_cast<int32_t>(j), parameters[j]);
+    }
+  }
+  // Columns recompute one micro-batch at a time: that is the order rule. One
+  // call of autograd tells leaves apart, and not what is computed of others.
+  settings.linked = linkable && options.record && on_cpu_ && leaves &&
                     options.order_rule && !pipe::CellRange::wanted() &&
                     settings.dispatch != pipe::Dispatch::kThreads;
-  call.plan = pipe::plan_chain(call.inputs);
   call.cells = std::make_shared<pipe::PipeCall>(
       std::move(settings),
       call.plan.backward,

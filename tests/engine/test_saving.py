@@ -51,13 +51,6 @@ def test_plain_weights_given_to_load_say_where_they_belong(tmp_path):
     assert not (tmp_path / "again.pt").exists()
 
 
-def test_closed_engine_has_no_weights_to_give():
-    with make_engine(freeze=pt.freeze.Never()) as engine:
-        pass
-    with pytest.raises(ValueError, match="inside its with block"):
-        engine.state_dict()
-
-
 def ask_for_weights(rank, folder):
     settings = config(plan=pt.PlanConfig(max_replicas=1))
     with make_engine(freeze=pt.freeze.Never(), config=settings) as engine:

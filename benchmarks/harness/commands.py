@@ -208,14 +208,22 @@ _ALL = (
             ),
         )
     ),
-    _script(
-        "freezing_time",
-        (
-            *PRODUCT,
-            "examples/vit_digits.py",
-            *_files_of("benchmarks/training/freezing_time_worker.py"),
-        ),
-        MODELS,
+    *(
+        _script(
+            name,
+            (
+                *PRODUCT,
+                "examples/vit_digits.py",
+                *_files_of("benchmarks/training/freezing_time_worker.py"),
+            ),
+            MODELS,
+            file="freezing_time",
+            options=options,
+        )
+        for name, options in (
+            ("freezing_time", ()),
+            ("freezing_time_text", ("--tasks", "sst2 1024")),
+        )
     ),
     _script(
         "step_prediction",

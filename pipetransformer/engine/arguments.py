@@ -243,11 +243,11 @@ def check_arguments(
         kind = type(lr_scheduler).__name__
         raise TypeError(f"lr_scheduler: expected a factory or None, got {kind}")
     if freeze is not None and not isinstance(freeze, Policy):
-        is_class = isinstance(freeze, type)
+        kind = type(freeze).__name__
+        found = f"the class {freeze.__name__}" if isinstance(freeze, type) else kind
         raise TypeError(
             "freeze: expected a policy such as pt.freeze.Guarded() or "
-            f"pt.freeze.Never(), got {'the class ' if is_class else ''}"
-            f"{freeze.__name__ if isinstance(freeze, type) else type(freeze).__name__}"
+            f"pt.freeze.Never(), got {found}"
         )
     if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
         raise TypeError(

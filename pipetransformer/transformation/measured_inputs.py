@@ -42,7 +42,7 @@ AS_DEVICES = "PIPETRANSFORMER_SLOTS_AS_DEVICES"
 with a core of its own, and nothing to pay besides its layers."""
 
 _TELLING_NS = 15_000_000  # of a forward and backward: many turns of a busy core
-_KNOWN_NS = 50_000_000  # the same: the profile has then run it for 0.1 s or more
+_KNOWN_NS = 300_000_000  # the same: longer than a machine's pace lasts
 _LONGEST_NS = 1_500_000_000  # the same: it is done four times before the first plan
 _ALLOCATED = 0.95  # of an accelerator's memory; the rest are gaps between blocks
 _CONTEXT_BYTES = 1 << 30  # of a process on an accelerator: its kernels and libraries

@@ -52,13 +52,24 @@ def run_on(members, *, local=4, rank=0, **options):
     return types.SimpleNamespace(plane=Plane(members, **options), info=info)
 
 
-def work_of(*seconds):
-    """Work that takes longer at first, each time that it is measured."""
-    times = iter([t for usual in seconds for t in (1.5 * usual, usual)])
+def are_busy(plane):
+    """Tell whether the lead has asked the others to work at this moment."""
+    begun, ended = ([k for k in plane.keys if k.endswith(e)] for e in ("begin", "end"))
+    return len(begun) > len(ended)
+
+
+def work_of(run, alone, together):
+    """Work that takes its time, and half as much again before the first turn."""
 
     def make(rows):
         assert rows == ROWS
-        return lambda: next(times)
+
+        def work():
+            if not run.plane.asked:
+                return 1.5 * alone
+            return together if are_busy(run.plane) else alone
+
+        return work
 
     return make
 
@@ -78,33 +89,46 @@ def work_of(*seconds):
 @pytest.mark.parametrize("known", [False, True])
 def test_cores_follow_from_how_much_slower_it_is(alone, together, usable, cores, known):
     run = run_on(range(4))
-    given = (work_of(together), ROWS, alone, usable)
-    if not known:
-        given = (work_of(alone, together), ROWS, None, usable)
-    assert measure_cores(run, *given) == cores
+    make = work_of(run, 99.0 if known else alone, together)
+    found = measure_cores(run, make, ROWS, alone if known else None, usable)
+    assert found == cores
     assert run.plane.keys["busy/4/ask"] == b"4"
-    (((waited,), _),) = run.plane.asked
-    assert waited == ["busy/4/1", "busy/4/2", "busy/4/3"]
+    assert [keys for (keys,), _ in run.plane.asked] == [
+        [f"busy/4/0/{what}/{rank}" for rank in (1, 2, 3)] for what in ("rests", "works")
+    ]
 
 
 def test_short_runs_are_averaged_over_turns_of_the_scheduler():
     """A slot that works undisturbed and then waits has no typical run."""
-    made = []
+    made, run = [], run_on(range(4))
 
     def make(rows):
         alone = itertools.repeat(0.004)
         shared = itertools.cycle([0.004] * 3 + [0.020])
-        return lambda: (made.append(1), next(shared if asked() else alone))[1]
+        return lambda: (made.append(1), next(shared if busy() else alone))[1]
 
-    run = run_on(range(4))
-
-    def asked():
-        return bool(run.plane.keys)
+    def busy():
+        return are_busy(run.plane)
 
     found = measure_cores(run, make, ROWS, None, 0)
     # Twice as slow, four slots; the last turn may not be a whole one.
     assert found == pytest.approx(2000, rel=0.08)
-    assert 50 < len(made) < 200, "0.2 s each"
+    assert 100 < len(made) < 200, "four turns of 0.1 s each"
+
+
+@pytest.mark.parametrize("slow", [range(3), range(1, 5), range(3, 6), range(2, 8)])
+def test_a_machine_that_is_slow_for_a_while_is_not_taken_for_crowded(slow):
+    """Others share the machine: half a second is a fifth slower than the next."""
+    run = run_on(range(2), local=2)
+
+    def turn():
+        marks = [k for k in run.plane.keys if k.endswith(("begin", "end"))]
+        return len(marks)
+
+    def make(rows):
+        return lambda: 0.02 * (1.25 if turn() in slow else 1.0) * (1 + turn() % 2 / 10)
+
+    assert measure_cores(run, make, ROWS, None, 0) == round(2000 / 1.1)
 
 
 def test_a_lone_slot_measures_nothing():
@@ -119,9 +143,9 @@ def test_a_lone_slot_measures_nothing():
 
 def test_ranks_that_do_not_come_are_not_waited_for(caplog):
     run = run_on(range(4), come=False)
-    assert measure_cores(run, work_of(1.0), ROWS, 1.0, 2000) == 2000
+    assert measure_cores(run, work_of(run, 1.0, 1.0), ROWS, 1.0, 2000) == 2000
     assert "ranks [1, 2, 3] did not come" in caplog.text
-    assert run.plane.asked[0][1] is not None, "a deadline"
+    assert [timeout is not None for _, timeout in run.plane.asked] == [True]
 
 
 def test_the_lead_prepares_while_the_others_do():
@@ -133,16 +157,19 @@ def test_the_lead_prepares_while_the_others_do():
         return 1.0
 
     measure_cores(run, lambda rows: work, ROWS, 0.5, 0)
-    assert order == ["asked", "waited", "asked"]
+    assert order == ["asked", "waited", "waited", "asked"]
 
 
-def test_others_work_until_the_profile_is_there():
+def test_others_work_in_turns_until_the_profile_is_there():
     run, worked = run_on(range(4), rank=1), []
+    keys = run.plane.keys
     run.plane.publish("busy/4/ask", b"4")
 
     def work():
-        worked.append("busy/4/1" in run.plane.keys)
-        if len(worked) == 5:
+        worked.append(sorted(k[len("busy/4/") :] for k in keys if k.endswith("s/1")))
+        if len(worked) == 4:
+            run.plane.publish("busy/4/0/end", b"")
+        if len(worked) == 7:
             run.plane.publish("profile", b"")
         return 0.0
 
@@ -150,8 +177,14 @@ def test_others_work_until_the_profile_is_there():
         assert rows == ROWS
         return work
 
+    for turn in range(2):
+        run.plane.publish(f"busy/4/{turn}/begin", b"")
     keep_busy(run, make)
-    assert worked == [False, True, True, True, True], "told once it is warm"
+    rests, works = ["0/rests/1"], ["0/rests/1", "0/works/1"]
+    second = [*works, "1/rests/1"]
+    assert worked == [[], rests, works, works, second] + [
+        [*second, "1/works/1"] for _ in range(2)
+    ], "told once it is warm"
     assert run.plane.checks == 4, "whether the run has failed"
 
 
@@ -204,9 +237,9 @@ def test_slots_work_on_what_a_step_gives_them_and_can_be_timed(each, share, rows
 @pytest.mark.parametrize(
     ("each", "rows", "seconds"),
     [
-        (12, 16, 0.064),  # what the profile's layers take in a row
-        (12, 4, None),  # they were run so with the largest micro-batch
-        (9, 16, None),  # too short for the few runs of the profile
+        (60, 16, 0.320),  # what the profile's layers take in a row
+        (60, 4, None),  # they were run so with the largest micro-batch
+        (50, 16, None),  # the machine may have had another pace by then
     ],
 )
 def test_what_layers_take_alone_is_not_measured_twice(each, rows, seconds):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -35,6 +36,8 @@ from pipetransformer.run.arguments import AdaptedModel, Loss, LossWeight
 from pipetransformer.run.context import Run
 from pipetransformer.state.state import OptimizerFactory, SchedulerFactory
 from pipetransformer.transformation.plan_search import explain_in_force
+
+_LOG = logging.getLogger(__name__)
 
 
 class PipeTransformer:
@@ -158,7 +161,8 @@ class PipeTransformer:
         saves the last step then, see `CheckpointConfig`.
 
         Args:
-            count: Epochs of the whole run; those of a resumed checkpoint are skipped.
+            count: Epochs of the whole run; those of a resumed checkpoint, or of a call
+                before, are skipped. Where none is left the lead warns.
 
         Raises:
             PeerFailure: a peer died.
@@ -166,11 +170,20 @@ class PipeTransformer:
         count = check_count("epochs", count)
         coordinator = self._open()
         coordinator.run.total_epochs = count
+        begun = False
         while True:
             coordinator.finish_pass()
             epoch = coordinator.begin_epoch(count)
             if epoch is None:
+                if not begun and coordinator.is_lead:
+                    _LOG.warning(
+                        "epochs(%d): nothing is left to train, %d are done; "
+                        "the count is that of the whole run",
+                        count,
+                        coordinator.run.state.epoch,
+                    )
                 return
+            begun = True
             yield epoch
             coordinator = self._open()
             coordinator.end_epoch(epoch)

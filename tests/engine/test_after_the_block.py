@@ -69,3 +69,22 @@ def test_ranks_that_do_not_lead_give_out_nothing(tmp_path):
     assert first and equal is True and not second
     assert "got an engine that is closed" in said
     assert [path.name for path in tmp_path.iterdir()] == ["0.pt"]
+
+
+def test_epochs_that_are_done_are_said_to_be(tmp_path, caplog):
+    engine = make_engine(freeze=pt.freeze.Never(), config=config())
+
+    def trained_up_to(count):
+        begun = []
+        for epoch in engine.epochs(count):
+            begun.append(epoch)
+            for batch in engine.batches(ToySet(24), 12):
+                engine.step(batch)
+        return begun
+
+    with engine:
+        assert trained_up_to(2) == [0, 1]
+        assert trained_up_to(3) == [2], "two of three were done"
+        assert "nothing is left" not in caplog.text
+        assert trained_up_to(3) == []
+    assert "epochs(3): nothing is left to train, 3 are done" in caplog.text

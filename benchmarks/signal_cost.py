@@ -1,12 +1,13 @@
-"""What the statistics of freeze policies cost: an epoch with them over one without.
+"""What the statistics of freeze policies cost: their share of a run's passes.
 
 python benchmarks/signal_cost.py --json benchmarks/results/signal_cost.json
 
 Policies only watch (``dry_run``), so all systems train alike, which is checked to the
 last bit of every loss: a digits ViT in one process, batches of 32, an evaluation point
-per epoch, at whose end the statistics are read and plasticity runs its batch. Timed is
-whatever happens between the second epoch's first step and the last epoch's end. A twin
-of ``never`` tells what is noise. Must: signals cost half a percent.
+per epoch, at whose end the statistics are read and plasticity runs its batch. The run's
+own clock tells what they take: of each step, and at each evaluation point. The time of
+an epoch over that of ``never``, from the second epoch's first step to the last epoch's
+end, stands beside it; a twin of ``never`` tells what is noise. **Aim**: half a percent.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -45,7 +47,8 @@ SYSTEMS: dict[str, Callable[[], Policy]] = {
     "L1 norms (AutoFreeze)": lambda: pt.freeze.AutoFreeze(50, dry_run=True),
     "plasticity": lambda: pt.freeze.Plasticity(dry_run=True),
 }
-MOST = 1.005
+MOST = 0.5  # percent
+SHARE = "share"
 BATCH = 32
 
 
@@ -111,7 +114,16 @@ class Bench:
             self._losses = losses
         if losses != self._losses:
             raise RuntimeError(f"{name}: expected the losses of {NEVER}, got others")
-        return Repeat(sample, {"time": sample.wall_s / timed})
+        history = engine.history
+        passes = sum(epoch.seconds for epoch in history.epochs)
+        own = sum(
+            seconds
+            for phase, seconds in history.phase_seconds.items()
+            if "signals" in phase.split("/")
+        )
+        return Repeat(
+            sample, {"time": sample.wall_s / timed, SHARE: 100 * own / passes}
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[Row] = [each.row("time", "s per epoch") for each in found.values()]
     by_name = {row.system: row for row in rows}
     ratios, lines = [], []
-    for name in SYSTEMS:
+    for name, series in found.items():
         if name == NEVER:
             continue
         each = ratio(
@@ -131,15 +143,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             by_name[NEVER],
             better_than=NEVER,
             quick=args.quick,
-            target=None if name in (AGAIN, "plasticity") else Target(MOST, of="value"),
         )
         ratios.append(each)
         percent = [100 * (value - 1) for value in (each.value, each.min, each.max)]
-        met = "" if each.target is None else f"aim {100 * (MOST - 1):.1f}: "
-        if each.target is not None:
-            met += "met" if each.value <= MOST else "missed"
-        lines.append([name, *(f"{value:+.2f}" for value in percent), met])
-    print(text_table(["percent above never", "median", "min", "max", ""], lines))
+        line = [name, *(f"{value:+.2f}" for value in percent)]
+        if name != AGAIN:
+            target = None if name == "plasticity" else Target(MOST, of="median")
+            share = replace(series.row(SHARE, "%"), target=target)
+            rows.append(share)
+            line.append(f"{share.median:.3f}")
+            if target is not None:
+                line.append("met" if share.median <= MOST else "missed")
+        lines.append([*line, "", ""][:6])
+    headers = ["percent above never", "median", "min", "max", "share", f"aim {MOST}"]
+    print(text_table(headers, lines))
     if args.json is not None:
         write_json(
             args.json,

@@ -1,19 +1,22 @@
 #include "python/bindings.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
 #include <tuple>
 #include <vector>
 
+#include "autofreeze/add_each.h"
 #include "autofreeze/alpha_cap.h"
 
 namespace pipetransformer::bindings {
 
 namespace py = pybind11;
 
-// Ops (squared_norms) register themselves with torch's dispatcher; only plain
-// functions are bound here.
+// Ops (squared_norms) register themselves with torch's dispatcher; plain
+// functions are bound here, and what each step calls with a tensor per
+// parameter: lists pass the dispatcher more slowly than they are added.
 void bind_autofreeze(py::module_& m) {
   m.def("check_alpha", &autofreeze::check_alpha, py::arg("alpha"));
   m.def(
@@ -37,6 +40,15 @@ void bind_autofreeze(py::module_& m) {
       py::arg("frozen"),
       py::arg("num_frozen"),
       py::arg("gradient_norms"));
+  m.def(
+      "add_each",
+      [](const std::vector<at::Tensor>& sums,
+         const std::vector<at::Tensor>& addends) {
+        const py::gil_scoped_release released;
+        autofreeze::add_each(sums, addends);
+      },
+      py::arg("sums"),
+      py::arg("addends"));
 }
 
 }  // namespace pipetransformer::bindings

@@ -1,5 +1,7 @@
 from collections.abc import Sequence
 
+import torch
+
 def check_alpha(alpha: float) -> None: ...
 def alpha_cap_advance(
     *,
@@ -10,3 +12,4 @@ def alpha_cap_advance(
     num_frozen: int,
     gradient_norms: Sequence[float],
 ) -> tuple[float, int]: ...
+def add_each(sums: Sequence[torch.Tensor], addends: Sequence[torch.Tensor]) -> None: ...

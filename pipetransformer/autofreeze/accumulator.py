@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
 
+from pipetransformer import _C
 from pipetransformer.autofreeze._ops import l1_norms, squared_norms
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -38,6 +40,10 @@ class GradientAccumulator:
             for start, end in zip(starts, unit_ends, strict=False)
         ]
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
+        self._boundary = -1
+        self._active: list[nn.Parameter] = []
+        self._has: list[bool] = []  # of each active one: a gradient, in the last step
+        self._targets: list[torch.Tensor] | None = None  # their sums
 
     def accumulate(self, boundary: int) -> None:
         """Add the present gradients of the layers from `boundary` on.
@@ -45,21 +51,31 @@ class GradientAccumulator:
         Call it after the all-reduce and before clipping, once per optimizer step.
         Sums of layers below the boundary are dropped.
         """
-        active = {
-            parameter: None
-            for start, unit in zip(self._starts, self._units, strict=True)
+        if boundary != self._boundary:
+            self._begin_at(boundary)
+        gradients = [parameter.grad for parameter in self._active]
+        has = [gradient is not None for gradient in gradients]
+        if self._targets is None or has != self._has:
+            self._has = has
+            with_gradient = itertools.compress(self._active, has)
+            self._targets = [self._sum_of(parameter) for parameter in with_gradient]
+        _C.autofreeze.add_each(
+            self._targets, [each for each in gradients if each is not None]
+        )
+
+    def _begin_at(self, boundary: int) -> None:
+        """Go over to the units from a layer on."""
+        self._boundary, self._targets = boundary, None
+        units = zip(self._starts, self._units, strict=True)
+        active = dict.fromkeys(
+            parameter
+            for start, unit in units
             if start >= boundary
             for parameter in unit
-        }
+        )
         for parameter in [p for p in self._sums if p not in active]:
             del self._sums[parameter]
-        sums, gradients = [], []
-        for parameter in active:
-            if parameter.grad is not None:
-                sums.append(self._sum_of(parameter))
-                gradients.append(parameter.grad.detach())
-        if sums:
-            torch._foreach_add_(sums, gradients)
+        self._active = list(active)
 
     def norms(self, boundary: int = 0) -> tuple[float, ...]:
         """L2 norm per unit of the summed gradient, in fp64; 0.0 where there is none.
@@ -102,11 +118,13 @@ class GradientAccumulator:
 
     def follow(self) -> None:
         """Bring the sums to where their parameters are."""
+        self._targets = None
         for parameter, total in self._sums.items():
             self._sums[parameter] = total.to(parameter.device)
 
     def reset(self) -> None:
         """Forget the sums, at an evaluation point after ``norms``."""
+        self._targets = None
         self._sums.clear()
 
     def state_dict(self) -> dict[int, torch.Tensor]:
@@ -124,7 +142,8 @@ class GradientAccumulator:
             ValueError: a sum of no parameter, or of another shape.
         """
         parameters = self._parameters()
-        self._sums.clear()
+        self.reset()
+        self._boundary = -1
         for number, value in sums.items():
             known = 0 <= number < len(parameters)
             shape = parameters[number].shape if known else None

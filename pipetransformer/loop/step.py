@@ -229,7 +229,8 @@ def _multiply_gradients(replica: Replica, factor: float) -> None:
 def _observe(run: Run, replica: Replica) -> None:
     """Show the freeze policy the gradients of a step: reduced, not yet clipped."""
     if run.gradients is not None:
-        run.gradients.accumulate(replica.plan.boundary)
+        with run.clock.phase("signals"):
+            run.gradients.accumulate(replica.plan.boundary)
 
 
 def step(

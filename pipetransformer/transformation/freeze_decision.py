@@ -88,20 +88,21 @@ def share_signals(run: Run, replica: Replica, *, ends: bool = False) -> Signals:
     losses, changes = run.state.losses, run.changes
     if losses is None and changes is None:
         return Signals()
-    point = point_of(run) + (ends and run.config.freeze_every is None)
-    if changes is not None and point > run.state.decided_epoch:
-        measure_changes(run, point, replica.prefix)
-    own = {
-        "loss": None if losses is None else losses.own,
-        "plasticity": None if changes is None else changes.own,
-    }
-    told = json.dumps(own).encode()
-    gathered = gather_at(replica.group, "a freeze decision", told)
-    parts = [json.loads(part) for part in gathered]
-    return Signals(
-        None if losses is None else losses.settle(tuple(p["loss"]) for p in parts),
-        None if changes is None else changes.settle(p["plasticity"] for p in parts),
-    )
+    with run.clock.phase("signals"):
+        point = point_of(run) + (ends and run.config.freeze_every is None)
+        if changes is not None and point > run.state.decided_epoch:
+            measure_changes(run, point, replica.prefix)
+        own = {
+            "loss": None if losses is None else losses.own,
+            "plasticity": None if changes is None else changes.own,
+        }
+        told = json.dumps(own).encode()
+        gathered = gather_at(replica.group, "a freeze decision", told)
+        parts = [json.loads(part) for part in gathered]
+        return Signals(
+            None if losses is None else losses.settle(tuple(p["loss"]) for p in parts),
+            None if changes is None else changes.settle(p["plasticity"] for p in parts),
+        )
 
 
 def gather_losses(run: Run, replica: Replica) -> None:
@@ -165,11 +166,12 @@ def take_decision(run: Run) -> None:
     state, point = run.state, point_of(run)
     if state.decided_epoch >= point:
         return
-    if point > 0:
-        run.policy.observe(_measured(run))
-    elif run.slots.on_host:  # else the layers are not where they will compute
-        measure_changes(run, point, None)  # what the first pass is compared with
-    state.wanted_units = run.policy.decide(progress_of(run, point))
+    with run.clock.phase("signals"):
+        if point > 0:
+            run.policy.observe(_measured(run))
+        elif run.slots.on_host:  # else the layers are not where they will compute
+            measure_changes(run, point, None)  # what the first pass is compared with
+        state.wanted_units = run.policy.decide(progress_of(run, point))
     state.decided_epoch = point
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from pipetransformer import _C
 from pipetransformer.autofreeze import GradientAccumulator
 
 ENDS = (1, 3)
@@ -212,3 +213,89 @@ def test_norms_of_complex_gradients_are_those_of_their_absolute_values():
     )
     assert accumulator.norms() == pytest.approx((whole.norm().item(),), rel=1e-6)
     assert accumulator.l1_norms() == pytest.approx((whole.sum().item(),), rel=1e-6)
+
+
+def test_sums_follow_what_has_a_gradient_from_step_to_step():
+    """Boundaries, missing gradients, resets and loads: what is added where."""
+    generator = torch.Generator().manual_seed(1)
+    layers = make_layers()
+    accumulator = GradientAccumulator(layers, ENDS)
+    units = [list(layers[:1].parameters()), list(layers[1:3].parameters())]
+    expected = {}
+
+    def check():
+        for unit, norm in zip(units, accumulator.norms(), strict=True):
+            sums = [expected[p] for p in unit if p in expected]
+            total = sum(each.square().sum().item() for each in sums)
+            assert norm == pytest.approx(math.sqrt(total), rel=1e-12)
+
+    for step in range(40):
+        boundary = int(torch.randint(2, (), generator=generator))
+        for parameter in layers.parameters():
+            has = torch.rand((), generator=generator) < 0.7
+            parameter.grad = (
+                torch.randn(parameter.shape, generator=generator).double()
+                if has
+                else None
+            )
+        accumulator.accumulate(boundary)
+        for unit, start in zip(units, (0, 1), strict=True):
+            for parameter in unit:
+                if start < boundary:
+                    expected.pop(parameter, None)
+                elif parameter.grad is not None:
+                    before = expected.get(parameter, 0.0)
+                    expected[parameter] = before + parameter.grad
+        check()
+        if step % 7 == 3:
+            held = {n: v.clone() for n, v in accumulator.state_dict().items()}
+            accumulator.reset()
+            assert accumulator.norms() == (0.0, 0.0)
+            accumulator.load_state_dict(held)
+            check()
+        if step % 11 == 5:
+            accumulator.reset()
+            expected.clear()
+
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_is_added_has_the_bits_of_torch(dtype, wide):
+    """Layouts that one loop takes, and those that it leaves to ATen."""
+    torch.manual_seed(0)
+
+    def made(*shape):
+        return torch.randn(shape).to(dtype)
+
+    addends = [
+        made(3, 5),
+        made(5, 3).T,
+        made(4, 6)[:, ::2],
+        made(0, 4),
+        made(7)[3],
+        made(300, 300),
+        made(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        made(1, 5).expand(4, 5),
+        torch._neg_view(made(3, 3)),
+    ]
+    to = torch.float32 if wide and dtype == torch.bfloat16 else dtype
+    sums = [torch.zeros(a.shape, dtype=to) for a in addends[:5]]
+    sums += [torch.randn(a.shape).to(to) for a in addends[5:]]
+    expected = [total + addend for total, addend in zip(sums, addends, strict=True)]
+    _C.autofreeze.add_each(sums, addends)
+    assert all(map(torch.equal, sums, expected))
+
+
+def test_sums_and_addends_come_in_pairs():
+    one = torch.zeros(2)
+    with pytest.raises(ValueError, match="addends: expected 2, one for each sum, got"):
+        _C.autofreeze.add_each([one, one], [one])
+
+
+def test_gradients_with_a_graph_are_added_without_it():
+    total, weight = torch.zeros(2), torch.ones(2, requires_grad=True)
+    _C.autofreeze.add_each([total], [weight * 2])
+    assert total.tolist() == [2.0, 2.0] and not total.requires_grad

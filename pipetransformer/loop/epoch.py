@@ -187,8 +187,25 @@ class PassLoop:
                 "batches: expected the samples, batch size and drop_last of the first "
                 f"pass, {planned}, got {given}"
             )
+        self._check_parameters()
         self._last_epoch = run.state.epoch
         self._watch_keys(loading.dataset)
+
+    def _check_parameters(self) -> None:
+        """Refuse parameters that train and were not there when the engine was made.
+
+        Raises:
+            ValueError: there is one; replicas would not share its gradient.
+        """
+        given = self._run.arguments
+        known = set(given.parameters)
+        for name, parameter in given.model.named_parameters():
+            if parameter.requires_grad and parameter not in known:
+                raise ValueError(
+                    "model: expected all parameters that train when the engine is "
+                    f"made, got {name} later; replicas do not share its gradient, and "
+                    "checkpoints have no state of it"
+                )
 
     def _watch_keys(self, dataset: Any) -> None:
         """Warn once of another set whose keys may name what the cache has of the first.

@@ -450,6 +450,6 @@ def _record_of(run: Run) -> StepRecord:
         total_steps=total,
         epoch=state.epoch,
         loss=0.0,  # once it is known
-        learning_rate=float(state.optimizer.param_groups[0]["lr"]),
+        learning_rate=state.learning_rate,
         seconds_left=None if forecast is None else forecast.seconds_left(state.step),
     )

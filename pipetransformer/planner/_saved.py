@@ -121,7 +121,9 @@ class _Run:
 
 def _counted_call(layer: nn.Module, taken: Flow, counter: _SavedBytes) -> Flow:
     """Call a layer and count what is saved; its outputs, where that cannot be seen."""
-    hooks = torch.autograd.graph.saved_tensors_hooks(counter.count, _Saved.get)
+    # Hooks are no part of layers that are compiled.
+    count = torch.compiler.disable(counter.count)  # type: ignore[no-untyped-call]
+    hooks = torch.autograd.graph.saved_tensors_hooks(count, _Saved.get)
     try:
         with hooks:
             return call(layer, taken)

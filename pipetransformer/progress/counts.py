@@ -295,7 +295,7 @@ class Counts:
             prefix=plan.prefix if plan is not None else "none",
             bytes_per_stage=list(plan.bytes_per_stage) if plan is not None else [],
             slot_bytes=cluster.device_memory_bytes if cluster is not None else 0,
-            learning_rate=_learning_rate(run),
+            learning_rate=run.state.learning_rate,
         )
 
 
@@ -469,11 +469,6 @@ def combine(
         pace=last.pace,
         segments=list(segments),
     )
-
-
-def _learning_rate(run: Run) -> float | None:
-    optimizer = run.state.optimizer
-    return None if optimizer is None else float(optimizer.param_groups[0]["lr"])
 
 
 # Of `DiskTraffic`, in its order.

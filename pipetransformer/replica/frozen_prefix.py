@@ -579,10 +579,11 @@ class FrozenPrefix:
         cache: ActivationCache,
         position: DrawPosition,
     ) -> str | None:
-        """Run a row without its padding, once; say what should be shorter and is not.
+        """Run a row with and without its padding, once; say what is not as promised.
 
         Sizes alone do not tell a padded dim from another one that is as large, and no
-        batch may have other sizes. Layers that take one length alone tell nothing.
+        batch may have other sizes. Valid positions that come last, and layers that read
+        the padding, show in the values. Layers that take one length alone tell nothing.
         """
         ragged = self._ragged
         if ragged is None or len(self._narrowed) == len(rows.widths):
@@ -598,9 +599,17 @@ class FrozenPrefix:
             with self._clock.phase("audit"), self.awake(), self._scope(position):
                 try:
                     cut = ragged.narrowed(row, tensors_of(row), lengths)
-                    value = run_in_place(self._layers, self._frozen.here(cut))
-                    tensors = self._with_rows(value, cache)
+                    tensors = self._recorded(cut, cache)
                     reason = ragged.not_narrowed(tensors, lengths) if tensors else None
+                    if tensors and reason is None:
+                        padded = self._recorded(slice_rows(inputs(), longest), cache)
+                        apart = difference(valid_part(padded, ragged, lengths), tensors)
+                        reason = apart and (
+                            "ragged: expected the valid positions in front, and the "
+                            "same values for a row with its padding and without, got "
+                            f"{apart}; pad behind (padding_side='right'), and give "
+                            "layers a mask"
+                        )
                 except torch.OutOfMemoryError:
                     self._narrowed.discard(number)
                     continue
@@ -610,6 +619,11 @@ class FrozenPrefix:
             if reason is not None:
                 return reason
         return None
+
+    def _recorded(self, inputs: Any, cache: ActivationCache) -> list[Tensor]:
+        """Run the layers; return what a record would hold, empty where it is none."""
+        value = run_in_place(self._layers, self._frozen.here(inputs))
+        return self._with_rows(value, cache)
 
     @contextlib.contextmanager
     def _scope(self, position: DrawPosition) -> Iterator[None]:

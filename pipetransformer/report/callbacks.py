@@ -34,7 +34,8 @@ class StepRecord:
         total_steps: Of the run; None if that is not known yet.
         epoch: 0-based.
         loss: Mean over the lead's rows of the last batch.
-        learning_rate: Of the first group, for the next step.
+        learning_rate: Of the first group, for the next step; None where the optimizer
+            finds its own.
         seconds_left: Of the run, as the plan will change, from the second pass on; None
             if that is not known.
     """
@@ -43,7 +44,7 @@ class StepRecord:
     total_steps: int | None
     epoch: int
     loss: float
-    learning_rate: float
+    learning_rate: float | None
     seconds_left: float | None = None
 
 
@@ -301,7 +302,7 @@ class TensorBoardWriter(Callback):
         """Write loss and learning rate."""
         self._step = step.step
         if step.step % self._every == 0:
-            self._add({"loss": step.loss, "learning_rate": step.learning_rate})
+            self._add(_scalars(step))
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Write what a pass did, and flush."""
@@ -374,7 +375,7 @@ class WandbWriter(Callback):
         """Log loss and learning rate."""
         self._step = step.step
         if step.step % self._every == 0:
-            self._log({"loss": step.loss, "learning_rate": step.learning_rate})
+            self._log(_scalars(step))
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Log what a pass did."""
@@ -463,6 +464,11 @@ class ProgressBar(Callback):
         """Take the bar away."""
         if self._task is not None:
             self._bar.stop()
+
+
+def _scalars(step: StepRecord) -> dict[str, float]:
+    values = {"loss": step.loss, "learning_rate": step.learning_rate}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _tags(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -7,11 +7,13 @@ gets the same state over the group, as `state_message` writes it.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import enum
 import inspect
 import io
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -61,11 +63,16 @@ def _let_hooks_be_called(optimizer: torch.optim.Optimizer) -> None:
     """Have the hooks of an optimizer called, where its class is not prepared yet.
 
     `torch.optim.Optimizer.__init__` does that, which a wrapper of another optimizer may
-    leave out. Before a scheduler is made: that keeps the step that it finds.
+    leave out. This one alone: others of the class have no hooks. Before a scheduler is
+    made: that keeps the step that it finds.
     """
-    prepare = getattr(optimizer, "_patch_step_function", None)
-    if prepare is not None and not getattr(type(optimizer).step, "hooked", False):
-        prepare()
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        if not hasattr(optimizer, name):
+            setattr(optimizer, name, collections.OrderedDict())
+    step = type(optimizer).step
+    if not getattr(step, "hooked", False):
+        hooked = torch.optim.Optimizer.profile_hook_step(step)
+        optimizer.step = types.MethodType(hooked, optimizer)  # type: ignore[method-assign]
 
 
 def make_scheduler(
@@ -187,6 +194,13 @@ class TrainingState:
     _reads_ahead: bool = False  # the loop takes batches before it uses those it has
     _unscaled: bool = False  # the scaler is taking the step
     _depth: int = 0  # of optimizer steps that are parts of one another
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The first group's; None without one, or where steps find their own."""
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        rate = groups[0].get("lr") if groups else None
+        return None if rate is None else float(rate)
 
     # -- whether it is whole ---------------------------------------------------
 

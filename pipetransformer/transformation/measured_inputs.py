@@ -122,6 +122,7 @@ def _check_layers(run: Run, inputs: Any) -> str:
             ", ".join(still),
             start,
         )
+    _check_replicas(run)
     forced = run.config.plan.num_microbatches
 
     def check(*, cuts: bool) -> None:
@@ -143,6 +144,25 @@ def _check_layers(run: Run, inputs: Any) -> str:
         _LOG.warning("batches are not cut into micro-batches: %s", reason)
         return str(reason)
     return ""
+
+
+def _check_replicas(run: Run) -> None:
+    """Refuse weights that each replica would change by its own rows.
+
+    Raises:
+        ValueError: there may be several replicas, and there is such a weight.
+    """
+    if run.info.world_size == 1 or run.config.plan.max_replicas == 1:
+        return
+    for name, module in run.arguments.model.named_modules():
+        if not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            continue
+        if module.max_norm is not None and module.weight.requires_grad:
+            raise ValueError(
+                f"model: expected no max_norm with several replicas, got {name} with "
+                f"max_norm={module.max_norm:g}: each would scale the rows that its own "
+                "samples look up; set PlanConfig(max_replicas=1)"
+            )
 
 
 def _work(run: Run, workload: Workload, rows: int) -> Work:

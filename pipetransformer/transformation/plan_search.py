@@ -323,14 +323,11 @@ def steps_of_pass(run: Run) -> int:
 def progress_of(run: Run, point: int) -> Progress:
     """Return where training stands at an evaluation point, as policies receive it."""
     state = run.state
-    optimizer = state.optimizer
     return Progress(
         epoch=point,
         step=state.step,
         total_steps=steps_of_pass(run) * run.total_epochs or None,
-        learning_rate=(
-            float(optimizer.param_groups[0]["lr"]) if optimizer is not None else None
-        ),
+        learning_rate=state.learning_rate,
         metrics=dict(state.metrics),
         evaluations=dict(state.evaluated),
     )

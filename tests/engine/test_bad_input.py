@@ -105,6 +105,54 @@ def test_compiled_sequential_is_refused():
         build(model)
 
 
+def look_up(rank, most=None):
+    table = nn.Embedding(8, 4, max_norm=1.0)
+    model = nn.Sequential(table, nn.Flatten(), nn.Linear(12, 2))
+    engine = pt.PipeTransformer(
+        model,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        loss=nn.functional.cross_entropy,
+        freeze=pt.freeze.Never(),
+        config=config(plan=pt.PlanConfig(num_stages=1, max_replicas=most)),
+    )
+    data = [(torch.tensor([i, i + 1, 7 - i]), i % 2) for i in range(7)]
+    try:
+        with engine:
+            engine.prepare(data, 4)
+            return "planned"
+    except (ValueError, pt.PeerFailure) as error:
+        return str(error)
+
+
+@pytest.mark.distributed
+def test_rows_that_replicas_would_scale_apart_are_refused():
+    text = "expected no max_norm with several replicas, got 0 with max_norm=1"
+    assert all(text in told for told in run_ranks(look_up, 2))
+    assert run_ranks(look_up, 2, 1) == ["planned"] * 2
+    assert look_up(0) == "planned", "there is one replica at most"
+
+
+def test_a_parameter_that_comes_later_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 8))
+    engine = pt.PipeTransformer(
+        model,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        loss=nn.functional.cross_entropy,
+        freeze=pt.freeze.Never(),
+        config=config(),
+    )
+    text = "expected all parameters that train when the engine is made, got 1.late"
+    with engine:
+        for epoch in engine.epochs(2):
+            if epoch == 1:
+                model[1].late = nn.Parameter(torch.ones(2))
+                with pytest.raises(ValueError, match=text):
+                    next(iter(engine.batches(ToySet(24), 12)))
+                break
+            for batch in engine.batches(ToySet(24), 12):
+                engine.step(batch)
+
+
 def test_sync_batch_norm_is_refused():
     model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
     with pytest.raises(ValueError, match="expected no nn.SyncBatchNorm .*, got 1"):

@@ -226,3 +226,77 @@ def test_states_that_nobody_could_read_back_are_refused(optimizer, scheduler, te
             freeze=pt.freeze.Never(),
             config=config(scheduler_interval="epoch"),
         )
+
+
+class Rateless(torch.optim.Optimizer):
+    """Finds its rate itself; ``lr`` is None, as that of relative Adafactor is."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": None})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= 0.01 * parameter.grad
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Wraps another one, as published ones do, and calls no ``__init__``."""
+
+    def __init__(self, base):
+        self.base, self.defaults = base, base.defaults
+        self.param_groups, self.state = base.param_groups, base.state
+
+    def step(self):
+        self.base.step()
+
+    def zero_grad(self, set_to_none=True):
+        self.base.zero_grad(set_to_none)
+
+    def state_dict(self):
+        return self.base.state_dict()
+
+    def load_state_dict(self, state):
+        self.base.load_state_dict(state)
+
+
+def wrapped(parameters):
+    return Wrapper(torch.optim.SGD(parameters, lr=0.01, momentum=0.9))
+
+
+@pytest.mark.parametrize("optimizer", [Rateless, wrapped])
+def test_optimizers_that_torch_steps_are_stepped(optimizer, tmp_path):
+    model, rates = toy_model(dtype=torch.float64), []
+    other = Wrapper(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+
+    class Rates(pt.report.Callback):
+        def on_step(self, step):
+            rates.append(step.learning_rate)
+
+    engine = pt.PipeTransformer(
+        toy_model(dtype=torch.float64),
+        optimizer=optimizer,
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Guarded(dry_run=True),
+        callbacks=[Rates(), pt.report.CsvWriter(tmp_path)],
+        config=config(plan=pt.PlanConfig(num_stages=1, num_microbatches=1)),
+    )
+    data, order = ToySet(24, dtype=torch.float64), []
+    with engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(data, 12):
+                order.append(batch.ids.tolist())
+                engine.step(batch)
+        trained = engine.state_dict()
+    plain = optimizer(list(model.parameters()))
+    for indices in order:
+        inputs, targets = zip(*(data[i] for i in indices), strict=True)
+        plain.zero_grad()
+        outputs = model(torch.stack(inputs))
+        nn.functional.cross_entropy(outputs, torch.tensor(targets)).backward()
+        plain.step()
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(trained[name], weight)
+    assert rates == [None if optimizer is Rateless else 0.01] * 4
+    other.step()  # its class is as it was

@@ -319,3 +319,34 @@ def test_a_wrong_spec_is_an_error_before_the_first_batch():
             next(engine.batches(Texts(), 8, collate_fn=pad))
     with pytest.raises(TypeError, match="ragged: expected a Ragged or None, got str"):
         make_engine("text")
+
+
+def pad_in_front(samples):
+    if not isinstance(samples[0], tuple):
+        return pad(samples)
+    (tokens, mask), targets = pad(samples)
+    shifts = (~mask).sum(1)
+    rows = zip(tokens, shifts.tolist(), strict=True)
+    tokens = torch.stack([row.roll(shift) for row, shift in rows])
+    return (tokens, tokens != 0), targets
+
+
+def losses_with(collate, *, caches):
+    engine = make_engine(Ragged(lengths_of), caches=caches, boundaries=(2, 2, 2))
+    losses = []
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(Texts(), 6, collate_fn=collate, num_workers=0):
+                losses.append(float(engine.step(batch)))
+        hits = run_of(engine).history.epochs[-1].cache_hits
+    return losses, hits
+
+
+def test_padding_in_front_is_not_cached(caplog):
+    plain, _ = losses_with(pad_in_front, caches=False)
+    losses, hits = losses_with(pad_in_front, caches=True)
+    assert losses == plain and hits == 0
+    assert "ragged: expected the valid positions in front" in caplog.text
+    assert "padding_side='right'" in caplog.text
+    _, hits = losses_with(pad, caches=True)
+    assert hits == SIZE

@@ -866,3 +866,15 @@ def test_all_rows_are_run_twice_only_where_more_than_a_tensor_is_handed_on(
     model[0].register_forward_pre_hook(lambda _, args: rows.add(len(args[0])))
     planner.check_layers(model, torch.rand(6, 4), boundaries=ends)
     assert max(rows) == (12 if twice else 2)
+
+
+def test_layers_that_are_compiled_are_measured_without_a_part_of_this():
+    counters = torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    counters.clear()
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in "abc"))
+    for layer in layers:
+        layer.compile(backend="aot_eager")
+    found = planner.profile(layers, torch.randn(16, 4))
+    assert all(layer.activation_bytes_per_sample > 0 for layer in found.layers)
+    assert not counters["graph_break"]

@@ -53,6 +53,11 @@ class LossSum:
         self.know(total / weight if weight else None)
         return self._mean
 
+    def settle_alone(self) -> None:
+        """Take in `own` if nothing was settled: a checkpoint of this point gave it."""
+        if self._mean is None:
+            self.settle([self.own])
+
     def gather(self, parts: Iterable[tuple[float, float]], *, keeps: bool) -> None:
         """Take in `own` of every replica where their number may change.
 

@@ -292,13 +292,17 @@ def _described(named: Mapping[str, Any], name: str) -> str:
 
 
 def load_model(content: dict[str, Any], state: TrainingState) -> None:
-    """Copy weights, buffers, counters, gradient sums and metrics into `state`.
+    """Copy weights, buffers, counters, what was observed and metrics into `state`.
+
+    Before the first plan, which may begin with a freeze decision.
 
     Raises:
         ValueError: what the file holds does not load.
     """
     with naming(content, "the model's state"):
         load_observed(state, content["joined"])
+        if state.losses is not None and "losses" in content["joined"]:
+            state.losses.load(*content["joined"]["losses"])
         state.load_progress(content["progress"])
         state.model.load_state_dict(content["model"])
 

@@ -114,6 +114,23 @@ def flat_tensors(value: Any, rows: int) -> tuple[Tensor, ...] | None:
     return tuple(parts)
 
 
+def has_texts_by_row(value: Any, rows: int) -> bool:
+    """Tell whether the inputs of a batch hold a list with a text for each row.
+
+    So `torch.utils.data.default_collate` brings together what samples say in words.
+
+    Args:
+        value: The inputs; tensors may have been cut to fewer rows.
+        rows: Of the batch, as it was collated.
+    """
+    if isinstance(value, Mapping):
+        return any(has_texts_by_row(part, rows) for part in value.values())
+    if not isinstance(value, (tuple, list)):
+        return False
+    texts = len(value) == rows > 1 and all(isinstance(part, str) for part in value)
+    return texts or any(has_texts_by_row(part, rows) for part in value)
+
+
 def slice_rows(value: Any, rows: slice | Tensor) -> Any:
     """Take rows of every tensor of a structure; other values stay as they are."""
     if isinstance(value, Tensor):

@@ -748,8 +748,6 @@ def load_optimizer_state(content: dict[str, Any], state: TrainingState) -> None:
     joined = content["joined"]
     with naming(content, f"the state of {type(state.optimizer).__name__}"):
         load_optimizer(state, joined, observed=False)
-    if state.losses is not None and "losses" in joined:
-        state.losses.load(*joined["losses"])
     load_registered(content, state)
 
 

@@ -185,6 +185,7 @@ def _measured(run: Run) -> FreezeStatistics:
         l1 = gradients.l1_norms(boundary) if "gradient_l1" in needs else None
         gradients.reset()
     if losses is not None:
+        losses.settle_alone()
         loss = losses.take()
     return FreezeStatistics(
         gradient_norms=norms,

@@ -16,6 +16,7 @@ from pipetransformer.autocache import CacheRates
 from pipetransformer.autodp.told import read_fields
 from pipetransformer.autofreeze import boundary_of, noise_in_front
 from pipetransformer.core.devices import memory_bytes
+from pipetransformer.data.structures import has_texts_by_row
 from pipetransformer.planner import (
     HOST_LINK_BYTES_PER_S,
     HOST_ROUND_NS,
@@ -60,7 +61,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
         sizes = _sizes(run, workload)
         with run.precision.autocast():
             inputs = workload.sample(max(sizes))
-            whole_batches = _check_layers(run, inputs)
+            whole_batches = _check_layers(run, workload, inputs)
             run.build_optimizer()
             optimizer = run.state.optimizer if run.slots.on_host else None
             measured = measured_or_kept(
@@ -106,7 +107,7 @@ def _sizes(run: Run, workload: Workload) -> list[int]:
     return sorted({max(n, least) for n in fitting}) or [most]
 
 
-def _check_layers(run: Run, inputs: Any) -> str:
+def _check_layers(run: Run, workload: Workload, inputs: Any) -> str:
     """Refuse what no plan can run right; warn of what the first one switches off.
 
     Returns:
@@ -124,8 +125,14 @@ def _check_layers(run: Run, inputs: Any) -> str:
         )
     _check_replicas(run)
     forced = run.config.plan.num_microbatches
+    rows = min(workload.global_batch, workload.num_samples)
 
     def check(*, cuts: bool) -> None:
+        if cuts and has_texts_by_row(inputs, rows):
+            raise planner.NeedsWholeBatches(
+                "inputs: expected tensors where each row has a value of its own, got a "
+                "list with a text for each row, which no micro-batch could be given"
+            )
         planner.check_layers(
             given.model,
             inputs,

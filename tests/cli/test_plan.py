@@ -157,7 +157,7 @@ def test_a_batch_with_fewer_rows_than_devices_has_as_many_replicas(files):
     files.write("profile.json", a_profile(4).to_json())
     command = ("plan", *files.model, "--num-stages", 1, "--global-batch", 3)
     assert files.json(*command, "--replicas", "all")["num_replicas"] == 3
-    assert files.json(*command)["num_replicas"] == 2
+    assert files.json(*command)["num_replicas"] == 3
     values = files.json(*command, "--max-replicas", 3)
     assert values["num_replicas"] == 3
 

@@ -4,7 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
+import pipetransformer as pt
 from pipetransformer.data.loading import ElasticSampler, WithIds, batches
+from tests.engine.scenario import config
 
 
 class Squares:
@@ -351,3 +353,44 @@ def test_a_collate_function_that_ends_an_iterator_does_not_end_the_pass():
     text = "collate_fn: expected a batch of 4 samples, got StopIteration"
     with pytest.raises(RuntimeError, match=text):
         list(loaded)
+
+
+class Named(torch.nn.Module):
+    """Reads a text beside each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x, name):
+        lengths = [float(len(text)) for _, text in zip(x, name, strict=False)]
+        return self.linear(x) * torch.tensor(lengths)[:, None]
+
+
+def trained_with_names(**plan):
+    torch.manual_seed(0)
+    data = [
+        ({"x": torch.randn(4), "name": "n" * (1 + i % 5)}, i % 2) for i in range(24)
+    ]
+    engine = pt.PipeTransformer(
+        torch.nn.Sequential(Named(), torch.nn.Linear(4, 2)),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        loss=torch.nn.functional.cross_entropy,
+        freeze=pt.freeze.Never(),
+        config=config(plan=pt.PlanConfig(**plan), pipe=pt.PipeConfig(num_slots=2)),
+    )
+    with engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(data, 12):
+                engine.step(batch)
+        return engine.plan, engine.state_dict()
+
+
+def test_a_batch_with_a_text_for_each_row_stays_whole(caplog):
+    _, plain = trained_with_names(num_stages=1, num_microbatches=1)
+    plan, weights = trained_with_names(num_stages=2)
+    assert plan.shape[:3] == (2, 1, 1)
+    assert all(map(torch.equal, plain.values(), weights.values()))
+    assert "got a list with a text for each row" in caplog.text
+    with pytest.raises(TypeError, match="a text for each row"):
+        trained_with_names(num_microbatches=2)

@@ -1,5 +1,6 @@
 """What a run tells of its freeze decisions is what froze."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -34,3 +35,40 @@ def test_units_that_tied_weights_hold_are_told_as_wanted_and_not_as_frozen():
     assert "point 2, step 4: 1 of 5 units frozen (3 wanted)" in told
     summary = engine.history.to_json()["decisions"]
     assert [d["units"] for d in summary[:4]] == frozen
+
+
+@pytest.mark.parametrize(("every", "last"), [(None, (1, 3)), (3, (1, 1))])
+def test_a_run_that_stops_at_an_evaluation_point_decides_there_when_it_goes_on(
+    tmp_path, every, last
+):
+    """The last batch before a decision is trained on, and the loop is left."""
+
+    def run(stop=None, resume=False):
+        policy = pt.freeze.Guarded(stake=0.9, dry_run=True)
+        engine = pt.PipeTransformer(
+            toy_model(4),
+            optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+            loss=nn.CrossEntropyLoss(),
+            freeze=policy,
+            config=config(
+                freeze_every=every,
+                checkpoint=pt.CheckpointConfig(directory=tmp_path, resume=resume)
+                if stop or resume
+                else pt.CheckpointConfig(),
+            ),
+        )
+        with engine:
+            for epoch in engine.epochs(4):
+                for batch in engine.batches(ToySet(48), 12):
+                    engine.step(batch)
+                    if (epoch, batch.index) == stop:
+                        break
+                else:
+                    continue
+                break
+        return [(d["progress"]["epoch"], d["statistics"]) for d in policy.log]
+
+    whole, begun, ended = run(), run(stop=last), run(resume=True)
+    assert whole == begun + ended
+    assert all("loss" in statistics for _, statistics in whole[1:])
+    assert 0 < len(begun) < len(whole)

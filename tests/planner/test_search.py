@@ -137,6 +137,20 @@ def test_all_replicas_are_those_for_which_a_batch_has_rows():
         replicas(global_batch=8, num_microbatches=9)
 
 
+@given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 40), st.integers(1, 3))
+def test_no_plan_is_slower_for_having_a_choice_of_replicas(nodes, devices, batch, rows):
+    """Replicas are halved from as many as a batch has rows for, not from more."""
+    model = equal_profile(6)
+    options = dict(global_batch=max(batch, rows), min_microbatch_samples=rows)
+    machines = cluster(devices, num_nodes=nodes)
+    for stages in {1, min(2, devices)}:
+        free, every = (
+            search(model, machines, replicas=kind, num_stages=stages, **options)
+            for kind in ("auto", "all")
+        )
+        assert free.simulated_step_ns <= every.simulated_step_ns
+
+
 def test_devices_stay_idle_where_all_reduce_takes_longer_than_it_saves():
     model = equal_profile(4, times=(1000, 1000, 1000), parameters=10**6)
     link = dict(device_link_bytes_per_s=10**9)

@@ -207,7 +207,7 @@ def test_infeasible_batch_names_replicas_and_microbatches():
     rows = r"4 rows \(batch norm, or as asked\)"
     with pytest.raises(InfeasiblePlan, match=text.format(rows) + "1 x 1$"):
         find(global_batch=3, num_stages=1, min_microbatch_samples=4)
-    assert find(global_batch=3, num_stages=1).num_replicas == 2
+    assert find(global_batch=3, num_stages=1).num_replicas == 3
 
 
 def test_sums_that_could_overflow_are_refused():

@@ -20,13 +20,12 @@ std::vector<int64_t> replica_counts(
     int64_t num_stages) {
   const int64_t fitting =
       cluster.num_nodes * (cluster.devices_per_node / num_stages);
-  int64_t count = std::min(fitting, request.max_replicas.value_or(fitting));
-  if (request.all_replicas) {
-    const int64_t most = request.workload.global_batch /
-                         request.num_microbatches.value_or(1) /
-                         request.min_microbatch_samples;
-    count = std::min(count, std::max(most, request.min_replicas));
-  }
+  const int64_t allowed =
+      std::min(fitting, request.max_replicas.value_or(fitting));
+  const int64_t most = request.workload.global_batch /
+                       request.num_microbatches.value_or(1) /
+                       request.min_microbatch_samples;
+  int64_t count = std::min(allowed, std::max(most, request.min_replicas));
   std::vector<int64_t> counts{count};
   while (!request.all_replicas && count > request.min_replicas) {
     count = std::max(count / 2, request.min_replicas);

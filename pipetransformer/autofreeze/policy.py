@@ -296,7 +296,9 @@ class Policy(abc.ABC):
         if self.needs:
             return None
         try:
-            asked = copy.deepcopy(self, {id(self.log): []})  # not a run's whole log
+            asked = copy.deepcopy(
+                self, {id(self.log): list(self.log)}
+            )  # its entries stay
         except Exception as error:  # whatever a user's policy holds
             _logger.info("%s: not foreseen, as it cannot be copied: %s", self, error)
             return None

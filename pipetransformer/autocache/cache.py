@@ -137,6 +137,7 @@ class ActivationCache:
         self._hits = 0  # when asked last whether an audit is due
         self._pass_began = self.counters
         self._was_stale = False  # some records, in the pass before
+        self._was_changed = False  # most inputs, in the pass before
         self._passes_of_others = 0  # left, that may meet records of a run before
         self.given_up: str | None = None
 
@@ -622,6 +623,11 @@ class ActivationCache:
         self._warn_of_disk()
         return written
 
+    @property
+    def audits(self) -> bool:
+        """Whether anything that frozen layers gave is ever computed again."""
+        return self._audit_every > 0
+
     def audit_due(self) -> bool:
         """Tell, and count, whether one of the hits since the last call is due.
 
@@ -666,9 +672,10 @@ class ActivationCache:
             )
 
     def begin_pass(self) -> None:
-        """Give the cache up if the pass that ends found inputs changed, and no hit.
+        """Give the cache up if inputs changed and none was found, in two passes.
 
-        Also if an audit has failed in another process.
+        One such pass may be the first over another training set. Also if an audit has
+        failed in another process.
         """
         self.heed_others()
         now, before = self.counters, self._pass_began
@@ -682,12 +689,18 @@ class ActivationCache:
         self._was_stale = stale and not again
         if self._was_stale:
             return  # of samples whose records are of other layers nobody knows yet
-        if changed and now.hits == before.hits and 8 * changed >= asked:
+        if not asked:
+            return
+        again = self._was_changed
+        self._was_changed = (
+            changed > 0 and now.hits == before.hits and 8 * changed >= asked
+        )
+        if self._was_changed and again:
             self.give_up(
                 f"{changed} of {asked} samples have other inputs than in the pass "
-                "before, and none the same: random augmentation, another evaluation "
-                "set without a name of its own (evaluate(..., name=...)), or padding "
-                "that ragged=pt.Ragged(...) would tell apart"
+                "before, and none the same, for the second time: random augmentation, "
+                "another evaluation set without a name of its own (evaluate(..., "
+                "name=...)), or padding that ragged=pt.Ragged(...) would tell apart"
             )
 
     def give_up(self, reason: str) -> None:

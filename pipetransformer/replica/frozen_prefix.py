@@ -144,6 +144,7 @@ class FrozenPrefix:
         self._sharers = sharers
         self._copied_from: ActivationCache | None = None
         self._narrowed: set[int] = set()  # of a row's lengths, those tried unpadded
+        self._was_alone = False  # a row has been computed without its batch
         self._length: int | None = None  # padded, of the last training inputs
         self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
         # Of the records here; workers look them up for several micro-batches at once.
@@ -501,7 +502,7 @@ class FrozenPrefix:
     ) -> bool:
         """Compute a found row again; empty and leave the cache if it differs."""
         with self._clock.phase("audit"), self.awake():
-            again = self._alone(inputs, found, cache, position)
+            again = self._alone(inputs, found.rows[:1], found.boundary, cache, position)
             reason = self._apart(again, found, 0, codec)
         if reason is not None:
             cache.fail_audit(
@@ -539,7 +540,9 @@ class FrozenPrefix:
                 here = [tensor[row : row + 1] for tensor in fresh]
                 reason = self._apart(here, found, number, codec, bits=bits)
                 if reason is None and number == 0:
-                    alone = self._alone(inputs, found, cache, position)
+                    alone = self._alone(
+                        inputs, found.rows[:1], found.boundary, cache, position
+                    )
                     reason = self._apart(alone, found, 0, codec)
                 if reason is not None:
                     raise ValueError(
@@ -551,16 +554,17 @@ class FrozenPrefix:
     def _alone(
         self,
         inputs: Any,
-        found: Records,
+        which: Tensor,
+        boundary: int,
         cache: ActivationCache,
         position: DrawPosition,
     ) -> list[Tensor]:
-        """Compute the first found row again, up to the boundary of its record."""
-        layers = self._layers[: found.boundary]
-        row = self._frozen.here(slice_rows(inputs, found.rows[:1]))
+        """Compute one row without its batch: what a record of a boundary holds."""
+        layers = self._layers[:boundary]
+        row = self._frozen.here(slice_rows(inputs, which))
         with self._scope(position):
             value = self._frozen.here(run_in_place(layers, row))
-        if found.boundary < self.boundary:
+        if boundary < self.boundary:
             return tensors_of(value)
         return self._with_rows(value, cache)
 
@@ -571,6 +575,40 @@ class FrozenPrefix:
             return tensors_of(value)
         form = known[0]
         return list(form.rows_of(value)) if form.fits(value) else []
+
+    def _not_alone(
+        self,
+        inputs: Callable[[], Any],
+        tensors: Sequence[Tensor],
+        found: Sequence[Records],
+        rows: RaggedRows | None,
+        cache: ActivationCache,
+        position: DrawPosition,
+    ) -> str | None:
+        """Run a row without its batch, once; say how it differs from itself there.
+
+        Before the first record is stored: layers that mix the rows of a batch, or draw
+        random numbers in eval mode, look like all others. The last row, which capacity
+        limits leave out first. With `debug` hits are looked at, and the layer is named.
+        """
+        exact = torch.ones(len(tensors[0]), dtype=torch.bool)
+        for records in found:
+            if records.lossy:
+                exact[records.rows] = False
+        if self._debug or not cache.audits or self._was_alone:
+            return None
+        if not bool(exact.any()) or len(exact) < 2:
+            return None
+        self._was_alone = True
+        last = exact.nonzero()[-1]
+        lengths = rows.own[last[0]].tolist() if rows is not None else None
+        with self._clock.phase("audit"), self.awake():
+            alone = self._alone(inputs(), last, self.boundary, cache, position)
+        here = [tensor[last] for tensor in tensors]
+        return other_kind(alone, here) or difference(
+            valid_part(alone, self._ragged, lengths),
+            valid_part(here, self._ragged, lengths),
+        )
 
     def _not_narrowed(
         self,
@@ -707,6 +745,14 @@ class FrozenPrefix:
             reason = self._not_narrowed(inputs, ragged, cache, position)
         if reason is not None:
             self._refuse(f"layer {self.boundary - 1}: {reason}")
+            return
+        apart = self._not_alone(inputs, tensors, found, ragged, cache, position)
+        if apart is not None:
+            self._refuse(
+                f"a sample computed without its batch differs from itself there "
+                f"({apart}): layers mix samples or padding, or draw random numbers; "
+                "CacheConfig(debug=True) names the layer"
+            )
             return
         lengths = ragged.lengths if ragged is not None else None
         tensors = tuple(self._joined(tensors, ragged))

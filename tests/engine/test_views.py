@@ -220,7 +220,7 @@ def test_without_views_augmentation_never_hits_and_the_cache_is_given_up(caplog)
     with caplog.at_level(logging.WARNING):
         _, history, _, _ = train(Augmented(SIZE), None)
     assert counted(history, "hits") == [0] * 5
-    assert counted(history, "stored") == [SIZE, SIZE, 0, 0, 0]
+    assert counted(history, "stored") == [SIZE, SIZE, SIZE, 0, 0]
     assert caplog.text.count("used no more") == 1 and "augmentation" in caplog.text
 
 

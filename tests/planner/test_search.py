@@ -110,6 +110,26 @@ def test_tight_memory_needs_a_longer_pipeline_and_freezing_shortens_it():
         assert max(plan.bytes_per_stage) <= 6500
 
 
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_smaller_microbatches_are_tried_where_nothing_fits_up_to_6k(checkpoint):
+    model = equal_profile(4, activation=100, boundary_bytes_per_sample=1)
+
+    def found(room, **more):
+        options = dict(checkpoint=checkpoint, schedules=("gpipe", "1f1b"), **more)
+        return search(model, cluster(2, room), global_batch=64, **options)
+
+    assert found(2800).num_microbatches <= 6  # rows of 400 bytes, 32 of them
+    for room, shape in ((1100, (1, 2)), (400, (1, 2)), (300, (2, 1))):
+        plan = found(room)
+        assert (plan.num_stages, plan.num_replicas) == shape
+        assert plan.num_microbatches > 6 * plan.num_stages
+        assert max(plan.bytes_per_stage) <= room
+    with pytest.raises(InfeasiblePlan, match="K=2 does not fit"):
+        found(199)
+    with pytest.raises(InfeasiblePlan, match="K=1 does not fit"):
+        found(400, num_stages=1, num_microbatches=6)
+
+
 def test_devices_left_over_are_named():
     plan = search(equal_profile(12), cluster(4), global_batch=16, num_stages=3)
     assert plan.idle_devices == 1

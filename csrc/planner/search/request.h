@@ -25,6 +25,9 @@ struct Request {
   std::optional<int64_t> num_microbatches;
   std::optional<Cuts> cuts;  // layer indices from the boundary to L
   int64_t min_microbatch_samples = 1;
+  // Of M to choose, those beyond 6K alone, for a search that found no plan up
+  // to there: smaller micro-batches take less memory.
+  bool finer_microbatches = false;
   // What may be chosen, none of them empty. Placements and tiers matter to
   // frozen layers alone.
   std::vector<ScheduleKind> schedules{ScheduleKind::kGPipe};

@@ -37,7 +37,6 @@ class PlanSearch {
   SearchResult run() {
     SearchResult result;
     rank_by_estimate();
-    name_refusals(result);
     for (Candidate& candidate : best_) {
       simulate(candidate);
     }
@@ -47,6 +46,25 @@ class PlanSearch {
         !best_.empty() && !shares_cores() && improve_by_enumeration();
     result.candidates = std::move(best_);
     return result;
+  }
+
+  // One for each K that has no plan, of those that are tried.
+  std::vector<Refusal> refusals() const {
+    std::vector<Refusal> all;
+    for (const int64_t num_stages :
+         stage_counts(request_, profile_, cluster_)) {
+      if (is_feasible(num_stages)) {
+        continue;
+      }
+      if (auto refusal = refusal_of(profile_, cluster_, request_, num_stages)) {
+        all.push_back(*refusal);
+      }
+    }
+    return all;
+  }
+
+  bool is_feasible(int64_t num_stages) const {
+    return feasible_.count(num_stages) > 0;
   }
 
  private:
@@ -103,18 +121,6 @@ class PlanSearch {
            a.choice.shape == b.choice.shape &&
            a.choice.schedule == b.choice.schedule &&
            a.choice.cache == b.choice.cache && a.choice.cuts == b.choice.cuts;
-  }
-
-  void name_refusals(SearchResult& result) const {
-    for (const int64_t num_stages :
-         stage_counts(request_, profile_, cluster_)) {
-      if (feasible_.count(num_stages) > 0) {
-        continue;
-      }
-      if (auto refusal = refusal_of(profile_, cluster_, request_, num_stages)) {
-        result.refusals.push_back(*refusal);
-      }
-    }
   }
 
   // Note [Simulating what the estimate may have missed]
@@ -201,7 +207,22 @@ SearchResult search(
     const Simulate& simulate) {
   check(profile, cluster, request.workload.global_batch);
   check(request, profile, cluster);
-  return PlanSearch(profile, cluster, request, simulate).run();
+  PlanSearch usual(profile, cluster, request, simulate);
+  SearchResult result = usual.run();
+  result.refusals = usual.refusals();
+  if (!result.candidates.empty() || request.num_microbatches) {
+    return result;
+  }
+  Request smaller = request;
+  smaller.finer_microbatches = true;
+  PlanSearch finer(profile, cluster, smaller, simulate);
+  SearchResult found = finer.run();
+  for (const Refusal& refusal : result.refusals) {
+    if (!finer.is_feasible(refusal.shape.num_stages)) {
+      found.refusals.push_back(refusal);
+    }
+  }
+  return found;
 }
 
 }  // namespace pipetransformer::planner

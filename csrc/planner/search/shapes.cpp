@@ -59,11 +59,21 @@ std::vector<int64_t> microbatch_counts(
     return {*request.num_microbatches};
   }
   std::vector<int64_t> counts;
+  const int64_t batch = request.workload.global_batch;
+  const int64_t most = batch / num_replicas / request.min_microbatch_samples;
+  if (request.finer_microbatches) {
+    const int64_t coarse = kLargestFactor * num_stages;
+    for (int64_t count = 2 * coarse; count < most; count *= 2) {
+      counts.push_back(count);
+    }
+    if (most > coarse) {
+      counts.push_back(most);
+    }
+    return counts;
+  }
   for (int64_t factor = 1; factor <= kLargestFactor; ++factor) {
     counts.push_back(factor * num_stages);
   }
-  const int64_t batch = request.workload.global_batch;
-  const int64_t most = batch / num_replicas / request.min_microbatch_samples;
   if (most > 0 && most < num_stages) {
     return {most};  // fewer rows than stages: as many as there can be
   }

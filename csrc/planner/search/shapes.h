@@ -28,6 +28,8 @@ std::vector<int64_t> stage_counts(
 // At most 8 micro-batch counts: K, 2K .. 6K and divisors of the replica's batch
 // between them, nearest to 3K first. Increasing; not yet checked against the
 // batch. Of a batch with too few rows for K, the most that it can be cut into.
+// With finer_microbatches 12K, 24K .. and the most that it can be cut into, if
+// that is more than 6K.
 std::vector<int64_t> microbatch_counts(
     const Request& request,
     int64_t num_stages,

@@ -248,7 +248,12 @@ class Guarded(Policy):
                     name,
                 )
             return "; the monitor was not evaluated"
-        return f"; {name} has not improved {self._stale} times, {self._patience} freeze"
+        if self._stale == 0:
+            return f"; {name} improved in its last evaluation"
+        return (
+            f"; {name} has not improved in its last {self._stale}: {self._patience} "
+            "such evaluations freeze"
+        )
 
     # -- state -----------------------------------------------------------------
 

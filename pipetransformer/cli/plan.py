@@ -121,7 +121,6 @@ def add_parser(subparsers: arguments.Subparsers) -> None:
     add(
         "--remaining-steps",
         type=arguments.index,
-        default=_REMAINING_STEPS,
         metavar="S",
         help="steps, of one batch each, left to gain from a change of --current "
         f"(default {_REMAINING_STEPS})",
@@ -177,6 +176,8 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
         num_samples=parsed.num_samples,
         accumulation_steps=shared,
     )
+    if current is None and parsed.remaining_steps is not None:
+        raise ValueError("--remaining-steps: expected --current beside it, got none")
     if current is None:
         return planner.search(profile, cluster, options, boundary=parsed.frozen)
     if current.cuts[-1] != len(profile.layers):
@@ -184,11 +185,14 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
             f"{parsed.current}: expected a plan of {len(profile.layers)} layers (the "
             f"profile's), got one of {current.cuts[-1]}"
         )
+    remaining = parsed.remaining_steps
+    if remaining is None:
+        remaining = _REMAINING_STEPS
     return planner.replan(
         profile,
         cluster,
         options,
-        planner.ChangeTerms(remaining_steps=parsed.remaining_steps),
+        planner.ChangeTerms(remaining_steps=remaining),
         current=current,
         boundary=parsed.frozen,
     )

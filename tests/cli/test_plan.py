@@ -234,6 +234,7 @@ def test_a_change_from_another_models_plan_is_refused(files):
         (("--global-batch", "many"), "--global-batch"),
         (("--schedule", "fastest"), "--schedule"),
         (("--remaining-steps", -1), "--remaining-steps"),
+        (("--remaining-steps", 5), "expected --current beside it"),
         (("--current", "nowhere.json"), "nowhere.json"),
         (("--output", "no/such/folder/plan.json"), "no/such/folder"),
     ],

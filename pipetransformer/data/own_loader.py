@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Any, cast
 
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from pipetransformer.data.division import Division
@@ -27,13 +28,22 @@ class ShareSampler(Sampler[list[int]]):
         num_samples: Samples of the dataset.
         batch_size: Rows of a GLOBAL batch, over all replicas.
         drop_last: Leave out a short last batch.
+        weights: That samples are drawn by, see `checked_weights`; None: none are.
     """
 
-    def __init__(self, num_samples: int, batch_size: int, *, drop_last: bool) -> None:
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        *,
+        drop_last: bool,
+        weights: Tensor | None = None,
+    ) -> None:
         self.num_samples = num_samples
         # Not `batch_size` and `drop_last`: those of torch's samplers are of one rank.
         self.global_batch = batch_size
         self.drops_last = drop_last
+        self.weights = weights
         self._lists: list[list[int]] | None = None
 
     def __len__(self) -> int:
@@ -75,9 +85,8 @@ def sampler_of(loader: DataLoader[Any]) -> ShareSampler:
         raise ValueError(
             "batches: expected a DataLoader(dataset, batch_sampler=engine.sampler("
             "dataset, batch_size), ...), which replicas can divide, got one with "
-            f"{found}; or give engine.batches the dataset itself, of which each sample "
-            "comes once a pass: for a draw of your own a torch.utils.data.Subset of "
-            "as many indices, drawn anew in each epoch and the same on every rank"
+            f"{found}; or give engine.batches the dataset itself. Both take weights=..."
+            ", by which samples are drawn"
         )
     size = len(loader.dataset)  # type: ignore[arg-type]  # DataLoader wants one, too
     if size != sampler.num_samples:

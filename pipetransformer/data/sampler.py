@@ -4,12 +4,14 @@ Samples belong to a node for the whole run, so that a cache on the node keeps it
 hits. Each epoch a node shuffles its own samples; global batch ``b`` is the union of
 the nodes' ``b``-th slices, and the replicas of a node divide its slice. Hence the
 pipeline length and the number of replicas never change which samples form a batch.
+With weights a node draws as many of its own instead, each time from all of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +21,9 @@ from torch.utils.data import Sampler
 class ElasticSampler(Sampler[list[int]]):
     """Yields this replica's sample ids of each global batch of an epoch.
 
-    Every sample comes once per epoch, without padding duplicates; the last batch may
-    be short, and a replica's share of it empty. All replicas yield equally many lists.
+    Every sample comes once per epoch, without padding duplicates, or with `weights` as
+    many are drawn with replacement; the last batch may be short, and a replica's share
+    of it empty. All replicas yield equally many lists.
 
     Args:
         num_samples: samples of the dataset, ids ``0 .. num_samples - 1``.
@@ -38,9 +41,11 @@ class ElasticSampler(Sampler[list[int]]):
         by_home: order the rows of each slice by the places of the samples in a fixed
             permutation, so that a replica takes much the same samples in every epoch,
             and shares stay equal.
+        weights: of the samples, as `checked_weights` returns them; None: none are
+            drawn.
 
     Raises:
-        ValueError: if an argument is out of its range.
+        ValueError: if an argument is out of its range; no sample of a node has weight.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class ElasticSampler(Sampler[list[int]]):
         drop_last: bool = False,
         min_rows: int = 1,
         by_home: bool = False,
+        weights: Tensor | None = None,
     ) -> None:
         _check_positive("num_samples", num_samples)
         _check_positive("batch_size", batch_size)
@@ -78,6 +84,16 @@ class ElasticSampler(Sampler[list[int]]):
         self._owners = range(num_nodes) if node is None else range(node, node + 1)
         self._owned = {owner: assignment[owner::num_nodes] for owner in self._owners}
         self._home = assignment.argsort() if by_home else None
+        self._sums: dict[int, Tensor] = {}
+        if weights is not None:
+            self._sums = {
+                owner: weights[owned].cumsum(0) for owner, owned in self._owned.items()
+            }
+            if not all(len(sums) == 0 or sums[-1] > 0 for sums in self._sums.values()):
+                raise ValueError(
+                    "weights: expected a positive one among the samples of each of the "
+                    f"{num_nodes} nodes, got none on one"
+                )
 
     @property
     def num_batches(self) -> int:
@@ -95,14 +111,23 @@ class ElasticSampler(Sampler[list[int]]):
 
     def shares(self) -> list[Tensor]:
         """Return what `__iter__` yields, each batch's ids as ``(rows,)`` int64."""
-        orders = {
-            node: owned[_permutation(len(owned), "epoch", self.seed, self.epoch, node)]
-            for node, owned in self._owned.items()
-        }
+        orders = {node: self._order(node) for node in self._owned}
         return [
             self._share(batch, orders)
             for batch in range(self.position, self.num_batches)
         ]
+
+    def _order(self, node: int) -> Tensor:
+        """Return the samples that a node gives in this epoch, in order."""
+        owned = self._owned[node]
+        generator = _generator("epoch", self.seed, self.epoch, node)
+        sums = self._sums.get(node)
+        if sums is None or len(owned) == 0:
+            return owned[torch.randperm(len(owned), generator=generator)]
+        drawn = torch.rand(len(owned), dtype=torch.float64, generator=generator)
+        places = torch.searchsorted(sums, drawn * sums[-1], right=True)
+        # A product may round up to the whole sum: to the last one with a weight.
+        return owned[places.clamp(max=int(torch.searchsorted(sums, sums[-1])))]
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the shuffle of the next pass, which starts at its first batch."""
@@ -164,9 +189,41 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def checked_weights(weights: Any, num_samples: int) -> Tensor:
+    """Return the weights that samples are drawn by, ``(num_samples,)`` float64.
+
+    Args:
+        weights: Numbers >= 0, some of them positive; they need not add up to 1.
+        num_samples: Samples of the dataset.
+
+    Raises:
+        TypeError: they are no numbers.
+        ValueError: there is not one for each sample; one is negative or not finite;
+            all are 0.
+    """
+    try:
+        found = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"weights: expected a number per sample, got {error}") from None
+    if found.shape != (num_samples,):
+        raise ValueError(
+            f"weights: expected a number for each of the {num_samples} samples, got "
+            f"shape {tuple(found.shape)}"
+        )
+    if not bool(((found >= 0) & found.isfinite()).all()) or not found.sum() > 0:
+        raise ValueError(
+            "weights: expected finite numbers >= 0, some of them positive, got "
+            f"{found.min().item():g} to {found.max().item():g}"
+        )
+    return found
+
+
 def _permutation(size: int, *parts: object) -> Tensor:
-    generator = torch.Generator().manual_seed(seed_of(*parts))
-    return torch.randperm(size, generator=generator)
+    return torch.randperm(size, generator=_generator(*parts))
+
+
+def _generator(*parts: object) -> torch.Generator:
+    return torch.Generator().manual_seed(seed_of(*parts))
 
 
 def _check_positive(name: str, value: int) -> None:

@@ -23,6 +23,7 @@ from pipetransformer.core import tensor_files as files
 from pipetransformer.data import Batch
 from pipetransformer.data.loading import check_dataset
 from pipetransformer.data.own_loader import ShareSampler
+from pipetransformer.data.sampler import checked_weights
 from pipetransformer.engine.arguments import check_arguments
 from pipetransformer.engine.loading import loading_of, workload_of
 from pipetransformer.engine.session import Session
@@ -195,6 +196,7 @@ class PipeTransformer:
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
+        weights: Sequence[float] | Tensor | None = None,
     ) -> None:
         """Profile the model and put the first plan in force; later calls do nothing.
 
@@ -207,6 +209,7 @@ class PipeTransformer:
             batch_size: GLOBAL batch size.
             collate_fn: As for `batches`.
             drop_last: Leave out a short last batch.
+            weights: As for `batches`.
 
         Raises:
             InfeasiblePlan: the model does not fit the slots; a ValueError.
@@ -221,6 +224,7 @@ class PipeTransformer:
             batch_size,
             collate_fn=collate_fn,
             drop_last=drop_last,
+            weights=weights,
         )
         coordinator.first_plan(workload_of(coordinator.run, loading))
 
@@ -233,6 +237,7 @@ class PipeTransformer:
         num_workers: int = 0,
         pin_memory: bool = False,
         drop_last: bool = False,
+        weights: Sequence[float] | Tensor | None = None,
     ) -> Iterator[Batch]:
         """Yield this replica's part of each batch of one pass.
 
@@ -262,6 +267,10 @@ class PipeTransformer:
                 generators, which nobody seeds unless `CacheConfig.views` is set.
             pin_memory: As for a ``DataLoader``.
             drop_last: Leave out a short last batch.
+            weights: Draw as many samples as there are, with replacement, with these
+                odds (numbers >= 0, one for each sample), as ``WeightedRandomSampler``
+                does; the same on every rank and in each pass. Of several nodes each
+                draws among its own samples. None: each sample comes once.
 
         Raises:
             TypeError: an iterable dataset or one without a length; batches that are
@@ -279,6 +288,7 @@ class PipeTransformer:
             num_workers=num_workers,
             pin_memory=pin_memory,
             drop_last=drop_last,
+            weights=weights,
         )
         coordinator.finish_pass()
         if not coordinator.has_plan:
@@ -286,7 +296,12 @@ class PipeTransformer:
         yield from coordinator.batches(loading)
 
     def sampler(
-        self, dataset: Any, batch_size: int, *, drop_last: bool = False
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        drop_last: bool = False,
+        weights: Sequence[float] | Tensor | None = None,
     ) -> ShareSampler:
         """Return a batch sampler for a ``DataLoader`` of your own.
 
@@ -298,14 +313,19 @@ class PipeTransformer:
             dataset: Map-style training set with a length.
             batch_size: GLOBAL batch size, over all replicas.
             drop_last: Leave out a short last batch.
+            weights: As for `batches`.
 
         Raises:
             TypeError: an iterable dataset or one without a length.
-            ValueError: a batch size below 1.
+            ValueError: a batch size below 1; weights that are not one for each sample.
         """
         check_dataset(dataset)
         batch_size = check_count("batch_size", batch_size)
-        return ShareSampler(len(dataset), batch_size, drop_last=drop_last)
+        if weights is not None:
+            weights = checked_weights(weights, len(dataset))
+        return ShareSampler(
+            len(dataset), batch_size, drop_last=drop_last, weights=weights
+        )
 
     def step(self, inputs: Batch | Any, targets: Any = None) -> Tensor:
         """Forward, backward, all-reduce, optimizer and scheduler for one batch.

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from pipetransformer.config.checks import check_count
 from pipetransformer.data.loading import ElasticSampler, check_dataset
 from pipetransformer.data.own_loader import sampler_of
+from pipetransformer.data.sampler import checked_weights
 from pipetransformer.data.seeding import generators_kept
 from pipetransformer.data.structures import stack_rows, tensors_of
 from pipetransformer.data.typical import typical_rows
@@ -29,6 +30,7 @@ def loading_of(
     num_workers: int = 0,
     pin_memory: bool = False,
     drop_last: bool,
+    weights: Any = None,
 ) -> Loading:
     """Check what `engine.batches` and `engine.prepare` are given.
 
@@ -36,7 +38,7 @@ def loading_of(
         TypeError: an iterable dataset or one without a length; a dataset without a
             batch size; a loader, and besides it what the loader has itself.
         ValueError: no sample; a batch size below 1; a loader without a sampler of the
-            engine.
+            engine; weights that are not one for each sample.
     """
     loader = data if isinstance(data, DataLoader) else None
     dataset = data if loader is None else loader.dataset
@@ -50,6 +52,7 @@ def loading_of(
             "num_workers": num_workers != 0,
             "pin_memory": pin_memory,
             "drop_last": drop_last,
+            "weights": weights is not None,
         }
         named = ", ".join(name for name, is_there in given.items() if is_there)
         if named:
@@ -58,9 +61,11 @@ def loading_of(
             )
         sampler = sampler_of(loader)
         batch_size, drop_last = sampler.global_batch, sampler.drops_last
-        collate_fn = loader.collate_fn
+        collate_fn, weights = loader.collate_fn, sampler.weights
     elif batch_size is None:
         raise TypeError("batch_size: expected an int, got None")
+    if weights is not None:
+        weights = checked_weights(weights, len(dataset))  # type: ignore[arg-type]
     return Loading(
         dataset,
         check_count("batch_size", batch_size),
@@ -72,6 +77,7 @@ def loading_of(
         division=arguments.division,
         loader=loader,
         views=arguments.config.cache.views,
+        weights=weights,
     )
 
 
@@ -89,6 +95,7 @@ def workload_of(run: Run, loading: Loading) -> Workload:
         num_nodes=run.info.num_nodes,
         node=None,
         drop_last=loading.drop_last,
+        weights=loading.weights,
     )
     if len(whole) == 0:
         raise ValueError(
@@ -119,4 +126,5 @@ def workload_of(run: Run, loading: Loading) -> Workload:
         loading.drop_last,
         sample,
         hashes=not hasattr(dataset, "input_key"),
+        weights=loading.weights_hash,
     )

@@ -180,12 +180,17 @@ class PassLoop:
                 f"batches: expected one pass per epoch, got a second in epoch "
                 f"{run.state.epoch}; loop over engine.epochs(n)"
             )
-        given = (len(loading.dataset), loading.batch_size, loading.drop_last)
-        planned = tuple(workload.describe().values())
-        if given != planned:
+        given = dataclasses.replace(
+            workload,
+            num_samples=len(loading.dataset),
+            global_batch=loading.batch_size,
+            drop_last=loading.drop_last,
+            weights=loading.weights_hash,
+        )
+        if given.describe() != workload.describe():
             raise ValueError(
-                "batches: expected the samples, batch size and drop_last of the first "
-                f"pass, {planned}, got {given}"
+                "batches: expected the samples, batch size, drop_last and weights of "
+                f"the first pass, {workload.describe()}, got {given.describe()}"
             )
         self._check_parameters()
         self._last_epoch = run.state.epoch

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from pipetransformer._extension import hash_bytes
 from pipetransformer.data import Batch
 from pipetransformer.data.division import Division
 from pipetransformer.data.loading import ElasticSampler, batches
@@ -34,6 +35,14 @@ class Loading:
     division: Division = Division()
     loader: DataLoader[Any] | None = None
     views: int | None = None
+    weights: Tensor | None = None
+
+    @property
+    def weights_hash(self) -> str:
+        """Return what tells weights apart; empty: there are none."""
+        if self.weights is None:
+            return ""
+        return f"{hash_bytes(self.weights.numpy().tobytes()):016x}"
 
     def batches(self, sampler: ElasticSampler) -> Generator[Batch, None, None]:
         """Load what the sampler names."""
@@ -160,6 +169,7 @@ class EpochSharding:
             drop_last=loading.drop_last,
             min_rows=loading.min_rows,
             by_home=self.by_home,
+            weights=loading.weights,
         )
         made.set_epoch(self.epoch)
         made.set_position(position)

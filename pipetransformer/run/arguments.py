@@ -113,6 +113,7 @@ class Workload:
         drop_last: Whether a short last batch is left out.
         sample: Gives collated inputs of n rows, as large as in typical batches.
         hashes: The cache hashes inputs; else the dataset names them.
+        weights: Hash of the weights that samples are drawn by; empty: there are none.
     """
 
     num_samples: int
@@ -121,6 +122,7 @@ class Workload:
     drop_last: bool
     sample: Callable[[int], Any]
     hashes: bool = True
+    weights: str = ""
 
     def batches_per_step(self, accumulation_steps: int) -> float:
         """Return how many batches share an optimizer step, in the mean of a pass.
@@ -131,10 +133,11 @@ class Workload:
         steps = -(-self.num_batches // accumulation_steps)
         return self.num_batches / steps if steps else float(accumulation_steps)
 
-    def describe(self) -> dict[str, int | bool]:
+    def describe(self) -> dict[str, int | bool | str]:
         """Return what decides which samples form a batch."""
         return {
             "num_samples": self.num_samples,
             "batch_size": self.global_batch,
             "drop_last": self.drop_last,
+            **({"weights": self.weights} if self.weights else {}),
         }

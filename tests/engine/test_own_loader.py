@@ -145,7 +145,7 @@ def test_prepare_takes_a_loader():
         (DataLoader(ToySet(8), batch_size=4), "SequentialSampler"),
         (
             DataLoader(ToySet(8), 4, sampler=WeightedRandomSampler([1.0] * 8, 8)),
-            "WeightedRandomSampler; .*Subset",
+            "WeightedRandomSampler; .*weights=",
         ),
         (DataLoader(ToySet(8), batch_size=None), "SequentialSampler"),
     ],

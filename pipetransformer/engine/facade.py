@@ -564,7 +564,8 @@ class PipeTransformer:
         """Return a copy of the plain model's ``state_dict``, on the CPU.
 
         Names are those of the ``nn.Sequential`` that the engine was made with,
-        whatever is frozen and however it is cut. No other rank is needed. Which ranks
+        whatever is frozen and however it is cut. Tied weights are one tensor under
+        several names. No other rank is needed. Which ranks
         stand by follows from the plan, so ask on the lead (`is_main`), which is active
         always, and can still ask after a ``with`` block that ended well.
 
@@ -585,13 +586,20 @@ class PipeTransformer:
 
     @staticmethod
     def _copied_weights(run: Run) -> dict[str, Any]:
-        named = persistence.weights(run)
-        return {
-            name: value.detach().to("cpu", copy=True)
-            if isinstance(value, Tensor)
-            else copy.deepcopy(value)  # what `get_extra_state` of a module gives
-            for name, value in named.items()
-        }
+        copies: dict[Any, Tensor] = {}  # tied weights are so in the copy, too
+        found: dict[str, Any] = {}
+        for name, value in persistence.weights(run).items():
+            if not isinstance(value, Tensor):  # what `get_extra_state` gives
+                found[name] = copy.deepcopy(value)
+                continue
+            place: Any = name
+            if value.layout == torch.strided and value.numel():
+                where = value.data_ptr(), value.shape, value.stride()
+                place = (value.device, value.dtype, *where)
+            if place not in copies:
+                copies[place] = value.detach().to("cpu", copy=True)
+            found[name] = copies[place]
+        return found
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the plain model's ``state_dict``; replica 0 alone writes.

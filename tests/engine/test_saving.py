@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 import pipetransformer as pt
 from tests.engine.scenario import config, make_engine, schedule
@@ -77,3 +78,28 @@ def test_standby_has_no_weights_and_writes_none(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"0.pt", "by hand.pt"}
     paths = (tmp_path / name for name in ("0.pt", "by hand.pt"))
     equal(*(torch.load(path, weights_only=True) for path in paths))
+
+
+def test_tied_weights_leave_as_one_tensor_and_parts_of_one_do_not():
+    """So a file of them is as large as one of the model's own."""
+    toy = list(toy_model())
+    tied = nn.Sequential(*toy, nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[-1].weight = tied[-2].weight
+    both = torch.arange(6.0)
+    tied[0].register_buffer("front", both[:3])
+    tied[0].register_buffer("whole", both)
+    with pt.PipeTransformer(
+        tied,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Never(),
+        config=config(),
+    ) as engine:
+        train(engine, 1)
+        found = engine.state_dict()
+    equal(found, tied.state_dict())
+    names = [f"{len(toy)}.weight", f"{len(toy) + 1}.weight"]
+    assert found[names[0]] is found[names[1]]
+    assert found["0.front"] is not found["0.whole"]
+    own = {value.data_ptr() for value in tied.state_dict().values()}
+    assert not own & {value.data_ptr() for value in found.values()}, "copies"

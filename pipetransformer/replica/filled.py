@@ -186,9 +186,10 @@ def state_of(inputs: Any, tensors: Iterable[Tensor], context: object) -> object:
         tensors: Weights and buffers of the layers.
         context: What the values depend on besides.
     """
-    given = tuple((id(each), _version(each)) for each in tensors_of(inputs))
-    return context, given, tuple(map(_version, tensors))
+    given = tuple((id(each), version_of(each)) for each in tensors_of(inputs))
+    return context, given, tuple(map(version_of, tensors))
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
+    """Return a number that grows with each change in place; 0: it is not told."""
     return 0 if tensor.is_inference() else tensor._version

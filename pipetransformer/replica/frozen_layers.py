@@ -27,6 +27,7 @@ from pipetransformer.core.devices import HOST
 from pipetransformer.core.fixed_values import tensors_have_rows
 from pipetransformer.data.structures import (
     call_layers,
+    fit_together,
     join_rows,
     rows_of,
     slice_rows,
@@ -40,6 +41,7 @@ from pipetransformer.replica.filled import (
     FilledForward,
     in_mode_of_their_own,
     state_of,
+    version_of,
 )
 from pipetransformer.replica.handed_on import handed_on
 from pipetransformer.replica.in_place import run_in_place
@@ -112,6 +114,7 @@ class FrozenLayers:
         self._has_rested = False
         self._needed = True  # in training, since the pass began
         self._have_rows: dict[tuple[int, int], list[bool]] = {}  # by end, tensors
+        self._in_one = False  # micro-batches do not give what can be joined
 
     @property
     def device(self) -> torch.device:
@@ -242,12 +245,18 @@ class FrozenLayers:
         most = self._workers.num_workers
         if self._passed_on or self.fills:
             most = self._num_microbatches
-        cut = self._cut(inputs, position, 1 if whole else most)
+        cut = self._cut(inputs, position, 1 if whole or self._in_one else most)
         forward = self._forward(position, start, end)
+        before = _versions(inputs)
         with self._clock.phase("prefix"), torch.no_grad():
             alone = len(cut) == 1
             outputs = [forward(cut[0])] if alone else self.spread(forward, cut)
             last = len(self._layers) if end is None else end
+            if _versions(inputs) != before and not fit_together(outputs):
+                raise TypeError(
+                    f"layers {start} to {last - 1}: expected outputs of one size for "
+                    "all micro-batches, or inputs that stay as they are, got neither"
+                )
             return self._joined(outputs, inputs, cut, forward, last)
 
     @staticmethod
@@ -300,6 +309,9 @@ class FrozenLayers:
     ) -> Any:
         """Return the outputs of a batch's micro-batches as one.
 
+        Layers may pad to the longest row that they are given, such as those that pack
+        sequences; the batch then runs in one piece, as all that follow.
+
         Args:
             outputs: What layer ``end - 1`` has returned for each.
             inputs: Of the batch.
@@ -307,6 +319,10 @@ class FrozenLayers:
             forward: Runs one of them again.
             end: The layer behind.
         """
+        if len(outputs) > 1 and not fit_together(outputs):
+            self._in_one = True
+            cut = [(cut[0][0], inputs)]
+            outputs = [forward(cut[0])]
         if not isinstance(outputs[0], Tensor):
             key = end, len(tensors_of(outputs[0]))
             if key not in self._have_rows:
@@ -370,14 +386,16 @@ class FrozenLayers:
             held = self._begin(inputs, ids, position)
         with self._clock.phase("prefix"), torch.no_grad():
             outputs = held.forward.outputs()
-            cut = self._cut(inputs, position, self._num_microbatches)
+            most = 1 if self._in_one else self._num_microbatches
+            cut = self._cut(inputs, position, most)
             forward, end = self._forward(position, 0), len(self._layers)
             return self._joined(outputs, inputs, cut, forward, end)
 
     def _begin(self, inputs: Any, ids: Tensor, position: DrawPosition) -> Ahead:
         self._hold_still()
         state = self._state(inputs)
-        cut = self._cut(self.here(inputs), position, self._num_microbatches)
+        most = 1 if self._in_one else self._num_microbatches
+        cut = self._cut(self.here(inputs), position, most)
         forward = FilledForward(
             self._workers,
             self._to_fill,
@@ -392,6 +410,11 @@ class FrozenLayers:
         """Return what tells whether values were computed from what is there now."""
         held = (t for x in self._layers for t in (*x.parameters(), *x.buffers()))
         return state_of(inputs, held, self.context())
+
+
+def _versions(inputs: Any) -> list[int]:
+    """Return what tells whether layers have worked in place."""
+    return list(map(version_of, tensors_of(inputs)))
 
 
 def _copied(layers: Sequence[nn.Module], device: torch.device) -> list[nn.Module]:

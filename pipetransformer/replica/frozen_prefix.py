@@ -326,6 +326,7 @@ class FrozenPrefix:
             return as_given(self._advance(found[0], cache, position, whole))
         if self._ragged is not None and rows is None:
             rows = self._rows(inputs(), keep=not whole)
+        lone = self._lone_row(inputs, found, len(ids), cache) if write else None
         parts = self._assemble(inputs, found, len(ids), cache, position, whole)
         values = [value for _, value in parts]
         if not fit_together(values) or not of_one_form(values):
@@ -344,7 +345,16 @@ class FrozenPrefix:
         if write:
             with self._clock.phase("cache_write"):
                 self._store(
-                    cache, ids, result, hashes, found, rows, codec, inputs, position
+                    cache,
+                    ids,
+                    result,
+                    hashes,
+                    found,
+                    rows,
+                    codec,
+                    inputs,
+                    position,
+                    lone,
                 )
         else:
             self._storable(
@@ -502,7 +512,8 @@ class FrozenPrefix:
     ) -> bool:
         """Compute a found row again; empty and leave the cache if it differs."""
         with self._clock.phase("audit"), self.awake():
-            again = self._alone(inputs, found.rows[:1], found.boundary, cache, position)
+            row = slice_rows(inputs, found.rows[:1])
+            again = self._alone(row, found.boundary, cache, position)
             reason = self._apart(again, found, 0, codec)
         if reason is not None:
             cache.fail_audit(
@@ -540,9 +551,8 @@ class FrozenPrefix:
                 here = [tensor[row : row + 1] for tensor in fresh]
                 reason = self._apart(here, found, number, codec, bits=bits)
                 if reason is None and number == 0:
-                    alone = self._alone(
-                        inputs, found.rows[:1], found.boundary, cache, position
-                    )
+                    lone = slice_rows(inputs, found.rows[:1])
+                    alone = self._alone(lone, found.boundary, cache, position)
                     reason = self._apart(alone, found, 0, codec)
                 if reason is not None:
                     raise ValueError(
@@ -553,17 +563,15 @@ class FrozenPrefix:
 
     def _alone(
         self,
-        inputs: Any,
-        which: Tensor,
+        row: Any,
         boundary: int,
         cache: ActivationCache,
         position: DrawPosition,
     ) -> list[Tensor]:
-        """Compute one row without its batch: what a record of a boundary holds."""
+        """Compute a row without its batch: what a record of a boundary holds."""
         layers = self._layers[:boundary]
-        row = self._frozen.here(slice_rows(inputs, which))
         with self._scope(position):
-            value = self._frozen.here(run_in_place(layers, row))
+            value = self._frozen.here(run_in_place(layers, self._frozen.here(row)))
         if boundary < self.boundary:
             return tensors_of(value)
         return self._with_rows(value, cache)
@@ -576,39 +584,48 @@ class FrozenPrefix:
         form = known[0]
         return list(form.rows_of(value)) if form.fits(value) else []
 
-    def _not_alone(
+    def _lone_row(
         self,
         inputs: Callable[[], Any],
-        tensors: Sequence[Tensor],
         found: Sequence[Records],
+        rows: int,
+        cache: ActivationCache,
+    ) -> tuple[Tensor, Any] | None:
+        """Return a row to run alone, once: its place, and a copy of its inputs.
+
+        The last row, which capacity limits leave out first; a copy, since layers may
+        work in place. With `debug` hits are looked at, and the layer is named.
+        """
+        if self._debug or self._was_alone or not cache.audits or rows < 2:
+            return None
+        exact = torch.ones(rows, dtype=torch.bool)
+        for records in found:
+            if records.lossy:
+                exact[records.rows] = False
+        if not bool(exact.any()):
+            return None
+        self._was_alone = True
+        last = exact.nonzero()[-1]
+        return last, slice_rows(inputs(), last)
+
+    def _not_alone(
+        self,
+        lone: tuple[Tensor, Any],
+        tensors: Sequence[Tensor],
         rows: RaggedRows | None,
         cache: ActivationCache,
         position: DrawPosition,
     ) -> str | None:
-        """Run a row without its batch, once; say how it differs from itself there.
+        """Run a row without its batch; say how it differs from itself there.
 
         Before the first record is stored: layers that mix the rows of a batch, or draw
-        random numbers in eval mode, look like all others. The last row, which capacity
-        limits leave out first. With `debug` hits are looked at, and the layer is named.
+        random numbers in eval mode, look like all others.
         """
-        exact = torch.ones(len(tensors[0]), dtype=torch.bool)
-        for records in found:
-            if records.lossy:
-                exact[records.rows] = False
-        if self._debug or not cache.audits or self._was_alone:
-            return None
-        if not bool(exact.any()) or len(exact) < 2:
-            return None
-        self._was_alone = True
-        last = exact.nonzero()[-1]
-        lengths = rows.own[last[0]].tolist() if rows is not None else None
+        place, row = lone
+        lengths = rows.own[place[0]].tolist() if rows is not None else None
         with self._clock.phase("audit"), self.awake():
-            alone = self._alone(inputs(), last, self.boundary, cache, position)
-        here = [tensor[last] for tensor in tensors]
-        return other_kind(alone, here) or difference(
-            valid_part(alone, self._ragged, lengths),
-            valid_part(here, self._ragged, lengths),
-        )
+            alone = self._alone(row, self.boundary, cache, position)
+        return self._apart_from(alone, [t[place] for t in tensors], lengths)
 
     def _not_narrowed(
         self,
@@ -686,12 +703,34 @@ class FrozenPrefix:
         if found.lengths is not None:
             lengths = found.lengths[number].reshape(-1).tolist()
         cached = [tensor[number : number + 1] for tensor in found.tensors]
-        return other_kind(fresh, cached) or difference(
-            valid_part(fresh, self._ragged, lengths),
-            valid_part(cached, self._ragged, lengths),
-            bits=bits,
-            rounded=TOLERANCES[codec] if found.lossy else 0.0,
-        )
+        rounded = TOLERANCES[codec] if found.lossy else 0.0
+        return self._apart_from(fresh, cached, lengths, bits=bits, rounded=rounded)
+
+    def _apart_from(
+        self,
+        fresh: Sequence[Tensor],
+        cached: Sequence[Tensor],
+        lengths: Sequence[int] | None,
+        *,
+        bits: bool = False,
+        rounded: float = 0.0,
+    ) -> str | None:
+        """Say how far the valid parts of a row are apart.
+
+        Layers may pad to the longest row of the batch, so padding may be shorter.
+        """
+        kinds = other_kind(fresh, cached)
+        if kinds is not None and lengths is None:
+            return kinds
+        try:
+            valid = [
+                valid_part(each, self._ragged, lengths) for each in (fresh, cached)
+            ]
+        except (ValueError, RuntimeError, IndexError):
+            if kinds is None:
+                raise
+            return kinds
+        return difference(*valid, bits=bits, rounded=rounded)
 
     def _cause(self, inputs: Any, row: int, position: DrawPosition) -> str:
         """Say why a row computed again differs from its record, as far as it shows."""
@@ -709,8 +748,15 @@ class FrozenPrefix:
             step = position.step + number
             return self._scope(dataclasses.replace(position, step=step))
 
+        def differ(ours: Sequence[Tensor], alone: Sequence[Tensor]) -> str | None:
+            if other_kind(alone, ours) is None:
+                return difference(alone, ours)
+            return self._apart_from(alone, ours, lengths)
+
         layers, here = self._layers, to_device(inputs, place)
-        found = faulty_layer(layers, here, row, scope=scope, differ=difference)
+        rows = None if self._ragged is None else self._rows(inputs, keep=False)
+        lengths = None if rows is None else rows.own[row].tolist()
+        found = faulty_layer(layers, here, row, scope=scope, differ=differ)
         return found or (
             "no layer gives other values when it runs again or alone: its code has "
             "changed since the record was made, or its values depend on more than "
@@ -732,6 +778,7 @@ class FrozenPrefix:
         codec: Codec,
         inputs: Callable[[], Any],
         position: DrawPosition,
+        lone: tuple[Tensor, Any] | None,
     ) -> None:
         tensors = self._storable(result, len(ids), cache)
         if tensors is None:
@@ -746,7 +793,9 @@ class FrozenPrefix:
         if reason is not None:
             self._refuse(f"layer {self.boundary - 1}: {reason}")
             return
-        apart = self._not_alone(inputs, tensors, found, ragged, cache, position)
+        apart = None
+        if lone is not None:
+            apart = self._not_alone(lone, tensors, ragged, cache, position)
         if apart is not None:
             self._refuse(
                 f"a sample computed without its batch differs from itself there "

@@ -3,6 +3,8 @@
 #include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -62,6 +64,43 @@ Scattered scatter(
     }
   }
   return result;
+}
+
+namespace {
+
+int64_t total_of(const std::vector<int64_t>& rows) {
+  return std::accumulate(rows.begin(), rows.end(), int64_t{0});
+}
+
+}  // namespace
+
+std::vector<int64_t> first_cut(const RowLayout& rows) {
+  const auto found =
+      std::find_if(rows.begin(), rows.end(), [](const auto& of_tensor) {
+        return !of_tensor.empty();
+      });
+  return found == rows.end() ? std::vector<int64_t>{} : *found;
+}
+
+void check_shares(
+    const std::string& what,
+    const RowLayout& rows,
+    const std::vector<int64_t>& like) {
+  const int64_t whole = total_of(like);
+  for (const std::vector<int64_t>& of_tensor : rows) {
+    const int64_t total = total_of(of_tensor);
+    for (std::size_t i = 0; i < std::min(of_tensor.size(), like.size()); ++i) {
+      if (of_tensor[i] * whole != like[i] * total) {
+        throw std::invalid_argument(
+            what +
+            ": expected as many rows, or the same multiple of them in "
+            "every micro-batch, got " +
+            std::to_string(of_tensor[i]) + " of " + std::to_string(total) +
+            " rows beside " + std::to_string(like[i]) + " of " +
+            std::to_string(whole) + " in micro-batch " + std::to_string(i));
+      }
+    }
+  }
 }
 
 std::vector<double> row_weights(const RowLayout& rows, std::size_t count) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "pipe/pipe_call.h"
@@ -32,6 +33,16 @@ Scattered scatter(
     RowSplit split,
     int64_t min_rows,
     bool record);
+
+// Of the first tensor that is cut; empty: none is.
+std::vector<int64_t> first_cut(const RowLayout& rows);
+
+// Throws std::invalid_argument unless each micro-batch has the same share of
+// every tensor's rows as of `like`: others would meet rows that are not theirs.
+void check_shares(
+    const std::string& what,
+    const RowLayout& rows,
+    const std::vector<int64_t>& like);
 
 // How much the mean of each micro-batch counts in the mean of all rows; adds up
 // to one. Equal shares where there are no rows. `count`: micro-batches.

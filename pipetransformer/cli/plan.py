@@ -227,6 +227,7 @@ def _refuse(parsed: argparse.Namespace, refusal: InfeasiblePlan) -> int:
         summary = str(refusal).partition("; ")[0]
         output.print_error(ValueError(summary if refusal.refusals else str(refusal)))
         sys.stderr.writelines(f"- {reason}\n" for reason in refusal.refusals)
+        sys.stderr.write(f"- {refusal.hint}\n" if refusal.hint else "")
     return output.NEGATIVE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pipetransformer import _C
@@ -20,11 +21,15 @@ class InfeasiblePlan(ValueError):
     Args:
         message: the whole text.
         refusals: one sentence for each pipeline length.
+        hint: what of the options could be given up so that one fits; empty: nothing.
     """
 
-    def __init__(self, message: str, refusals: Sequence[str] = ()) -> None:
+    def __init__(
+        self, message: str, refusals: Sequence[str] = (), hint: str = ""
+    ) -> None:
         super().__init__(message)
         self.refusals = tuple(refusals)
+        self.hint = hint
 
 
 def search(
@@ -60,6 +65,56 @@ def search(
     """
     asked = merged(SearchOptions, options, choices)
     check_integer(boundary, "boundary")
+    request, result = _searched(profile, cluster, asked, boundary)
+    refusals = _reasons.refusals(result, profile, cluster, asked)
+    if not result.candidates:
+        hint = _hint(profile, cluster, asked, boundary)
+        raise InfeasiblePlan(
+            "; ".join(
+                (
+                    "plan: expected a pipeline that fits, got none",
+                    *refusals,
+                    *([hint] if hint else []),
+                )
+            ),
+            refusals,
+            hint,
+        )
+    return _make_plan(result, profile, cluster, request, asked, refusals)
+
+
+def _hint(
+    profile: Profile, cluster: Cluster, asked: SearchOptions, boundary: int
+) -> str:
+    """Return the least that could be given up of the options so that a plan fits."""
+    forced = asked.num_microbatches
+    wider: dict[str, Any] = {}
+    if forced is not None:
+        wider[f"without num_microbatches={forced}"] = {"num_microbatches": None}
+    if set(asked.schedules) != set(SCHEDULES):
+        wider["with schedule='1f1b' or 'zb-h1'"] = {"schedules": SCHEDULES}
+    if asked.checkpoint != "always":
+        wider["with checkpoint='always'"] = {"checkpoint": "always"}
+    everything = {
+        name: value for each in wider.values() for name, value in each.items()
+    }
+    if len(wider) > 1:
+        wider[", ".join(wider)] = everything
+    for words, choices in wider.items():
+        other = replace(asked, **choices)
+        result = _searched(profile, cluster, other, boundary)[1]
+        if result.candidates:
+            shape = result.candidates[0].choice.shape
+            return (
+                f"{words} K={shape.num_stages} R={shape.num_replicas} "
+                f"M={shape.num_microbatches} would fit"
+            )
+    return ""
+
+
+def _searched(
+    profile: Profile, cluster: Cluster, asked: SearchOptions, boundary: int
+) -> tuple[_C.planner.Request, _C.planner.Result]:
     request = _C.planner.Request()
     request.workload = native.workload(asked, boundary)
     request.num_stages = asked.num_stages
@@ -79,16 +134,9 @@ def search(
     request.cache_tiers = [
         native.TIERS[name] for name in sorted(asked.cache_tiers, key=CACHE_TIERS.index)
     ]
-    result = _C.planner.search(
+    return request, _C.planner.search(
         native.profile(profile), native.cluster(cluster), request
     )
-    refusals = _reasons.refusals(result, profile, cluster, asked)
-    if not result.candidates:
-        raise InfeasiblePlan(
-            "plan: expected a pipeline that fits, got none; " + "; ".join(refusals),
-            refusals,
-        )
-    return _make_plan(result, profile, cluster, request, asked, refusals)
 
 
 def _placements(names: Sequence[str], boundary: int) -> list[str]:

@@ -41,11 +41,13 @@ def inspect_lanes(stages: Sequence[nn.Module]) -> tuple[Lane, ...]:
     destinations = {
         key: j for j, layer in _skippables(stages) for key in layer.poppable()
     }
+    pops = {(key, j) for j, layer in _skippables(stages) for key in layer.poppable()}
     lanes = []
     for j, layer in _skippables(stages):
         for key in layer.stashable():
             destination = destinations.get(key, j)
-            if destination > j:
+            # Several modules may have pairs of one name, each within itself.
+            if destination > j and (key, j) not in pops:
                 lanes.append(Lane(*key, source=j, destination=destination))
     return tuple(lanes)
 

@@ -1,5 +1,7 @@
 """Every refusal of the pipe room, by its text."""
 
+import collections
+
 import pytest
 import torch
 from torch import nn
@@ -138,6 +140,42 @@ def test_different_numbers_of_microbatches_are_refused():
     with pytest.raises(RuntimeError, match="Found different number of chunks"):
         pipe(torch.zeros(4, 2), torch.zeros(3, 2))
     pipe.close()
+
+
+def test_rows_that_would_meet_others_are_refused():
+    """Eight beside seven are two by two, and two beside one in the last."""
+    pipe = make_pipe(nn.Sequential(Functional(torch.add), nn.ReLU()), 2, 4)
+    text = "inputs: expected as many rows, or the same multiple .*, got 2 of 7 rows be"
+    with pytest.raises(ValueError, match=text + "side 2 of 8 in micro-batch 0"):
+        pipe(torch.zeros(8, 2), torch.zeros(7, 2))
+    repeated = Functional(lambda x, y: x + y.view(len(x), -1, 2).sum(1))
+    more = make_pipe(nn.Sequential(repeated, nn.ReLU()), 2, 4)
+    x, y = torch.rand(8, 2), torch.rand(24, 2)
+    assert torch.equal(more(x, y), x + y.view(8, 3, 2).sum(1))
+    more.close()
+    pipe.close()
+
+
+class Named(collections.UserDict):
+    """A mapping of a class that nobody knows how to make anew."""
+
+
+def test_mappings_that_cannot_be_cut_are_refused():
+    layers = nn.Sequential(Functional(lambda x, w: x * w["w"]), nn.ReLU())
+    x, w = torch.rand(8, 2), torch.rand(8, 2)
+    for chunks in (1, 4):
+        pipe = make_pipe(layers, 2, chunks)
+        if chunks == 1:
+            assert torch.equal(pipe(x, Named(w=w)), x * w)
+            continue
+        for value in (Named(w=w), [{"a": Named(w=[w])}]):
+            with pytest.raises(
+                TypeError, match="inputs: .* a Named with tensors; pass"
+            ):
+                pipe(x, value)
+        pipe.close()
+    plain = make_pipe(nn.Sequential(Functional(lambda x, w: x * w["w"])), 1, 4)
+    assert torch.equal(plain(x, Named(w=2)), 2 * x)
 
 
 @pytest.mark.parametrize("args", [(X, X), ()], ids=["many", "keyword"])

@@ -1,5 +1,6 @@
 """1F1B and ZB-H1: forward, loss and backward in one schedule, the same gradients."""
 
+import collections
 import copy
 
 import pytest
@@ -349,6 +350,10 @@ def test_wrong_calls_are_refused():
         pipe(x)
     with pytest.raises(RuntimeError, match="Found different number of chunks"):
         pipe(x, targets=target[:2])
+    with pytest.raises(ValueError, match="targets: expected as many rows, .* beside"):
+        pipe(x, targets=target[: len(target) - 1])
+    with pytest.raises(TypeError, match="targets: .* a UserDict with tensors"):
+        pipe(x, targets=collections.UserDict(y=target))
     for value, got in [(lambda o, t: o, "shape"), (lambda o, t: 3.0, "float")]:
         other = make(dense(), 2, 3, "1f1b", loss=value)
         with pytest.raises(TypeError, match=f"loss: expected a floating.*got {got}"):

@@ -173,6 +173,32 @@ def test_unused_output_gets_no_gradient(workers, mode):
     torch.testing.assert_close(layers[0].bias.grad, torch.full((3,), 4.0))
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        dict,
+        collections.OrderedDict,
+        lambda **items: collections.defaultdict(list, items),
+    ],
+)
+def test_dicts_of_every_kind_are_cut_and_put_together(kind):
+    def layer(x, given):
+        assert type(given) is type(kind()) and len(given["w"]) == len(x) == 2
+        return kind(y=x * given["w"], z=[given["w"]])
+
+    x, w = torch.randn(8, 3), torch.randn(8, 3, requires_grad=True)
+    pipe = make_pipe(nn.Sequential(Functional(layer)), 1, 4)
+    given = kind(w=w)
+    out = pipe(x, given)
+    assert type(out) is type(given) and list(out) == ["y", "z"]
+    assert torch.equal(out["y"], x * w) and torch.equal(out["z"][0], w)
+    out["y"].sum().backward()
+    torch.testing.assert_close(w.grad, x)
+    assert dict(given) == {"w": w}, "the caller's own stays as it is"
+    if isinstance(out, collections.defaultdict):
+        assert out["nothing"] == []
+
+
 @pytest.mark.parametrize("num_stages", [0, 1])
 def test_empty_sequential_returns_its_input(num_stages):
     pipe = Pipe(nn.Sequential(), 2, return_tensors=True)

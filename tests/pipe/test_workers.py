@@ -316,7 +316,7 @@ def test_a_stage_that_waits_for_another_runs_spare_parts():
     in_gap = []
 
     def part(_):
-        if begun.is_set():
+        if begun.is_set() and not over.is_set():
             in_gap.append(threading.get_ident())
         return not over.is_set()
 

@@ -1,6 +1,7 @@
 """The search: best step time, memory, hysteresis, prefix, determinism."""
 
 import random
+import re
 
 import pytest
 from hypothesis import given
@@ -110,6 +111,15 @@ def test_tight_memory_needs_a_longer_pipeline_and_freezing_shortens_it():
         assert max(plan.bytes_per_stage) <= 6500
 
 
+def found_least(found):
+    """Return the least room for two stages, by what refusals say is missing."""
+    with pytest.raises(InfeasiblePlan, match="K=2 does not fit") as no:
+        found(150, num_stages=2)
+    missing = int(re.search("miss ([0-9]+) bytes of 150", str(no.value)).group(1))
+    assert max(found(150 + missing, num_stages=2).bytes_per_stage) <= 150 + missing
+    return 150 + missing
+
+
 @pytest.mark.parametrize("checkpoint", ["never", "always"])
 def test_smaller_microbatches_are_tried_where_nothing_fits_up_to_6k(checkpoint):
     model = equal_profile(4, activation=100, boundary_bytes_per_sample=1)
@@ -124,10 +134,31 @@ def test_smaller_microbatches_are_tried_where_nothing_fits_up_to_6k(checkpoint):
         assert (plan.num_stages, plan.num_replicas) == shape
         assert plan.num_microbatches > 6 * plan.num_stages
         assert max(plan.bytes_per_stage) <= room
-    with pytest.raises(InfeasiblePlan, match="K=2 does not fit"):
-        found(199)
-    with pytest.raises(InfeasiblePlan, match="K=1 does not fit"):
+    with pytest.raises(InfeasiblePlan, match="miss 1 bytes of") as no:
+        found(found_least(found) - 1, num_stages=2)
+    text = "without num_microbatches=6 K=1 R=2 M=32 would fit"
+    with pytest.raises(InfeasiblePlan, match=f"K=1 does not fit.*; {text}") as no:
         found(400, num_stages=1, num_microbatches=6)
+    assert no.value.hint == text
+
+
+def test_what_could_be_given_up_is_told_where_nothing_fits():
+    model = equal_profile(4, activation=100, boundary_bytes_per_sample=1)
+
+    def hint(room, **options):
+        with pytest.raises(InfeasiblePlan) as refused:
+            search(model, cluster(2, room), global_batch=64, num_stages=2, **options)
+        assert (refused.value.hint or "does not fit") in str(refused.value)
+        return refused.value.hint
+
+    # GPipe keeps all rows of a stage, whatever M is.
+    assert hint(2000).startswith("with schedule='1f1b' or 'zb-h1' K=2 R=1 M=")
+    everything = ("gpipe", "1f1b", "zb-h1")
+    assert hint(280, schedules=everything).startswith("with checkpoint='always' K=2")
+    assert hint(280, num_microbatches=8, schedules=everything).startswith(
+        "without num_microbatches=8, with checkpoint='always' K=2 R=1 M="
+    )
+    assert hint(100) == ""
 
 
 def test_devices_left_over_are_named():

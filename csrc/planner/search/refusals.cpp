@@ -156,12 +156,14 @@ std::optional<Refusal> refusal_of(
     return closest;
   }
   const int64_t replicas = replica_counts(request, cluster, num_stages).back();
+  const std::vector<int64_t> counts =
+      microbatch_counts(request, num_stages, replicas);
+  if (counts.empty()) {
+    return std::nullopt;  // of finer micro-batches
+  }
   Refusal batch;
   batch.cause = RefusalCause::kBatch;
-  batch.shape = {
-      num_stages,
-      replicas,
-      microbatch_counts(request, num_stages, replicas).front()};
+  batch.shape = {num_stages, replicas, counts.front()};
   return batch;
 }
 

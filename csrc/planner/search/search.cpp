@@ -217,10 +217,18 @@ SearchResult search(
   smaller.finer_microbatches = true;
   PlanSearch finer(profile, cluster, smaller, simulate);
   SearchResult found = finer.run();
+  const std::vector<Refusal> others = finer.refusals();
   for (const Refusal& refusal : result.refusals) {
-    if (!finer.is_feasible(refusal.shape.num_stages)) {
-      found.refusals.push_back(refusal);
+    if (finer.is_feasible(refusal.shape.num_stages)) {
+      continue;
     }
+    const auto closer =
+        std::find_if(others.begin(), others.end(), [&](const Refusal& other) {
+          return other.shape.num_stages == refusal.shape.num_stages &&
+                 other.missing_bytes > 0 &&
+                 other.missing_bytes < refusal.missing_bytes;
+        });
+    found.refusals.push_back(closer == others.end() ? refusal : *closer);
   }
   return found;
 }

@@ -27,6 +27,17 @@ void refuse_gradient(const at::Tensor& target, const CallOptions& options) {
   }
 }
 
+void refuse_whole(const char* what, const Tree& tree, std::size_t count) {
+  const std::string name = count > 1 ? tree.whole_mapping() : "";
+  if (!name.empty()) {
+    throw py::type_error(
+        std::string(what) +
+        ": expected tensors in tuples, lists and dicts, of which micro-batches "
+        "get their rows, got a " +
+        name + " with tensors; pass dict(...) of it");
+  }
+}
+
 }  // namespace
 
 // One call between scatter and gather.
@@ -89,6 +100,11 @@ PipeEngine::Call PipeEngine::begin(
       options.min_rows,
       options.record);
   call.inputs.rows = std::move(scattered.rows);
+  if (!options.strict) {
+    pipe::check_shares(
+        "inputs", call.inputs.rows, pipe::first_cut(call.inputs.rows));
+    refuse_whole("inputs", trees.front(), scattered.microbatches.size());
+  }
   call.input_versions = pipe::versions_of(call.inputs.tensors);
   call.inputs.parameters = stages.parameters;
   call.count = scattered.microbatches.size();
@@ -186,6 +202,8 @@ LossFunction PipeEngine::cut_targets(
         "inputs, got " +
         std::to_string(cut.microbatches.size()));
   }
+  pipe::check_shares("targets", cut.rows, pipe::first_cut(call.inputs.rows));
+  refuse_whole("targets", loss_function.target_tree, call.count);
   for (std::size_t i = 0; i < call.count; ++i) {
     loss_function.targets.emplace_back();
     for (const pipe::Activation& target : cut.microbatches[any_cut ? i : 0]) {

@@ -15,6 +15,43 @@ namespace {
 
 constexpr int kDeepest = 100;
 
+// An empty dict of the same kind, which keeps an order or a default; null: of
+// a class of the user's, or a dict.
+py::object emptied(const py::handle& value) {
+  static const py::object collections = py::module_::import("collections");
+  const py::type type = py::type::of(value);
+  if (type.is(collections.attr("OrderedDict"))) {
+    return type();
+  }
+  if (type.is(collections.attr("defaultdict"))) {
+    return type(value.attr("default_factory"));
+  }
+  return {};
+}
+
+bool holds_tensor(const py::handle& value, int level) {
+  if (THPVariable_Check(value.ptr())) {
+    return true;
+  }
+  if (level > kDeepest) {
+    return false;
+  }
+  static const py::object mapping =
+      py::module_::import("collections.abc").attr("Mapping");
+  const bool maps = py::isinstance(value, mapping);
+  if (!maps && !PyTuple_Check(value.ptr()) && !PyList_Check(value.ptr())) {
+    return false;
+  }
+  for (const py::handle item :
+       maps ? value.attr("values")()
+            : py::reinterpret_borrow<py::object>(value)) {
+    if (holds_tensor(item, level + 1)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 bool is_named_tuple(const py::handle& value) {
   return !PyTuple_CheckExact(value.ptr()) && py::hasattr(value, "_fields");
 }
@@ -53,7 +90,10 @@ Tree Tree::take_apart(
     for (const py::handle item : py::reinterpret_borrow<py::list>(value)) {
       tree.children_.push_back(take_apart(item, tensors, inner));
     }
-  } else if (opens && PyDict_CheckExact(value.ptr())) {
+  } else if (
+      opens &&
+      (PyDict_CheckExact(value.ptr()) ||
+       (PyDict_Check(value.ptr()) && (tree.empty_ = emptied(value))))) {
     tree.kind_ = Kind::kDict;
     py::list keys;
     for (const auto& item : py::reinterpret_borrow<py::dict>(value)) {
@@ -73,7 +113,8 @@ Tree Tree::take_apart(
 
 py::object Tree::build(std::vector<py::object> children) const {
   if (kind_ == Kind::kDict) {
-    py::dict result;
+    // A copy: a default factory stays, and so do later ones of the caller's.
+    py::object result = empty_ ? empty_.attr("copy")() : py::dict();
     for (std::size_t k = 0; k < children.size(); ++k) {
       result[value_[py::int_(k)]] = children[k];
     }
@@ -127,6 +168,21 @@ bool Tree::matches(const Tree& other) const {
     }
   }
   return true;
+}
+
+std::string Tree::whole_mapping() const {
+  static const py::object mapping =
+      py::module_::import("collections.abc").attr("Mapping");
+  if (kind_ == Kind::kValue && value_ && py::isinstance(value_, mapping) &&
+      holds_tensor(value_, 0)) {
+    return py::str(py::type::of(value_).attr("__name__"));
+  }
+  for (const Tree& child : children_) {
+    if (std::string name = child.whole_mapping(); !name.empty()) {
+      return name;
+    }
+  }
+  return {};
 }
 
 bool Tree::has_tensor() const {

@@ -7,6 +7,7 @@
 #include <pybind11/pybind11.h>
 
 #include <climits>
+#include <string>
 #include <vector>
 
 namespace pipetransformer::bindings {
@@ -28,7 +29,8 @@ struct Opening {
 };
 
 // A structure without its tensors. Tuples (named ones included), lists and
-// dicts are taken apart; an instance of any other class is one value.
+// dicts (also OrderedDict and defaultdict) are taken apart; an instance of any
+// other class is one value.
 class Tree {
  public:
   // Takes `value` apart and appends its tensors to `tensors`, in order.
@@ -40,6 +42,10 @@ class Tree {
   // Puts the structure together; `next` walks over the tensors.
   pybind11::object
   put_together(const std::vector<at::Tensor>& tensors, std::size_t& next) const;
+
+  // Name of a class of mappings that hold tensors and are one value; empty:
+  // there is none. Such tensors would go whole to every micro-batch.
+  std::string whole_mapping() const;
 
   // The same structure at the same places; other values may differ.
   bool matches(const Tree& other) const;
@@ -71,6 +77,7 @@ class Tree {
 
   Kind kind_ = Kind::kValue;
   pybind11::object value_;  // kValue: it; kTuple: its type; kDict: its keys
+  pybind11::object empty_;  // kDict: an empty one of its kind; null: a dict
   std::vector<Tree> children_;
 };
 

@@ -19,7 +19,7 @@ def balance_by_time(
     sample: object,
     *,
     timeout: float = 1.0,
-    device: Device = "cuda",
+    device: Device | None = None,
 ) -> list[int]:
     """Balance stages by the time of forward plus backward.
 
@@ -29,7 +29,7 @@ def balance_by_time(
         sample: Input of the first layer: a tensor ``(rows, ...)``, or a tuple or list
             of arguments; best of the size of a micro-batch.
         timeout: Seconds to repeat the measurement for.
-        device: Where to measure.
+        device: Where to measure; None: with CUDA if there is a device, else the CPU.
 
     Returns:
         Layers per stage, in order; the slowest stage is as fast as it can be.
@@ -41,6 +41,8 @@ def balance_by_time(
         >>> balance = balance_by_time(torch.cuda.device_count(), model, sample)
     """
     check_counts(partitions, module)
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     return by_costs(profile_times(module, sample, timeout, device), partitions)
 
 

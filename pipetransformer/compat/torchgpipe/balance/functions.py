@@ -25,7 +25,7 @@ def balance_by_time(
     sample: Value,
     *,
     timeout: float = 1.0,
-    device: Device = "cuda",
+    device: Device | None = None,
 ) -> list[int]:
     """Balance stages by time, see `pipetransformer.pipe.balance_by_time`.
 
@@ -34,7 +34,7 @@ def balance_by_time(
         module: The layers; measured on copies in train mode.
         sample: Input: a tensor ``(rows, ...)`` or a tuple, handed over whole.
         timeout: Seconds to repeat the measurement for.
-        device: Where to measure.
+        device: Where to measure; None: with CUDA if there is a device, else the CPU.
 
     Returns:
         Layers per stage, in order.
@@ -43,6 +43,8 @@ def balance_by_time(
         ValueError: if the module holds gradients, or has fewer layers than stages.
     """
     check_counts(partitions, module)
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     return by_costs(profile_times(module, sample, timeout, device), partitions)
 
 

@@ -425,7 +425,8 @@ def _supported(model: nn.Module, task: str | None) -> tuple[Family, str]:
     own = [n for n, t in TASKS.items() if name.endswith(t.suffixes)]
     if not own or own[0] not in family.tasks:
         raise ValueError(
-            f"model: expected a {kind} for {' or '.join(family.tasks)}, got {name}"
+            f"model: expected a {kind} for {' or '.join(family.tasks)}, got {name}; "
+            "for another head write the layers as an nn.Sequential: docs/own-model.md"
         )
     if task is not None and task not in TASKS:
         raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")

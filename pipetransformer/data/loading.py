@@ -205,6 +205,11 @@ def batches(
 
 def check_dataset(dataset: object) -> None:
     """Raise TypeError unless `dataset` is map-style and has a length."""
+    if isinstance(dataset, DataLoader):
+        raise TypeError(
+            "dataset: expected a map-style dataset, got a DataLoader; pass its "
+            "dataset, and collate_fn=loader.collate_fn"
+        )
     iterable = isinstance(dataset, IterableDataset)
     if iterable or not all(
         hasattr(dataset, name) for name in ("__len__", "__getitem__")

@@ -182,3 +182,9 @@ def test_what_a_loader_cannot_be_given_with_is_named():
         engine.sampler(dataset, 0)
     with pytest.raises(TypeError, match="expected a map-style dataset"):
         engine.sampler(iter(dataset), 4)
+    loader = DataLoader(dataset, batch_size=4)
+    with (
+        make_engine(freeze=pt.freeze.Never()) as engine,
+        pytest.raises(TypeError, match="got a DataLoader; pass its dataset, and coll"),
+    ):
+        engine.evaluate(loader)

@@ -241,7 +241,8 @@ def check_resumed_pass(run: Run) -> None:
         return
     now = {**run.inputs.workload.describe(), "seed": run.config.seed}
     batches = run.loaded["extra"].get("pass", {})
-    saved = {name: batches.get(name) for name in now}
+    names = dict.fromkeys((*now, "weights") if "weights" in batches else now)
+    saved = {name: batches[name] for name in names if name in batches}
     if saved != now:
         raise ValueError(
             "checkpoint from the middle of an epoch: expected the batches of "

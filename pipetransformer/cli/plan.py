@@ -179,7 +179,13 @@ def _make(parsed: argparse.Namespace, profile: Profile, cluster: Cluster) -> Pla
     if current is None and parsed.remaining_steps is not None:
         raise ValueError("--remaining-steps: expected --current beside it, got none")
     if current is None:
-        return planner.search(profile, cluster, options, boundary=parsed.frozen)
+        try:
+            return planner.search(profile, cluster, options, boundary=parsed.frozen)
+        except planner.InfeasiblePlan as error:
+            fits = planner.what_would_fit(
+                profile, cluster, options, boundary=parsed.frozen
+            )
+            raise error.hinting(fits) from None
     if current.cuts[-1] != len(profile.layers):
         raise ValueError(
             f"{parsed.current}: expected a plan of {len(profile.layers)} layers (the "

@@ -89,7 +89,9 @@ class ElasticSampler(Sampler[list[int]]):
             self._sums = {
                 owner: weights[owned].cumsum(0) for owner, owned in self._owned.items()
             }
-            if not all(len(sums) == 0 or sums[-1] > 0 for sums in self._sums.values()):
+            # Of all nodes: each of them refuses.
+            parts = [weights[assignment[each::num_nodes]] for each in range(num_nodes)]
+            if not all(len(part) == 0 or part.sum() > 0 for part in parts):
                 raise ValueError(
                     "weights: expected a positive one among the samples of each of the "
                     f"{num_nodes} nodes, got none on one"
@@ -202,7 +204,7 @@ def checked_weights(weights: Any, num_samples: int) -> Tensor:
             all are 0.
     """
     try:
-        found = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
+        found = torch.as_tensor(weights).detach().to("cpu", torch.float64, copy=True)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"weights: expected a number per sample, got {error}") from None
     if found.shape != (num_samples,):
@@ -210,7 +212,8 @@ def checked_weights(weights: Any, num_samples: int) -> Tensor:
             f"weights: expected a number for each of the {num_samples} samples, got "
             f"shape {tuple(found.shape)}"
         )
-    if not bool(((found >= 0) & found.isfinite()).all()) or not found.sum() > 0:
+    total = found.sum()
+    if not bool((found >= 0).all()) or not (total > 0 and total.isfinite()):
         raise ValueError(
             "weights: expected finite numbers >= 0, some of them positive, got "
             f"{found.min().item():g} to {found.max().item():g}"

@@ -269,8 +269,8 @@ class PipeTransformer:
             drop_last: Leave out a short last batch.
             weights: Draw as many samples as there are, with replacement, with these
                 odds (numbers >= 0, one for each sample), as ``WeightedRandomSampler``
-                does; the same on every rank and in each pass. Of several nodes each
-                draws among its own samples. None: each sample comes once.
+                does; the same weights on every rank and in each pass. Of several nodes
+                each draws among its own samples. None: each sample comes once.
 
         Raises:
             TypeError: an iterable dataset or one without a length; batches that are
@@ -593,9 +593,10 @@ class PipeTransformer:
                 found[name] = copy.deepcopy(value)
                 continue
             place: Any = name
-            if value.layout == torch.strided and value.numel():
+            if value.layout == torch.strided and value.data_ptr():
                 where = value.data_ptr(), value.shape, value.stride()
-                place = (value.device, value.dtype, *where)
+                kind = type(value), value.dtype, value.is_conj(), value.is_neg()
+                place = (value.device, *where, *kind)
             if place not in copies:
                 copies[place] = value.detach().to("cpu", copy=True)
             found[name] = copies[place]

@@ -21,7 +21,7 @@ from pipetransformer.planner.pauses import PauseModel, RunningMean
 from pipetransformer.planner.plan import Plan
 from pipetransformer.planner.replan import replan, try_out
 from pipetransformer.planner.run_plan import RunPlan
-from pipetransformer.planner.search import InfeasiblePlan, search
+from pipetransformer.planner.search import InfeasiblePlan, search, what_would_fit
 from pipetransformer.planner.transition import Transition
 from pipetransformer.planner.trial import Trial, corrected
 
@@ -56,4 +56,5 @@ __all__ = [
     "seconds_in_a_row",
     "step_costs",
     "try_out",
+    "what_would_fit",
 ]

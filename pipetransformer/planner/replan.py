@@ -171,7 +171,7 @@ def _plan_in_force(
     try:
         plan = find(dataclasses.replace(asked.like(current, boundary), cuts=cuts))
     except InfeasiblePlan as error:
-        missing = str(error).partition("; ")[2] or str(error)
+        missing = "; ".join(error.refusals) or str(error)
         return None, f"{current.name} cannot go on: {missing}"
     if plan.num_replicas != current.num_replicas:
         return None, f"{current.name} cannot go on: its replicas do not fit any more"

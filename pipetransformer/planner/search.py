@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,8 @@ class InfeasiblePlan(ValueError):
     Args:
         message: the whole text.
         refusals: one sentence for each pipeline length.
-        hint: what of the options could be given up so that one fits; empty: nothing.
+        hint: what of the options could be given up so that one fits; empty: nothing,
+            or it was not looked for.
     """
 
     def __init__(
@@ -30,6 +32,11 @@ class InfeasiblePlan(ValueError):
         super().__init__(message)
         self.refusals = tuple(refusals)
         self.hint = hint
+
+    def hinting(self, hint: str) -> InfeasiblePlan:
+        """Return the same with a hint."""
+        text = f"{self}; {hint}" if hint else str(self)
+        return InfeasiblePlan(text, self.refusals, hint)
 
 
 def search(
@@ -68,47 +75,53 @@ def search(
     request, result = _searched(profile, cluster, asked, boundary)
     refusals = _reasons.refusals(result, profile, cluster, asked)
     if not result.candidates:
-        hint = _hint(profile, cluster, asked, boundary)
         raise InfeasiblePlan(
-            "; ".join(
-                (
-                    "plan: expected a pipeline that fits, got none",
-                    *refusals,
-                    *([hint] if hint else []),
-                )
-            ),
+            "plan: expected a pipeline that fits, got none; " + "; ".join(refusals),
             refusals,
-            hint,
         )
     return _make_plan(result, profile, cluster, request, asked, refusals)
 
 
-def _hint(
-    profile: Profile, cluster: Cluster, asked: SearchOptions, boundary: int
+def what_would_fit(
+    profile: Profile,
+    cluster: Cluster,
+    options: SearchOptions,
+    *,
+    boundary: int = 0,
 ) -> str:
-    """Return the least that could be given up of the options so that a plan fits."""
-    forced = asked.num_microbatches
-    wider: dict[str, Any] = {}
-    if forced is not None:
-        wider[f"without num_microbatches={forced}"] = {"num_microbatches": None}
-    if set(asked.schedules) != set(SCHEDULES):
-        wider["with schedule='1f1b' or 'zb-h1'"] = {"schedules": SCHEDULES}
-    if asked.checkpoint != "always":
-        wider["with checkpoint='always'"] = {"checkpoint": "always"}
-    everything = {
-        name: value for each in wider.values() for name, value in each.items()
-    }
-    if len(wider) > 1:
-        wider[", ".join(wider)] = everything
-    for words, choices in wider.items():
-        other = replace(asked, **choices)
-        result = _searched(profile, cluster, other, boundary)[1]
-        if result.candidates:
-            shape = result.candidates[0].choice.shape
-            return (
-                f"{words} K={shape.num_stages} R={shape.num_replicas} "
-                f"M={shape.num_microbatches} would fit"
-            )
+    """Say what of the options could be given up so that a plan fits; empty: nothing.
+
+    As few as possible of: the forced number of micro-batches, the schedules, and
+    keeping activations. Takes up to seven searches: for an error that a user reads.
+
+    Args:
+        profile: as for `search`.
+        cluster: as for `search`.
+        options: those that nothing fits with.
+        boundary: as for `search`.
+    """
+    wider: list[tuple[str, dict[str, Any]]] = []
+    if options.num_microbatches is not None:
+        forced = f"without num_microbatches={options.num_microbatches}"
+        wider.append((forced, {"num_microbatches": None}))
+    if set(options.schedules) != set(SCHEDULES):
+        wider.append(("with schedule={}", {"schedules": SCHEDULES}))
+    if options.checkpoint != "always":
+        wider.append(("with checkpoint='always'", {"checkpoint": "always"}))
+    for count in range(1, len(wider) + 1):
+        for some in itertools.combinations(wider, count):
+            changes = {name: value for _, each in some for name, value in each.items()}
+            other = replace(options, **changes)
+            found = _searched(profile, cluster, other, boundary)[1].candidates
+            if found:
+                choice = found[0].choice
+                schedule = native.name_of(native.SCHEDULES, choice.schedule)
+                words = ", ".join(text for text, _ in some).format(repr(schedule))
+                shape = choice.shape
+                return (
+                    f"{words} K={shape.num_stages} R={shape.num_replicas} "
+                    f"M={shape.num_microbatches} would fit"
+                )
     return ""
 
 

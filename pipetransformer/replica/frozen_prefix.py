@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -145,6 +146,7 @@ class FrozenPrefix:
         self._copied_from: ActivationCache | None = None
         self._narrowed: set[int] = set()  # of a row's lengths, those tried unpadded
         self._was_alone = False  # a row has been computed without its batch
+        self._trying = threading.Lock()
         self._length: int | None = None  # padded, of the last training inputs
         self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
         # Of the records here; workers look them up for several micro-batches at once.
@@ -604,28 +606,45 @@ class FrozenPrefix:
                 exact[records.rows] = False
         if not bool(exact.any()):
             return None
-        self._was_alone = True
         last = exact.nonzero()[-1]
         return last, slice_rows(inputs(), last)
 
-    def _not_alone(
+    def _try_alone(
         self,
         lone: tuple[Tensor, Any],
         tensors: Sequence[Tensor],
         rows: RaggedRows | None,
         cache: ActivationCache,
         position: DrawPosition,
-    ) -> str | None:
-        """Run a row without its batch; say how it differs from itself there.
+    ) -> None:
+        """Run a row without its batch, once; cache nothing if it differs from itself.
 
         Before the first record is stored: layers that mix the rows of a batch, or draw
-        random numbers in eval mode, look like all others.
+        random numbers in eval mode, look like all others. Workers that come meanwhile
+        wait for what is found.
         """
         place, row = lone
         lengths = rows.own[place[0]].tolist() if rows is not None else None
-        with self._clock.phase("audit"), self.awake():
-            alone = self._alone(row, self.boundary, cache, position)
-        return self._apart_from(alone, [t[place] for t in tensors], lengths)
+        with self._clock.phase("audit"), self._trying:
+            if self._was_alone:
+                return
+            try:
+                with self.awake():
+                    alone = self._alone(row, self.boundary, cache, position)
+            except torch.OutOfMemoryError:
+                return  # later, perhaps
+            except Exception as error:  # whatever layers raise for one row
+                apart: str | None = f"{type(error).__name__}: {error}"
+            else:
+                here = [tensor[place] for tensor in tensors]
+                apart = self._apart_from(alone, here, lengths)
+            if apart is not None:
+                self._refuse(
+                    "a sample computed without its batch differs from itself there "
+                    f"({apart}): layers mix samples or padding, or draw random "
+                    "numbers; CacheConfig(debug=True) names the layer"
+                )
+            self._was_alone = True
 
     def _not_narrowed(
         self,
@@ -793,15 +812,9 @@ class FrozenPrefix:
         if reason is not None:
             self._refuse(f"layer {self.boundary - 1}: {reason}")
             return
-        apart = None
         if lone is not None:
-            apart = self._not_alone(lone, tensors, ragged, cache, position)
-        if apart is not None:
-            self._refuse(
-                f"a sample computed without its batch differs from itself there "
-                f"({apart}): layers mix samples or padding, or draw random numbers; "
-                "CacheConfig(debug=True) names the layer"
-            )
+            self._try_alone(lone, tensors, ragged, cache, position)
+        if self.refusal is not None:
             return
         lengths = ragged.lengths if ragged is not None else None
         tensors = tuple(self._joined(tensors, ragged))

@@ -21,6 +21,7 @@ from pipetransformer.planner import (
     replan,
     search,
     try_out,
+    what_would_fit,
 )
 from pipetransformer.run.arguments import Workload
 from pipetransformer.run.context import Run
@@ -53,7 +54,12 @@ def first_plan(
     options = _options(run, workload, boundary, most, admission)
     find = functools.partial(search, profile, cluster, boundary=boundary)
     factors = _factors(run, options)  # of the run that this one resumes, if it does
-    return corrected(find(options), factors, lambda each: find(options.exactly(each)))
+    try:
+        first = find(options)
+    except InfeasiblePlan as error:
+        hint = what_would_fit(profile, cluster, options, boundary=boundary)
+        raise error.hinting(hint) from None
+    return corrected(first, factors, lambda each: find(options.exactly(each)))
 
 
 def first_trial(run: Run, plan: Plan) -> Trial | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from dataclasses import replace
 
 import pytest
@@ -100,6 +101,58 @@ def test_layers_that_mix_or_draw_are_found_before_anything_is_stored(
     assert found[0] == plain[0]
     assert [each.get("stored", 0) for each in found[1].cache] == [0] * 4
     assert caplog.text.count("a sample computed without its batch differs") == 1
+
+
+class Slow(Mixing):
+    """Takes its time for a row alone, while another worker stores."""
+
+    def forward(self, x):
+        if len(x) == 1:
+            time.sleep(0.2)
+        return super().forward(x)
+
+
+def test_no_worker_stores_before_a_row_has_been_compared(caplog):
+    toy = toy_model(3)
+    engine = pt.PipeTransformer(
+        nn.Sequential(toy[0], Slow(), *list(toy)[1:]),
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Schedule([2]),
+        config=config(
+            pipe=pt.PipeConfig(num_slots=2),
+            plan=pt.PlanConfig(num_stages=2, num_microbatches=2),
+        ),
+    )
+    with engine, caplog.at_level(logging.WARNING):
+        engine.prepare(ToySet(SIZE), 12)
+        engine.evaluate(ToySet(SIZE), name="dev")
+        cache = run_of(engine).caches.of("dev", SIZE)
+        assert cache is None or cache.counters.stored == 0
+    assert caplog.text.count("a sample computed without its batch differs") == 1
+
+
+class Alone(nn.Module):
+    """Cannot run a row alone, which the profile does not see."""
+
+    ready = False
+
+    def forward(self, x):
+        if self.ready and not self.training and len(x) == 1:
+            raise ArithmeticError("one row is none")
+        return torch.tanh(x)
+
+
+def test_a_layer_that_cannot_run_a_row_alone_is_not_cached(monkeypatch, caplog):
+    monkeypatch.setattr(Alone, "ready", False)
+
+    def ready(*_):
+        monkeypatch.setattr(Alone, "ready", True)
+
+    with caplog.at_level(logging.WARNING):
+        found = train(Alone(), ToySet(SIZE), frozen=[0, 2, 2, 2], at_batch=ready)
+    assert "(ArithmeticError: one row is none)" in caplog.text
+    assert [each["hits"] for each in found[1].cache] == [0] * 4
 
 
 def test_without_an_audit_they_would_differ():

@@ -103,3 +103,20 @@ def test_tied_weights_leave_as_one_tensor_and_parts_of_one_do_not():
     assert found["0.front"] is not found["0.whole"]
     own = {value.data_ptr() for value in tied.state_dict().values()}
     assert not own & {value.data_ptr() for value in found.values()}, "copies"
+
+
+def test_what_only_looks_tied_leaves_apart():
+    toy = toy_model()
+    numbers = torch.tensor([1 + 2j, 3 - 1j])
+    toy[0].register_buffer("numbers", numbers)
+    toy[0].register_buffer("conjugate", numbers.conj())
+    toy[0].register_buffer("none", torch.zeros(0))
+    toy[0].register_buffer("nothing", torch.zeros(0, 2))
+    with pt.PipeTransformer(
+        toy,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        loss=nn.CrossEntropyLoss(),
+        freeze=pt.freeze.Never(),
+        config=config(),
+    ) as engine:
+        equal(engine.state_dict(), toy.state_dict())

@@ -168,3 +168,16 @@ def test_rounding_counts_beside_the_largest_tensor_alone():
     assert difference([large, small], [large, 0 * small], bits=True) is not None
     halves = [large.bfloat16(), small.bfloat16()]
     assert difference(halves, [halves[0], 0 * halves[1]]) is not None
+
+
+@pytest.mark.parametrize("least", [-1e9, torch.finfo(torch.float32).min, float("-inf")])
+def test_a_mask_hides_no_difference_beside_it(least):
+    mask = torch.zeros(1, 64)
+    mask[:, 32:] = least
+    one, other = torch.randn(1, 64), torch.randn(1, 64)
+    assert difference([one, mask], [other, mask]) is not None
+    assert difference([one.bfloat16(), mask], [other.bfloat16(), mask]) is not None
+    assert difference([one, mask], [one, 0 * mask]) is not None
+    assert difference([one, mask], [one, mask.clone()]) is None
+    tenths, large = torch.full((1, 64), 0.1), torch.full((1, 64), 1e6)
+    assert difference([tenths, large], [2 * tenths, large]) is not None

@@ -1,5 +1,7 @@
 """Samples drawn by weight: the same draws whatever the plan, and cached."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -166,6 +168,7 @@ def test_other_weights_in_a_later_pass_are_refused():
         ([-1.0] + [1.0] * (SIZE - 1), ValueError, "got -1 to 1"),
         ([float("nan")] + [1.0] * (SIZE - 1), ValueError, "expected finite"),
         ([float("inf")] + [1.0] * (SIZE - 1), ValueError, "got 1 to inf"),
+        ([1e308] * SIZE, ValueError, "expected finite"),
         (["a"] * SIZE, TypeError, "expected a number per sample"),
     ],
 )
@@ -186,9 +189,37 @@ def test_weights_beside_a_loader_are_refused():
 
 def test_a_node_without_a_sample_to_draw_is_refused():
     only = torch.tensor([1.0] + [0.0] * 5, dtype=torch.float64)
-    with pytest.raises(ValueError, match="of each of the 2 nodes, got none on one"):
-        for node in range(2):
+    for node in (0, 1, None):  # on all, or the others would wait
+        with pytest.raises(ValueError, match="each of the 2 nodes, got none on one"):
             ElasticSampler(6, 2, num_nodes=2, node=node, weights=only)
+
+
+def test_weights_are_those_of_the_call():
+    given = torch.ones(3, dtype=torch.float64)
+    found = checked_weights(given, 3)
+    given.zero_()
+    assert found.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("saved", [None, WEIGHTS])
+def test_the_middle_of_an_epoch_goes_on_with_its_own_weights_alone(saved, tmp_path):
+    def engine(resume):
+        folder = pt.CheckpointConfig(directory=str(tmp_path), resume=resume)
+        return make_engine(freeze=pt.freeze.Never(), config=config(checkpoint=folder))
+
+    with engine(False) as first:
+        for batch in first.batches(ToySet(SIZE), BATCH, weights=saved):
+            first.step(batch)
+            if batch.index == 1:
+                break
+        first.save(tmp_path / "middle.pt")
+    for weights in (None, WEIGHTS, [1.0] * SIZE):
+        same = weights is saved
+        fails = pytest.raises(ValueError, match="from the middle of an epoch: expected")
+        with engine(False) as again, contextlib.nullcontext() if same else fails:
+            again.load(tmp_path / "middle.pt")
+            batch = next(again.batches(ToySet(SIZE), BATCH, weights=weights))
+            assert batch.index == 2
 
 
 def test_class_weights_may_be_a_tensor_of_any_dtype():

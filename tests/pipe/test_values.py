@@ -199,6 +199,14 @@ def test_dicts_of_every_kind_are_cut_and_put_together(kind):
         assert out["nothing"] == []
 
 
+def test_an_ordered_dict_keeps_its_order():
+    given = collections.OrderedDict(a=torch.zeros(4, 1), b=torch.ones(4, 1))
+    given.move_to_end("a")
+    layer = Functional(lambda x, given: torch.cat([x, *given.values()], 1))
+    out = make_pipe(nn.Sequential(layer), 1, 2)(torch.full((4, 1), 2.0), given)
+    assert out[0].tolist() == [2.0, 1.0, 0.0]
+
+
 @pytest.mark.parametrize("num_stages", [0, 1])
 def test_empty_sequential_returns_its_input(num_stages):
     pipe = Pipe(nn.Sequential(), 2, return_tensors=True)

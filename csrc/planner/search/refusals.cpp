@@ -158,12 +158,10 @@ std::optional<Refusal> refusal_of(
   const int64_t replicas = replica_counts(request, cluster, num_stages).back();
   const std::vector<int64_t> counts =
       microbatch_counts(request, num_stages, replicas);
-  if (counts.empty()) {
-    return std::nullopt;  // of finer micro-batches
-  }
   Refusal batch;
   batch.cause = RefusalCause::kBatch;
-  batch.shape = {num_stages, replicas, counts.front()};
+  // Of finer micro-batches there may be none to try.
+  batch.shape = {num_stages, replicas, counts.empty() ? 0 : counts.front()};
   return batch;
 }
 

@@ -217,18 +217,19 @@ SearchResult search(
   smaller.finer_microbatches = true;
   PlanSearch finer(profile, cluster, smaller, simulate);
   SearchResult found = finer.run();
+  // None for a K that fits, and is not among the candidates.
   const std::vector<Refusal> others = finer.refusals();
   for (const Refusal& refusal : result.refusals) {
-    if (finer.is_feasible(refusal.shape.num_stages)) {
+    const auto other =
+        std::find_if(others.begin(), others.end(), [&](const Refusal& each) {
+          return each.shape.num_stages == refusal.shape.num_stages;
+        });
+    if (other == others.end()) {
       continue;
     }
-    const auto closer =
-        std::find_if(others.begin(), others.end(), [&](const Refusal& other) {
-          return other.shape.num_stages == refusal.shape.num_stages &&
-                 other.missing_bytes > 0 &&
-                 other.missing_bytes < refusal.missing_bytes;
-        });
-    found.refusals.push_back(closer == others.end() ? refusal : *closer);
+    const bool closer = other->missing_bytes > 0 &&
+                        other->missing_bytes < refusal.missing_bytes;
+    found.refusals.push_back(closer ? *other : refusal);
   }
   return found;
 }

@@ -1,5 +1,6 @@
 #include "python/pipe/values.h"
 
+#include <pybind11/gil_safe_call_once.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -18,7 +19,7 @@ constexpr int kDeepest = 100;
 // An empty dict of the same kind, which keeps an order or a default; null: of
 // a class of the user's, or a dict.
 py::object emptied(const py::handle& value) {
-  static const py::object collections = py::module_::import("collections");
+  const auto collections = py::module_::import("collections");
   const py::type type = py::type::of(value);
   if (type.is(collections.attr("OrderedDict"))) {
     return type();
@@ -29,6 +30,16 @@ py::object emptied(const py::handle& value) {
   return {};
 }
 
+bool is_mapping(const py::handle& value) {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> kind;
+  return py::isinstance(
+      value,
+      kind.call_once_and_store_result([]() -> py::object {
+            return py::module_::import("collections.abc").attr("Mapping");
+          })
+          .get_stored());
+}
+
 bool holds_tensor(const py::handle& value, int level) {
   if (THPVariable_Check(value.ptr())) {
     return true;
@@ -36,9 +47,7 @@ bool holds_tensor(const py::handle& value, int level) {
   if (level > kDeepest) {
     return false;
   }
-  static const py::object mapping =
-      py::module_::import("collections.abc").attr("Mapping");
-  const bool maps = py::isinstance(value, mapping);
+  const bool maps = is_mapping(value);
   if (!maps && !PyTuple_Check(value.ptr()) && !PyList_Check(value.ptr())) {
     return false;
   }
@@ -96,9 +105,19 @@ Tree Tree::take_apart(
        (PyDict_Check(value.ptr()) && (tree.empty_ = emptied(value))))) {
     tree.kind_ = Kind::kDict;
     py::list keys;
-    for (const auto& item : py::reinterpret_borrow<py::dict>(value)) {
-      keys.append(item.first);
-      tree.children_.push_back(take_apart(item.second, tensors, inner));
+    // An OrderedDict has an order of its own.
+    const py::object items = tree.empty_ ? value.attr("items")() : py::object();
+    if (items) {
+      for (const py::handle item : items) {
+        const auto pair = py::reinterpret_borrow<py::tuple>(item);
+        keys.append(pair[0]);
+        tree.children_.push_back(take_apart(pair[1], tensors, inner));
+      }
+    } else {
+      for (const auto& item : py::reinterpret_borrow<py::dict>(value)) {
+        keys.append(item.first);
+        tree.children_.push_back(take_apart(item.second, tensors, inner));
+      }
     }
     tree.value_ = std::move(keys);
   } else if (opening.whole != nullptr && py::isinstance<NoChunk>(value)) {
@@ -171,9 +190,7 @@ bool Tree::matches(const Tree& other) const {
 }
 
 std::string Tree::whole_mapping() const {
-  static const py::object mapping =
-      py::module_::import("collections.abc").attr("Mapping");
-  if (kind_ == Kind::kValue && value_ && py::isinstance(value_, mapping) &&
+  if (kind_ == Kind::kValue && value_ && is_mapping(value_) &&
       holds_tensor(value_, 0)) {
     return py::str(py::type::of(value_).attr("__name__"));
   }

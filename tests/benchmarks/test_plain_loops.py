@@ -109,8 +109,14 @@ def test_a_plain_loop_trains_what_the_engine_trains(name, ranks, twin):
         assert own[2]["final_accuracy"] == theirs["final_accuracy"]
         for a, b in zip(own[0], plain[0][0], strict=True):
             assert torch.equal(a, b)
-    # Both do the same work: nothing that is frozen is trained or computed twice.
-    assert _total(plain) == _total(engine)
+    # Both do the same work: nothing that is frozen is trained or computed twice, but
+    # for a row that is compared before the first record of each prefix is stored.
+    here, there = _total(engine), _total(plain)
+    assert here["trained"] == there["trained"]
+    extra = {kind: here[kind] - there[kind] for kind in ("forward", "evaluated")}
+    frozen = {epoch["num_frozen_layers"] for epoch in mine["epochs"]}
+    compared = len(engine) * sum(frozen) if twin == FULL else 0
+    assert min(extra.values()) >= 0 and sum(extra.values()) <= compared
     assert theirs["epochs"][0]["elapsed_seconds"] <= theirs["total_seconds"]
     assert set(theirs["phase_seconds"]) >= {"data", "forward", "backward", "evaluate"}
 

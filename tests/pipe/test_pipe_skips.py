@@ -12,7 +12,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from pipetransformer.pipe import Pipe, WithDevice, is_recomputing
 from pipetransformer.pipe.skip import Namespace, pop, skippable, stash
 
-from .models import MODES, Functional, assert_same_training, grads, staged
+from .models import (
+    MODES,
+    Functional,
+    assert_same_training,
+    even_cuts,
+    grads,
+    staged,
+)
 from .skips import Pop, PopStash, Stash, StashTwo
 
 DISPATCH = ("serial", "threads")
@@ -391,3 +398,23 @@ def test_layers_that_dispatch_both_ends_leave_the_lane_empty(mode):
     x = batch()
     with torch.no_grad():
         torch.testing.assert_close(pipe(x), (2 * x).tanh() + x)
+
+
+class Residual(nn.Module):
+    """Holds a skip of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(Stash(), nn.Linear(4, 4), Pop())
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_blocks_of_one_class_each_hold_a_skip(mode, num_stages):
+    torch.manual_seed(2)
+    model = nn.Sequential(Residual(), nn.Tanh(), Residual(), Residual()).double()
+    cuts = even_cuts(len(model), num_stages)
+    assert_same_training(model, from_plan(cuts, 2, mode), batch())

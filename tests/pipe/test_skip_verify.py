@@ -4,6 +4,7 @@ import pytest
 from torch import nn
 
 from pipetransformer.pipe.skip import Namespace, verify_skippables
+from pipetransformer.skip.layout import inspect_lanes
 
 from .skips import Pop, Stash, declares
 
@@ -112,5 +113,8 @@ class Block(nn.Module):
 def test_a_pair_inside_another_module_fits_in_any_order():
     verify_skippables(nn.Sequential(Block()))
     assert refused(nn.Sequential(Block(), Pop())) == [
-        "* '1' redeclared 'skip' as poppable"
+        "* '1' declared 'skip' as poppable but it was not stashed",
+        "* '0' has a pair 'skip' that others declare, too",
     ]
+    verify_skippables(nn.Sequential(Block(), Block()))
+    assert inspect_lanes([Block(), Block()]) == ()

@@ -251,8 +251,8 @@ class Guarded(Policy):
         if self._stale == 0:
             return f"; {name} improved in its last evaluation"
         return (
-            f"; {name} has not improved in its last {self._stale}: {self._patience} "
-            "such evaluations freeze"
+            f"; evaluations since {name} improved: {self._stale}, which freezes at "
+            f"{self._patience}"
         )
 
     # -- state -----------------------------------------------------------------

@@ -221,9 +221,9 @@ class CacheConfig:
             the memory that the job may still take.
         verify: Compare the checksum of one read in 64 (``"sampled"``) or of all.
         audit_every: One hit in that many is computed again and compared; a difference
-            beyond rounding ends the cache's use and training goes on without. So is a
-            row of the first batch that is to be kept at a boundary, without its batch;
-            where that differs nothing is kept. 0: none.
+            beyond rounding ends the cache's use and training goes on without. Before
+            the first record of a boundary is stored, a row of its batch runs alone,
+            too, and where that differs nothing is kept. 0: none of both.
         codec: What records of the training set are kept in: as they are (``"native"``),
             or rounded to ``"bf16"``, ``"fp16"`` or ``"int8"``, if gradients on the
             first samples show that it makes no difference. See docs/cache.md.

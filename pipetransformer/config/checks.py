@@ -36,21 +36,22 @@ def settle_kinds(settings: object) -> None:
         object.__setattr__(settings, field.name, _plain(value))
 
 
-def check_count(what: str, value: Any) -> int:
-    """Return an argument that counts something, from 1 on, as an int.
+def check_count(what: str, value: Any, *, least: int = 1) -> int:
+    """Return an argument that counts something as an int.
 
     Args:
         what: Its name.
         value: What the user passed.
+        least: It is at least this.
 
     Raises:
         TypeError: it is no integer.
-        ValueError: it is below 1.
+        ValueError: it is below `least`.
     """
     if not _fits(value, int):
         raise TypeError(f"{what}: expected an int, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{what}: expected at least 1, got {value}")
+    if value < least:
+        raise ValueError(f"{what}: expected at least {least}, got {value}")
     return int(value)
 
 

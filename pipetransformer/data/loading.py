@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 Collate: TypeAlias = Callable[[list[object]], object]
+
+_T = TypeVar("_T")
 
 _HALVES = ("inputs", "targets")
 
@@ -201,6 +203,48 @@ def batches(
         pin_memory=pin_memory,
         options=loader_options or {},
     )
+
+
+class _Collated(Dataset[object]):
+    """What `collate` makes of lists of ids, however it is divided."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+
+    def __getitems__(self, ids: list[int]) -> object:
+        return self._shares.collated(self._shares.dataset.__getitem__, ids)
+
+
+def collated_batches(
+    dataset: MapDataset,
+    lists: Sequence[Sequence[int]],
+    *,
+    collate_fn: Collate | None = None,
+    num_workers: int = 0,
+    seed: int = 0,
+) -> Generator[object, None, None]:
+    """Load batches of given samples.
+
+    Args:
+        dataset: map-style.
+        lists: ids of each batch, at least one.
+        collate_fn: list of samples to a batch; default torch's.
+        num_workers: processes that load ahead, seeded for each sample; 0 loads in this
+            one, whose generators nobody seeds.
+        seed: of what loader processes draw.
+
+    Yields:
+        What `collate_fn` gives, one for each list.
+    """
+    shares = Shares(
+        dataset, collate_fn or stack_rows, Division(), seed, epoch=0, lazy=False
+    )
+    collated = _Collated(shares)
+    taken = (list(ids) for ids in lists)
+    loaded: Iterable[object] = map(collated.__getitems__, taken)
+    if num_workers > 0:
+        loaded = _loader(collated, taken, num_workers, False, {})
+    yield from loaded
 
 
 def check_dataset(dataset: object) -> None:
@@ -378,26 +422,27 @@ def _load(
     loaded: Iterable[_Share] = map(shares.load, ids)
     if num_workers > 0 or pin_memory:
         lists = (each.tolist() for each in ids)
-        loaded = _loader(shares, lists, num_workers, pin_memory, options)
+        loaded = _loader(shares, lists, num_workers, pin_memory, options, shares.epoch)
     for index, (share, rows) in enumerate(zip(loaded, sizes, strict=True), first):
         yield shares.batch(share, rows, index)
 
 
 def _loader(
-    shares: Shares,
+    dataset: Dataset[_T],
     lists: Iterator[list[int]],
     num_workers: int,
     pin_memory: bool,
     options: Mapping[str, Any],
-) -> DataLoader[_Share]:
+    epoch: int = 0,
+) -> DataLoader[_T]:
     return DataLoader(
-        shares,
+        dataset,
         batch_sampler=lists,
         collate_fn=_unchanged,
         num_workers=num_workers,
         pin_memory=pin_memory,
         # Without a generator of its own the loader draws from the global one.
-        generator=torch.Generator().manual_seed(seed_of("loader", shares.epoch)),
+        generator=torch.Generator().manual_seed(seed_of("loader", epoch)),
         **options,
     )
 

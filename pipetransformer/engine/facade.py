@@ -30,6 +30,7 @@ from pipetransformer.engine.session import Session
 from pipetransformer.explanation import Explanation
 from pipetransformer.loop import evaluation
 from pipetransformer.loop.coordinator import Coordinator
+from pipetransformer.loop.microbatches import FixedSet
 from pipetransformer.loop.prediction import Prediction, Receivers
 from pipetransformer.planner import Plan
 from pipetransformer.report import Callback, History
@@ -405,6 +406,7 @@ class PipeTransformer:
         *,
         name: str = "eval",
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
     ) -> dict[str, float]:
         """Evaluate exactly: every sample once, the same result on every rank.
 
@@ -416,6 +418,8 @@ class PipeTransformer:
                 are several, records and callbacks have each metric by its set, too:
                 ``"test/loss"``.
             collate_fn: As for `batches`.
+            num_workers: Loader processes of each replica, as for `batches`: seeded for
+                each sample, in each evaluation alike.
 
         Returns:
             ``{"loss": ..., **metrics}``.
@@ -438,13 +442,16 @@ class PipeTransformer:
                 "metrics: expected names beside 'loss', which is the loss's, got "
                 f"{', '.join(map(repr, metrics))}"
             )
-        return coordinator.evaluate(dataset, metrics or {}, name, collate_fn)
+        workers = check_count("num_workers", num_workers, least=0)
+        samples = FixedSet(dataset, name, collate_fn, workers)
+        return coordinator.evaluate(samples, metrics or {})
 
     def predict(
         self,
         dataset: Any,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
         name: str = "predict",
         postprocess: Callable[[Any], Any] | None = None,
         to: Receivers = "lead",
@@ -457,6 +464,7 @@ class PipeTransformer:
             dataset: Map-style set, as for `evaluate`; batches that are mappings need no
                 targets.
             collate_fn: As for `batches`.
+            num_workers: As for `evaluate`.
             name: Id space of the cache; give each set its own.
             postprocess: Called with the outputs of a micro-batch, where they were
                 computed; returns what is to be brought together: a tensor, a list with
@@ -481,8 +489,9 @@ class PipeTransformer:
         check_dataset(dataset)
         if to not in ("lead", "all"):
             raise ValueError(f"to: expected 'lead' or 'all', got {to!r}")
-        made = Prediction(dataset, collate_fn, name, postprocess, to)
-        return coordinator.predict(made)
+        workers = check_count("num_workers", num_workers, least=0)
+        samples = FixedSet(dataset, name, collate_fn, workers)
+        return coordinator.predict(Prediction(samples, postprocess, to))
 
     def freeze(self, units: int) -> None:
         """Ask a `Manual` policy for `units` frozen units from its next decision on.

@@ -37,8 +37,9 @@ def loading_of(
     Raises:
         TypeError: an iterable dataset or one without a length; a dataset without a
             batch size; a loader, and besides it what the loader has itself.
-        ValueError: no sample; a batch size below 1; a loader without a sampler of the
-            engine; weights that are not one for each sample.
+        ValueError: no sample; a batch size below 1; less than no loader process; a
+            loader without a sampler of the engine; weights that are not one for each
+            sample.
     """
     loader = data if isinstance(data, DataLoader) else None
     dataset = data if loader is None else loader.dataset
@@ -70,7 +71,7 @@ def loading_of(
         dataset,
         check_count("batch_size", batch_size),
         collate_fn=collate_fn,
-        num_workers=num_workers,
+        num_workers=check_count("num_workers", num_workers, least=0),
         pin_memory=pin_memory,
         drop_last=drop_last,
         min_rows=least_rows(arguments.model),

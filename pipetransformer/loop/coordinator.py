@@ -20,6 +20,7 @@ from pipetransformer.loop import evaluation
 from pipetransformer.loop import step as training
 from pipetransformer.loop.accumulation import Accumulated, Window, window_of
 from pipetransformer.loop.epoch import PassLoop
+from pipetransformer.loop.microbatches import FixedSet
 from pipetransformer.loop.prediction import Prediction
 from pipetransformer.loop.step_boundaries import StepBoundaries
 from pipetransformer.progress.open_pass import OpenPass
@@ -389,10 +390,8 @@ class Coordinator:
 
     def evaluate(
         self,
-        dataset: Any,
+        samples: FixedSet,
         metrics: Mapping[str, evaluation.Metric],
-        name: str,
-        collate: Callable[[list[Any]], Any] | None,
     ) -> dict[str, float]:
         """Evaluate on the active ranks; a standby waits for the result.
 
@@ -400,7 +399,7 @@ class Coordinator:
         theirs alone.
         """
         self.require_plan("evaluate")
-        run, within = self.run, self._passes.is_within
+        run, name, within = self.run, samples.name, self._passes.is_within
         run.state.note_set(name)
         run.tell_step()
         if not within:
@@ -409,9 +408,7 @@ class Coordinator:
         def body() -> dict[str, float]:
             if within:
                 self._open_pass.settle_buffers()
-            result = evaluation.evaluate(
-                run, self.active(), dataset, metrics, name=name, collate=collate
-            )
+            result = evaluation.evaluate(run, self.active(), samples, metrics)
             # Within the operation: a rank that was behind gets it with the state.
             run.state.note_evaluation(result, name)
             return result

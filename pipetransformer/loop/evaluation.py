@@ -19,6 +19,7 @@ from pipetransformer.autodp import gather_at
 from pipetransformer.core.devices import HOST, to_device
 from pipetransformer.data.structures import fit_together, join_rows
 from pipetransformer.loop.microbatches import (
+    FixedSet,
     evaluating,
     forward_share,
     packed,
@@ -37,11 +38,8 @@ _Part: TypeAlias = "tuple[float, float, dict[str, Tensor], tuple[Any, Any] | Non
 def evaluate(
     run: Run,
     replica: Replica,
-    dataset: Any,
+    samples: FixedSet,
     metrics: Mapping[str, Metric],
-    *,
-    name: str,
-    collate: Callable[[list[Any]], Any] | None,
 ) -> dict[str, float]:
     """Evaluate on the active ranks; collective over the active group.
 
@@ -60,17 +58,15 @@ def evaluate(
         }
         return loss, weight, values, whole
 
-    with evaluating(run, replica, dataset, name):
+    with evaluating(run, replica, samples):
         share = forward_share(
             run,
             replica,
-            dataset,
-            name=name,
-            collate=collate,
+            samples,
             divide=run.arguments.division.pair,
             keep=keep,
         )
-        parts = _gather(replica, share, len(dataset))
+        parts = _gather(replica, share, len(samples))
         result = {"loss": _of_whole(run, parts) if compares_rows else _mean_loss(parts)}
         for key in metrics:
             values = torch.cat([part[2][key] for part in parts])

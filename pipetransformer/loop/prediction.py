@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pipetransformer.autodp import ActiveGroup, gather_at
 from pipetransformer.loop.microbatches import (
+    FixedSet,
     evaluating,
     forward_share,
     packed,
@@ -29,16 +30,12 @@ class Prediction:
     """One call of ``engine.predict`` on one rank.
 
     Attributes:
-        dataset: The set.
-        collate: A list of samples to a batch; None: torch's.
-        name: The set's id space in the cache.
+        samples: The set.
         postprocess: Takes the outputs of a micro-batch; None: they are the result.
         to: Who gets the result.
     """
 
-    dataset: Any
-    collate: Callable[[list[Any]], Any] | None
-    name: str
+    samples: FixedSet
     postprocess: Callable[[Any], Any] | None
     to: Receivers
     _kept: list[Any] = dataclasses.field(default_factory=list)  # one: the result
@@ -61,16 +58,14 @@ class Prediction:
         group = replica.group
         needs = self.to == "all" or group.rank == 0
         told = b"yes" if self._kept or not needs else b"no"
-        have = gather_at(group, f"predict of {len(self.dataset)} samples", told)
+        have = gather_at(group, f"predict of {len(self.samples)} samples", told)
         if b"no" not in have:
             return True
-        with evaluating(run, replica, self.dataset, self.name):
+        with evaluating(run, replica, self.samples):
             pieces = forward_share(
                 run,
                 replica,
-                self.dataset,
-                name=self.name,
-                collate=self.collate,
+                self.samples,
                 divide=lambda batch: (run.arguments.division.inputs(batch), None),
                 keep=self._piece,
             )

@@ -9,11 +9,8 @@ have the workers run them for the next batch whenever they wait.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -21,45 +18,34 @@ from torch import Tensor, nn
 
 from pipetransformer._extension import hash_bytes
 from pipetransformer.autocache import (
-    TOLERANCES,
     ActivationCache,
     Codec,
     Ragged,
     RaggedRows,
     Records,
     cacheable,
-    fingerprint_chain,
     hash_ragged_rows,
     hash_rows,
-    round_trip,
-    unfit,
-    valid_part,
 )
-from pipetransformer.core.devices import HOST, to_device
+from pipetransformer.core.devices import HOST
 from pipetransformer.data.structures import (
     fit_together,
-    flat_tensors,
     join_rows,
-    rows_of,
     slice_rows,
     tensors_of,
 )
-from pipetransformer.pipe import Workers, draw_scope
-from pipetransformer.replica.differences import difference, other_kind
+from pipetransformer.pipe import Workers
 from pipetransformer.replica.draws import DrawPosition
 from pipetransformer.replica.drift import Drift
-from pipetransformer.replica.faulty_layer import faulty_layer
 from pipetransformer.replica.frozen_layers import FrozenLayers
 from pipetransformer.replica.handed_on import (
-    Form,
-    HandedOn,
     as_given,
     beside_tensors,
     of_one_form,
 )
-from pipetransformer.replica.in_place import run_in_place
+from pipetransformer.replica.record_forms import RecordForms, flat
+from pipetransformer.replica.row_audits import RowAudits
 from pipetransformer.report.clock import Clock
-from pipetransformer.skip import SkipTracker, use_skip_tracker
 
 _LOG = logging.getLogger(__name__)
 
@@ -133,26 +119,27 @@ class FrozenPrefix:
             hold_still=hold_still,
             padding=_padding(ragged),
         )
+        self._forms = RecordForms(ragged)
+        self._audits = RowAudits(
+            self._layers,
+            self._frozen,
+            self._forms,
+            clock,
+            seed=seed,
+            ragged=ragged,
+            debug=debug,
+            own_bits=own_bits,
+        )
         self._drift = Drift(self._layers)
         self._clock = clock
-        self._seed = seed
         self._ragged = ragged
-        self._debug = debug
-        self._own_bits = own_bits
         self._admitted = admitted
         self._disk_admitted = disk_admitted
         self._device_bytes = device_bytes
         self._sharers = sharers
         self._copied_from: ActivationCache | None = None
-        self._narrowed: set[int] = set()  # of a row's lengths, those tried unpadded
-        self._was_alone = False  # a row has been computed without its batch
-        self._trying = threading.Lock()
         self._length: int | None = None  # padded, of the last training inputs
         self._shapes: list[torch.Size] | None = None  # of the last inputs' rows
-        # Of the records here; workers look them up for several micro-batches at once.
-        self._forms: weakref.WeakKeyDictionary[ActivationCache, tuple[Form, str]] = (
-            weakref.WeakKeyDictionary()  # sets may be of other shapes
-        )
         self.refusal = cacheable(self._layers)
         self._is_cacheable = self.refusal is None
         if self.refusal is not None:
@@ -227,11 +214,7 @@ class FrozenPrefix:
             self._copied_from = None
 
     def _record_chain(self, cache: ActivationCache) -> list[int]:
-        """Return the same of records: of rows alone, if what is fixed is known."""
-        chain, known = self._frozen.fingerprints(), self._forms.get(cache)
-        if known is None:
-            return chain
-        return [*chain[:-1], hash_bytes(f"{chain[-1]} {known[1]}".encode())]
+        return self._forms.chain(self._frozen.fingerprints(), cache)
 
     def __call__(
         self,
@@ -309,14 +292,16 @@ class FrozenPrefix:
                 disk=self.uses_disk,
                 device=self._frozen.device,
             )
-            found = [self._parted(records, rows) for records in found]
-        if self._debug:
+            found = [self._forms.parted(records, rows) for records in found]
+        if self._audits.debug:
             for records in found:
-                self._check(inputs(), records, ids, cache, position, codec, whole=whole)
+                self._audits.check(
+                    inputs(), records, ids, cache, position, codec, whole=whole
+                )
         elif (
             found
             and cache.audit_due()
-            and not self._passes_audit(inputs(), found[0], cache, position, codec)
+            and not self._audits.passes(inputs(), found[0], cache, position, codec)
         ):
             if cache.given_up is not None:
                 return as_given(self._frozen.run(inputs(), 0, position, whole))
@@ -328,7 +313,7 @@ class FrozenPrefix:
             return as_given(self._advance(found[0], cache, position, whole))
         if self._ragged is not None and rows is None:
             rows = self._rows(inputs(), keep=not whole)
-        lone = self._lone_row(inputs, found, len(ids), cache) if write else None
+        lone = self._audits.lone_row(inputs, found, len(ids), cache) if write else None
         parts = self._assemble(inputs, found, len(ids), cache, position, whole)
         values = [value for _, value in parts]
         if not fit_together(values) or not of_one_form(values):
@@ -337,7 +322,7 @@ class FrozenPrefix:
             parts = self._assemble(inputs, [], len(ids), cache, position, whole)
         result = parts[0][1] if len(parts) == 1 else _merge(parts, len(ids))
         if compare is not None:
-            served = self._rounded(result, len(ids), cache, codec, rows)
+            served = self._forms.rounded(result, len(ids), cache, codec, rows)
             if any(records.lossy for records in found):
                 found, result = [], self._frozen.run(inputs(), 0, position, whole)
             if served is not None:
@@ -358,10 +343,8 @@ class FrozenPrefix:
                     position,
                     lone,
                 )
-        else:
-            self._storable(
-                result, len(ids), cache
-            )  # shows what is fixed: records are read
+        else:  # shows what is fixed: records are read
+            self._forms.storable(result, len(ids), cache)
         return as_given(result)
 
     def _reads(self, cache: ActivationCache | None) -> bool:
@@ -393,73 +376,6 @@ class FrozenPrefix:
     def give_up_ahead(self) -> None:
         """Let go of a batch to come: no worker runs layers for it any more."""
         self._frozen.give_up_ahead()
-
-    def _rounded(
-        self,
-        value: Any,
-        rows: int,
-        cache: ActivationCache,
-        codec: Codec,
-        ragged: RaggedRows | None,
-    ) -> Any:
-        """Return what a codec makes of activations; None: they cannot be stored."""
-        tensors = self._storable(value, rows, cache)
-        if tensors is None or self._misfit(tensors, ragged) is not None:
-            return None
-        lengths = ragged.lengths if ragged is not None else None
-        kept = self._joined(tensors, ragged)
-        read = round_trip(kept, codec, ragged=self._ragged, lengths=lengths)
-        if self._ragged is not None and ragged is not None:
-            read = list(self._ragged.parted(read, ragged))
-        return self._as_read(read, cache)
-
-    def _storable(
-        self, value: Any, rows: int, cache: ActivationCache
-    ) -> tuple[Tensor, ...] | None:
-        """Return what a record holds; None: it could not be made whole again."""
-        if isinstance(value, HandedOn):
-            form, text = value.form, value.form.text()
-            # A batch of rows that were padded to another length may have others.
-            varies = self._ragged is not None and not self._ragged.fixed
-            if text is None or (varies and form.has_numbers()):
-                return None
-            if text != self._forms.setdefault(cache, (form, text))[1]:
-                return None
-            value = value.tensors
-        elif cache in self._forms:
-            return None
-        return flat_tensors(value, rows)
-
-    def _as_read(self, tensors: Sequence[Tensor], cache: ActivationCache) -> Any:
-        """Return the value at the boundary that the tensors of a record stand for."""
-        known = self._forms.get(cache)
-        if known is not None:
-            return HandedOn(tuple(tensors), known[0])
-        return _flat(tensors)
-
-    def _misfit(
-        self, tensors: Sequence[Tensor], ragged: RaggedRows | None
-    ) -> str | None:
-        reason = unfit(tensors)
-        if reason is not None or self._ragged is None or ragged is None:
-            return reason
-        return self._ragged.misfit(tensors, ragged.widths)
-
-    def _joined(
-        self, tensors: Sequence[Tensor], ragged: RaggedRows | None
-    ) -> Sequence[Tensor]:
-        """Return tensors at the boundary as records hold them."""
-        if self._ragged is None or ragged is None:
-            return tensors
-        return self._ragged.joined(tensors, ragged)
-
-    def _parted(self, found: Records, ragged: RaggedRows | None) -> Records:
-        """Return records of rows with several lengths, each tensor of its own."""
-        if self._ragged is None or ragged is None or not self._ragged.has_several:
-            return found
-        tensors = tuple(self._ragged.parted(found.tensors, ragged))
-        own = ragged.own[found.rows]
-        return dataclasses.replace(found, tensors=tensors, lengths=own)
 
     def _rows(self, inputs: Any, *, keep: bool) -> RaggedRows:
         """Return the lengths of ragged rows; `keep` the padded one for lazy batches."""
@@ -504,284 +420,6 @@ class FrozenPrefix:
         self._shapes = shapes
         return hash_rows(*tensors)
 
-    def _passes_audit(
-        self,
-        inputs: Any,
-        found: Records,
-        cache: ActivationCache,
-        position: DrawPosition,
-        codec: Codec,
-    ) -> bool:
-        """Compute a found row again; empty and leave the cache if it differs."""
-        with self._clock.phase("audit"), self.awake():
-            row = slice_rows(inputs, found.rows[:1])
-            again = self._alone(row, found.boundary, cache, position)
-            reason = self._apart(again, found, 0, codec)
-        if reason is not None:
-            cache.fail_audit(
-                f"a sample computed again at boundary {found.boundary} differs from "
-                f"its record ({reason}); its layers mix samples or padding, draw "
-                "random numbers, or have changed"
-            )
-        return reason is None
-
-    def _check(
-        self,
-        inputs: Any,
-        found: Records,
-        ids: Tensor,
-        cache: ActivationCache,
-        position: DrawPosition,
-        codec: Codec,
-        *,
-        whole: bool,
-    ) -> None:
-        """Compute all found rows again, in their batch and the first one alone.
-
-        Raises:
-            ValueError: one differs from its record.
-        """
-        cache.note_audited(len(found.rows))
-        with self._clock.phase("audit"):
-            batch = slice_rows(inputs, torch.arange(rows_of(inputs)))  # a copy
-            again = self._frozen.run(batch, 0, position, whole, found.boundary)
-            fresh = tensors_of(again)
-            # Kernels of an accelerator may give other bits each time.
-            exact = whole and self._own_bits and not found.lossy
-            bits = exact and all(t.is_cpu for t in fresh)
-            for number, row in enumerate(found.rows.tolist()):
-                here = [tensor[row : row + 1] for tensor in fresh]
-                reason = self._apart(here, found, number, codec, bits=bits)
-                if reason is None and number == 0:
-                    lone = slice_rows(inputs, found.rows[:1])
-                    alone = self._alone(lone, found.boundary, cache, position)
-                    reason = self._apart(alone, found, 0, codec)
-                if reason is not None:
-                    raise ValueError(
-                        f"CacheConfig.debug: expected {cache.name_of(int(ids[row]))} "
-                        f"computed again at boundary {found.boundary} as it is in the "
-                        f"cache, got {reason}; {self._cause(inputs, row, position)}"
-                    )
-
-    def _alone(
-        self,
-        row: Any,
-        boundary: int,
-        cache: ActivationCache,
-        position: DrawPosition,
-    ) -> list[Tensor]:
-        """Compute a row without its batch: what a record of a boundary holds."""
-        layers = self._layers[:boundary]
-        with self._scope(position):
-            value = self._frozen.here(run_in_place(layers, self._frozen.here(row)))
-        if boundary < self.boundary:
-            return tensors_of(value)
-        return self._with_rows(value, cache)
-
-    def _with_rows(self, value: Any, cache: ActivationCache) -> list[Tensor]:
-        """Return what a record holds of a value at the boundary; empty: not this."""
-        known = self._forms.get(cache)
-        if known is None:
-            return tensors_of(value)
-        form = known[0]
-        return list(form.rows_of(value)) if form.fits(value) else []
-
-    def _lone_row(
-        self,
-        inputs: Callable[[], Any],
-        found: Sequence[Records],
-        rows: int,
-        cache: ActivationCache,
-    ) -> tuple[Tensor, Any] | None:
-        """Return a row to run alone, once: its place, and a copy of its inputs.
-
-        The last row, which capacity limits leave out first; a copy, since layers may
-        work in place. With `debug` hits are looked at, and the layer is named.
-        """
-        if self._debug or self._was_alone or not cache.audits or rows < 2:
-            return None
-        exact = torch.ones(rows, dtype=torch.bool)
-        for records in found:
-            if records.lossy:
-                exact[records.rows] = False
-        if not bool(exact.any()):
-            return None
-        last = exact.nonzero()[-1]
-        return last, slice_rows(inputs(), last)
-
-    def _try_alone(
-        self,
-        lone: tuple[Tensor, Any],
-        tensors: Sequence[Tensor],
-        rows: RaggedRows | None,
-        cache: ActivationCache,
-        position: DrawPosition,
-    ) -> None:
-        """Run a row without its batch, once; cache nothing if it differs from itself.
-
-        Before the first record is stored: layers that mix the rows of a batch, or draw
-        random numbers in eval mode, look like all others. Workers that come meanwhile
-        wait for what is found.
-        """
-        place, row = lone
-        lengths = rows.own[place[0]].tolist() if rows is not None else None
-        with self._clock.phase("audit"), self._trying:
-            if self._was_alone:
-                return
-            try:
-                with self.awake():
-                    alone = self._alone(row, self.boundary, cache, position)
-            except torch.OutOfMemoryError:
-                return  # later, perhaps
-            except Exception as error:  # whatever layers raise for one row
-                apart: str | None = f"{type(error).__name__}: {error}"
-            else:
-                here = [tensor[place] for tensor in tensors]
-                apart = self._apart_from(alone, here, lengths)
-            if apart is not None:
-                self._refuse(
-                    "a sample computed without its batch differs from itself there "
-                    f"({apart}): layers mix samples or padding, or draw random "
-                    "numbers; CacheConfig(debug=True) names the layer"
-                )
-            self._was_alone = True
-
-    def _not_narrowed(
-        self,
-        inputs: Callable[[], Any],
-        rows: RaggedRows,
-        cache: ActivationCache,
-        position: DrawPosition,
-    ) -> str | None:
-        """Run a row with and without its padding, once; say what is not as promised.
-
-        Sizes alone do not tell a padded dim from another one that is as large, and no
-        batch may have other sizes. Valid positions that come last, and layers that read
-        the padding, show in the values. Layers that take one length alone tell nothing.
-        """
-        ragged = self._ragged
-        if ragged is None or len(self._narrowed) == len(rows.widths):
-            return None
-        for number, width in enumerate(rows.widths):
-            own = rows.own[:, number]
-            shorter = (own < width) & (rows.own > 0).all(1)
-            if number in self._narrowed or not bool(shorter.any()):
-                continue
-            self._narrowed.add(number)
-            longest = torch.where(shorter, own, 0).argmax().reshape(1)
-            row, lengths = slice_rows(inputs(), longest), rows.own[longest[0]].tolist()
-            with self._clock.phase("audit"), self.awake(), self._scope(position):
-                try:
-                    cut = ragged.narrowed(row, tensors_of(row), lengths)
-                    tensors = self._recorded(cut, cache)
-                    reason = ragged.not_narrowed(tensors, lengths) if tensors else None
-                    if tensors and reason is None:
-                        padded = self._recorded(slice_rows(inputs(), longest), cache)
-                        apart = difference(valid_part(padded, ragged, lengths), tensors)
-                        reason = apart and (
-                            "ragged: expected the valid positions in front, and the "
-                            "same values for a row with its padding and without, got "
-                            f"{apart}; pad behind (padding_side='right'), and give "
-                            "layers a mask"
-                        )
-                except torch.OutOfMemoryError:
-                    self._narrowed.discard(number)
-                    continue
-                except Exception as error:  # whatever layers raise for another length
-                    _LOG.debug("a row without its padding: %s", error)
-                    continue
-            if reason is not None:
-                return reason
-        return None
-
-    def _recorded(self, inputs: Any, cache: ActivationCache) -> list[Tensor]:
-        """Run the layers; return what a record would hold, empty where it is none."""
-        value = run_in_place(self._layers, self._frozen.here(inputs))
-        return self._with_rows(value, cache)
-
-    @contextlib.contextmanager
-    def _scope(self, position: DrawPosition) -> Iterator[None]:
-        """Hold what frozen layers run in when they run apart from a step."""
-        draws = draw_scope(
-            self._seed, position.step, microbatch=position.first_microbatch, layer=0
-        )
-        with torch.no_grad(), draws, use_skip_tracker(SkipTracker()):
-            yield
-
-    def _apart(
-        self,
-        fresh: Sequence[Tensor],
-        found: Records,
-        number: int,
-        codec: Codec,
-        *,
-        bits: bool = False,
-    ) -> str | None:
-        """Say how far a row is from its record, the `number`-th of those found."""
-        lengths = None
-        if found.lengths is not None:
-            lengths = found.lengths[number].reshape(-1).tolist()
-        cached = [tensor[number : number + 1] for tensor in found.tensors]
-        rounded = TOLERANCES[codec] if found.lossy else 0.0
-        return self._apart_from(fresh, cached, lengths, bits=bits, rounded=rounded)
-
-    def _apart_from(
-        self,
-        fresh: Sequence[Tensor],
-        cached: Sequence[Tensor],
-        lengths: Sequence[int] | None,
-        *,
-        bits: bool = False,
-        rounded: float = 0.0,
-    ) -> str | None:
-        """Say how far the valid parts of a row are apart.
-
-        Layers may pad to the longest row of the batch, so padding may be shorter.
-        """
-        kinds = other_kind(fresh, cached)
-        if kinds is not None and lengths is None:
-            return kinds
-        try:
-            valid = [
-                valid_part(each, self._ragged, lengths) for each in (fresh, cached)
-            ]
-        except (ValueError, RuntimeError, IndexError):
-            if kinds is None:
-                raise
-            return kinds
-        return difference(*valid, bits=bits, rounded=rounded)
-
-    def _cause(self, inputs: Any, row: int, position: DrawPosition) -> str:
-        """Say why a row computed again differs from its record, as far as it shows."""
-        place = self._frozen.gather()  # the run ends
-        now = fingerprint_chain(
-            self._layers, self.boundary, context=self._frozen.context()
-        )
-        for layer, (old, new) in enumerate(
-            zip(self._frozen.fingerprints(), now, strict=True), -1
-        ):
-            if old != new:
-                return f"layer {layer} was changed after the pass had begun"
-
-        def scope(number: int) -> contextlib.AbstractContextManager[None]:
-            step = position.step + number
-            return self._scope(dataclasses.replace(position, step=step))
-
-        def differ(ours: Sequence[Tensor], alone: Sequence[Tensor]) -> str | None:
-            if other_kind(alone, ours) is None:
-                return difference(alone, ours)
-            return self._apart_from(alone, ours, lengths)
-
-        layers, here = self._layers, to_device(inputs, place)
-        rows = None if self._ragged is None else self._rows(inputs, keep=False)
-        lengths = None if rows is None else rows.own[row].tolist()
-        found = faulty_layer(layers, here, row, scope=scope, differ=differ)
-        return found or (
-            "no layer gives other values when it runs again or alone: its code has "
-            "changed since the record was made, or its values depend on more than "
-            "its inputs, weights and settings"
-        )
-
     def _refuse(self, reason: str) -> None:
         self.refusal = reason
         _LOG.warning("frozen prefix is not cached: %s", reason)
@@ -799,25 +437,25 @@ class FrozenPrefix:
         position: DrawPosition,
         lone: tuple[Tensor, Any] | None,
     ) -> None:
-        tensors = self._storable(result, len(ids), cache)
+        tensors = self._forms.storable(result, len(ids), cache)
         if tensors is None:
             self._refuse(
                 f"layer {self.boundary - 1} returns more than tensors with one row per "
                 "sample, and plain values and tensors that are always the same"
             )
             return
-        reason = self._misfit(tensors, ragged)
+        reason = self._forms.misfit(tensors, ragged)
         if reason is None and ragged is not None:
-            reason = self._not_narrowed(inputs, ragged, cache, position)
+            reason = self._audits.not_narrowed(inputs, ragged, cache, position)
         if reason is not None:
             self._refuse(f"layer {self.boundary - 1}: {reason}")
             return
         if lone is not None:
-            self._try_alone(lone, tensors, ragged, cache, position)
+            self._audits.try_alone(lone, tensors, ragged, cache, position, self._refuse)
         if self.refusal is not None:
             return
         lengths = ragged.lengths if ragged is not None else None
-        tensors = tuple(self._joined(tensors, ragged))
+        tensors = tuple(self._forms.joined(tensors, ragged))
         fresh = torch.ones(len(ids), dtype=torch.bool)
         for records in found:
             if records.boundary == self.boundary:
@@ -847,8 +485,8 @@ class FrozenPrefix:
         whole: bool,
     ) -> Any:
         if records.boundary == self.boundary:
-            return self._frozen.here(self._as_read(records.tensors, cache))
-        given = _flat(records.tensors)
+            return self._frozen.here(self._forms.as_read(records.tensors, cache))
+        given = flat(records.tensors)
         return self._frozen.run(given, records.boundary, position, whole)
 
     def _assemble(
@@ -880,10 +518,6 @@ def _padding(ragged: Ragged | None) -> tuple[object, ...]:
         return ()
     several = (ragged.which,) if ragged.has_several else ()
     return (ragged.dim, ragged.fill, *several)
-
-
-def _flat(tensors: Sequence[Tensor]) -> Any:
-    return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
 
 def _merge(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Any:

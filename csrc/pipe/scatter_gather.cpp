@@ -11,6 +11,27 @@
 
 namespace pipetransformer::pipe {
 
+namespace {
+
+void check_can_be_cut(
+    const std::string& what,
+    const at::Tensor& tensor,
+    int64_t num_microbatches) {
+  const bool is_nested = tensor.is_nested() || tensor.layout() == at::kJagged;
+  if (num_microbatches == 1 ||
+      (tensor.layout() == at::kStrided && !is_nested)) {
+    return;
+  }
+  throw std::invalid_argument(
+      what +
+      ": expected dense (strided) tensors, of which micro-batches get their "
+      "rows, got a " +
+      (is_nested ? "nested" : "sparse") +
+      " one; a layer may make it of a dense one");
+}
+
+}  // namespace
+
 // Note [Rows that are changed in place]
 // Views share one version counter: a layer that changes a micro-batch's rows in
 // place would make autograd refuse what the others have saved of theirs. So
@@ -19,6 +40,7 @@ namespace pipetransformer::pipe {
 // between forward and backward is refused as ever. Nor does an input that
 // carries gradient part: its history is the caller's.
 Scattered scatter(
+    const std::string& what,
     const Tensors& tensors,
     const std::vector<bool>& whole,
     int64_t num_microbatches,
@@ -33,6 +55,7 @@ Scattered scatter(
     if (tensor.dim() == 0 || whole[p]) {
       continue;
     }
+    check_can_be_cut(what, tensor, num_microbatches);
     result.rows.back() =
         split_rows(tensor.size(0), num_microbatches, split, min_rows);
     const std::size_t found = result.rows.back().size();

@@ -23,10 +23,11 @@ struct Scattered {
 
 // `tensors` as given by the caller, history and all; 0-dim ones and those
 // marked in `whole` are handed to every micro-batch. Rows are cut as by
-// split_rows. `record`: whether inputs
-// carry gradient. Throws std::runtime_error when two tensors give different
-// numbers of micro-batches.
+// split_rows. `record`: whether inputs carry gradient. `what` names them in
+// errors: std::runtime_error when two tensors give different numbers of
+// micro-batches, std::invalid_argument for sparse and nested tensors.
 Scattered scatter(
+    const std::string& what,
     const Tensors& tensors,
     const std::vector<bool>& whole,
     int64_t num_microbatches,

@@ -156,6 +156,27 @@ def test_rows_that_would_meet_others_are_refused():
     pipe.close()
 
 
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (torch.Tensor.to_sparse, "sparse"),
+        (torch.Tensor.to_sparse_csr, "sparse"),
+        (lambda x: torch.nested.nested_tensor([x[:1], x[1:]]), "nested"),
+        (
+            lambda x: torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged),
+            "nested",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # torch calls some of these beta
+def test_what_has_no_rows_to_cut_is_refused(make, kind):
+    pipe = make_pipe(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), 2, 2)
+    with pytest.raises(ValueError, match=f"inputs: expected dense .* a {kind} one"):
+        pipe(make(torch.ones(4, 2)))
+    assert pipe(torch.ones(4, 2)).shape == (4, 2)
+    pipe.close()
+
+
 class Named(collections.UserDict):
     """A mapping of a class that nobody knows how to make anew."""
 

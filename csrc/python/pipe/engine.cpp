@@ -93,6 +93,7 @@ PipeEngine::Call PipeEngine::begin(
     pipe::check_no_tangents(parameters);
   }
   pipe::Scattered scattered = pipe::scatter(
+      "inputs",
       call.inputs.tensors,
       whole,
       options.num_microbatches,
@@ -184,6 +185,7 @@ LossFunction PipeEngine::cut_targets(
             !(tensor.is_cpu() && tensor.is_pinned()));
   }
   const pipe::Scattered cut = pipe::scatter(
+      "targets",
       target_tensors,
       whole,
       options.num_microbatches,

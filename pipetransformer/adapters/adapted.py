@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pipetransformer.adapters.choices import Choices
 from pipetransformer.adapters.families import BY_CLASS, FAMILIES, Family
 from pipetransformer.adapters.families.encoders import refusal
+from pipetransformer.adapters.families.heads import unused
 from pipetransformer.adapters.peft_models import bare, is_peft, merged, task_model_of
 from pipetransformer.adapters.tasks import TASKS, Given, Head, Task
 from pipetransformer.autocache import Ragged
@@ -377,6 +378,9 @@ def from_transformers(
                 "as modules_to_save instead"
             )
         (family.untie or _untie)(model)
+    unused(*_tables_of_sines(model))
+    if task == "masked-lm":
+        unused(*_spare_biases(model))
     layers: list[nn.Module] = [family.embed(base)]
     for index, block in enumerate(family.blocks(base)):
         if split_blocks:
@@ -469,6 +473,32 @@ def _untie(model: Any) -> None:
         own, trains = head.weight.detach().clone(), head.weight.requires_grad
         head.weight = nn.Parameter(own, requires_grad=trains)
         model.config.tie_word_embeddings = False
+
+
+def _tables_of_sines(model: nn.Module) -> list[nn.Module]:
+    """Return embeddings of positions that are read without a gradient.
+
+    They do not train where a model is made, but do after ``from_pretrained``.
+    """
+    return [
+        module
+        for module in model.modules()
+        if type(module).__name__.endswith("SinusoidalPositionalEmbedding")
+    ]
+
+
+def _spare_biases(model: nn.Module) -> list[nn.Parameter]:
+    """Return what heads of untied weights hold besides their decoder's bias.
+
+    transformers has one parameter under both names while the weight is shared.
+    """
+    found = []
+    for module in model.modules():
+        spare = getattr(module, "bias", None)
+        used = getattr(getattr(module, "decoder", None), "bias", None)
+        if isinstance(spare, nn.Parameter) and isinstance(used, nn.Parameter):
+            found += [spare] if spare is not used else []
+    return found
 
 
 def _head(model: Any, family: Family, task: Task) -> nn.Module:

@@ -34,8 +34,9 @@ class Ragged:
     Args:
         lengths: ``lengths(inputs)`` -> ``(rows,)`` integers: how many positions of each
             row are valid, from the first on. `inputs` is what the first layer takes. A
-            row that is padded in front is valid up to its end. Of several lengths
-            ``(rows, lengths)``.
+            row that is padded in front is valid up to its end. A row with none is
+            kept with its padding: padded to another length it is another sample. Of
+            several lengths ``(rows, lengths)``.
         dim: Which dim of the tensors at a boundary is padded, counted with the rows'
             (0). One for all that have as many dims, or one per tensor, None for one of
             fixed shape. Tensors are in the order in which layers hand them on, those
@@ -223,8 +224,12 @@ class Ragged:
                 f"{lengths.tolist()}"
             )
         own = lengths.view(rows, len(padded))
+        # What reads a row of padding alone reads padding, so that is its content.
+        bare = (own == 0).any(1)
+        own = torch.where(own > 0, own, torch.tensor(padded))
+        longest, widest = own.amax(1), max(padded)
         found = RaggedRows(
-            moved(tensors, dims), flags(dims), own.amax(1), max(padded), own, padded
+            moved(tensors, dims), flags(dims), longest, widest, own, padded, bare
         )
         if self.has_several:
             found.tensors[:] = [
@@ -291,6 +296,7 @@ class RaggedRows:
         padded: Size of the padded dim.
         own: All lengths of each row, ``(rows, lengths)`` int64.
         widths: What each length is padded to in the batch.
+        bare: Which rows had no valid position, ``(rows,)`` bool; all of theirs count.
     """
 
     tensors: list[Tensor]
@@ -299,6 +305,7 @@ class RaggedRows:
     padded: int
     own: Tensor
     widths: list[int]
+    bare: Tensor
 
 
 def dims_of(tensors: Sequence[Tensor], dims: Dims) -> list[int | None]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from pipetransformer.checkpoint import format as checkpoint
 from pipetransformer.core.devices import HOST, to_device
@@ -65,6 +66,10 @@ def save(
         "policy": run.policy.state_dict(),
         "pass": {**batches, "seed": run.config.seed},
         "optimizer": describe_optimizer(run.state.optimizer, run.arguments.model),
+        "kinds": {
+            "policy": type(run.policy).__name__,
+            "scheduler": _kind_of(run.state.scheduler),
+        },
         "run_id": run.info.run_id,
         "plan": replica.plan.to_json() if replica is not None else None,
         "profile": profile.to_json() if profile is not None else None,
@@ -122,8 +127,7 @@ def restore(
         raise ValueError(f"{what}: expected a freeze policy's state, got none")
     if lead:
         _try_optimizer(run, content)
-        with naming(content, f"the state of {type(run.policy).__name__}"):
-            run.policy.load_state_dict(extra["policy"])
+        _load_policy(run, content)
         with naming(content, "measured pauses"):
             if "pauses" in extra:  # older checkpoints have none
                 run.costs.load(extra["pauses"])
@@ -152,9 +156,66 @@ def _try_optimizer(run: Run, content: dict[str, Any]) -> None:
         _compare_optimizers(now, saved, content["name"])
     with naming(content, "the optimizer's state"):
         load_moments(trial, joined)
+    kinds = content["extra"].get("kinds")
+    if kinds is not None:  # older checkpoints do not tell
+        _compare_schedulers(_kind_of(rates), kinds["scheduler"], content["name"])
     if rates is not None and joined["scheduler"] is not None:
         with naming(content, f"the state of {type(rates).__name__}"):
             rates.load_state_dict(joined["scheduler"])
+
+
+def _kind_of(scheduler: LRScheduler | None) -> str:
+    return "" if scheduler is None else type(scheduler).__name__
+
+
+def _compare_schedulers(now: str, saved: str, what: str) -> None:
+    """Refuse a scheduler of another class, whose state would be a mixture of both.
+
+    Raises:
+        ValueError: it is of another one.
+    """
+    if now == saved:
+        return
+    saved = printable(saved, longest=500)
+    if now and saved:
+        raise ValueError(
+            f"{what}: expected the state of an lr_scheduler {now}, as here, got that "
+            f"of {saved}"
+        )
+    if now:
+        _LOG.warning(
+            "%s was written without an lr_scheduler: %s begins anew, by steps at its "
+            "first, by epochs at the epoch that is reached",
+            what,
+            now,
+        )
+    else:
+        _LOG.warning(
+            "%s holds the state of %s, and there is none here: learning rates stay as "
+            "they were",
+            what,
+            saved,
+        )
+
+
+def _load_policy(run: Run, content: dict[str, Any]) -> None:
+    """Load the state of the freeze policy; warn of one by another policy.
+
+    Raises:
+        ValueError: it does not load.
+    """
+    extra, now = content["extra"], type(run.policy).__name__
+    saved = printable(extra.get("kinds", {}).get("policy", now), longest=500)
+    by = "" if saved == now else f", as here, by {saved} where it was written"
+    with naming(content, f"the state of {now}{by}"):
+        run.policy.load_state_dict(extra["policy"])
+    if by:
+        _LOG.warning(
+            "%s: freezing goes on by %s, and was decided by %s when it was written",
+            content["name"],
+            now,
+            saved,
+        )
 
 
 def _compare_optimizers(

@@ -170,6 +170,9 @@ def _checked(content: Mapping[str, Any], what: str) -> dict[str, Any]:
     described = extra.get("optimizer", {"kind": "", "groups": []})
     fits = _is_described(described)
     require(fits, "optimizer", "a class and names by group", described)
+    kinds = extra.get("kinds", {"policy": "", "scheduler": ""})
+    fits = _is_dict(kinds, str, str) and {*kinds} >= {"policy", "scheduler"}
+    require(fits, "kinds", "names of classes", kinds)
     tensors = content["optimizer_tensors"]
     for value in tensors:
         require(isinstance(value, Tensor), "optimizer_tensors", "tensors", value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar, cast
@@ -44,9 +45,11 @@ class MapDataset(Protocol):
 
     A sample is ``(inputs, targets)``, or a mapping of both by name.
 
-    Optional methods: ``inputs(index)`` and ``targets(index)`` load one half of a
-    sample; ``input_key(index, epoch) -> int`` names the content of the inputs: one key
-    is of one content, in all training sets of a run and of those that share a
+    Optional methods: ``__getitems__(indices)`` gives a list of samples, as torch's
+    loaders ask for them; loader processes, which are seeded for each sample, and views
+    do without. ``inputs(index)`` and ``targets(index)`` load one half of a sample.
+    ``input_key(index, epoch) -> int`` names the content of the inputs: one key is of
+    one content, in all training sets of a run and of those that share a
     `CacheConfig.directory`. With views (`batches`) the epoch that it is given is the
     number of the view.
     """
@@ -212,7 +215,7 @@ class _Collated(Dataset[object]):
         self._shares = shares
 
     def __getitems__(self, ids: list[int]) -> object:
-        return self._shares.collated(self._shares.dataset.__getitem__, ids)
+        return self._shares.collated(ids)
 
 
 def collated_batches(
@@ -274,21 +277,48 @@ def samples_of(
     Args:
         dataset: map-style.
         ids: of the samples.
-        get: what gives one, or a half of it, if not the dataset's ``__getitem__``.
+        get: what gives one, or a half of it. None: the dataset, which may give several
+            at once (``__getitems__``).
 
     Raises:
         RuntimeError: a StopIteration, which would end the pass in silence.
+        ValueError: ``__getitems__`` gives another number of samples.
     """
+    several = _getter_of_several(dataset) if get is None else None
     get = dataset.__getitem__ if get is None else get
-    samples, index = [], 0
+    samples: list[object] = []
+    index, listed = 0, list(ids)
     try:
-        for index in ids:  # noqa: B007 - the one that fails is named
-            samples.append(get(index))
+        if several is not None:
+            index, samples = listed[0], list(several(listed))
+        else:
+            for index in listed:  # noqa: B007 - the one that fails is named
+                samples.append(get(index))
     except StopIteration as error:
         raise RuntimeError(
             f"{type(dataset).__name__}: expected sample {index}, got StopIteration"
         ) from error
+    if len(samples) != len(listed):
+        raise ValueError(
+            f"{type(dataset).__name__}.__getitems__: expected {len(listed)} samples, "
+            f"got {len(samples)}"
+        )
     return samples
+
+
+def _getter_of_several(dataset: Any) -> Callable[[list[int]], Any] | None:
+    """Return a dataset's ``__getitems__``, if it gives what ``__getitem__`` does.
+
+    That of a base class does not know what a class that derives has made of a sample.
+    """
+    kinds = type(dataset).__mro__
+    for kind in kinds:
+        if vars(kind).get("__getitems__") is not None:
+            several: Callable[[list[int]], Any] = dataset.__getitems__
+            return several
+        if "__getitem__" in vars(kind):
+            return None
+    return None
 
 
 class _Share(NamedTuple):
@@ -344,7 +374,7 @@ class Shares(Dataset[_Share]):
         listed = ids.tolist() if isinstance(ids, Tensor) else ids
         if self.lazy:
             return self._share(ids, listed, None, self.half("targets", listed))
-        pair = self.division.pair(self.collated(self.dataset.__getitem__, listed))
+        pair = self.division.pair(self.collated(listed))
         halves = pair if listed else map(no_rows, pair)
         return self._share(ids, listed, *halves)
 
@@ -378,17 +408,20 @@ class Shares(Dataset[_Share]):
         return _Share(torch.as_tensor(ids, dtype=torch.int64), inputs, targets, keys)
 
     def half(self, name: str, ids: list[int]) -> Tree:
-        tree = cast(Tree, self.collated(getattr(self.dataset, name), ids))
+        tree = cast(Tree, self.collated(ids, getattr(self.dataset, name)))
         half = self.division.half(name, tree)
         return half if ids else no_rows(half)
 
-    def collated(self, get: Callable[[int], object], ids: list[int]) -> object:
+    def collated(
+        self, ids: list[int], get: Callable[[int], object] | None = None
+    ) -> object:
         """Collate samples; without any, of which shapes stay open, the first one."""
         taken = ids or [0]
         in_loader = in_loader_process()
         if self.view is None and not in_loader:  # nobody seeds the caller's generators
             return self._collate(samples_of(self.dataset, taken, get))
         with contextlib.nullcontext() if in_loader else generators_kept():
+            get = self.dataset.__getitem__ if get is None else get
             samples = samples_of(
                 self.dataset, taken, functools.partial(self._seeded, get)
             )
@@ -464,7 +497,9 @@ def _keys(keys: list[object]) -> Tensor:
     return torch.tensor([_signed(key) for key in keys], dtype=torch.int64)
 
 
-def _signed(key: object) -> int:
-    if not isinstance(key, int):
-        raise TypeError(f"input_key: expected an int, got {type(key).__name__}")
-    return (key + 2**63) % 2**64 - 2**63
+def _signed(key: Any) -> int:
+    try:
+        number = operator.index(key)
+    except TypeError:
+        raise TypeError(f"input_key: expected an int, got {key!r}") from None
+    return (number + 2**63) % 2**64 - 2**63

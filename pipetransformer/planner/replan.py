@@ -90,12 +90,20 @@ def replan(
     pricing = Pricing(places, current, staying, why_not, terms)
     offers = [pricing.price(candidate) for candidate in others]
     if pricing.pick(offers) is None and any(each.offer.crowded for each in offers):
-        # What processes that have the model can run: one replica per node.
-        kept = min(cluster.num_nodes, current.num_replicas)
+        most = cluster.num_nodes * cluster.devices_per_node
         if asked.max_replicas is not None:
-            kept = min(kept, asked.max_replicas)
-        rest = _candidates(find, dataclasses.replace(asked, max_replicas=kept))
-        offers += [pricing.price(c) for c in rest if c not in others]
+            most = min(most, asked.max_replicas)
+        # What processes that have the model can run: one replica per node.
+        numbers = [min(cluster.num_nodes, current.num_replicas, most)]
+        if staying is None:  # it ends the run, or whatever can be reached goes on
+            numbers += [*range(most, 0, -1)]
+        for number in dict.fromkeys(numbers):
+            fewer = dataclasses.replace(asked, max_replicas=number)
+            seen = [each.candidate for each in offers]
+            rest = _candidates(find, fewer)
+            offers += [pricing.price(c) for c in rest if c not in seen]
+            if pricing.pick(offers) is not None:
+                break
     return _settle(find, cluster, asked, best, staying, pricing, offers)
 
 

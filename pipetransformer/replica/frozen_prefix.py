@@ -277,7 +277,7 @@ class FrozenPrefix:
             ):
                 rows = self._rows(inputs(), keep=not whole)
                 length = rows.padded
-            hashes = keys
+            hashes = None if keys is None else _with_padding(keys, rows)
             if hashes is None:
                 hashes = self._hashes(inputs(), rows, cache)
             if hashes is None:
@@ -518,6 +518,14 @@ def _padding(ragged: Ragged | None) -> tuple[object, ...]:
         return ()
     several = (ragged.which,) if ragged.has_several else ()
     return (ragged.dim, ragged.fill, *several)
+
+
+def _with_padding(keys: Tensor, rows: RaggedRows | None) -> Tensor:
+    """Return keys that tell how rows of padding alone were padded."""
+    if rows is None or not bool(rows.bare.any()):
+        return keys
+    text = torch.tensor(hash_bytes(f"{rows.widths}".encode()), dtype=torch.uint64)
+    return torch.where(rows.bare, keys ^ text.view(torch.int64), keys)
 
 
 def _merge(parts: Sequence[tuple[Tensor, Any]], rows: int) -> Any:

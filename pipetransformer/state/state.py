@@ -607,9 +607,14 @@ def load_optimizer(
     """
     if state.optimizer is None:
         raise RuntimeError("optimizer not built before its state; please report")
+    groups = state.optimizer.param_groups
+    begun = [{k: v for k, v in group.items() if k != "params"} for group in groups]
     load_moments(state.optimizer, joined)
     if state.scheduler is not None and joined["scheduler"] is not None:
         state.scheduler.load_state_dict(joined["scheduler"])
+    elif state.scheduler is not None:  # it begins anew, and counts on its own rates
+        for group, options in zip(state.optimizer.param_groups, begun, strict=True):
+            group.update(options)
     if state.scaler is not None and "scaler" in joined:  # older checkpoints have none
         state.scaler.load_state_dict(joined["scaler"])
     if observed:

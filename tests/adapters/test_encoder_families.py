@@ -450,3 +450,27 @@ def test_choices_share_the_masks_that_a_stage_makes_of_their_padding():
 def test_choices_are_ragged_where_their_summary_reads_no_padding(name, changes, keeps):
     model = make_model(name, "multiple-choice", **changes)
     assert (from_transformers(model).ragged is not None) is keeps
+
+
+@each([(n, t) for n, t in FURTHER if t == "masked-lm"])
+def test_a_head_that_never_shared_its_weight_trains_and_so_does_what_was_exported(
+    name, task, tmp_path
+):
+    """Such heads have a second bias, which transformers never uses."""
+    model = make_model(name, task, tie_word_embeddings=False)
+    adapted = from_transformers(model)
+    assert are_the_models(differences(adapted, task, False, 2))
+    adapted.export(tmp_path)
+    again = from_transformers(type(model).from_pretrained(tmp_path))
+    collate = functools.partial(pad, length=None)
+    engine = pt.PipeTransformer(
+        again,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        freeze=pt.freeze.Never(),
+        config=pt.Config(plan=pt.PlanConfig(num_stages=1)),
+    )
+    with engine:
+        for _ in engine.epochs(1):
+            for batch in engine.batches(samples_of(task), 8, collate_fn=collate):
+                engine.step(batch)
+    assert engine.history.epochs[0].train_loss > 0

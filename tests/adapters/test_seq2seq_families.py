@@ -69,6 +69,15 @@ def all_equal(differences):
 # -- values and gradients ----------------------------------------------------------
 
 
+@ALL
+def test_every_weight_of_a_model_that_was_loaded_gets_its_gradient(name, tmp_path):
+    """Tables of sines do not train where a model is made, but once it is loaded."""
+    made = seq2seq(name)
+    made.save_pretrained(tmp_path)
+    loaded = type(made).from_pretrained(tmp_path)
+    assert all_equal(compare(cut(loaded), name, 2))
+
+
 @OF_EACH_KIND
 @SPLITS
 @pytest.mark.parametrize("stages", [1, 2, 4])

@@ -1,3 +1,4 @@
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -394,3 +395,66 @@ def test_a_batch_with_a_text_for_each_row_stays_whole(caplog):
     assert "got a list with a text for each row" in caplog.text
     with pytest.raises(TypeError, match="a text for each row"):
         trained_with_names(num_microbatches=2)
+
+
+class Several(Squares):
+    """Gives several samples at once, as sets on disk do."""
+
+    def __init__(self, size):
+        super().__init__(size)
+        self.asked = []
+
+    def __getitems__(self, indices):
+        self.asked.append(list(indices))
+        return [super(Several, self).__getitem__(i) for i in indices]
+
+
+class Shifted(Several):
+    """Makes something else of each sample, which its base does not know."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + 1, y
+
+
+class TooFew(Several):
+    def __getitems__(self, indices):
+        return super().__getitems__(indices)[1:]
+
+
+def inputs_of(dataset):
+    loaded = batches(dataset, ElasticSampler(11, 4))
+    return [batch.inputs.tolist() for batch in loaded]
+
+
+def test_samples_come_several_at_once_where_the_dataset_gives_them():
+    dataset = Several(11)
+    assert inputs_of(dataset) == inputs_of(Squares(11))
+    assert [len(ids) for ids in dataset.asked] == [4, 4, 3]
+
+
+def test_a_class_that_changes_single_samples_is_asked_for_these():
+    dataset, plain = Shifted(11), Squares(11)
+    plain_inputs = torch.tensor(sum(inputs_of(plain), []))
+    assert sum(inputs_of(dataset), []) == (plain_inputs + 1).tolist()
+    assert not dataset.asked
+
+
+def test_fewer_samples_than_asked_for_are_refused():
+    with pytest.raises(ValueError, match="TooFew.__getitems__: expected 4 .* got 3"):
+        inputs_of(TooFew(11))
+
+
+@pytest.mark.parametrize("kind", [int, numpy.int64, torch.tensor])
+def test_input_keys_may_be_integers_of_any_kind(kind):
+    dataset = Squares(5)
+    dataset.input_key = lambda index, epoch: kind(index)
+    (batch,) = batches(dataset, ElasticSampler(5, 5))
+    assert sorted(batch.input_keys.tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_an_input_key_of_another_kind_is_refused():
+    dataset = Squares(5)
+    dataset.input_key = lambda index, epoch: 0.5
+    with pytest.raises(TypeError, match="input_key: expected an int, got 0.5"):
+        list(batches(dataset, ElasticSampler(5, 5)))

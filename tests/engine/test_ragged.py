@@ -170,6 +170,54 @@ def test_bytes_of_the_cache_are_those_of_the_valid_tokens():
     assert least < found["used"][0] <= least + SIZE * header
 
 
+class Average(Mix):
+    """Where no token is valid it averages the padding, as finite masks do."""
+
+    def forward(self, hidden, mask):
+        scores = (hidden @ hidden.transpose(1, 2) / WIDTH).masked_fill(
+            ~mask[:, None, :], -1e9
+        )
+        return hidden + torch.tanh(self.linear(scores.softmax(-1) @ hidden)), mask
+
+
+class First(nn.Module):
+    """Reads the first position, valid or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 2)
+
+    def forward(self, hidden, mask):
+        return self.linear(hidden[:, 0])
+
+
+@pytest.mark.parametrize("vouch", [False, True], ids=["hashed", "vouched"])
+def test_texts_without_a_token_are_what_recomputing_them_gives(vouch):
+    """Their padding is what the head reads, and it is of another length each time."""
+
+    def run(caches):
+        dataset = Texts(vouch=vouch)
+        for index in (3, 7, 8):
+            dataset.rows[index] = dataset.rows[index][:0]
+        engine = pt.PipeTransformer(
+            nn.Sequential(Embed(), Average(), Average(), First()).double(),
+            optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+            loss=nn.CrossEntropyLoss(),
+            freeze=pt.freeze.Schedule([0, 2, 2, 2]),
+            ragged=Ragged(lengths_of),
+            config=config(cache=pt.CacheConfig(enabled=caches, admission="always")),
+        )
+        return train(engine, dataset)
+
+    torch.manual_seed(0)
+    found = run(True)
+    torch.manual_seed(0)
+    plain = run(False)
+    assert sum(found["hits"]) > SIZE  # all but, at times, those three
+    for name in ("losses", "dev"):
+        assert found[name] == pytest.approx(plain[name], rel=1e-12)
+
+
 class Stacked(Texts):
     """Sentences of one padded length, whose inputs load on their own."""
 

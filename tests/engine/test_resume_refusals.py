@@ -19,14 +19,14 @@ ADAMW = functools.partial(torch.optim.AdamW, lr=1e-2)
 RATES = torch.optim.lr_scheduler
 
 
-def engine_of(folder=None, *, optimizer=ADAMW, rates=None):
+def engine_of(folder=None, *, optimizer=ADAMW, rates=None, freeze=None):
     wanted = pt.CheckpointConfig(directory=folder, resume=folder is not None)
     return pt.PipeTransformer(
         toy_model(1),
         optimizer=optimizer,
         lr_scheduler=rates,
         loss=nn.CrossEntropyLoss(),
-        freeze=pt.freeze.Never(),
+        freeze=freeze or pt.freeze.Never(),
         config=config(checkpoint=wanted),
     )
 
@@ -154,7 +154,13 @@ ANOTHER = {
     "scheduler": (
         {"rates": lambda o: RATES.StepLR(o, 1)},
         {"rates": lambda o: RATES.SequentialLR(o, [RATES.StepLR(o, 1)] * 2, [1])},
-        "the state of SequentialLR, got what does not load: KeyError: '_schedulers'",
+        "the state of an lr_scheduler SequentialLR, as here, got that of StepLR",
+    ),
+    "policy": (
+        {},
+        {"freeze": pt.freeze.Guarded()},
+        "the state of Guarded, as here, by Never where it was written, got what does "
+        "not load: ValueError: policy state: expected the entries",
     ),
 }
 
@@ -174,9 +180,50 @@ def test_another_optimizer_or_scheduler_is_refused_before_anything_is_loaded(
         torch.testing.assert_close(engine.state_dict(), before, rtol=0, atol=0)
 
 
+def constant(optimizer):
+    return RATES.ConstantLR(optimizer, factor=0.5, total_iters=9)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "text", "rate"),
+    [
+        ({}, {"rates": constant}, "without an lr_scheduler: ConstantLR begins", 5e-3),
+        ({"rates": constant}, {}, "the state of ConstantLR, and there is none", 5e-3),
+    ],
+)
+def test_a_scheduler_on_one_side_alone_is_told(
+    one, other, text, rate, tmp_path, caplog
+):
+    path = saved(tmp_path / "saved.pt", **one)
+    with engine_of(**other) as engine:
+        engine.load(path)
+        engine.prepare(ToySet(8), 4)
+        assert engine.optimizer.param_groups[0]["lr"] == rate
+    assert caplog.text.count(text) == 1
+
+
+def test_another_policy_whose_state_loads_is_told(tmp_path, caplog):
+    path = saved(tmp_path / "saved.pt", freeze=pt.freeze.Schedule([0, 1]))
+    with engine_of() as engine:
+        engine.load(path)
+    assert "freezing goes on by Never, and was decided by Schedule" in caplog.text
+    caplog.clear()
+    with engine_of(freeze=pt.freeze.Schedule([0])) as engine:
+        engine.load(path)
+    assert "freezing goes on" not in caplog.text
+
+
+@pytest.mark.parametrize("kinds", [3, {"policy": 1, "scheduler": ""}, {"policy": ""}])
+def test_kinds_that_no_run_writes_so_are_refused(kinds, tmp_path):
+    path = changed(saved(tmp_path / "saved.pt"), {"kinds": kinds})
+    with pytest.raises(ValueError, match="kinds to be names of classes"):
+        checkpoint.read(path)
+
+
 def changed(path, optimizer):
     content = torch.load(path, weights_only=True)
-    del content["extra"]["optimizer"]
+    if "kinds" not in optimizer:
+        del content["extra"]["optimizer"]
     content["extra"].update(optimizer)
     files.write(path, content)
     return path

@@ -93,9 +93,9 @@ std::vector<int64_t> in_flight(ScheduleKind schedule, const Shape& shape) {
 // the sums come on top, from the end of the first backward on. And backward
 // gives the gradients of one micro-batch of a stage together: from the second
 // on they stand beside the sums until they are added, when the micro-batch's
-// activations are gone. At those two points 1F1B and ZB-H1 hold as many
-// micro-batches as ever, as long as forwards are left to run; else those whose
-// backward is over are gone, but for what ZB-H1's W needs, which the state has.
+// activations are gone, recomputed ones and what its W needed among them. At
+// those two points 1F1B and ZB-H1 hold as many micro-batches as ever, as long
+// as forwards are left to run; else those whose backward is over are gone.
 StageMemory stage_memory(
     const Profile& profile,
     const Cluster& cluster,
@@ -114,16 +114,19 @@ StageMemory stage_memory(
       schedule != ScheduleKind::kGPipe && shape.num_stages > 1;
   const int64_t computed_again = recompute ? (last_beside_another ? 2 : 1) : 0;
   const int64_t lagging = std::min(shape.num_microbatches, shape.num_stages);
+  std::vector<Kept> kept_by;
   std::vector<int64_t> base;
   std::vector<int64_t> per_microbatch;
   std::vector<int64_t> inputs(static_cast<std::size_t>(num_active) + 1, 0);
   for (int64_t i = 0; i < num_active; ++i) {
     const Kept kept = kept_of(profile, boundary, forward_only, i, samples);
+    kept_by.push_back(kept);
     int64_t constant =
         state_of(layer_at(profile, boundary + i), cluster) + kept.shared;
     int64_t repeated = recompute ? 0 : kept.whole;
     if (split) {
-      constant += lagging * kept.for_weights;
+      // One of those that lag may be recomputed: then it keeps all, see below.
+      constant += (lagging - (recompute ? 1 : 0)) * kept.for_weights;
       repeated = std::max<int64_t>(0, repeated - kept.for_weights);
     }
     base.push_back(constant + computed_again * kept.whole);
@@ -142,11 +145,20 @@ StageMemory stage_memory(
       {{SpanCost(base), in_flight(schedule, shape)}}};
   const FurtherGradients further =
       further_gradients(profile, workload, shape, 0, num_active);
+  // `over`: backwards of micro-batches that have come to their end by then.
   const auto add_point = [&](int64_t copies, int64_t over) {
-    std::vector<int64_t> layers = base;
+    std::vector<int64_t> layers;
     for (int64_t i = 0; i < num_active; ++i) {
-      layers[static_cast<std::size_t>(i)] +=
-          copies * layer_at(profile, boundary + i).trainable_bytes;
+      const auto index = static_cast<std::size_t>(i);
+      const Kept& kept = kept_by[index];
+      // As a later backward ends; the next one is yet to begin.
+      const int64_t gone = over < 2    ? 0
+                           : recompute ? kept.whole
+                           : split     ? kept.for_weights
+                                       : 0;
+      layers.push_back(
+          base[index] - gone +
+          copies * layer_at(profile, boundary + i).trainable_bytes);
     }
     std::vector<int64_t> counts = in_flight(schedule, shape);
     for (int64_t& count : counts) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from pipetransformer import _C
@@ -23,6 +24,9 @@ _WARM_UP = 0.1  # of the steps: nothing freezes, and the first mean is taken
 _BACK_TO_STAKE = 3.0  # times the bar, of a freeze below it
 _BACK_BY = 0.5  # of the loss above it, of a freeze that the monitor allowed
 _MOST_COMES_BACK = 3.0  # times the first mean: one bad batch is no new task
+_FALLS_BY = 0.25  # the training loss, while the monitor does not improve
+_RATE_FALLS = 3.0  # times, from one point to the next: a step of a schedule
+_LEAST_LEFT = 2  # intervals, for which it is worth to thaw then
 _COOL_DOWN = 3  # evaluation points without a freeze after an unfreeze
 _MOST_UNFREEZES = 2  # then the layers stay active
 
@@ -38,15 +42,19 @@ class Guarded(Policy):
     first tenth of the steps, at least of the first interval.
 
     With a `monitor` a held-out metric counts, too: when the last `patience` evaluations
-    have not improved it, what the front layers go on learning helps the training set
-    alone, and they may freeze.
+    have not improved it, while the training loss has fallen by a quarter, what the
+    front layers go on learning helps the training set alone, and they may freeze. While
+    it stands at its first value, nothing may be learned yet: that does not count.
 
     All units unfreeze when the loss comes back: to 3 times the stake below which they
-    froze, as when data or labels have changed, or to 1.5 times the loss at which the
+    froze, as when data or labels have changed, or to 1.5 times the least loss since the
     monitor let them freeze; was that 0 or less, by half of its size or of the first
     mean's, whichever is larger. What has come back is from then on the first mean, if
     it is larger, up to 3 times as large. Then nothing freezes for 3 points, and after
-    the second time nothing at all. Nothing freezes in the first tenth of the steps.
+    the second time nothing at all. They also unfreeze, as often as that happens, when
+    the learning rate falls to a third or less from one point to the next while more
+    than 3 times the stake is left to learn. Nothing freezes in the first tenth of the
+    steps.
 
     Args:
         alpha: share of the active units that a point may freeze, in [0, 1).
@@ -109,7 +117,10 @@ class Guarded(Policy):
         self._best: float | None = None  # of the monitor
         self._last: float | None = None
         self._evaluations = 0  # that had it, as far as told
+        self._best_loss: float | None = None  # of training, when that was evaluated
+        self._moved = False  # the best is better than the first
         self._stale = 0  # evaluations since the best one
+        self._rate = 0.0  # learning rate at the last point; 0: none is known
         self._quiet_until = 0  # the point from which units may freeze
         self._unfreezes = 0
         self._told = ""
@@ -122,7 +133,7 @@ class Guarded(Policy):
         stale = self._is_stale(progress)
         loss, began, self._step = stats.loss, self._step, progress.step
         if loss is None or not math.isfinite(loss):
-            if loss is not None:
+            if loss is not None and not self.is_replayed:
                 _logger.warning(
                     "mean training loss at step %d: expected a finite number, got %s; "
                     "nothing freezes at this evaluation point",
@@ -133,25 +144,57 @@ class Guarded(Policy):
             return self._num_frozen
         first = self._take_first(loss, began, progress)
         bar = self._stake * first
-        if self._num_frozen > self.starting_units and loss > self._returns_at:
-            self._unfreeze(loss, first)
-            return self._num_frozen
+        alone, fell = self._helps_training_alone(loss), self._rate_fell(progress, began)
+        if self._num_frozen > self.starting_units:
+            if fell is not None and loss > _BACK_TO_STAKE * bar:
+                self._told = fell
+                self._thaw()
+                return self._num_frozen
+            if loss > self._returns_at:
+                self._unfreeze(loss, first)
+                return self._num_frozen
         self._told = self._tell_loss(loss, first)
         if self._monitor is not None:
-            self._told += self._tell_monitor(progress)
+            self._told += self._tell_monitor(progress, alone=alone)
+        size = loss if loss > 0 else max(abs(first), abs(loss))
+        # Of a freeze that the monitor allowed; it follows the loss down.
+        returns_at = loss + _BACK_BY * size
+        if loss > 0:
+            returns_at = max(returns_at, _BACK_TO_STAKE * bar)
+        self._returns_at = min(self._returns_at, returns_at)
         little = 0.0 <= loss <= bar  # of a loss below 0 nobody knows how far it falls
-        if not little and not stale:
+        if not little and not (stale and alone):
             return self._num_frozen
         held = self._held_by(progress)
         if held is not None:
             self._told += f"; {held}"
             return self._num_frozen
-        if little:
-            self._freeze(_BACK_TO_STAKE * bar)
-        else:
-            size = loss if loss > 0 else max(abs(first), abs(loss))
-            self._freeze(loss + _BACK_BY * size)
+        self._freeze(_BACK_TO_STAKE * bar if little else returns_at)
         return self._num_frozen
+
+    def _helps_training_alone(self, loss: float) -> bool:
+        """Tell whether the training loss has fallen since the monitor improved.
+
+        A monitor may stand still because nothing is learned yet, or at this rate.
+        """
+        if self._stale == 0 or self._best_loss is None:
+            self._best_loss = loss
+        return self._best_loss - loss >= _FALLS_BY * abs(self._best_loss)
+
+    def _rate_fell(self, progress: Progress, began: int) -> str | None:
+        """Say by how much the learning rate has fallen, if that tells something.
+
+        At a lower one a monitor that stood still may improve again. Not at the end,
+        where schedules go to 0.
+        """
+        rate, before = progress.learning_rate, self._rate
+        self._rate = rate or 0.0
+        if rate is None or not 0.0 < rate * _RATE_FALLS <= before * (1 + 1e-9):
+            return None
+        total, steps = progress.total_steps, progress.step - began
+        if total is not None and total - progress.step < _LEAST_LEFT * steps:
+            return None
+        return f"the learning rate fell from {before:.3g} to {rate:.3g}"
 
     def _why(self) -> str:
         return self._told
@@ -189,11 +232,15 @@ class Guarded(Policy):
             f"the training loss came back to {loss:.3g}, above the "
             f"{self._returns_at:.3g} that were allowed"
         )
-        self._num_frozen = self.starting_units
+        self._thaw()
         self._first = max(first, min(loss, _MOST_COMES_BACK * first))
         self._unfreezes += 1
         self._quiet_until = self._point + 1 + _COOL_DOWN
-        self._best, self._stale = None, 0
+
+    def _thaw(self) -> None:
+        self._num_frozen = self.starting_units
+        self._best, self._best_loss, self._stale = None, None, 0
+        self._moved = False
 
     def _held_by(self, progress: Progress) -> str | None:
         """Return what forbids a freeze now, if anything does."""
@@ -227,40 +274,53 @@ class Guarded(Policy):
         if value is None or not math.isfinite(value) or not anew:
             return self._stale >= self._patience
         self._last = value
-        improved = self._best is None or (
-            value < self._best if better == "min" else value > self._best
-        )
-        self._best = value if improved else self._best
-        self._stale = 0 if improved else self._stale + 1
+        best = value if self._best is None else self._best
+        improved = value < best if better == "min" else value > best
+        if self._best is None or improved:
+            self._best, self._stale, self._moved = value, 0, improved
+        elif value != best or self._moved:
+            self._stale += 1
         return self._stale >= self._patience
 
-    def _tell_monitor(self, progress: Progress) -> str:
+    def _tell_monitor(self, progress: Progress, *, alone: bool) -> str:
         if self._monitor is None:
             return ""
         name, known = self._monitor[0], sorted(progress.metrics)
         if name not in known:
-            if known and not self._warned:
-                self._warned = True
-                _logger.warning(
-                    "Guarded monitor: expected a metric of engine.evaluate (%s), got "
-                    "%r; the training loss alone decides",
-                    ", ".join(known),
-                    name,
-                )
+            self._warn_once(
+                f"a metric of engine.evaluate ({', '.join(known)})", f"{name!r}", known
+            )
             return "; the monitor was not evaluated"
+        if not math.isfinite(progress.metrics[name]):
+            self._warn_once("finite values", f"{name}={progress.metrics[name]}", known)
+            return f"; {name} is no finite number, which counts for nothing"
         if self._stale == 0:
-            return f"; {name} improved in its last evaluation"
-        return (
+            return f"; {name} improved in its last evaluation, or has not moved yet"
+        text = (
             f"; evaluations since {name} improved: {self._stale}, which freezes at "
             f"{self._patience}"
         )
+        if self._stale >= self._patience and not alone:
+            text += (
+                f", once the training loss has fallen by {100 * _FALLS_BY:g} % since"
+            )
+        return text
+
+    def _warn_once(self, expected: str, got: str, known: Sequence[str]) -> None:
+        if known and not self._warned and not self.is_replayed:
+            self._warned = True
+            _logger.warning(
+                "Guarded monitor: expected %s, got %s; the training loss alone decides",
+                expected,
+                got,
+            )
 
     # -- state -----------------------------------------------------------------
 
     def load_state_dict(self, state: State) -> None:
-        """See ``Policy``; states of older versions count no evaluations."""
-        older = "last" in state and "evaluations" not in state
-        super().load_state_dict({**state, "evaluations": 0} if older else state)
+        """See ``Policy``; states of older versions lack entries."""
+        added: State = {"evaluations": 0, "best_loss": [], "moved": 1, "rate": 0.0}
+        super().load_state_dict({**added, **state} if "last" in state else state)
 
     def _begin(self) -> None:
         self._num_frozen = self.starting_units
@@ -289,7 +349,10 @@ class Guarded(Policy):
             "best": [] if self._best is None else [self._best],
             "last": [] if self._last is None else [self._last],
             "evaluations": self._evaluations,
+            "best_loss": [] if self._best_loss is None else [self._best_loss],
+            "moved": int(self._moved),
             "stale": self._stale,
+            "rate": self._rate,
             "quiet_until": self._quiet_until,
             "unfreezes": self._unfreezes,
         }
@@ -298,8 +361,9 @@ class Guarded(Policy):
         def count(name: str, limit: int | None = None) -> int:
             return check_count(f"policy state {name}", state[name], limit)
 
-        returns_at = _number(state, "returns_at")
-        first, best, last = (_optional(state, n) for n in ("first", "best", "last"))
+        returns_at, rate = _number(state, "returns_at"), _number(state, "rate")
+        names = ("first", "best", "last", "best_loss")
+        first, best, last, best_loss = (_optional(state, name) for name in names)
         num_frozen = count("num_frozen", self.num_units)
         self._point, self._stale = count("point"), count("stale")
         self._evaluations = count("evaluations")
@@ -307,7 +371,9 @@ class Guarded(Policy):
         self._quiet_until, self._unfreezes = count("quiet_until"), count("unfreezes")
         self._num_frozen = num_frozen
         self._first, self._returns_at = first, returns_at
-        self._best, self._last = best, last
+        self._best, self._last, self._best_loss = best, last, best_loss
+        self._moved = bool(count("moved", 1))
+        self._rate = rate
 
 
 def _percent(part: float, whole: float) -> str:

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import logging
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -145,9 +146,11 @@ class Policy(abc.ABC):
             given; measuring gradients costs a copy of those of the active layers.
         dry_run: log what would be frozen, freeze nothing.
         log: one dict per decision with all of its inputs; see ``replay``.
+        is_replayed: a decision is taken again, so what it warned of is known.
     """
 
     needs: frozenset[str] = frozenset()
+    is_replayed = False
 
     def __init__(self, *, dry_run: bool = False) -> None:
         self.dry_run = dry_run
@@ -202,11 +205,14 @@ class Policy(abc.ABC):
                 f"{self._num_units} units"
             )
         check_count("starting_units", starting_units, num_units)
-        unknown = sorted(set(self.needs) - set(STATISTICS))
+        needs: object = self.needs
+        unknown = [needs] if isinstance(needs, str) else {*self.needs} - {*STATISTICS}
         if unknown:
             raise ValueError(
-                f"policy needs: expected names of {list(STATISTICS)}, got {unknown}"
+                f"policy needs: expected a set of {list(STATISTICS)}, got "
+                f"{needs if isinstance(needs, str) else sorted(unknown)!r}"
             )
+        self.needs = frozenset(self.needs)
         self._check_units(num_units)
         self._num_units, self._starting_units = num_units, starting_units
         self._begin()
@@ -243,6 +249,8 @@ class Policy(abc.ABC):
         floor = self._starting_units
         chosen = self._choose(progress, stats)
         what = f"{type(self).__name__}, units to freeze at point {progress.epoch}"
+        if not isinstance(chosen, bool) and hasattr(chosen, "__index__"):
+            chosen = operator.index(chosen)  # numpy's integers, too
         wanted = max(floor, check_count(what, chosen, self.num_units))
         decision = floor if self.dry_run else wanted
         if self.dry_run:
@@ -317,8 +325,14 @@ class Policy(abc.ABC):
         return [floor if self.dry_run else max(floor, each) for each in wanted]
 
     def state_dict(self) -> State:
-        """The state as plain numbers; statistics not yet used are not part of it."""
-        return self._get_state()
+        """The state as plain values; statistics not yet used are not part of it.
+
+        Raises:
+            TypeError: ``_get_state`` gives something else than numbers, texts, and
+                lists and dicts of such; numpy's numbers become Python's.
+        """
+        state: State = _plain(self._get_state(), f"{type(self).__name__} state")
+        return state
 
     def load_state_dict(self, state: State) -> None:
         """Restore what ``state_dict`` gave.
@@ -358,7 +372,7 @@ class Policy(abc.ABC):
                 f"{name}: expected {self.num_units} values, one per unit, got none"
             )
         unit = first_not_finite(values, num_frozen)
-        if unit is not None:
+        if unit is not None and not self.is_replayed:
             _logger.warning(
                 "%s of unit %d at step %d: expected a finite number, got %s; nothing "
                 "freezes at this evaluation point",
@@ -395,6 +409,22 @@ class Policy(abc.ABC):
 
     def _set_state(self, state: State) -> None:  # noqa: B027 (optional hook)
         """Take over a state with the entries of ``_get_state``."""
+
+
+def _plain(value: Any, what: str) -> Any:
+    """Return a state that messages and logs can hold."""
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(each, f"{what}, {key}") for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(each, what) for each in value)
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(
+        f"{what}: expected numbers, texts, and lists and dicts of such, got "
+        f"{type(value).__name__}"
+    )
 
 
 def _to_entry(progress: Progress) -> ProgressEntry:
@@ -444,5 +474,6 @@ def replay(policy_factory: Callable[[], Policy], log: Sequence[Decision]) -> lis
         policy.bind(entry["num_units"], starting_units=starting)
         policy.load_state_dict(entry["state"])
         policy.observe(_statistics_of(entry))
+        policy.is_replayed = True
         decisions.append(policy.decide(Progress(**entry["progress"])))
     return decisions

@@ -4,7 +4,9 @@ import json
 import logging
 import threading
 
+import numpy
 import pytest
+import torch
 
 from pipetransformer.autofreeze import (
     AlphaCap,
@@ -292,7 +294,7 @@ def test_policy_refuses_to_need_what_nobody_measures():
     class Curious(Never):
         needs = frozenset({"loss", "weather"})
 
-    text = r"policy needs: expected names of \[.*\], got \[.weather.\]"
+    text = r"policy needs: expected a set of \[.*\], got \[.weather.\]"
     with pytest.raises(ValueError, match=text):
         Curious().bind(6)
 
@@ -387,3 +389,69 @@ def test_what_a_policy_chooses_must_be_a_number_of_units(chosen, kind, text):
     with pytest.raises(kind, match=rf"^Choosing, units to freeze at point 3: {text}$"):
         policy.decide(Progress(3, 21))
     assert policy.log == []
+
+
+class Own(Policy):
+    """Freezes what it is told, and remembers what it is told."""
+
+    def __init__(self, chosen=0, held=0, needs=()):
+        super().__init__()
+        self.chosen, self.held, self.needs = chosen, held, needs
+
+    def _choose(self, progress, stats):
+        return self.chosen
+
+    def _get_state(self):
+        return {"held": self.held}
+
+    def _set_state(self, state):
+        self.held = state["held"]
+
+
+@pytest.mark.parametrize("needs", [["loss"], ("loss",), {"loss"}])
+def test_needs_may_be_any_collection_of_names(needs):
+    policy = Own(needs=needs)
+    policy.bind(4)
+    assert policy.needs == frozenset({"loss"})
+
+
+def test_a_text_is_no_collection_of_names():
+    with pytest.raises(ValueError, match=r"needs: expected a set of .*, got 'loss'"):
+        Own(needs="loss").bind(4)
+
+
+def test_numbers_of_numpy_are_numbers():
+    held = {"a": [numpy.float32(0.5)], "b": numpy.int64(3)}
+    policy = Own(chosen=numpy.int64(2), held=held)
+    policy.bind(4)
+    assert policy.decide(Progress(1, 10)) == 2
+    assert json.loads(json.dumps(policy.log))[0]["state"]["held"] == {
+        "a": [0.5],
+        "b": 3,
+    }
+    with pytest.raises(TypeError, match="expected an int, got True"):
+        decide_once(Own(chosen=True))
+
+
+def decide_once(policy):
+    policy.bind(4)
+    return policy.decide(Progress(1, 10))
+
+
+@pytest.mark.parametrize("held", [torch.ones(2), object(), {1: 2}, numpy.ones(2)])
+def test_a_state_that_no_message_holds_is_refused_by_name(held):
+    text = "Own state, held: expected numbers, .* got (Tensor|object|dict|ndarray)"
+    with pytest.raises(TypeError, match=text):
+        decide_once(Own(held=held))
+
+
+def test_a_replay_does_not_warn_again(caplog):
+    policy = Guarded(stake=0.3, monitor=("misspelt", "max"))
+    policy.bind(6)
+    for point, loss in enumerate([1.0, float("nan"), 0.5], 1):
+        policy.observe(FreezeStatistics(loss=loss))
+        policy.decide(Progress(point, 7 * point, metrics={"a": 0.5}))
+    assert len(caplog.records) == 2
+    caplog.clear()
+    replay(lambda: Guarded(stake=0.3, monitor=("misspelt", "max")), policy.log)
+    assert not caplog.records

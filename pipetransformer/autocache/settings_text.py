@@ -8,14 +8,21 @@ run, and records that are kept would never be found again.
 
 from __future__ import annotations
 
+import array
 import collections
+import ctypes
 import dataclasses
+import datetime
+import decimal
+import fractions
 import functools
 import itertools
 import pathlib
 import sys
+import uuid
 from collections.abc import Callable, Iterable
 from enum import Enum
+from multiprocessing import sharedctypes
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -35,10 +42,12 @@ from pipetransformer.autocache.content import hash_content, without_addresses
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), range, type(...)),
     *(torch.dtype, torch.Size, pathlib.PurePath),
+    *(fractions.Fraction, decimal.Decimal, array.array, bytearray, uuid.UUID),
+    *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
 )
 _CONTAINERS = (dict, list, set, collections.deque, Tensor, nn.Module)
 # Objects of these change as a run goes on (loggers, handles of hooks), or hold nothing
-# that can be told (locks, streams).
+# that can be told (locks, streams). Values of ctypes and torch's distributions do.
 _OPAQUE = sys.stdlib_module_names | {"torch"}
 _DEEPEST = 12
 # Of configs of models and launchers: where a model came from, and what its layers do
@@ -116,6 +125,12 @@ class SettingsText:
             text = self._of_callable(value)
             if text is not None:
                 return text
+        if isinstance(value, sharedctypes.SynchronizedBase):
+            return self.of(value.get_obj())
+        if isinstance(value, ctypes._SimpleCData):
+            return f"{_name_of(type(value))} {value.value!r}"
+        if isinstance(value, ctypes.Array):
+            return f"{_name_of(type(value))} {list(value)!r}"
         return self._of_array(value) or self._of_object(value)
 
     def _pairs(self, pairs: Iterable[tuple[object, object]]) -> str:
@@ -161,7 +176,9 @@ class SettingsText:
             except ValueError:  # it is empty
                 return None
         fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-        opaque = type(value).__module__.partition(".")[0] in _OPAQUE
+        module = type(value).__module__
+        opaque = module.partition(".")[0] in _OPAQUE
+        opaque = opaque and not module.startswith("torch.distributions.")
         if opaque and not fields and not isinstance(value, SimpleNamespace):
             return None
         held = getattr(value, "__dict__", None)

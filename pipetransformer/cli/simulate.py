@@ -10,7 +10,7 @@ from pipetransformer.cli import arguments, drawing, files, output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pipetransformer.planner import Plan
+    from pipetransformer.planner import Cluster, Plan
     from pipetransformer.simulator import Simulation
 
 _EXAMPLES = """
@@ -73,7 +73,7 @@ def run(parsed: argparse.Namespace) -> int:
         files.write_text(parsed.trace, simulation.trace())
     if to_output:
         return output.OK
-    notes = hash_notes(plan, profile, cluster)
+    notes = (*hash_notes(plan, profile, cluster), *_unfit(simulation, cluster))
     if console is None:
         output.print_json({**simulation.to_dict(), "notes": list(notes)})
     else:
@@ -88,3 +88,13 @@ def _print(
 
     drawing.draw(console, [sections.simulated(plan, simulation, notes)])
     drawing.draw_grid(console, simulation)
+
+
+def _unfit(simulation: Simulation, cluster: Cluster) -> list[str]:
+    """Say which stages take more than a device has."""
+    most = cluster.device_memory_bytes
+    return [
+        f"note: stage {stage} does not fit: {peak / 1e6:.1f} of {most / 1e6:.1f} MB"
+        for stage, peak in enumerate(simulation.peak_bytes_per_stage)
+        if peak > most
+    ]

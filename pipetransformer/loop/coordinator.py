@@ -429,9 +429,13 @@ class Coordinator:
         sets, told = self.run.state.sets, self.run.state.told(result, name)
         if records and records[-1].epoch >= oldest:
             metrics = records[-1].metrics
-            for metric in set(metrics) & set(result) if name != sets[0] else ():
-                # Of the first set, evaluated when there was no other one.
-                metrics.setdefault(f"{sets[0]}/{metric}", metrics[metric])
+            # Of the first set, evaluated when there was no other one.
+            first = {
+                f"{sets[0]}/{metric}": value
+                for metric, value in metrics.items()
+                if metric in result and f"{sets[0]}/{metric}" not in metrics
+            }
+            told = {**(first if name != sets[0] else {}), **told}
             metrics.update(told)
         if self.is_lead:
             done = self._run_epoch_before()

@@ -38,6 +38,7 @@ class Counts:
     def __init__(self, run: Run, replica: Replica, shape: PlanShape) -> None:
         self.shape = shape
         self.first_step = run.state.step
+        self.first_step_seconds = 0.0  # more than others, of the first of a plan
         self._spent = run.clock.seconds()
         self._busy = replica.workers.cpu_seconds()
         self._interval = run.state.losses
@@ -296,6 +297,7 @@ class Counts:
             bytes_per_stage=list(plan.bytes_per_stage) if plan is not None else [],
             slot_bytes=cluster.device_memory_bytes if cluster is not None else 0,
             learning_rate=run.state.learning_rate,
+            first_step_seconds=self.first_step_seconds,
         )
 
 

@@ -163,6 +163,8 @@ class OpenPass:
             counted.open.settle()
             counted.open.read()  # of a device, where a step is as long as its next one
             extra_s = counted.open.first_step_extra_s()
+            if self._changes.is_fresh:
+                counted.open.first_step_seconds = extra_s or 0.0
             per_step = self._run.config.accumulation_steps
             self._run.costs.record_steps(
                 self._role.active().plan,

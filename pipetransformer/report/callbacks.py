@@ -276,6 +276,8 @@ class CsvWriter(Callback):
 class TensorBoardWriter(Callback):
     """Writes scalars for TensorBoard, by optimizer step.
 
+    The file is made with the first of them, so by the lead alone.
+
     Args:
         folder: Where event files go.
         every_steps: Losses and learning rates of every that many steps.
@@ -294,7 +296,8 @@ class TensorBoardWriter(Callback):
                 "TensorBoardWriter: expected the package tensorboard, got none; "
                 "pip install tensorboard"
             ) from error
-        self._writer: Any = module.SummaryWriter(os.fspath(folder))
+        self._module, self._folder = module, os.fspath(folder)
+        self._writer: Any = None  # of the lead alone: with the first scalar
         self._every = every_steps
         self._step = 0
 
@@ -337,9 +340,12 @@ class TensorBoardWriter(Callback):
 
     def on_end(self, history: History) -> None:
         """Close the file."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def _add(self, scalars: Mapping[str, float]) -> None:
+        if self._writer is None:
+            self._writer = self._module.SummaryWriter(self._folder)
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, self._step)
 

@@ -71,6 +71,8 @@ class SegmentRecord:
         bytes_per_stage: What the plan takes of each stage's slot.
         slot_bytes: What a slot may hold; 0 if unknown.
         learning_rate: Of the first group, at its end; None without an optimizer.
+        first_step_seconds: What its first step took more than the others on the rank
+            that tells, if it is the first of a plan; in `seconds`, too.
     """
 
     shape: PlanShape
@@ -93,6 +95,7 @@ class SegmentRecord:
     bytes_per_stage: list[int] = dataclasses.field(default_factory=list)
     slot_bytes: int = 0
     learning_rate: float | None = None
+    first_step_seconds: float = 0.0
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> SegmentRecord:

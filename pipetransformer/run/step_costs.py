@@ -146,12 +146,15 @@ class StepLearner:
             name: seconds * _NANOSECONDS / batches
             for name, seconds in segment.phase_seconds.items()
         }
+        # A part of the pause before it.
+        begin = segment.first_step_seconds * _NANOSECONDS / batches
         whole = segment.seconds * _NANOSECONDS / batches - unplanned(segment, spent)
+        whole -= begin
         if plan.num_replicas > 1:
             expected = all_reduce_ns(plan, profile, cluster)
             self._link.observe(spent.get("backward/all_reduce", 0.0), expected)
         computing = ("forward", "forward/prefix", "forward/cache_read", "backward")
-        counted = sum(spent.get(name, 0.0) for name in computing)
+        counted = sum(spent.get(name, 0.0) for name in computing) - begin
         counted += spent.get("backward/all_reduce", 0.0)
         if any(layer.optimizer_ns for layer in profile.layers):
             counted += spent.get("optimizer", 0.0)

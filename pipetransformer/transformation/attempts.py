@@ -218,6 +218,11 @@ class Changes:
         self.joined = outcome.proposal
         return outcome
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether no step of the plan in force has been told of yet."""
+        return self._fresh is not None
+
     def note_first_step(self, seconds: float | None) -> None:
         """Tell the prices what the first step after a change of plan took more."""
         phases, self._fresh = self._fresh, None

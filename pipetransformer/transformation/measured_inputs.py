@@ -104,7 +104,11 @@ def _sizes(run: Run, workload: Workload) -> list[int]:
     most = workload.global_batch
     least = min(planner.least_rows(run.arguments.model), most)
     fitting = (n for n in run.config.plan.microbatch_samples if n <= most)
-    return sorted({max(n, least) for n in fitting}) or [most]
+    sizes = sorted({max(n, least) for n in fitting}) or [most]
+    if len(sizes) == 1 and run.config.plan.num_microbatches is None:
+        # By one size alone the smallest micro-batches would cost next to nothing.
+        sizes = sorted({max(least, sizes[0] // 4), *sizes})
+    return sizes
 
 
 def _check_layers(run: Run, workload: Workload, inputs: Any) -> str:

@@ -1,13 +1,19 @@
 """Fingerprints change with whatever changes values; hashes follow content."""
 
+import array
 import copy
+import ctypes
 import dataclasses
+import datetime
 import enum
 import functools
 import logging
+import multiprocessing
 import threading
 import types
 import weakref
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -251,6 +257,14 @@ SETTINGS = {
     "an object": Plain,
     "an object in a list of an object": lambda v: Plain(others=[Plain(v)]),
     "an object that holds itself": around,
+    "a fraction": Fraction,
+    "a decimal": Decimal,
+    "a time": lambda v: datetime.timedelta(seconds=v),
+    "an array of the library": lambda v: array.array("d", [v]),
+    "a value of processes": lambda v: multiprocessing.Value("d", v),
+    "an array of processes": lambda v: multiprocessing.Array("d", [v]),
+    "a value of ctypes": ctypes.c_double,
+    "a distribution": lambda v: torch.distributions.Normal(0.0, v),
     "an array": lambda v: np.full(3, v, dtype=np.float32),
     "an array's scalar": np.float32,
     "an array of objects": lambda v: np.array([v, "a"], dtype=object),

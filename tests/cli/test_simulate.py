@@ -85,6 +85,15 @@ def test_another_profile_is_a_note(files):
     assert "note: the plan was made from another profile" in out
 
 
+def test_what_does_not_fit_is_a_note(files):
+    path = files.plan()
+    files.write("cluster.json", a_cluster(device_memory_bytes=1000).to_json())
+    values = files.json("simulate", "--plan", path, *files.model)
+    peak = values["peak_bytes_per_stage"][0]
+    text = f"note: stage 0 does not fit: {peak / 1e6:.1f} of 0.0 MB"
+    assert text in values["notes"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

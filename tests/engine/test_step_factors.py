@@ -19,6 +19,7 @@ from pipetransformer.run.step_costs import StepFactors, StepLearner, all_reduce_
 from pipetransformer.transformation.measured_inputs import AS_DEVICES, _host_costs
 from tests.engine.scenario import config, make_engine, schedule
 from tests.planner.instances import cluster, layer, profile
+from tests.support.private import run_of
 from tests.support.toy import ToySet
 
 FOUND = profile(
@@ -173,6 +174,33 @@ def test_filling_the_cache_is_no_part_of_a_step():
     assert dataclasses.astuple(found) == pytest.approx((1, 1, 1), abs=0.002)
 
 
+def test_the_first_step_of_a_plan_is_no_part_of_the_pace():
+    """It is cold, and the pause before it has it already."""
+    plan = plan_with(num_stages=1)
+    passes = [a_pass(plan)] * 2
+    cold, phases = 0.5, {**passes[0].phase_seconds}
+    phases["backward"] += cold
+    passes[0] = dataclasses.replace(
+        passes[0],
+        phase_seconds=phases,
+        seconds=passes[0].seconds + cold,
+        first_step_seconds=cold,
+    )
+    found = observed(passes, plan).factors
+    assert dataclasses.astuple(found) == pytest.approx((1, 1, 1), abs=0.002)
+
+
+def test_a_run_says_what_the_first_step_of_each_plan_took_more():
+    engine = make_engine(freeze=schedule(0, 3, 3), config=config())
+    with engine:
+        for _ in engine.epochs(3):
+            for batch in engine.batches(ToySet(24), 4):
+                engine.step(batch)
+    extra = [epoch.segments[-1].first_step_seconds for epoch in engine.history.epochs]
+    changes = [c.phases.get("first_step", 0.0) for c in engine.history.transformations]
+    assert extra[1:] == [*changes, 0.0] and extra[0] >= 0.0 and len(changes) == 1
+
+
 def test_a_pass_without_steps_says_nothing():
     plan = plan_with(num_stages=1)
     learner = StepLearner()
@@ -225,3 +253,22 @@ def test_a_checkpoint_keeps_the_factors_and_a_resumed_run_goes_on_from_them(tmp_
     assert kept.pace != 1.0
     later = train(4, True)
     assert later[-1].pace == kept.pace
+
+
+@pytest.mark.parametrize(
+    ("sizes", "microbatches", "wanted"),
+    [
+        ((1, 4, 16), None, (1, 4)),
+        ((16, 32), None, (2, 8)),  # of a batch of eight rows one size would be left
+        ((8,), None, (2, 8)),
+        ((8,), 1, (8,)),  # nothing is chosen by it
+        ((1,), None, (1,)),
+    ],
+)
+def test_two_sizes_are_profiled_where_micro_batches_are_chosen(
+    sizes, microbatches, wanted
+):
+    plan = pt.PlanConfig(microbatch_samples=sizes, num_microbatches=microbatches)
+    with make_engine(freeze=schedule(0), config=config(plan=plan)) as engine:
+        engine.prepare(ToySet(24), 8)
+        assert run_of(engine).inputs.profile.microbatch_samples == wanted

@@ -18,7 +18,7 @@ from pipetransformer.planner import (
     search,
 )
 from pipetransformer.planner.pauses import TERMS, total_ns
-from tests.planner.instances import cluster, equal_profile
+from tests.planner.instances import cluster, equal_profile, layer, profile
 
 MS = 1_000_000
 # 12 layers of 1 ms forward and 2 ms backward per sample; 4 slots hold 3 layers each
@@ -395,3 +395,31 @@ def test_plan_and_transition_are_immutable():
     plan = again(6)
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan.transition.accepted = False
+
+
+def test_a_plan_that_cannot_go_on_finds_what_fewer_replicas_reach():
+    """Three replicas would need a device that the old plan fills."""
+    rows = [  # parameters, activations and boundary by sample
+        (50_000, 100, 1_000),
+        (400_000, 5_000, 1_000),
+        (1_000, 100, 30_000),
+        (0, 5_000, 30_000),
+        (1_000, 10_000, 30_000),
+        (400_000, 100, 30_000),
+    ]
+    fields = {"times": (MS, MS, MS)}
+    layers = [
+        layer(n, parameters=p, activation=a, boundary_bytes_per_sample=b, **fields)
+        for n, (p, a, b) in enumerate(rows)
+    ]
+    model = profile(layers)
+    devices = cluster(3, 1_863_200, optimizer_bytes_per_parameter_byte=1.0)
+    options = SearchOptions(global_batch=16, schedules=("1f1b",))
+    current = search(model, devices, options, num_stages=3)
+    terms = ChangeTerms(remaining_steps=10)
+    found = replan(model, devices, options, terms, current=current, boundary=2)
+    assert found.shape[:2] == (1, 2) and "cannot go on" in found.transition.rule
+    # Three fit by themselves, and one alone does not.
+    assert search(model, devices, options, boundary=2).shape[:2] == (1, 3)
+    with pytest.raises(InfeasiblePlan, match="expected a pipeline that fits"):
+        search(model, devices, options, boundary=2, num_stages=1, max_replicas=1)

@@ -406,14 +406,41 @@ def test_a_good_run_within_the_handling_of_an_error_is_a_good_one(monkeypatch):
 def test_tensorboard_gets_scalars_by_step(monkeypatch, tmp_path):
     made = Recorded()
     stand_in = types.ModuleType("torch.utils.tensorboard")
-    stand_in.SummaryWriter = lambda folder: made
+    writers = []
+
+    def make(folder):
+        writers.append(folder)
+        return made
+
+    stand_in.SummaryWriter = make
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
-    train(engine_with([pt.report.TensorBoardWriter(tmp_path, every_steps=2)]))
-    assert made.closed
+    writer = pt.report.TensorBoardWriter(tmp_path, every_steps=2)
+    assert not writers, "ranks that stand by would leave empty files"
+    train(engine_with([writer]))
+    assert made.closed and writers == [str(tmp_path)]
     losses = [step for step, values in made.logged if "loss" in values]
     assert losses == [2, 4, 6, 8, 10]
     told = {"epoch/train_loss", "evaluation/accuracy", "plan/frozen_units"}
     assert told <= made.names()
+
+
+def test_the_first_set_has_its_first_metrics_by_name_once_there_is_another(tmp_path):
+    told = []
+
+    class Notes(pt.report.Callback):
+        def on_evaluation(self, epoch, metrics):
+            told.append(metrics)
+
+    with engine_with([Notes(), pt.report.CsvWriter(tmp_path)]) as engine:
+        for _ in engine.epochs(2):
+            for batch in engine.batches(ToySet(8), 4):
+                engine.step(batch)
+            for name in ("test", "valid"):
+                engine.evaluate(ToySet(8, seed=len(name)), name=name)
+    assert "test/loss" not in told[0] and told[1]["test/loss"] == told[0]["loss"]
+    assert "test/loss" in told[2] and "test/loss" not in told[3]
+    found = rows_of(tmp_path, "epochs.csv", "eval_test/loss")
+    assert [float(cell) for cell in found] == [told[0]["loss"], told[2]["test/loss"]]
 
 
 @pytest.mark.parametrize(

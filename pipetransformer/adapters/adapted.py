@@ -107,6 +107,12 @@ class Adapted:
                     "DataCollatorWithPadding(tokenizer)"
                 )
         first: Tensor = batch[names[0]]
+        mask = batch.get("attention_mask", first)
+        if self.ragged is not None and mask.shape != first.shape[: mask.dim()]:
+            raise ValueError(
+                f"batch: expected an attention_mask of a number for each of the "
+                f"{tuple(first.shape)} tokens, got shape {tuple(mask.shape)}"
+            )
         if self._pools_last and "attention_mask" in batch:
             _check_padding(self.model.config, first, batch["attention_mask"])
         defaults = {"attention_mask": first.new_ones, "token_type_ids": first.new_zeros}

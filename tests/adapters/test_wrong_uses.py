@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 import pipetransformer as pt
 from pipetransformer.adapters import from_transformers
-from tests.adapters.hf_models import SMALL_BERT, make_model, transformers
+from tests.adapters.hf_models import SMALL_BERT, make_batch, make_model, transformers
 from tests.adapters.test_data_collators import sentences, tokenizer
 
 
@@ -33,6 +33,15 @@ def engine_of(model=None, **settings):
         model if model is not None else from_transformers(bert()),
         **{**options, **settings},
     )
+
+
+def test_a_mask_that_is_not_one_of_tokens_is_refused():
+    adapted = from_transformers(make_model("Bert", "sequence-classification"))
+    batch = make_batch("sequence-classification")
+    wide = batch["attention_mask"][:, None, None, :]
+    text = r"expected an attention_mask of a number .* \(4, \d+\) tokens, got shape "
+    with pytest.raises(ValueError, match=text + r"\(4, 1, 1, \d+\)"):
+        adapted.inputs({**batch, "attention_mask": wide})
 
 
 def train(engine, data, collate=None, then=None):

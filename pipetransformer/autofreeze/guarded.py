@@ -157,11 +157,11 @@ class Guarded(Policy):
         if self._monitor is not None:
             self._told += self._tell_monitor(progress, alone=alone)
         size = loss if loss > 0 else max(abs(first), abs(loss))
-        # Of a freeze that the monitor allowed; it follows the loss down.
         returns_at = loss + _BACK_BY * size
         if loss > 0:
             returns_at = max(returns_at, _BACK_TO_STAKE * bar)
-        self._returns_at = min(self._returns_at, returns_at)
+        if self._returns_at != _BACK_TO_STAKE * bar:  # the monitor allowed the freeze
+            self._returns_at = min(self._returns_at, returns_at)
         little = 0.0 <= loss <= bar  # of a loss below 0 nobody knows how far it falls
         if not little and not (stale and alone):
             return self._num_frozen

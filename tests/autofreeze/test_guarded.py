@@ -309,6 +309,11 @@ def test_what_the_monitor_froze_thaws_when_the_loss_rises_by_half():
     assert found == [0, 6, 9, 0]
 
 
+def test_what_the_stake_froze_thaws_at_three_times_the_stake_whatever_came_between():
+    assert row(bound(), [1.0, 0.01, -5.0, -2.0, 0.059]) == [0, 6, 6, 6, 6]
+    assert row(bound(), [1.0, 0.01, -5.0, -2.0, 0.061]) == [0, 6, 6, 6, 0]
+
+
 def test_that_follows_the_loss_down():
     for back, wanted in ((0.29, 6), (0.31, 0)):
         policy = bound(monitor=("m", "min"), patience=1)

@@ -107,12 +107,6 @@ class Adapted:
                     "DataCollatorWithPadding(tokenizer)"
                 )
         first: Tensor = batch[names[0]]
-        mask = batch.get("attention_mask", first)
-        if self.ragged is not None and mask.shape != first.shape[: mask.dim()]:
-            raise ValueError(
-                f"batch: expected an attention_mask of a number for each of the "
-                f"{tuple(first.shape)} tokens, got shape {tuple(mask.shape)}"
-            )
         if self._pools_last and "attention_mask" in batch:
             _check_padding(self.model.config, first, batch["attention_mask"])
         defaults = {"attention_mask": first.new_ones, "token_type_ids": first.new_zeros}
@@ -296,8 +290,17 @@ def _ragged(family: Family, task: str, model: Any) -> Ragged | None:
 
 
 def _valid_lengths(place: int, inputs: tuple[Tensor, ...]) -> Tensor:
-    """Return where the last token of each row ends, or that of its longest choice."""
-    mask = inputs[place] != 0
+    """Return where the last token of each row ends, or that of its longest choice.
+
+    Raises:
+        ValueError: the mask has not a number for each token.
+    """
+    mask, tokens = inputs[place] != 0, inputs[0].shape
+    if mask.dim() < 2 or mask.shape != tokens[: mask.dim()]:
+        raise ValueError(
+            f"batch: expected an attention_mask of a number for each of the "
+            f"{tuple(tokens)} tokens, got shape {tuple(mask.shape)}"
+        )
     ends = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
     return (mask * ends).flatten(1).amax(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -199,6 +200,8 @@ class Ragged:
                 sizes.setdefault(kind, set()).add(tensor.shape[dim])
         one_each = all(len(each) == 1 for each in sizes.values())
         if not one_each or set(sizes) != set(kinds):
+            with contextlib.suppress(LookupError, TypeError, RuntimeError):
+                self.lengths(inputs)  # it may say better what is wrong
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
             raise ValueError(
                 "ragged: expected inputs of one padded length along input_dim="

@@ -19,7 +19,6 @@ import functools
 import itertools
 import pathlib
 import sys
-import uuid
 from collections.abc import Callable, Iterable
 from enum import Enum
 from multiprocessing import sharedctypes
@@ -42,12 +41,12 @@ from pipetransformer.autocache.content import hash_content, without_addresses
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), range, type(...)),
     *(torch.dtype, torch.Size, pathlib.PurePath),
-    *(fractions.Fraction, decimal.Decimal, array.array, bytearray, uuid.UUID),
-    *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
+    *(fractions.Fraction, decimal.Decimal, array.array, bytearray),
+    datetime.timedelta,  # no moments: they tell when something was made
 )
 _CONTAINERS = (dict, list, set, collections.deque, Tensor, nn.Module)
 # Objects of these change as a run goes on (loggers, handles of hooks), or hold nothing
-# that can be told (locks, streams). Values of ctypes and torch's distributions do.
+# that can be told (locks, streams). Values of ctypes do.
 _OPAQUE = sys.stdlib_module_names | {"torch"}
 _DEEPEST = 12
 # Of configs of models and launchers: where a model came from, and what its layers do
@@ -130,7 +129,11 @@ class SettingsText:
         if isinstance(value, ctypes._SimpleCData):
             return f"{_name_of(type(value))} {value.value!r}"
         if isinstance(value, ctypes.Array):
-            return f"{_name_of(type(value))} {list(value)!r}"
+            return f"{_name_of(type(value))} {[self.of(item) for item in value]}"
+        if isinstance(value, ctypes.Structure):
+            names = (name for name, *_ in type(value)._fields_)
+            held = ((name, getattr(value, name)) for name in names)
+            return f"{_name_of(type(value))} {self._pairs(held)}"
         return self._of_array(value) or self._of_object(value)
 
     def _pairs(self, pairs: Iterable[tuple[object, object]]) -> str:
@@ -176,9 +179,7 @@ class SettingsText:
             except ValueError:  # it is empty
                 return None
         fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-        module = type(value).__module__
-        opaque = module.partition(".")[0] in _OPAQUE
-        opaque = opaque and not module.startswith("torch.distributions.")
+        opaque = type(value).__module__.partition(".")[0] in _OPAQUE
         if opaque and not fields and not isinstance(value, SimpleNamespace):
             return None
         held = getattr(value, "__dict__", None)

@@ -124,13 +124,16 @@ class Guarded(Policy):
         self._quiet_until = 0  # the point from which units may freeze
         self._unfreezes = 0
         self._told = ""
-        self._warned = False  # of a monitor that no evaluation has
+        self._warned: set[str] = set()  # of the monitor: what is expected of it
 
     def _choose(self, progress: Progress, stats: FreezeStatistics) -> int:
         if progress.epoch <= self._point:
             return self._num_frozen
         self._point = progress.epoch
+        before = self._best
         stale = self._is_stale(progress)
+        if self._best != before:
+            self._best_loss = None  # that of this point, if there is one
         loss, began, self._step = stats.loss, self._step, progress.step
         if loss is None or not math.isfinite(loss):
             if loss is not None and not self.is_replayed:
@@ -177,7 +180,7 @@ class Guarded(Policy):
 
         A monitor may stand still because nothing is learned yet, or at this rate.
         """
-        if self._stale == 0 or self._best_loss is None:
+        if self._best_loss is None:
             self._best_loss = loss
         return self._best_loss - loss >= _FALLS_BY * abs(self._best_loss)
 
@@ -307,8 +310,8 @@ class Guarded(Policy):
         return text
 
     def _warn_once(self, expected: str, got: str, known: Sequence[str]) -> None:
-        if known and not self._warned and not self.is_replayed:
-            self._warned = True
+        if known and expected not in self._warned and not self.is_replayed:
+            self._warned.add(expected)
             _logger.warning(
                 "Guarded monitor: expected %s, got %s; the training loss alone decides",
                 expected,

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypedDict
 
 _logger = logging.getLogger(__name__)
@@ -205,12 +205,15 @@ class Policy(abc.ABC):
                 f"{self._num_units} units"
             )
         check_count("starting_units", starting_units, num_units)
-        needs: object = self.needs
-        unknown = [needs] if isinstance(needs, str) else {*self.needs} - {*STATISTICS}
+        needs: Any = self.needs
+        if not isinstance(needs, Collection) or isinstance(needs, str):
+            raise ValueError(
+                f"policy needs: expected a set of {list(STATISTICS)}, got {needs!r}"
+            )
+        unknown = [name for name in needs if name not in STATISTICS]
         if unknown:
             raise ValueError(
-                f"policy needs: expected a set of {list(STATISTICS)}, got "
-                f"{needs if isinstance(needs, str) else sorted(unknown)!r}"
+                f"policy needs: expected a set of {list(STATISTICS)}, got {unknown}"
             )
         self.needs = frozenset(self.needs)
         self._check_units(num_units)
@@ -413,7 +416,10 @@ class Policy(abc.ABC):
 
 def _plain(value: Any, what: str) -> Any:
     """Return a state that messages and logs can hold."""
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"{what}: expected texts as keys, got {key!r}")
         return {key: _plain(each, f"{what}, {key}") for key, each in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_plain(each, what) for each in value)

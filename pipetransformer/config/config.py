@@ -59,9 +59,9 @@ class PlanConfig:
         hysteresis: With "priced": share by which a gain must exceed its price.
         optimizer_bytes_per_parameter_byte: Optimizer state per parameter byte: 2 for
             Adam and AdamW in fp32, 1 for SGD with momentum, 0 without.
-        microbatch_samples: Micro-batch sizes, in samples, that are profiled. Of those
-            that are left of a batch there are two at least while M is not given: by one
-            alone the smallest micro-batches would look next to free.
+        microbatch_samples: Micro-batch sizes, in samples, that are profiled. Where one
+            alone is left of them by the batch and M is not given, a quarter of it is
+            profiled as well: else the smallest micro-batches would look next to free.
         profile: Where what is measured before the first plan is kept, on the lead: a
             folder, with a file for each model, kind of inputs, device and number of
             threads, or one file, ``*.json``, which must be of this run. What is found

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from pipetransformer.data.division import Division
 from pipetransformer.data.sampler import ElasticSampler, seed_of
@@ -282,7 +282,8 @@ def samples_of(
 
     Raises:
         RuntimeError: a StopIteration, which would end the pass in silence.
-        ValueError: ``__getitems__`` gives another number of samples.
+        TypeError: ``__getitems__`` gives a mapping.
+        ValueError: it gives another number of samples.
     """
     several = _getter_of_several(dataset) if get is None else None
     get = dataset.__getitem__ if get is None else get
@@ -290,7 +291,13 @@ def samples_of(
     index, listed = 0, list(ids)
     try:
         if several is not None:
-            index, samples = listed[0], list(several(listed))
+            index, found = listed[0], several(listed)
+            if isinstance(found, Mapping):
+                raise TypeError(
+                    f"{type(dataset).__name__}.__getitems__: expected a list of "
+                    f"samples, got {type(found).__name__}"
+                )
+            samples = list(found)
         else:
             for index in listed:  # noqa: B007 - the one that fails is named
                 samples.append(get(index))
@@ -309,10 +316,12 @@ def samples_of(
 def _getter_of_several(dataset: Any) -> Callable[[list[int]], Any] | None:
     """Return a dataset's ``__getitems__``, if it gives what ``__getitem__`` does.
 
-    That of a base class does not know what a class that derives has made of a sample.
+    That of a base class does not know what a class that derives has made of a sample,
+    nor does that of a ``Subset`` of such a one.
     """
-    kinds = type(dataset).__mro__
-    for kind in kinds:
+    if isinstance(dataset, Subset) and _getter_of_several(dataset.dataset) is None:
+        return None
+    for kind in type(dataset).__mro__:
         if vars(kind).get("__getitems__") is not None:
             several: Callable[[list[int]], Any] = dataset.__getitems__
             return several
@@ -467,8 +476,14 @@ def _loader(
     pin_memory: bool,
     options: Mapping[str, Any],
     epoch: int = 0,
-) -> DataLoader[_T]:
-    return DataLoader(
+) -> Iterator[_T]:
+    """Load by a loader of torch.
+
+    Raises:
+        RuntimeError: a loader process was lost; as torch says it, or here where its
+            pipe was noticed first.
+    """
+    loader: DataLoader[_T] = DataLoader(
         dataset,
         batch_sampler=lists,
         collate_fn=_unchanged,
@@ -478,6 +493,15 @@ def _loader(
         generator=torch.Generator().manual_seed(seed_of("loader", epoch)),
         **options,
     )
+    try:
+        yield from loader
+    except (ConnectionError, EOFError) as error:
+        if "in DataLoader worker process" in str(error):
+            raise  # what the dataset raised there
+        raise RuntimeError(
+            f"loader processes: expected all {num_workers} to live, got one that "
+            f"exited or was killed ({type(error).__name__})"
+        ) from error
 
 
 def _inputs_of(share: _Share, shares: Shares) -> Tree:

@@ -429,13 +429,10 @@ class Coordinator:
         sets, told = self.run.state.sets, self.run.state.told(result, name)
         if records and records[-1].epoch >= oldest:
             metrics = records[-1].metrics
-            # Of the first set, evaluated when there was no other one.
-            first = {
-                f"{sets[0]}/{metric}": value
-                for metric, value in metrics.items()
-                if metric in result and f"{sets[0]}/{metric}" not in metrics
-            }
-            told = {**(first if name != sets[0] else {}), **told}
+            by_set = tuple(f"{each}/" for each in sets)
+            if name != sets[0] and not any(m.startswith(by_set) for m in metrics):
+                # Of the first set, evaluated when there was no other one.
+                told = {**{f"{sets[0]}/{m}": v for m, v in metrics.items()}, **told}
             metrics.update(told)
         if self.is_lead:
             done = self._run_epoch_before()

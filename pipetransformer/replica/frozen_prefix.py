@@ -313,6 +313,7 @@ class FrozenPrefix:
             return as_given(self._advance(found[0], cache, position, whole))
         if self._ragged is not None and rows is None:
             rows = self._rows(inputs(), keep=not whole)
+            hashes = hashes if keys is None else _with_padding(keys, rows)
         lone = self._audits.lone_row(inputs, found, len(ids), cache) if write else None
         parts = self._assemble(inputs, found, len(ids), cache, position, whole)
         values = [value for _, value in parts]

@@ -219,7 +219,7 @@ class RowAudits:
             return None
         for number, width in enumerate(rows.widths):
             own = rows.own[:, number]
-            shorter = (own < width) & (rows.own > 0).all(1)
+            shorter = own < width
             if number in self._narrowed or not bool(shorter.any()):
                 continue
             self._narrowed.add(number)

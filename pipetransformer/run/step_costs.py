@@ -146,9 +146,11 @@ class StepLearner:
             name: seconds * _NANOSECONDS / batches
             for name, seconds in segment.phase_seconds.items()
         }
-        # A part of the pause before it.
-        begin = segment.first_step_seconds * _NANOSECONDS / batches
         whole = segment.seconds * _NANOSECONDS / batches - unplanned(segment, spent)
+        # What its first step took more is a part of the pause before it. What comes
+        # once is in that step, too: it is taken off already.
+        begin = segment.first_step_seconds * _NANOSECONDS / batches
+        begin = max(0.0, begin - unplanned(segment, spent))
         whole -= begin
         if plan.num_replicas > 1:
             expected = all_reduce_ns(plan, profile, cluster)

@@ -595,6 +595,9 @@ def pack_optimizer(state: TrainingState) -> tuple[bytes, list[Tensor]]:
     return buffer.getvalue(), [tensor.to(HOST) for tensor in tensors]
 
 
+_SCHEDULED = {"lr", "momentum", "betas"}  # options that schedulers change
+
+
 def load_optimizer(
     state: TrainingState, joined: Mapping[str, Any], *, observed: bool = True
 ) -> None:
@@ -614,7 +617,8 @@ def load_optimizer(
         state.scheduler.load_state_dict(joined["scheduler"])
     elif state.scheduler is not None:  # it begins anew, and counts on its own rates
         for group, options in zip(state.optimizer.param_groups, begun, strict=True):
-            group.update(options)
+            own = {*options} - {*group} | _SCHEDULED
+            group.update((name, options[name]) for name in own & {*options})
     if state.scaler is not None and "scaler" in joined:  # older checkpoints have none
         state.scaler.load_state_dict(joined["scaler"])
     if observed:

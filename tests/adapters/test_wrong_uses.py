@@ -35,13 +35,22 @@ def engine_of(model=None, **settings):
     )
 
 
-def test_a_mask_that_is_not_one_of_tokens_is_refused():
-    adapted = from_transformers(make_model("Bert", "sequence-classification"))
+@pytest.mark.parametrize(
+    ("change", "shape"),
+    [
+        (lambda mask: mask[:, None, None, :], r"\(4, 1, 1, \d+\)"),
+        (lambda mask: mask[:, 0], r"\(4,\)"),
+    ],
+)
+def test_a_mask_that_is_not_one_of_tokens_is_refused(change, shape):
     batch = make_batch("sequence-classification")
-    wide = batch["attention_mask"][:, None, None, :]
+
+    def collate(samples):
+        return {**batch, "attention_mask": change(batch["attention_mask"])}
+
     text = r"expected an attention_mask of a number .* \(4, \d+\) tokens, got shape "
-    with pytest.raises(ValueError, match=text + r"\(4, 1, 1, \d+\)"):
-        adapted.inputs({**batch, "attention_mask": wide})
+    with pytest.raises(ValueError, match=text + shape):
+        train(engine_of(), rows()[:4], collate)
 
 
 def train(engine, data, collate=None, then=None):

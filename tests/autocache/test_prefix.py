@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import threading
 import types
+import uuid
 import weakref
 from decimal import Decimal
 from fractions import Fraction
@@ -248,6 +249,10 @@ def around(value):
     return made
 
 
+class Pair(ctypes.Structure):
+    _fields_ = (("first", ctypes.c_double), ("second", ctypes.c_int))
+
+
 # Makes a setting from a number.
 SETTINGS = {
     "a namespace": lambda v: types.SimpleNamespace(scale=v),
@@ -264,7 +269,8 @@ SETTINGS = {
     "a value of processes": lambda v: multiprocessing.Value("d", v),
     "an array of processes": lambda v: multiprocessing.Array("d", [v]),
     "a value of ctypes": ctypes.c_double,
-    "a distribution": lambda v: torch.distributions.Normal(0.0, v),
+    "an array of arrays of ctypes": lambda v: ((ctypes.c_double * 1) * 2)((v,), (v,)),
+    "an array of structures": lambda v: (Pair * 2)(Pair(v, 1), Pair(v, 2)),
     "an array": lambda v: np.full(3, v, dtype=np.float32),
     "an array's scalar": np.float32,
     "an array of objects": lambda v: np.array([v, "a"], dtype=object),
@@ -297,6 +303,18 @@ def test_chain_changes_with_what_a_setting_holds(setting):
 
     assert chain(1.0) == chain(1.0), "equal settings look different"
     assert chain(1.0) != chain(2.0)
+
+
+def test_chain_stays_whenever_a_layer_was_made_and_what_a_distribution_has_drawn():
+    layer, tanh = nn.Identity(), torch.distributions.transforms.TanhTransform
+    normal = torch.distributions.Normal(0.0, 1.0)
+    layer.setting = torch.distributions.TransformedDistribution(normal, [tanh(1)])
+    chains = set()
+    for _ in range(2):
+        layer.made, layer.number = datetime.datetime.now(), uuid.uuid4()
+        layer.setting.log_prob(layer.setting.sample())
+        chains.add(fingerprint_chain([layer], 1)[1])
+    assert len(chains) == 1
 
 
 def test_chain_changes_with_what_the_class_of_a_layer_holds():

@@ -310,7 +310,7 @@ def paired(lengths, padded, junk):
 
 
 def test_a_row_with_two_lengths_is_found_whatever_both_are_padded_with():
-    lengths = [(2, 5), (7, 0), (3, 3), (0, 6)]
+    lengths = [(2, 5), (7, 1), (3, 3), (1, 6)]
     cache = make_cache(4)
     (stored, tensors), (asked, _) = (
         paired(lengths, (8, 6), 9),
@@ -345,6 +345,17 @@ def test_a_row_with_two_lengths_is_found_whatever_both_are_padded_with():
         assert (hidden[row, first:] == 0.5).all() and (words[row, second:] == 7).all()
         assert words[row, :second].tolist() == [row + k for k in range(second)]
     assert whole.tolist() == [[0], [1], [2], [3]]
+
+
+def test_a_row_without_one_of_its_texts_is_told_by_its_padding():
+    """What reads it reads padding, so with other padding it is another sample."""
+    lengths = [(2, 5), (7, 0), (0, 6)]
+    one, other = (paired(lengths, widths, 9)[0] for widths in ((8, 6), (8, 9)))
+    rows, others = PAIRED.rows_of(one, one), PAIRED.rows_of(other, other)
+    assert rows.own.tolist() == [[2, 5], [7, 6], [8, 6]]
+    assert rows.bare.tolist() == [False, True, True]
+    same = hash_ragged_rows(rows) == hash_ragged_rows(others)
+    assert same.tolist() == [True, False, True], "its source is padded to 8 in both"
 
 
 def test_the_hash_tells_rows_apart_that_divide_their_lengths_otherwise():

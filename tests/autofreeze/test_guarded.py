@@ -153,6 +153,25 @@ def test_nothing_freezes_unless_the_training_loss_falls_meanwhile():
     assert found == [0, 0, 0, 0, 0, 6]
 
 
+def test_the_fall_counts_from_the_evaluation_that_was_best_and_not_from_later_points():
+    """Here there are four points for each evaluation."""
+    policy, found = bound(monitor=("m", "min"), patience=1), []
+    for point in range(1, 10):
+        evaluation = (point - 1) // 4
+        loss, m = 0.9**point, [5, 6, 7][evaluation]
+        found.append(decide(policy, point, loss, m=m, counts={"m": evaluation + 1}))
+    assert found == [0, 0, 0, 0, 6, 9, 11, 11, 11]
+
+
+def test_a_loss_that_is_unknown_at_the_best_evaluation_counts_from_the_next_one():
+    policy = bound(monitor=("m", "min"), patience=1)
+    losses = [1.0, 0.9, math.nan, 0.8, 0.61, 0.59]
+    values = [5, 4, 3, 4, 5, 6]
+    pairs = enumerate(zip(losses, values, strict=True), 1)
+    found = [decide(policy, point, loss, m=m) for point, (loss, m) in pairs]
+    assert found == [0, 0, 0, 0, 0, 6]
+
+
 def test_a_metric_that_has_not_moved_yet_freezes_nothing():
     """As an accuracy while a model says the largest class, whatever it is given."""
     counts = [*range(1, 8)]

@@ -3,7 +3,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 import pipetransformer as pt
 from pipetransformer.data.loading import ElasticSampler, WithIds, batches
@@ -438,6 +443,23 @@ def test_a_class_that_changes_single_samples_is_asked_for_these():
     plain_inputs = torch.tensor(sum(inputs_of(plain), []))
     assert sum(inputs_of(dataset), []) == (plain_inputs + 1).tolist()
     assert not dataset.asked
+
+
+def test_a_subset_of_such_a_class_asks_for_single_samples_too():
+    everything = [*range(11)]
+    assert inputs_of(Subset(Shifted(11), everything)) == inputs_of(Shifted(11))
+    several = Several(11)
+    assert inputs_of(Subset(several, everything)) == inputs_of(Squares(11))
+    assert several.asked
+
+
+def test_a_mapping_is_no_list_of_samples():
+    class Columns(Several):
+        def __getitems__(self, indices):
+            return {str(index): index for index in indices}
+
+    with pytest.raises(TypeError, match="Columns.__getitems__: expected a list of "):
+        inputs_of(Columns(11))
 
 
 def test_fewer_samples_than_asked_for_are_refused():

@@ -109,6 +109,10 @@ def test_a_number_of_processes_that_is_none_is_refused(call, workers, kind):
             list(made) if call == "batches" else None
 
 
+# As torch says it, or as it is said where the pipe was noticed first.
+LOST = "DataLoader worker .* exited unexpectedly|all [12] to live, got one that exited"
+
+
 class Broken(ToySet):
     """Its sample 20 fails, or ends the process that loads it."""
 
@@ -124,12 +128,25 @@ class Broken(ToySet):
         return super().__getitem__(index)
 
 
+class Gone(ToySet):
+    def __getitem__(self, index):
+        raise EOFError("the end of the samples' file")
+
+
+def test_an_error_of_the_samples_is_no_lost_process():
+    with make_engine(freeze=schedule(0)) as engine:
+        engine.prepare(ToySet(24), 8)
+        with pytest.raises(EOFError, match="the end of the samples' file"):
+            engine.evaluate(Gone(SIZE), num_workers=1)
+
+
 @pytest.mark.parametrize(
     ("workers", "ends", "kind", "text"),
     [
         (0, False, OSError, "sample 20 cannot be read"),
         (2, False, OSError, "sample 20 cannot be read"),
-        (2, True, RuntimeError, "DataLoader worker .* exited unexpectedly"),
+        (1, True, RuntimeError, LOST),
+        (2, True, RuntimeError, LOST),
     ],
 )
 def test_what_a_sample_raises_comes_out_and_the_next_evaluation_works(

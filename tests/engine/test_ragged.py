@@ -218,6 +218,49 @@ def test_texts_without_a_token_are_what_recomputing_them_gives(vouch):
         assert found[name] == pytest.approx(plain[name], rel=1e-12)
 
 
+def test_a_text_without_a_token_that_loads_on_its_own_is_told_by_its_padding(tmp_path):
+    """A later run pads all texts to another length, which their keys do not tell."""
+
+    def run(length, folder):
+        class Padded(Stacked):
+            def inputs(self, i):
+                tokens = torch.zeros(length, dtype=torch.int64)
+                tokens[: len(self.rows[i])] = self.rows[i]
+                return tokens, tokens != 0
+
+        dataset = Padded()
+        for index in (3, 7, 8):
+            dataset.rows[index] = dataset.rows[index][:0]
+        torch.manual_seed(0)
+        engine = pt.PipeTransformer(
+            nn.Sequential(Embed(), Average(), Average(), First()).double(),
+            optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2),
+            loss=nn.CrossEntropyLoss(),
+            freeze=pt.freeze.Schedule([2, 2, 2]),
+            ragged=Ragged(lengths_of),
+            config=config(
+                cache=pt.CacheConfig(
+                    enabled=folder is not None,
+                    admission="always",
+                    directory=folder,
+                    audit_every=0,
+                )
+            ),
+        )
+        with engine:
+            for _ in engine.epochs(3):
+                for batch in engine.batches(dataset, 8):
+                    engine.step(batch)
+        records = engine.history.epochs
+        return [r.train_loss for r in records], sum(r.cache_hits for r in records)
+
+    run(12, tmp_path)
+    found, hits = run(16, tmp_path)
+    plain, none = run(16, None)
+    assert found == pytest.approx(plain, rel=1e-12) and none == 0
+    assert hits >= 2 * (SIZE - 3)
+
+
 class Stacked(Texts):
     """Sentences of one padded length, whose inputs load on their own."""
 

@@ -190,6 +190,21 @@ def test_the_first_step_of_a_plan_is_no_part_of_the_pace():
     assert dataclasses.astuple(found) == pytest.approx((1, 1, 1), abs=0.002)
 
 
+@pytest.mark.parametrize("phase", ["forward/audit", "forward/prefix"])
+def test_what_comes_once_in_the_first_step_is_taken_off_once(phase):
+    plan = plan_with(num_stages=1)
+    each = a_pass(plan)
+    cold = dataclasses.replace(
+        each,
+        phase_seconds={**each.phase_seconds, phase: 0.3},
+        seconds=each.seconds + 0.3,
+        first_step_seconds=0.3,
+        cache_misses=80,
+    )
+    found = observed([cold, each], plan).factors
+    assert dataclasses.astuple(found) == pytest.approx((1, 1, 1), abs=0.002)
+
+
 def test_a_run_says_what_the_first_step_of_each_plan_took_more():
     engine = make_engine(freeze=schedule(0, 3, 3), config=config())
     with engine:

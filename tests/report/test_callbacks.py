@@ -443,6 +443,18 @@ def test_the_first_set_has_its_first_metrics_by_name_once_there_is_another(tmp_p
     assert [float(cell) for cell in found] == [told[0]["loss"], told[2]["test/loss"]]
 
 
+def test_a_set_that_a_pass_did_not_evaluate_has_no_metrics_of_it():
+    with engine_with([]) as engine:
+        for epoch in engine.epochs(2):
+            for batch in engine.batches(ToySet(8), 4):
+                engine.step(batch)
+            for name in ("a", "b") if epoch == 0 else ("b", "b", "c"):
+                engine.evaluate(ToySet(8), name=name)
+    first, second = (record.metrics for record in engine.history.epochs)
+    assert {*first} == {"loss", "a/loss", "b/loss"}
+    assert {*second} == {"loss", "b/loss", "c/loss"}
+
+
 @pytest.mark.parametrize(
     ("module", "make"),
     [

@@ -70,7 +70,8 @@ class Callback:
         """An evaluation between two passes gave `metrics`, after pass `epoch`.
 
         Where a run evaluates several sets each metric comes twice: as ``"loss"``, and
-        with the name of its set, as ``"test/loss"``.
+        with the name of its set, as ``"test/loss"``. With the first evaluation of a
+        second set those of the first one come again, by its name.
         """
 
     def on_transformation(self, record: TransformationRecord) -> None:

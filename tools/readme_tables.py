@@ -243,7 +243,12 @@ def source(content: Content) -> str:
     commits = content.get("commits") or [content["commit"]]
     machine = content["machine"]
     where = machine["cpu"] + (f", {machine['gpu']}" if machine["gpu"] else "")
-    others = f"of which others used {content['foreign_share']:.1%}"
+    share = content["foreign_share"]
+    others = (
+        "(too short to tell what others used)"
+        if share is None
+        else f"of which others used {share:.1%}"
+    )
     told = (
         f"`{content['name']}.json`: {content['date']}, "
         f"{', '.join(commit[:7] for commit in commits)}, "

@@ -240,6 +240,7 @@ GOOD_RATIO = {**RATIO, "target": {"at_least": 2.0, "of": "value"}, "met": True}
         ({"command": None}, "expected the command .* got `None`"),
         ({"date": None}, "expected a date, got None"),
         ({"foreign_share": None}, "expected foreign_share, got None"),
+        ({"foreign_share": None, "took_s": 1.5}, "expected foreign_share, got None"),
         ({"machine": None}, "machine: expected fields, got None"),
         ({"rows": None}, "expected rows, got None"),
         ({"ratios": None}, "expected ratios, got None"),
@@ -282,6 +283,12 @@ def test_result_not_fit_for_publication_is_refused(page, capsys, changes, text):
         assert page.run(*flags) == 1
         assert re.search(text, capsys.readouterr().out)
     assert page.readme.read_text() == before
+
+
+def test_a_measurement_of_less_than_a_second_does_not_tell_what_others_used(page):
+    page.save(foreign_share=None, took_s=0.23)
+    assert page.run() == 0
+    assert "(too short to tell what others used)" in page.readme.read_text()
 
 
 @pytest.mark.parametrize("key", [*ORIGIN, "quick", "machine", "rows", "ratios"])

@@ -617,7 +617,7 @@ def load_optimizer(
         state.scheduler.load_state_dict(joined["scheduler"])
     elif state.scheduler is not None:  # it begins anew, and counts on its own rates
         for group, options in zip(state.optimizer.param_groups, begun, strict=True):
-            own = {*options} - {*group} | _SCHEDULED
+            own = ({*options} - {*group}) | _SCHEDULED
             group.update((name, options[name]) for name in own & {*options})
     if state.scaler is not None and "scaler" in joined:  # older checkpoints have none
         state.scaler.load_state_dict(joined["scaler"])

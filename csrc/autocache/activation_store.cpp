@@ -13,6 +13,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "autocache/codec_ops.h"
 #include "autocache/encoded_rows.h"
@@ -745,11 +746,16 @@ int64_t ActivationStore::store(
   return stored;
 }
 
-FileCounts ActivationStore::save(int descriptor, uint64_t begin) const {
+FileCounts ActivationStore::save(
+    int descriptor,
+    uint64_t begin,
+    const std::optional<RecordFile>& older,
+    bool incomplete) const {
   const std::shared_ptr<Slab> slab = this->slab();
   const std::shared_ptr<DiskTier> disk = this->disk();
   RecordWriter writer(descriptor, begin);
   FileCounts counts;
+  std::vector<bool> is_kept(slab->num_samples());
   const auto keep = [&](const RecordHeader& header, const auto& read) {
     std::array<Segment, kMaxTensors> segments;
     if (payload_bytes(header.layout) != header.payload_bytes) {
@@ -763,6 +769,7 @@ FileCounts ActivationStore::save(int descriptor, uint64_t begin) const {
       return;
     }
     writer.add(header);
+    is_kept[header.sample] = true;
     ++counts.records;
   };
   std::vector<DiskTier::Request> requests;
@@ -778,6 +785,8 @@ FileCounts ActivationStore::save(int descriptor, uint64_t begin) const {
         });
       } else if (each.outcome == DiskTier::Outcome::kCorrupt) {
         ++counts.damaged;
+      } else {
+        ++counts.left;
       }
     }
     requests.clear();
@@ -799,6 +808,21 @@ FileCounts ActivationStore::save(int descriptor, uint64_t begin) const {
   }
   if (!requests.empty()) {
     keep_requested();
+  }
+  const auto copy = [&](const RecordHeader& header,
+                        std::span<const Segment> from) {
+    if (header.sample >= is_kept.size() || is_kept[header.sample]) {
+      return;
+    }
+    keep(header, [&](std::span<const Segment> to) {
+      for (std::size_t i = 0; i < from.size(); ++i) {
+        std::memcpy(to[i].data, from[i].data, from[i].size);
+      }
+      return ReadResult::kRead;
+    });
+  };
+  if (older && (incomplete || counts.left > 0)) {
+    read_records(older->descriptor, older->begin, older->end, copy);
   }
   counts.bytes = static_cast<int64_t>(writer.finish());
   return counts;
@@ -827,11 +851,15 @@ FileCounts ActivationStore::load(int descriptor, uint64_t begin, uint64_t end) {
     if (writes.add(sample, header.key, header.layout, segments) ==
         WriteResult::kWritten) {
       ++counts.taken;
+    } else {
+      ++counts.left;
     }
   };
   counts.damaged +=
       static_cast<int64_t>(read_records(descriptor, begin, end, take));
-  counts.taken -= writes.finish();
+  const int64_t lost = writes.finish();
+  counts.taken -= lost;
+  counts.left += lost;
   return counts;
 }
 

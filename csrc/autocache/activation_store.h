@@ -78,7 +78,15 @@ struct FileCounts {
   int64_t records = 0;  // whole ones
   int64_t damaged = 0;  // or not of this id space
   int64_t taken = 0;    // stored; the others were there, or have no room
+  int64_t left = 0;     // had no room, or could not be read from disk in time
   int64_t bytes = 0;    // of the file
+};
+
+// Records in an open file, from bytes `begin` to `end`.
+struct RecordFile {
+  int descriptor = -1;
+  uint64_t begin = 0;
+  uint64_t end = 0;
 };
 
 class ActivationStore {
@@ -118,9 +126,15 @@ class ActivationStore {
       Codec codec = Codec::kNative,
       bool use_disk = true);
 
-  // Appends all records to a file behind its first `begin` bytes. Throws
+  // Appends all records to a file behind its first `begin` bytes, and from an
+  // older one those of the other samples: if some of it had no room here
+  // (`incomplete`), or if records on disk cannot be read in time. Throws
   // std::system_error.
-  FileCounts save(int descriptor, uint64_t begin) const;
+  FileCounts save(
+      int descriptor,
+      uint64_t begin,
+      const std::optional<RecordFile>& older = std::nullopt,
+      bool incomplete = false) const;
 
   // Takes from bytes `begin` to `end` of a file what samples have a record
   // there and none here. Throws std::system_error.

@@ -196,8 +196,20 @@ FileCounts of_file(Work work) {
   }
 }
 
-FileCounts save(const ActivationStore& store, int descriptor, uint64_t begin) {
-  return of_file([&] { return store.save(descriptor, begin); });
+// `older`: descriptor, first byte, end.
+FileCounts save(
+    const ActivationStore& store,
+    int descriptor,
+    uint64_t begin,
+    const std::optional<std::tuple<int, uint64_t, uint64_t>>& older,
+    bool incomplete) {
+  std::optional<autocache::RecordFile> file;
+  if (older) {
+    const auto& [from, first, end] = *older;
+    file = autocache::RecordFile{from, first, end};
+  }
+  return of_file(
+      [&] { return store.save(descriptor, begin, file, incomplete); });
 }
 
 FileCounts
@@ -327,6 +339,7 @@ void bind_autocache(py::module_& m) {
       .def_readonly("records", &FileCounts::records)
       .def_readonly("damaged", &FileCounts::damaged)
       .def_readonly("taken", &FileCounts::taken)
+      .def_readonly("left", &FileCounts::left)
       .def_readonly("bytes", &FileCounts::bytes);
   py::class_<ActivationStore>(m, "ActivationStore")
       .def_static(
@@ -369,7 +382,13 @@ void bind_autocache(py::module_& m) {
           py::arg("codec"),
           py::arg("use_disk"),
           NoGil())
-      .def("save", &save, py::arg("descriptor"), py::arg("begin"))
+      .def(
+          "save",
+          &save,
+          py::arg("descriptor"),
+          py::arg("begin"),
+          py::arg("older") = py::none(),
+          py::arg("incomplete") = false)
       .def(
           "load",
           &load,

@@ -64,6 +64,8 @@ class FileCounts:
     @property
     def taken(self) -> int: ...
     @property
+    def left(self) -> int: ...
+    @property
     def bytes(self) -> int: ...
 
 class EncodedTensor:
@@ -125,7 +127,13 @@ class ActivationStore:
         codec: str,
         use_disk: bool,
     ) -> int: ...
-    def save(self, descriptor: int, begin: int) -> FileCounts: ...
+    def save(
+        self,
+        descriptor: int,
+        begin: int,
+        older: tuple[int, int, int] | None = None,
+        incomplete: bool = False,
+    ) -> FileCounts: ...
     def load(self, descriptor: int, begin: int, end: int) -> FileCounts: ...
     def create_disk(
         self,

@@ -709,13 +709,33 @@ class ActivationCache:
             self.given_up = reason
             _logger.warning("cache: used no more: %s", reason)
 
-    def save(self, descriptor: int, begin: int) -> _C.autocache.FileCounts:
+    def save(
+        self,
+        descriptor: int,
+        begin: int,
+        older: tuple[int, int, int] | None = None,
+        *,
+        incomplete: bool = False,
+    ) -> _C.autocache.FileCounts:
         """Write all records to an open file, behind its first `begin` bytes.
+
+        Args:
+            descriptor: Of the file.
+            begin: Where records begin in it.
+            older: Descriptor, first byte and end of another one, whose records of the
+                other samples are copied: if it is read at all, see `incomplete`, or if
+                records on disk cannot be read in time.
+            incomplete: Some of its records had no room here.
 
         Raises:
             OSError: what the disk reported.
         """
-        return self._store.save(descriptor, begin)
+        return self._store.save(descriptor, begin, older, incomplete)
+
+    @property
+    def num_clears(self) -> int:
+        """How often all records were dropped, by any process."""
+        return self._store.num_clears
 
     def load(self, descriptor: int, begin: int, end: int) -> _C.autocache.FileCounts:
         """Take records of an earlier run for samples that have none here.

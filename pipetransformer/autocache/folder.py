@@ -20,7 +20,7 @@ import stat
 import sys
 import threading
 import time
-from typing import IO
+from typing import IO, NamedTuple
 
 import torch
 
@@ -203,7 +203,7 @@ class CacheFolder:
         wanted = _wanted(space, layers, cache.num_samples)
         own = self._path(wanted)
         before = _identity(own)  # what others write meanwhile is read before a save
-        taken = 0
+        taken = left = 0
         began = time.perf_counter()
         try:
             disk.clear_unfinished(self._folder)
@@ -213,10 +213,15 @@ class CacheFolder:
             found = []
         for file in found:
             if file.head is not None and _fit(file.head, wanted):
-                taken += self._read(file.path, cache)
+                counts = self._read(file.path, cache)
+                taken += counts.taken
+                left += counts.left if file.path == own else 0
             elif file.path == own:
                 _LOG.warning("%s is left unread: %s", file.path, file.problem)
-        self._states[own] = _State(wanted, before, _progress(cache))
+        clears = cache.num_clears
+        self._states[own] = _State(wanted, before, _progress(cache), left, clears)
+        if left:
+            _LOG.info("%s: no room for %d of its records", own, left)
         if taken:
             seconds = time.perf_counter() - began
             _LOG.info(
@@ -228,17 +233,17 @@ class CacheFolder:
             )
         return taken
 
-    def _read(self, path: pathlib.Path, cache: ActivationCache) -> int:
+    def _read(self, path: pathlib.Path, cache: ActivationCache) -> _Counts:
         try:
             with disk.reading(path, str(path), follow=False) as file:
                 head = read_head(file)
                 found = cache.load(file.fileno(), HEAD_BYTES, head.file_bytes)
         except (OSError, ValueError) as error:
             _LOG.warning("%s is left unread: %s", path, error)
-            return 0
+            return _Counts()
         if found.damaged:
             _LOG.warning("%s: %d records are damaged", path, found.damaged)
-        return found.taken
+        return _Counts(found.taken, found.left)
 
     def save_soon(self, cache: ActivationCache, space: str, layers: int) -> None:
         """Begin to write a loaded cache's records, if there are new ones.
@@ -310,24 +315,36 @@ class CacheFolder:
                     _LOG.log(level, "%s: another run writes; %s", self._folder, what)
                     return
                 if _identity(path) != state.identity:
-                    self._read(path, cache)  # what another run added
+                    # What another run added.
+                    state.left = self._read(path, cache).left
                     progress = _progress(cache)
-                self._write(cache, path, state.head)
+                self._write(cache, path, state)
                 state.saved, state.identity = progress, _identity(path)
         except (OSError, ValueError) as error:
             state.saved = progress
             _LOG.warning("cached activations are not kept: %s", error)
 
-    def _write(self, cache: ActivationCache, path: pathlib.Path, head: Head) -> None:
-        with disk.replacing(path) as file:
-            file.write(head.to_line())
+    def _write(self, cache: ActivationCache, path: pathlib.Path, state: _State) -> None:
+        with contextlib.ExitStack() as opened:
+            file = opened.enter_context(disk.replacing(path))
+            older = None
+            if cache.num_clears == state.clears:  # else what is there was found wrong
+                older = _records_of(path, state.head, opened)
+            file.write(state.head.to_line())
             file.flush()
-            found = cache.save(file.fileno(), HEAD_BYTES)
+            found = cache.save(
+                file.fileno(), HEAD_BYTES, older, incomplete=state.left > 0
+            )
             whole = dataclasses.replace(
-                head, records=found.records, file_bytes=found.bytes
+                state.head, records=found.records, file_bytes=found.bytes
             )
             file.seek(0)
             file.write(whole.to_line())
+
+
+class _Counts(NamedTuple):
+    taken: int = 0
+    left: int = 0
 
 
 @dataclasses.dataclass
@@ -338,11 +355,15 @@ class _State:
         head: What it will say of itself, but for what it holds.
         identity: Of the file as it was before it was read, or once it was written.
         saved: Progress of the cache then.
+        left: Records of it that the cache had no room for: they stay in the file.
+        clears: How often the cache had been cleared.
     """
 
     head: Head
     identity: tuple[int, ...] | None
     saved: tuple[int, int]
+    left: int
+    clears: int
 
 
 def _wanted(space: str, layers: int, samples: int) -> Head:
@@ -356,6 +377,22 @@ def _fit(head: Head, wanted: Head) -> bool:
 def _progress(cache: ActivationCache) -> tuple[int, int]:
     """Return numbers that grow as this process, or any other, stores records."""
     return cache.used_bytes, cache.counters.stored
+
+
+def _records_of(
+    path: pathlib.Path, wanted: Head, opened: contextlib.ExitStack
+) -> tuple[int, int, int] | None:
+    """Open a file that is to be replaced; return where its records are.
+
+    Returns:
+        Descriptor, first byte and end; None: there is none that fits.
+    """
+    try:
+        file = opened.enter_context(disk.reading(path, str(path), follow=False))
+        head = read_head(file)
+    except (OSError, ValueError):  # it was told of when it was to be read
+        return None
+    return (file.fileno(), HEAD_BYTES, head.file_bytes) if _fit(head, wanted) else None
 
 
 def _identity(path: pathlib.Path) -> tuple[int, ...] | None:

@@ -254,6 +254,25 @@ def test_nodes_that_share_a_folder_read_each_other(tmp_path):
     assert sorted(found_in(tmp_path)) == IDS.tolist()
 
 
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_what_a_small_cache_has_no_room_for_stays_in_the_file(tmp_path, is_wrong):
+    kept(tmp_path, filled())
+    keeper, small = CacheFolder(tmp_path), make_cache(num_slots=3)
+    assert keeper.load(small, "train", LAYERS) == 3
+    if is_wrong:  # an audit found records of an earlier run to be
+        small.clear()
+    small.store(IDS[:1], (values(IDS[:1], 1),), boundary=1, fingerprint=2)
+    keeper.save(small, "train", LAYERS)
+    assert sorted(found_in(tmp_path)) == ([] if is_wrong else IDS[1:].tolist())
+    keeper.save_soon(small, "train", LAYERS)
+    assert keeper.settle()
+    small.store(IDS[1:2], (values(IDS[1:2], 1),), boundary=1, fingerprint=1)
+    keeper.save(small, "train", LAYERS)
+    rows = found_in(tmp_path)
+    assert sorted(rows) == ([1] if is_wrong else IDS[1:].tolist())
+    assert as_stored(rows.items())
+
+
 def test_a_run_does_not_wait_for_one_that_writes(tmp_path, caplog):
     keeper, cache = CacheFolder(tmp_path), filled()
     keeper.load(make_cache(), "train", LAYERS)
@@ -316,7 +335,7 @@ def test_a_disk_that_fails_costs_a_warning_and_leaves_the_file(
     path = kept(tmp_path, filled(IDS[:10]))
     before = path.read_bytes()
 
-    def fail(self, descriptor, begin):
+    def fail(self, descriptor, begin, older, *, incomplete):
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(ActivationCache, "save", fail)

@@ -145,18 +145,19 @@ std::shared_ptr<void> Execution::enter() const {
   return body_.enter ? body_.enter() : nullptr;
 }
 
+void Execution::require_workers() const {
+  if (pool_.given_up()) {
+    throw std::runtime_error(
+        "workers: expected open workers to the end of a call, got ones that "
+        "are "
+        "closed as the interpreter exits");
+  }
+}
+
 // False when it failed.
 bool Execution::run_op(int32_t stage, const Op& op) noexcept {
   try {
-    if (pool_.given_up()) {
-      fail(
-          kNone,
-          stage,
-          std::make_exception_ptr(std::runtime_error(
-              "workers: expected open workers to the end of a call, got ones "
-              "that are closed as the interpreter exits")));
-      return false;
-    }
+    require_workers();
     const CellTimer timer(op.kind, stage, op.microbatch);
     body_.run(stage, op);
     return true;
@@ -179,6 +180,7 @@ void Execution::run_group(
     return;
   }
   try {
+    require_workers();
     // One call of autograd is one cell, of the stage where it begins.
     const CellTimer timer(
         group.front().op->kind,

@@ -84,6 +84,7 @@ class Execution : public std::enable_shared_from_this<Execution> {
   void run_stage(int32_t stage) noexcept;
   void run_serially() noexcept;
   std::shared_ptr<void> enter() const;
+  void require_workers() const;  // until the interpreter exits
   bool run_op(int32_t stage, const Op& op) noexcept;
   void run_group(const std::vector<planner::StageOp>& positions) noexcept;
   void end_stage(int32_t stage) noexcept;

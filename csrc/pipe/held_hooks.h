@@ -4,8 +4,10 @@
 // every cell; but they are meant for the whole gradient, which the stage's node
 // delivers once. A stage's worker puts its hooks back after its last cell, so
 // also when nobody waits for the rest of a backward that has failed elsewhere.
-// Thread safety: stages are restored by different threads; restore_all() needs
-// that no cell runs any more.
+// Where one backward goes through several calls of a pipe, their runs may
+// overlap (the nodes of an accelerator's outputs are in a queue of their own):
+// hooks come back with the last of them. Thread safety: stages are restored by
+// different threads; restore_all() needs that no cell runs any more.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -35,9 +37,9 @@ class HeldHooks {
   struct Held {
     NodePtr node;
     int32_t stage;
-    std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>> hooks;
+    bool is_held = true;
   };
-  static void put_back(Held& held);
+  static void give_back(Held& held);
 
   std::vector<Held> held_;
 };

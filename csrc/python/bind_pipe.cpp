@@ -298,22 +298,6 @@ void bind_pipe(py::module_& m) {
   m.def("is_recomputing", [] {
     return pipe::current_phase() == pipe::Phase::kRecomputing;
   });
-  m.def(
-      "split_rows",
-      [](int64_t num_rows,
-         int64_t num_microbatches,
-         bool even,
-         int64_t min_rows) {
-        return pipe::split_rows(
-            num_rows,
-            num_microbatches,
-            even ? pipe::RowSplit::kEven : pipe::RowSplit::kChunk,
-            min_rows);
-      },
-      py::arg("num_rows"),
-      py::arg("num_microbatches"),
-      py::arg("even"),
-      py::arg("min_rows") = 1);
 }
 
 }  // namespace pipetransformer::bindings

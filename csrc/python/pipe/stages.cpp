@@ -1,6 +1,7 @@
 #include "python/pipe/stages.h"
 
 #include <ATen/EmptyTensor.h>
+#include <pybind11/gil_safe_call_once.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -83,6 +84,11 @@ py::list lane_values(const pipe::Tensors& tensors, std::size_t first) {
 
 void add_lane_tensors(const py::handle& stashed, pipe::Tensors& tensors) {
   for (const py::handle value : py::reinterpret_borrow<py::tuple>(stashed)) {
+    if (!value.is_none() && !THPVariable_Check(value.ptr())) {
+      throw py::type_error(
+          "skip: expected a tensor or None, got " +
+          py::str(py::type::of(value).attr("__name__")).cast<std::string>());
+    }
     tensors.push_back(
         value.is_none() ? at::Tensor() : THPVariable_Unpack(value.ptr()));
   }
@@ -226,8 +232,12 @@ void PythonStages::poll() {
 bool PythonStages::is_held(const at::Tensor& leaf) noexcept {
   const py::gil_scoped_acquire gil;
   try {
-    static const Py_ssize_t nobody = references_of_nobody();
-    return references_of(leaf) > nobody;
+    // A plain static would be waited for with the GIL held, by a thread that
+    // its maker may be waiting for.
+    PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Py_ssize_t>
+        nobody;
+    return references_of(leaf) >
+           nobody.call_once_and_store_result(references_of_nobody).get_stored();
   } catch (const std::exception&) {
     PyErr_Clear();
     return true;

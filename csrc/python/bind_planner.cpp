@@ -44,7 +44,8 @@ void bind_inputs(py::module_& m) {
       .def_readwrite(
           "boundary_bytes_per_sample", &LayerProfile::boundary_bytes_per_sample)
       .def_readwrite("trainable", &LayerProfile::trainable)
-      .def_readwrite("optimizer_ns", &LayerProfile::optimizer_ns);
+      .def_readwrite("optimizer_ns", &LayerProfile::optimizer_ns)
+      .def_readwrite("optimizer_bytes", &LayerProfile::optimizer_bytes);
   py::class_<Profile>(m, "Profile")
       .def(py::init<>())
       .def_readwrite("microbatch_samples", &Profile::microbatch_samples)

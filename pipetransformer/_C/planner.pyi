@@ -14,6 +14,7 @@ class Layer:
     boundary_bytes_per_sample: int
     trainable: bool
     optimizer_ns: int
+    optimizer_bytes: int | None
     def __init__(self) -> None: ...
 
 class Profile:
@@ -40,7 +41,7 @@ class Cluster:
     device_link_latency_ns: int
     network_bytes_per_s: int | None
     network_latency_ns: int
-    optimizer_bytes_per_parameter_byte: float
+    optimizer_bytes_per_parameter_byte: float | None
     context_bytes: int
     cores_permille: int
     replica_link_bytes_per_s: int | None

@@ -58,7 +58,9 @@ class PlanConfig:
             cannot go on.
         hysteresis: With "priced": share by which a gain must exceed its price.
         optimizer_bytes_per_parameter_byte: Optimizer state per parameter byte: 2 for
-            Adam and AdamW in fp32, 1 for SGD with momentum, 0 without.
+            Adam and AdamW in fp32, 1 for SGD with momentum, 0 without. None: what a
+            step of a copy of the optimizer leaves, measured before the first plan; 2
+            for an optimizer that is not torch's own, of which no copy steps.
         microbatch_samples: Micro-batch sizes, in samples, that are profiled. Where one
             alone is left of them by the batch and M is not given, a quarter of it is
             profiled as well: else the smallest micro-batches would look next to free.
@@ -89,7 +91,7 @@ class PlanConfig:
     cuts: Sequence[int] | None = None
     reshape: ReshapeMode = "priced"
     hysteresis: float = 0.25
-    optimizer_bytes_per_parameter_byte: float = 2.0
+    optimizer_bytes_per_parameter_byte: float | None = None
     microbatch_samples: Sequence[int] = (1, 4, 16)
     profile: str | os.PathLike[str] | None = None
     prefix: Prefix = "auto"
@@ -147,7 +149,7 @@ class PlanConfig:
         )
         ratio = self.optimizer_bytes_per_parameter_byte
         _require(
-            0 <= ratio <= 64,
+            ratio is None or 0 <= ratio <= 64,
             "PlanConfig.optimizer_bytes_per_parameter_byte",
             "a number from 0 to 64",
             ratio,
@@ -167,8 +169,9 @@ class PipeConfig:
 
     Attributes:
         checkpoint: Activation recomputation: "never", "except_last" or "always".
-        threads_per_stage: Intra-op threads of each CPU slot; None: cores divided by
-            the node's slots, at least 1, and no more than ``OMP_NUM_THREADS`` or
+        threads_per_stage: Intra-op threads of each CPU slot; None: the cores that the
+            job's cgroups allow, divided by the node's slots, at least 1, and no more
+            than the process's affinity has, or ``OMP_NUM_THREADS`` or
             ``torch.set_num_threads`` say (but for the 1 that torchrun sets itself).
         num_slots: CPU slots of a process that was started alone; under a launcher
             there is one slot per process. Accelerators count by `Config.devices`.

@@ -82,7 +82,8 @@ class Cluster:
         network_latency_ns: per message, of which a ring of n nodes sends 2 (n - 1) in
             turn.
         optimizer_bytes_per_parameter_byte: optimizer state alone (Adam 2.0); one
-            gradient byte per parameter byte is added for active layers.
+            gradient byte per parameter byte is added for active layers. None: what the
+            profile says, and 2.0 for layers of which it says nothing.
         context_bytes: taken on every device by its processes.
         cores_permille: how many of a node's devices work at full speed at the same
             time, in thousandths, from 1000; when more work, all slow down alike, as
@@ -108,7 +109,7 @@ class Cluster:
     device_link_latency_ns: int = 0
     network_bytes_per_s: int | None = None
     network_latency_ns: int = 0
-    optimizer_bytes_per_parameter_byte: float = 2.0
+    optimizer_bytes_per_parameter_byte: float | None = None
     context_bytes: int = 0
     cores_permille: int = 0
     replica_link_bytes_per_s: int | None = None
@@ -139,11 +140,12 @@ class Cluster:
             wire.check_int(getattr(self, field), f"cluster {field}")
         if self.cores_permille != 0:
             wire.check_int(self.cores_permille, "cluster cores_permille", low=1000)
-        factor = wire.check_float(
-            self.optimizer_bytes_per_parameter_byte,
-            "cluster optimizer_bytes_per_parameter_byte",
-        )
-        object.__setattr__(self, "optimizer_bytes_per_parameter_byte", factor)
+        if self.optimizer_bytes_per_parameter_byte is not None:
+            factor = wire.check_float(
+                self.optimizer_bytes_per_parameter_byte,
+                "cluster optimizer_bytes_per_parameter_byte",
+            )
+            object.__setattr__(self, "optimizer_bytes_per_parameter_byte", factor)
         if self.cache is not None and not isinstance(self.cache, CacheTiers):
             raise ValueError(
                 f"cluster cache: expected CacheTiers, got {wire.shown(self.cache)}"

@@ -46,6 +46,7 @@ class LayerProfile:
             micro-batch besides, however many rows it has.
         shared_activation_bytes: held once in a step, for all its micro-batches.
         optimizer_ns: the optimizer's step over them, ns; 0: not measured.
+        optimizer_bytes: the optimizer's state for those that train. None: not measured.
 
     Raises:
         ValueError: a field has a wrong type or is negative.
@@ -65,6 +66,7 @@ class LayerProfile:
     activation_bytes_per_microbatch: int = 0
     shared_activation_bytes: int = 0
     optimizer_ns: int = 0
+    optimizer_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -78,6 +80,8 @@ class LayerProfile:
         for field in (*_BYTES, *_FURTHER):
             wire.check_int(getattr(self, field), f"{where} {field}")
         wire.check_bool(self.trainable, f"{where} trainable")
+        if self.optimizer_bytes is not None:
+            wire.check_int(self.optimizer_bytes, f"{where} optimizer_bytes")
         if self.trainable_bytes is not None:
             most = self.parameter_bytes if self.trainable else 0
             found = wire.check_int(self.trainable_bytes, f"{where} trainable_bytes")
@@ -102,6 +106,8 @@ class LayerProfile:
             fields["forward_only_ns"] = list(self.forward_only_ns)
         if self.trainable_bytes is not None:
             fields["trainable_bytes"] = self.trainable_bytes
+        if self.optimizer_bytes is not None:
+            fields["optimizer_bytes"] = self.optimizer_bytes
         fields.update(
             {field: value for field in _FURTHER if (value := getattr(self, field))}
         )
@@ -115,7 +121,12 @@ class LayerProfile:
             value,
             what,
             required=required,
-            optional=("forward_only_ns", "trainable_bytes", *_FURTHER),
+            optional=(
+                "forward_only_ns",
+                "trainable_bytes",
+                "optimizer_bytes",
+                *_FURTHER,
+            ),
         )
         return cls(**fields)  # type: ignore[arg-type]  # checked by __post_init__
 

@@ -22,7 +22,7 @@ from pipetransformer.planner import _values
 from pipetransformer.planner._containers import Containers
 from pipetransformer.planner._handed_on import check_handed_on, check_outputs
 from pipetransformer.planner._in_a_row import run_in_a_row, scaled, time_in_a_row
-from pipetransformer.planner._optimizer import time_optimizer
+from pipetransformer.planner._optimizer import OptimizerCost, optimizer_costs
 from pipetransformer.planner._saved import layer_bytes
 from pipetransformer.planner._timing import LayerTimes, Place, left, time_layers
 from pipetransformer.planner.layer_profile import LayerProfile, Profile
@@ -82,9 +82,9 @@ def profile(
         name: of the model, for people.
         device: where to measure; each layer is there only while it runs, so that the
             model need not fit. None: where the model is.
-        optimizer: of the model's parameters; what its step takes for each layer is
-            measured on copies of it and of them. None: not measured; nor is that of
-            an optimizer which is none of torch's own.
+        optimizer: of the model's parameters; what its state takes for each layer, and
+            on the host its step, is measured on copies of it and of them. None: not
+            measured; nor is that of an optimizer which is none of torch's own.
 
     Returns:
         The profile. ``weight_grad_activation_bytes_per_sample`` is not measured: it
@@ -137,9 +137,10 @@ def profile(
         if found is None:  # outside, where nothing of the first try is held any more
             found = layer_bytes(model, sample, [largest], place=place)
     parameter_bytes, trainable_bytes, tied = _parameters(model)
-    steps = [0] * len(model)
+    steps = [OptimizerCost(0, None)] * len(model)
     if optimizer is not None and _is_torchs(optimizer):
-        steps = time_optimizer(model, optimizer)
+        where = None if device is None else torch.device(device)
+        steps = optimizer_costs(model, optimizer, device=where)
     layers = [
         _said_in_part(
             trainable_bytes[i],
@@ -152,7 +153,8 @@ def profile(
             shared_activation_bytes=found[i].shared,
             boundary_bytes_per_sample=-(-found[i].boundary // largest),
             trainable=any(p.requires_grad for p in layer.parameters()),
-            optimizer_ns=steps[i],
+            optimizer_ns=steps[i].step_ns,
+            optimizer_bytes=steps[i].state_bytes,
         )
         for i, layer in enumerate(model)
     ]

@@ -111,6 +111,7 @@ def _layer(layer: LayerProfile) -> _C.planner.Layer:
     native.boundary_bytes_per_sample = layer.boundary_bytes_per_sample
     native.trainable = layer.trainable
     native.optimizer_ns = layer.optimizer_ns
+    native.optimizer_bytes = layer.optimizer_bytes
     return native
 
 

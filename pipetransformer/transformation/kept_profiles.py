@@ -30,7 +30,8 @@ from pipetransformer.state.signature import model_signature, trainable_lines
 
 _LOG = logging.getLogger(__name__)
 
-_VERSION = 8
+_VERSION = 9
+_OF_ALL_MODULES = frozenset(vars(nn.Module()))
 _LONGEST = 200  # letters of what a file holds, in errors
 
 
@@ -75,7 +76,7 @@ def conditions(
         "slots": run.num_slots,
         "cores": cores,
         "amp": run.config.amp or "",
-        "optimizer": type(run.state.optimizer).__qualname__,
+        "optimizer": _kind_of(run.state.optimizer),
         "torch": str(torch.__version__),
     }
 
@@ -87,9 +88,36 @@ def _settings_of(model: nn.Module) -> str:
         config = getattr(module, "config", None)
         attention = getattr(config, "_attn_implementation", "")
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        lines.append(f"{name} {kind} {module.extra_repr()} {attention}")
+        plain = [
+            f"{key}={value!r}"
+            for key, value in sorted(vars(module).items())
+            if key not in _OF_ALL_MODULES and _is_plain(value)
+        ]
+        lines.append(f"{name} {kind} {module.extra_repr()} {attention} {plain}")
     text = without_addresses("\n".join(lines))
     return f"{hash_bytes(text.encode()):016x}"
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))  # type: ignore[call-overload]
+    return type(value) in (bool, int, float, str, torch.dtype)
+
+
+def _kind_of(optimizer: torch.optim.Optimizer | None) -> str:
+    """Return the optimizer's class and, by group, which of its options are on."""
+    if optimizer is None:
+        raise RuntimeError("profile without an optimizer; please report")
+    groups = (
+        " ".join(
+            name
+            for name, value in sorted(group.items())
+            if name in optimizer.defaults and name != "lr"
+            if isinstance(value, int | float) and value
+        )
+        for group in optimizer.param_groups
+    )
+    return f"{type(optimizer).__qualname__} {', '.join(dict.fromkeys(groups))}".strip()
 
 
 def rate_conditions(run: Run) -> dict[str, Any]:

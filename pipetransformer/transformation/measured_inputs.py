@@ -63,7 +63,6 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
             inputs = workload.sample(max(sizes))
             whole_batches = _check_layers(run, workload, inputs)
             run.build_optimizer()
-            optimizer = run.state.optimizer if run.slots.on_host else None
             measured = measured_or_kept(
                 run,
                 conditions(
@@ -74,7 +73,7 @@ def agree_on_profile(run: Run, *, lead: bool) -> None:
                     inputs,
                     microbatch_samples=sizes,
                     device=None if run.slots.on_host else _own_device(run),
-                    optimizer=optimizer,
+                    optimizer=run.state.optimizer,
                 ),
                 rates=lambda profile: _rates(run, workload, profile, inputs),
                 cores=lambda profile: _cores_together(run, workload, profile),

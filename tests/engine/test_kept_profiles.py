@@ -46,9 +46,10 @@ def measured(monkeypatch):
 def run(kept, *, samples=24, batch=8, model=None, **changes):
     """Train for a pass; return the plan and the profile in force."""
     plan = dataclasses.replace(changes.pop("plan", pt.PlanConfig()), profile=kept)
+    usual = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
     engine = pt.PipeTransformer(
         model or toy_model(),
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        optimizer=changes.pop("optimizer", usual),
         loss=nn.CrossEntropyLoss(),
         freeze=schedule(0),
         units=None if model is not None else toy_units(),
@@ -239,6 +240,19 @@ class Attends(nn.Linear):
         self.config = SimpleNamespace(_attn_implementation=implementation)
 
 
+class Repeats(nn.Linear):
+    """Has settings that its text does not tell."""
+
+    def __init__(self, times, sizes=(2, 2)):
+        super().__init__(8, 8)
+        self.times, self.sizes = times, list(sizes)
+
+    def forward(self, x):
+        for _ in range(self.times):
+            x = super().forward(x)
+        return x
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -262,3 +276,28 @@ def test_layers_of_other_settings_have_profiles_of_their_own(
     assert measured["layers"] == 1
     run(tmp_path, model=nn.Sequential(*changed()))
     assert measured["layers"] == 2
+
+
+@pytest.mark.parametrize("changed", [(3, (2, 2)), (2, (2, 4))])
+def test_so_have_those_of_other_attributes(tmp_path, measured, changed):
+    def model(*settings):
+        return nn.Sequential(nn.Linear(4, 8), Repeats(*settings), nn.Linear(8, 3))
+
+    run(tmp_path, model=model(2, (2, 2)))
+    run(tmp_path, model=model(2, (2, 2)))
+    assert measured["layers"] == 1
+    run(tmp_path, model=model(*changed))
+    assert measured["layers"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "is_other"),
+    [({"momentum": 0.8}, False), ({"lr": 0.2}, False), ({"nesterov": True}, True)],
+)
+def test_optimizers_with_other_options_on_have_profiles_of_their_own(
+    tmp_path, measured, options, is_other
+):
+    usual = {"lr": 0.1, "momentum": 0.9}
+    for given in (usual, {**usual, **options}):
+        run(tmp_path, optimizer=lambda p, o=given: torch.optim.SGD(p, **o))
+    assert measured["layers"] == 1 + is_other

@@ -63,6 +63,7 @@ FIELDS = [
     ("profile", [*L0, "forward_only_ns"], [HUGE, 1], "forward_only_ns[0]: expected 0"),
     ("profile", [*L0, "forward_only_ns"], [], "forward_only_ns: expected one entry"),
     ("profile", [*L0, "parameter_bytes"], -1, "parameter_bytes: expected 0 to 2**62"),
+    ("profile", [*L0, "optimizer_bytes"], -1, "optimizer_bytes: expected 0 to 2**62"),
     ("profile", [*L0, "parameter_bytes"], "8", "parameter_bytes: expected an integer"),
     ("profile", [*L0, "parameter_bytes"], DEEP, "parameter_bytes: expected an integer"),
     (

@@ -1,7 +1,6 @@
 #include "planner/costs/memory.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 
 #include "planner/costs/layer_costs.h"
@@ -16,10 +15,8 @@ const LayerProfile& layer_at(const Profile& profile, int64_t index) {
 
 // Weights; of those that train also gradients and moments.
 int64_t state_of(const LayerProfile& layer, const Cluster& cluster) {
-  const auto optimizer = static_cast<int64_t>(std::ceil(
-      static_cast<double>(layer.trainable_bytes) *
-      cluster.optimizer_bytes_per_parameter_byte));
-  return layer.parameter_bytes + layer.trainable_bytes + optimizer;
+  return layer.parameter_bytes + layer.trainable_bytes +
+         optimizer_bytes(layer, cluster);
 }
 
 // Of the active layer `index`, per micro-batch but for what all share; no

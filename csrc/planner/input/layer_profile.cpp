@@ -1,6 +1,7 @@
 #include "planner/input/layer_profile.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -17,6 +18,7 @@ constexpr int64_t kLargestSum = int64_t{1} << 62;
 // transfer_ns) and a step has at most 4 M of them alongside 2 per boundary,
 // with M below 2^19 (see kMostCells).
 constexpr int64_t kHeadroom = 64;
+constexpr double kAdam = 2.0;  // bytes of state per byte of a parameter
 constexpr int64_t kLargestBatch = int64_t{1} << 22;
 constexpr int64_t kLongestHost = int64_t{1} << 40;  // ns
 constexpr int64_t kMostDevices = int64_t{1} << 30;  // nodes, and devices of one
@@ -146,7 +148,8 @@ void check_cluster(const Cluster& cluster) {
   require_not_negative(tiers.disk_bytes, "cluster cache disk_bytes");
   require_not_negative(
       tiers.disk_bytes_per_s, "cluster cache disk_bytes_per_s");
-  const double factor = cluster.optimizer_bytes_per_parameter_byte;
+  const double factor =
+      cluster.optimizer_bytes_per_parameter_byte.value_or(kAdam);
   if (!(factor >= 0.0 && factor <= kHeadroom)) {  // also refuses NaN
     refuse_profile(
         "cluster optimizer_bytes_per_parameter_byte: expected 0 to 64, got " +
@@ -209,10 +212,21 @@ void check(
         "activation_bytes_per_microbatch");
     add_bytes(layer.shared_activation_bytes, "shared_activation_bytes");
     add_bytes(layer.boundary_bytes_per_sample, "boundary_bytes_per_sample");
+    add_bytes(layer.optimizer_bytes.value_or(0), "optimizer_bytes");
   }
   check_sums(times, bytes, global_batch);
   check_pairs(profile.tied_layers, profile.num_layers(), "tied_layers");
   check_pairs(profile.skips, profile.num_layers(), "skips");
+}
+
+int64_t optimizer_bytes(const LayerProfile& layer, const Cluster& cluster) {
+  const std::optional<double>& told =
+      cluster.optimizer_bytes_per_parameter_byte;
+  if (!told && layer.optimizer_bytes) {
+    return *layer.optimizer_bytes;
+  }
+  const auto trained = static_cast<double>(layer.trainable_bytes);
+  return static_cast<int64_t>(std::ceil(trained * told.value_or(kAdam)));
 }
 
 std::vector<char>

@@ -30,6 +30,8 @@ struct LayerProfile {
   int64_t boundary_bytes_per_sample = 0;  // needed by later layers
   bool trainable = true;     // false: the user froze it, or it has no parameter
   int64_t optimizer_ns = 0;  // its step over what trains; 0: not measured
+  // Its state for what trains; nullopt: not measured.
+  std::optional<int64_t> optimizer_bytes;
 };
 
 struct Profile {
@@ -70,7 +72,9 @@ struct Cluster {
   int64_t device_link_latency_ns = 0;
   std::optional<int64_t> network_bytes_per_s;
   int64_t network_latency_ns = 0;
-  double optimizer_bytes_per_parameter_byte = 2.0;
+  // Of what trains, whatever was measured; nullopt: what was measured, and as
+  // much as Adam's where nothing was.
+  std::optional<double> optimizer_bytes_per_parameter_byte;
   int64_t context_bytes = 0;
   // Devices of a node that run at full speed together, in thousandths, as slots
   // of a host that share cores; 0: all of them.
@@ -94,6 +98,9 @@ void check(
     const Profile& profile,
     const Cluster& cluster,
     int64_t global_batch);
+
+// The optimizer's state for what trains of the layer.
+int64_t optimizer_bytes(const LayerProfile& layer, const Cluster& cluster);
 
 // Whether a cut before layer `begin` + i separates no layers that share a
 // parameter, for i of 0 .. end - begin.

@@ -1,7 +1,6 @@
 #include "planner/solvers/partition.h"
 
 #include <algorithm>
-#include <cstddef>
 
 #include "planner/solvers/reach.h"
 
@@ -49,23 +48,6 @@ min_max(const StageCost& cost, const Rules& rules, int64_t num_stages) {
   Reach reach(rules, num_stages);
   const Reach::Handle watched = reach.watch(cost);
   return least(reach, watched, 0);
-}
-
-int64_t largest_stage(const SpanCost& cost, const Cuts& cuts) {
-  int64_t largest = 0;
-  for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
-    largest = std::max(largest, cost.stage(cuts[k], cuts[k + 1]));
-  }
-  return largest;
-}
-
-int64_t largest_stage(const StageCost& cost, const Cuts& cuts) {
-  int64_t largest = 0;
-  for (std::size_t k = 0; k + 1 < cuts.size(); ++k) {
-    largest = std::max(
-        largest, cost.stage(static_cast<int64_t>(k), cuts[k], cuts[k + 1]));
-  }
-  return largest;
 }
 
 }  // namespace pipetransformer::planner

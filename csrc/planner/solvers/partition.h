@@ -77,7 +77,4 @@ min_max(const StageCost& cost, const Rules& rules, int64_t num_stages);
 // What the largest stage can not be below: the largest layer, and the mean.
 int64_t least_possible(const SpanCost& cost, int64_t num_stages);
 
-int64_t largest_stage(const SpanCost& cost, const Cuts& cuts);
-int64_t largest_stage(const StageCost& cost, const Cuts& cuts);
-
 }  // namespace pipetransformer::planner

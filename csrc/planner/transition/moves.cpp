@@ -1,7 +1,6 @@
 #include "planner/transition/moves.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -20,13 +19,6 @@ void require_stages(const Placement& placement, const char* what) {
         std::to_string(placement.cuts.size()) + " and " +
         std::to_string(placement.state_bytes.size()) + " entries");
   }
-}
-
-// Optimizer state of the layer's parameters that train.
-int64_t moment_bytes(const LayerProfile& layer, const Cluster& cluster) {
-  return static_cast<int64_t>(std::ceil(
-      static_cast<double>(layer.trainable_bytes) *
-      cluster.optimizer_bytes_per_parameter_byte));
 }
 
 // Replicas on a node; they hold its devices from 0 on, K each.
@@ -80,7 +72,7 @@ int64_t moved_between_devices(
   for (int64_t i = to.cuts.front(); i < to.cuts.back(); ++i) {
     if (stage_of(from.cuts, i) != stage_of(to.cuts, i)) {
       const LayerProfile& layer = profile.layers[static_cast<std::size_t>(i)];
-      bytes += layer.parameter_bytes + moment_bytes(layer, cluster);
+      bytes += layer.parameter_bytes + optimizer_bytes(layer, cluster);
     }
   }
   return bytes;
@@ -164,7 +156,7 @@ Moves moves(
   if (joins) {
     for (const LayerProfile& layer : profile.layers) {
       found.replica_bytes +=
-          layer.trainable_bytes + moment_bytes(layer, cluster);
+          layer.trainable_bytes + optimizer_bytes(layer, cluster);
     }
   }
   if (excess(worst) > cluster.device_memory_bytes) {

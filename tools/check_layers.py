@@ -70,7 +70,7 @@ ARROWS: dict[str, frozenset[str]] = {
         {"explanation", "report", "simulator", "planner", "network", "autocache"}
     )
     | {"core", PACKAGE},  # its version
-    "adapters": frozenset({"autocache"}),
+    "adapters": frozenset({"autocache", "pipe"}),
     "compat": frozenset({"pipe", "skip"}),
 }
 # The C++ room that joins the others to Python; nobody includes it.

@@ -136,8 +136,9 @@ class Adapted:
                     f"{type(batch[name]).__name__}; give a collate_fn that makes one"
                 )
         found = tuple(batch[name] for name in names)
-        # Labels of a decoder are of other positions than the mask.
-        checked = self.ragged is not None and self._complete is None
+        # Of tokens; labels of a decoder are of other positions than the mask.
+        by_token = self.ragged is not None and self.loss_weight is not None
+        checked = by_token and self._complete is None
         mask = batch.get("attention_mask") if checked else None
         if mask is not None and found[0].shape == mask.shape:
             _check_labels(found[0], mask)
@@ -218,10 +219,16 @@ class Adapted:
 
         Raises:
             ValueError: to be merged, but no model of peft.
+            NotADirectoryError: `folder` is a file.
         """
         if merge and self._adapters is None:
             raise ValueError(
                 "merge: expected False of a model without PEFT adapters, got True"
+            )
+        if os.path.exists(folder) and not os.path.isdir(folder):
+            # transformers logs it, and writes nothing.
+            raise NotADirectoryError(
+                f"folder: expected a folder's name, got a file, {os.fspath(folder)}"
             )
         model: Any = self._adapters if self._adapters is not None else self.model
         written = merged(model, self._untie) if merge else model
@@ -364,7 +371,7 @@ def from_transformers(
             ``"causal-lm"``, to make sure of it; None: what the model's class is for.
         split_blocks: Make two layers of each block, attention and MLP, as the paper
             counts them, instead of one. Blocks in which both read the same hidden
-            states stay whole, as those of convolutions do.
+            states stay whole, as do those of convolutions and of models in stages.
         untie: Give heads, and embeddings of decoders, that share the weight of the
             embeddings copies of their own. While they share it nothing can freeze.
 
@@ -392,7 +399,7 @@ def from_transformers(
         unused(*_spare_biases(model))
     layers: list[nn.Module] = [family.embed(base)]
     for index, block in enumerate(family.blocks(base)):
-        if split_blocks:
+        if split_blocks and family.halves is not None:
             layers.extend(family.halves(base, block, index))
         else:
             layers.append(family.whole(base, block, index))

@@ -6,20 +6,14 @@ from collections import OrderedDict
 
 from torch import nn
 
+from pipetransformer.pipe.build import find_extras
 
-def _is_plain(module: nn.Module) -> bool:
-    """Tell whether a module does nothing but call its children in order."""
-    hooks = (
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_backward_hooks",
-        "_backward_pre_hooks",
-    )
-    return (
-        type(module) is nn.Sequential
-        and len(module) > 0
-        and not any(getattr(module, name) for name in hooks)
-    )
+
+def _is_plain(group: nn.Module) -> bool:
+    """Tell whether a module does nothing but call its layers, each once, in order."""
+    if not isinstance(group, nn.Sequential) or len(group) == 0 or find_extras(group):
+        return False
+    return len(set(group)) == len(group)
 
 
 def sequential(model: nn.Sequential) -> tuple[nn.Sequential, list[int]]:
@@ -27,8 +21,9 @@ def sequential(model: nn.Sequential) -> tuple[nn.Sequential, list[int]]:
 
     Args:
         model: A Sequential whose elements are layers or plain ``nn.Sequential``
-            groups of layers (no own forward, no hooks). The last element is the head
-            and never freezes.
+            groups of layers (no own forward, hooks, parameters or buffers, no layer
+            twice); other groups stay whole. The last element is the head and never
+            freezes.
 
     Returns:
         The flat Sequential, made of the same layer objects, and the ``units``
@@ -51,12 +46,20 @@ def sequential(model: nn.Sequential) -> tuple[nn.Sequential, list[int]]:
     if len(model) < 2:
         raise ValueError(f"model: expected at least 2 elements, got {len(model)}")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
+
+    def add(name: str, layer: nn.Module) -> None:
+        while name in layers:  # of a group "a" and a layer "a_0"
+            name += "_"
+        layers[name] = layer
+
     ends: list[int] = []
-    for name, element in model.named_children():
+    for name, element in model._modules.items():  # names of repeated ones, too
+        assert element is not None  # a Sequential cannot call what is not there
         if _is_plain(element):
-            for inner, layer in element.named_children():
-                layers[f"{name}_{inner}"] = layer
+            for inner, layer in element._modules.items():
+                assert layer is not None
+                add(f"{name}_{inner}", layer)
         else:
-            layers[name] = element
+            add(name, element)
         ends.append(len(layers))
     return nn.Sequential(layers), ends[:-1]

@@ -78,7 +78,7 @@ def _deberta_class_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _choice_loss(_: Any, logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits, labels)
+    return _mean_where_any(logits, labels, IGNORED)
 
 
 def _masked_loss(config: Any, logits: Tensor, labels: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ CASES = [
     ("Bert", "question-answering", ("start_positions", "end_positions"), 99),
     ("Bert", "sequence-classification", ("labels",), -100),
     ("DebertaV2", "sequence-classification", ("labels",), -1),
+    ("Bert", "multiple-choice", ("labels",), -100),
 ]
 
 

@@ -44,3 +44,36 @@ def test_a_forward_of_its_own_is_refused_and_in_a_group_kept():
         sequential(Doubled(*layers))
     flat, _ = sequential(nn.Sequential(Doubled(*layers), nn.Linear(4, 2)))
     assert isinstance(flat[0], Doubled)
+
+
+def test_no_layer_gets_lost():
+    act = nn.ReLU()
+    group = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act)
+    flat, units = sequential(nn.Sequential(group, nn.Linear(4, 2)))
+    assert list(flat)[0] is group and units == [1]
+    flat, _ = sequential(nn.Sequential(act, nn.Linear(4, 4), act))
+    assert len(flat) == 3, "what takes it says that it stands there twice"
+
+
+def test_names_that_meet_are_kept_apart():
+    named = nn.Sequential()
+    named.add_module("a_0", nn.Linear(4, 4))
+    named.add_module("a", nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    named.add_module("head", nn.Linear(4, 2))
+    flat, units = sequential(named)
+    assert len(flat) == 4 and units == [1, 3]
+    x = torch.randn(3, 4)
+    assert torch.equal(flat(x), named(x))
+
+
+@pytest.mark.parametrize("extra", ["forward", "parameter", "buffer"])
+def test_a_group_with_more_than_layers_stays_whole(extra):
+    group = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    if extra == "forward":
+        group.forward = lambda x: 2 * group[1](group[0](x))
+    elif extra == "parameter":
+        group.register_parameter("scale", nn.Parameter(torch.ones(())))
+    else:
+        group.register_buffer("mean", torch.zeros(4))
+    flat, units = sequential(nn.Sequential(group, nn.Linear(4, 2)))
+    assert list(flat)[0] is group and units == [1]

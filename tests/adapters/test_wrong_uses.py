@@ -256,3 +256,20 @@ def test_a_model_whose_loss_is_its_own(make, pad):
     with pytest.raises(ValueError, match=text):
         train(engine_of(adapted), rows(), pad)
     train(engine_of(from_transformers(make()), loss=nn.CrossEntropyLoss()), rows(), pad)
+
+
+def test_an_export_to_a_file_is_refused_and_the_file_stays(tmp_path):
+    path = tmp_path / "weights.pt"
+    path.write_bytes(b"kept")
+    with pytest.raises(NotADirectoryError, match="expected a folder's name, got a fil"):
+        from_transformers(bert()).export(path)
+    assert path.read_bytes() == b"kept"
+
+
+def test_labels_of_rows_are_not_taken_for_those_of_tokens(caplog):
+    adapted = from_transformers(bert())
+    mask = torch.tensor([[1, 1, 0]])
+    ids = torch.ones_like(mask)
+    several = torch.tensor([[1.0, 0.0, 1.0]])  # as many as the row has tokens
+    adapted.targets({"input_ids": ids, "attention_mask": mask, "labels": several})
+    assert "padding" not in caplog.text

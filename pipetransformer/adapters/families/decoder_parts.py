@@ -213,7 +213,8 @@ def _whole(base: Any, block: Any, index: int, form: Form) -> Block:
     return Block({"block": block}, _call_block, *around(base, index, form))
 
 
-def _halves(base: Any, block: Any, index: int, form: Form) -> tuple[Block, ...]:
+def halves(base: Any, block: Any, index: int, form: Form) -> tuple[Block, ...]:
+    """Make attention and MLP of a block; one layer where both read the same."""
     if form.parallel == "always" or getattr(base.config, form.parallel, False):
         return (_whole(base, block, index, form),)
     make, *rotary = around(base, index, form)
@@ -242,7 +243,7 @@ def family(
         embed=functools.partial(_embed, form=form),
         blocks=lambda base: getattr(base, form.layers),
         whole=functools.partial(_whole, form=form),
-        halves=functools.partial(_halves, form=form),
+        halves=functools.partial(halves, form=form),
         tail=tail,
         fp32_token_loss=fp32_token_loss,
         pools_last=True,

@@ -18,6 +18,7 @@ from pipetransformer.adapters.families.decoder_parts import (
     check,
     family,
     first_of,
+    halves,
     placed,
 )
 from pipetransformer.adapters.families.parts import (
@@ -50,10 +51,6 @@ def _call_gptj(own: Any, hidden: Tensor, mask: Any, **extra: Any) -> Any:
 
 def _whole_gptj(base: Any, block: Any, index: int) -> Block:
     return Block({"block": block}, _call_gptj, *around(base, index, _GPTJ))
-
-
-def _halves_gptj(base: Any, block: Any, index: int) -> tuple[Block, ...]:
-    return (_whole_gptj(base, block, index),)
 
 
 # -- OPT ---------------------------------------------------------------------------
@@ -197,7 +194,7 @@ def _feed_granite(own: Any, hidden: Tensor, _: Any, factor: float) -> Any:
 def _halves_granite(
     base: Any, block: Any, index: int, form: Form
 ) -> tuple[nn.Module, ...]:
-    first, _ = family(form).halves(base, block, index)
+    first, _ = halves(base, block, index, form)
     found = {
         "norm": block.post_attention_layernorm,
         "experts": block.block_sparse_moe,
@@ -219,10 +216,6 @@ def _call_gemma4(own: Any, hidden: Tensor, mask: Any, **extra: Any) -> Any:
 
 def _whole_gemma4(base: Any, block: Any, index: int) -> Block:
     return Block({"block": block}, _call_gemma4, *around(base, index, _TYPES))
-
-
-def _halves_gemma4(base: Any, block: Any, index: int) -> tuple[Block, ...]:
-    return (_whole_gemma4(base, block, index),)
 
 
 # -- BLOOM, MPT, Falcon: biases by distance ----------------------------------------
@@ -336,10 +329,6 @@ def _whole_falcon(base: Any, block: Any, _: int) -> Block:
     return Block({"block": block}, _call_biased, make, base.rotary_emb)
 
 
-def _halves_falcon(base: Any, block: Any, index: int) -> tuple[Block, ...]:
-    return (_whole_falcon(base, block, index),)
-
-
 # -- by model type -----------------------------------------------------------------
 
 _LLAMA = Form()
@@ -418,7 +407,7 @@ FAMILIES: dict[str, Family] = {
         halves=_halves_bloom,
     ),
     "codegen": dataclasses.replace(
-        family(_GPTJ, ("ln_f",)), whole=_whole_gptj, halves=_halves_gptj
+        family(_GPTJ, ("ln_f",)), whole=_whole_gptj, halves=None
     ),
     "cohere": family(Form(parallel="always")),
     "cohere2": family(Form(masks="types", parallel="always")),
@@ -434,7 +423,7 @@ FAMILIES: dict[str, Family] = {
     "falcon": dataclasses.replace(
         family(_FALCON, ("ln_f",), fp32_token_loss=False),
         whole=_whole_falcon,
-        halves=_halves_falcon,
+        halves=None,
     ),
     "falcon_mamba": _MAMBA,
     "flex_olmo": family(_OLMO2),
@@ -442,7 +431,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": family(_GEMMA2),
     "gemma3_text": family(_GEMMA2),
     "gemma4_text": dataclasses.replace(
-        family(_TYPES), whole=_whole_gemma4, halves=_halves_gemma4
+        family(_TYPES), whole=_whole_gemma4, halves=None
     ),
     "glm": family(_LLAMA),
     "glm4": family(
@@ -471,7 +460,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt_oss": family(_TYPES),
     "gptj": dataclasses.replace(
-        family(_GPTJ, ("ln_f",)), whole=_whole_gptj, halves=_halves_gptj
+        family(_GPTJ, ("ln_f",)), whole=_whole_gptj, halves=None
     ),
     "granite": family(_GRANITE),
     "granitemoe": family(

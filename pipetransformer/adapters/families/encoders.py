@@ -105,10 +105,6 @@ def _embed_big_bird(base: Any) -> Embed:
     return _embed_bert(base)
 
 
-def _halves_mobilebert(base: Any, block: Any, index: int) -> tuple[Block]:
-    return (_whole_bert(base, block, index),)
-
-
 _BERT = Family(
     inputs=("input_ids", "attention_mask", "token_type_ids"),
     tasks=TEXT_TASKS,
@@ -144,7 +140,7 @@ FAMILIES: dict[str, Family] = {
         halves=functools.partial(_halves_bert, norm="ln"),
         tail=("encoder.ln", "pooler"),
     ),
-    "mobilebert": dataclasses.replace(_BERT, halves=_halves_mobilebert, ragged=False),
+    "mobilebert": dataclasses.replace(_BERT, halves=None, ragged=False),
     "rembert": _BERT,
     "roberta": _ROBERTA,
     "roberta-prelayernorm": dataclasses.replace(_ROBERTA, tail=("LayerNorm", "pooler")),

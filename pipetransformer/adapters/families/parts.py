@@ -172,8 +172,8 @@ class Family:
         embed: Makes the first layer of a base model.
         blocks: Returns a base model's blocks.
         whole: Makes the layer of a block.
-        halves: Makes the two layers of a block, attention, then MLP; where both read
-            the same hidden states one, the whole.
+        halves: Makes the layers of a block that is split, attention, then MLP. None:
+            blocks stay whole, as where both read the same hidden states.
         tail: Names of the base model's submodules behind the blocks.
         ragged: Whether rows of different batches differ in length.
         fp32_token_loss: Whether the model takes the loss of tokens' classes in fp32.
@@ -194,7 +194,7 @@ class Family:
     embed: Callable[[Any], nn.Module]
     blocks: Callable[[Any], Sequence[Any]]
     whole: Callable[[Any, Any, int], nn.Module]
-    halves: Callable[[Any, Any, int], tuple[nn.Module, ...]]
+    halves: Callable[[Any, Any, int], tuple[nn.Module, ...]] | None = None
     tail: tuple[str, ...] = ()
     ragged: bool = True
     fp32_token_loss: bool = False

@@ -18,14 +18,6 @@ from pipetransformer.adapters.families.heads import Tail, TailHead
 from pipetransformer.adapters.families.parts import Block, Embed, Family
 
 
-def unsplit(base: Any, _: Any, __: int) -> tuple[Block, Block]:
-    """Refuse to make two layers of a block."""
-    raise ValueError(
-        f"split_blocks: expected False of {base.config.model_type}, whose blocks are "
-        "whole layers, got True"
-    )
-
-
 def staged(embed: Any, blocks: Any, whole: Any, head: Any) -> Family:
     """Return a family of images whose blocks are whole layers."""
     return Family(
@@ -34,7 +26,6 @@ def staged(embed: Any, blocks: Any, whole: Any, head: Any) -> Family:
         embed=embed,
         blocks=blocks,
         whole=whole,
-        halves=unsplit,
         head=head,
         ragged=False,
     )

@@ -18,7 +18,7 @@ from pipetransformer.adapters.families.parts import (
     Family,
     call_block,
 )
-from pipetransformer.adapters.families.pyramids import NamedTail, unsplit
+from pipetransformer.adapters.families.pyramids import NamedTail
 
 
 def call_alone(own: Any, hidden: Tensor, _: Tensor | None) -> Any:
@@ -314,7 +314,7 @@ def _head_vjepa2(model: Any) -> nn.Module:
 
 
 _TIMESFORMER = dataclasses.replace(
-    _VIDEO, embed=_embed_vit, halves=unsplit, head=_head_timesformer
+    _VIDEO, embed=_embed_vit, halves=None, head=_head_timesformer
 )
 _VIVIT = dataclasses.replace(VIT, tasks=("video-classification",))
 _VJEPA2 = dataclasses.replace(

@@ -133,9 +133,11 @@ def cores(facts: Facts) -> Iterator[Finding]:
         value += "; slots: one per process of a node, or PipeConfig.num_slots"
         yield Finding("CPU", OK, value)
         return
-    # Threads per slot are counted from all cores of the machine.
     value += f", {facts.usable_cores:g} of them usable here"
-    advice = "set PipeConfig.threads_per_stage: its default counts all cores"
+    advice = (
+        "set PipeConfig.threads_per_stage where processes are bound to the same cores: "
+        "its default shares out those that cgroups allow"
+    )
     yield Finding("CPU", NOTE, value, advice)
 
 

@@ -155,10 +155,17 @@ def _measure(
 def _devices(count: int) -> dict[str, Any]:
     import torch
 
-    memory = min(
-        int(torch.cuda.get_device_properties(index).total_memory)
-        for index in range(count)
-    )
+    try:
+        memory = min(
+            int(torch.cuda.get_device_properties(index).total_memory)
+            for index in range(count)
+        )
+    except RuntimeError as error:  # of the driver, or a device that is broken or taken
+        raise ValueError(
+            "devices: expected those that can be used, got "
+            f"{str(error).partition(chr(10))[0]}; leave devices out with "
+            "CUDA_VISIBLE_DEVICES"
+        ) from error
     return {
         "devices_per_node": count,
         "device_memory_bytes": int(memory * _ALLOCATED),

@@ -91,7 +91,7 @@ class Caches:
     def close(self) -> None:
         """Keep what is to be kept, and release the slabs."""
         for space, layers in self._kept.items():
-            cache = self._caches[space]
+            cache = self._caches.get(space)  # None, too: it could not be told of
             if cache is not None:
                 cache.heed_others()
             if cache and not cache.given_up and self._folder is not None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer import _C
+from pipetransformer._extension import host_cores
 from pipetransformer.autodp import (
     ActiveGroup,
     ControlPlane,
@@ -222,7 +223,10 @@ class Run:
     def threads_per_stage(self) -> int:
         """Intra-op threads of each CPU slot."""
         wanted = self.config.pipe.threads_per_stage
-        fair = max(1, (os.cpu_count() or 1) // self.num_slots)
+        cores = int(min(os.cpu_count() or 1, host_cores()))
+        # Launchers may bind each process apart, so an affinity is not shared out.
+        own = len(os.sched_getaffinity(0))
+        fair = max(1, min(cores // self.num_slots, own))
         # A launcher of several processes sets 1 where nobody has set anything.
         nobody = self._threads_set == 1 and self.info.local_world_size > 1
         return wanted or (fair if nobody else min(fair, self._threads_set))

@@ -10,6 +10,7 @@ import sys
 from datetime import timedelta
 
 import pytest
+import torch
 
 from pipetransformer import planner
 from pipetransformer.cli import cluster as commands
@@ -177,3 +178,15 @@ def test_bad_input_is_refused(capsys, monkeypatch, options, environ, problem):
         monkeypatch.setenv(name, value)
     code, _, err = run_here(capsys, *options)
     assert code == 2 and problem in err
+
+
+def test_a_device_that_cannot_be_used_is_named(capsys, monkeypatch):
+    def broken(index):
+        raise RuntimeError("device is in a bad state\nmore")
+
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", broken)
+    code, _, err = run_here(capsys, "--json")
+    assert code == 2 and "got device is in a bad state; leave devices out" in err
+    assert "Traceback" not in err and "more" not in err

@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+from math import inf
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import get_worker_info
 
 import pipetransformer as pt
 from pipetransformer.pipe import is_recomputing
+from pipetransformer.run import context
 from pipetransformer.run.context import Run
 from pipetransformer.transformation import propose as planning
 from tests.engine.scenario import config, make_engine, schedule
@@ -247,21 +249,27 @@ def test_ranks_that_plan_differently_end_and_say_so():
 
 
 @pytest.mark.parametrize(
-    ("set_before", "processes", "wanted", "threads"),
+    ("set_before", "processes", "wanted", "allowed", "bound", "threads"),
     [
-        (8, 1, None, 8),
-        (3, 1, None, 3),  # the user's
-        (1, 1, None, 1),
-        (1, 2, None, 4),  # torchrun's own
-        (2, 2, None, 2),
-        (8, 2, None, 4),
-        (1, 1, 6, 6),
+        (8, 1, None, inf, 8, 8),
+        (3, 1, None, inf, 8, 3),  # the user's
+        (1, 1, None, inf, 8, 1),
+        (1, 2, None, inf, 8, 4),  # torchrun's own
+        (2, 2, None, inf, 8, 2),
+        (8, 2, None, inf, 8, 4),
+        (1, 1, 6, inf, 8, 6),
+        (1, 2, None, 4.0, 8, 2),  # a container's cores
+        (1, 2, None, 1.5, 8, 1),
+        (1, 2, None, inf, 3, 3),  # bound to cores, each process to its own
+        (1, 2, 6, 1.5, 3, 6),
     ],
 )
-def test_slots_take_no_more_threads_than_are_set(
-    monkeypatch, set_before, processes, wanted, threads
+def test_slots_take_no_more_threads_than_are_set_or_allowed(
+    monkeypatch, set_before, processes, wanted, allowed, bound, threads
 ):
     monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(bound)))
+    monkeypatch.setattr(context, "host_cores", lambda: allowed)
     run = types.SimpleNamespace(
         config=pt.Config(pipe=pt.PipeConfig(threads_per_stage=wanted)),
         info=types.SimpleNamespace(local_world_size=processes),

@@ -30,11 +30,6 @@ class LayerFreezer:
         self._training = layers.training
         self._still: list[nn.Module] = []  # the frozen layers
 
-    @property
-    def boundary(self) -> int:
-        """Index of the first active layer."""
-        return self._boundary
-
     def apply(self, boundary: int) -> None:
         """Freeze the layers below `boundary`, unfreeze those from it on.
 
@@ -93,26 +88,6 @@ class LayerFreezer:
                 if module.training != mode:
                     module.train(mode)
             self._training = training
-
-    def trainable_parameters(self, boundary: int) -> list[nn.Parameter]:
-        """Parameters from `boundary` on that the user's mask trains, in model order.
-
-        Raises:
-            ValueError: if there is none.
-        """
-        check_count("boundary", boundary, len(self._layers))
-        unique = {
-            parameter: None
-            for layer in list(self._layers)[boundary:]
-            for parameter in layer.parameters()
-            if self._mask.get(parameter, parameter.requires_grad)
-        }
-        if not unique:
-            raise ValueError(
-                "nothing left to train: expected a trainable parameter in the layers "
-                f"from {boundary} on, got none in {len(self._layers) - boundary} layers"
-            )
-        return list(unique)
 
     def assert_consistent(self) -> None:
         """Check that nothing has switched a frozen layer on again.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -94,21 +96,44 @@ def weights(run: Run) -> dict[str, Tensor]:
     named: dict[str, Tensor] = run.arguments.model.state_dict()
     before = run.step_buffers.before_step() or {}
     named.update((name, value) for name, value in before.items() if name in named)
-    if not run.slots.on_host:
-        named.update(to_device(dict(named), HOST))
-    return named
+    return named if run.slots.on_host else each_once(named, lambda v: v.to(HOST))
 
 
-def restore(
-    run: Run, path: str | os.PathLike[str], content: dict[str, Any], *, lead: bool
-) -> None:
+def each_once(
+    named: Mapping[str, Any], copied: Callable[[Tensor], Tensor]
+) -> dict[str, Any]:
+    """Copy values of a ``state_dict``; tied weights are one tensor in the copy, too.
+
+    Args:
+        named: By name; what `get_extra_state` gives is no tensor.
+        copied: Gives the copy of a tensor on the host.
+    """
+    copies: dict[Any, Tensor] = {}
+    found: dict[str, Any] = {}
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            found[name] = copy.deepcopy(to_device(value, HOST))
+            continue
+        place: Any = name
+        if value.layout == torch.strided and value.data_ptr():
+            where = value.data_ptr(), value.shape, value.stride()
+            kind = type(value), value.dtype, value.is_conj(), value.is_neg()
+            place = (value.device, *where, *kind)
+        if place not in copies:
+            copies[place] = copied(value.detach())
+        found[name] = copies[place]
+    return found
+
+
+def restore(run: Run, path: str | os.PathLike[str], content: dict[str, Any]) -> None:
     """Load weights and counters now, optimizer state with the first plan.
+
+    On the lead: the others take everything over from it.
 
     Args:
         run: The run, before its first plan.
         path: Where the content comes from, for error texts.
         content: From ``checkpoint.read``.
-        lead: The other ranks only check: they take everything over from the lead.
 
     Raises:
         ValueError: a checkpoint of another model or optimizer, or one that does not
@@ -125,15 +150,14 @@ def restore(
             )
     if "policy" not in extra:
         raise ValueError(f"{what}: expected a freeze policy's state, got none")
-    if lead:
-        _try_optimizer(run, content)
-        _load_policy(run, content)
-        with naming(content, "measured pauses"):
-            if "pauses" in extra:  # older checkpoints have none
-                run.costs.load(extra["pauses"])
-            run.costs.load_elapsed(extra.get("reshaped_ns_ago"))
-        checkpoint.load_model(content, run.state)
-        run.loaded = content
+    _try_optimizer(run, content)
+    _load_policy(run, content)
+    with naming(content, "measured pauses"):
+        if "pauses" in extra:  # older checkpoints have none
+            run.costs.load(extra["pauses"])
+        run.costs.load_elapsed(extra.get("reshaped_ns_ago"))
+    checkpoint.load_model(content, run.state)
+    run.loaded = content
     run.is_resumed = True
 
 

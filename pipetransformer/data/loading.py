@@ -28,7 +28,6 @@ __all__ = [
     "ElasticSampler",
     "MapDataset",
     "Tree",
-    "WithIds",
     "batches",
     "check_dataset",
 ]
@@ -110,27 +109,6 @@ class Batch:
         return checked_rows(self.load_inputs(), self.rows)
 
 
-class WithIds(Dataset[tuple[int, object]]):
-    """Wraps a map-style dataset so that each sample comes with its id.
-
-    Args:
-        dataset: samples by index, with a length.
-
-    Raises:
-        TypeError: if the dataset is iterable or has no length.
-    """
-
-    def __init__(self, dataset: MapDataset) -> None:
-        check_dataset(dataset)
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> tuple[int, object]:
-        return index, self.dataset[index]
-
-
 def batches(
     dataset: MapDataset,
     sampler: ElasticSampler,
@@ -138,12 +116,14 @@ def batches(
     collate_fn: Collate | None = None,
     num_workers: int = 0,
     pin_memory: bool = False,
-    lazy: bool | None = None,
     division: Division | None = None,
     views: int | None = None,
     loader_options: Mapping[str, Any] | None = None,
 ) -> Generator[Batch, None, None]:
     """Load the batches of the sampler's next pass.
+
+    Inputs are loaded when ``batch.inputs`` is touched, in this process, if the dataset
+    has ``inputs``, ``targets`` and ``input_key``, and there is no `collate_fn`.
 
     Args:
         dataset: map-style.
@@ -154,9 +134,6 @@ def batches(
             generators are seeded for each sample, from the sampler's seed and epoch and
             the sample's id; this process's are left alone, see `views`.
         pin_memory: copy the loaded tensors into page-locked memory.
-        lazy: load inputs only when ``batch.inputs`` is touched, in this process;
-            default: if the dataset has ``inputs``, ``targets`` and ``input_key``, and
-            there is no `collate_fn`.
         division: divides what is collated; default: that for a plain Sequential.
         views: samples are drawn as in epoch ``epoch % views``, so that the same ones
             come again. This process's generators are seeded for them, too, while it
@@ -168,10 +145,10 @@ def batches(
         and the usual trailing shapes.
 
     Raises:
-        TypeError: if the dataset is iterable, has no length, or lacks a method that
-            ``lazy=True`` needs, or if a collated batch is neither a pair nor a mapping.
-        ValueError: if sampler and dataset differ in length, or `lazy` and
-            `collate_fn` are both given, or if a mapping has no targets.
+        TypeError: if the dataset is iterable or has no length, or if a collated batch
+            is neither a pair nor a mapping.
+        ValueError: if sampler and dataset differ in length, or if a mapping has no
+            targets.
     """
     check_dataset(dataset)
     if len(dataset) != sampler.num_samples:
@@ -179,16 +156,7 @@ def batches(
             f"sampler: expected the {len(dataset)} samples of the dataset, got "
             f"{sampler.num_samples}"
         )
-    if lazy and collate_fn is not None:
-        raise ValueError("lazy: expected no collate_fn with it, got one")
     halves = all(callable(getattr(dataset, name, None)) for name in _HALVES)
-    if lazy and not halves:
-        raise TypeError(
-            "dataset: expected methods inputs(i) and targets(i) for lazy loading, got "
-            f"{type(dataset).__name__} without them"
-        )
-    if lazy is None:
-        lazy = halves and hasattr(dataset, "input_key") and collate_fn is None
     return _load(
         Shares(
             dataset,
@@ -196,7 +164,7 @@ def batches(
             division or Division(),
             sampler.seed,
             sampler.epoch,
-            lazy=lazy,
+            lazy=halves and hasattr(dataset, "input_key") and collate_fn is None,
             views=views,
         ),
         sampler.shares(),

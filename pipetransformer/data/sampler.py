@@ -172,9 +172,8 @@ class ElasticSampler(Sampler[list[int]]):
         if self._home is not None:
             slices = [ids[self._home[ids].argsort()] for ids in slices]
         whole = slices[0] if len(slices) == 1 else torch.cat(slices)
-        parts = self.replicas_on_node
-        if self.min_rows > 1:
-            parts = min(parts, max(1, len(whole) // self.min_rows))
+        # The first replicas have rows, the lead among them.
+        parts = min(self.replicas_on_node, max(1, len(whole) // self.min_rows))
         first, last = (
             len(whole) * min(part, parts) // parts
             for part in (self.replica_on_node, self.replica_on_node + 1)

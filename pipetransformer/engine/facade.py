@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -557,6 +556,8 @@ class PipeTransformer:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore a checkpoint, before the first pass; under any N, K and R.
 
+        Rank 0 alone reads it, and raises; the others take everything over from it.
+
         Raises:
             FileNotFoundError: no such file.
             OSError: the file could not be read; names it. MemoryError likewise.
@@ -566,8 +567,9 @@ class PipeTransformer:
         coordinator = self._open()
         if coordinator.has_plan:
             raise ValueError("load: expected a call before the first pass, got a later")
-        content = checkpoint.read(path)
-        persistence.restore(coordinator.run, path, content, lead=coordinator.is_lead)
+        if coordinator.is_lead:
+            persistence.restore(coordinator.run, path, checkpoint.read(path))
+        coordinator.run.is_resumed = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the plain model's ``state_dict``, on the CPU.
@@ -595,21 +597,8 @@ class PipeTransformer:
 
     @staticmethod
     def _copied_weights(run: Run) -> dict[str, Any]:
-        copies: dict[Any, Tensor] = {}  # tied weights are so in the copy, too
-        found: dict[str, Any] = {}
-        for name, value in persistence.weights(run).items():
-            if not isinstance(value, Tensor):  # what `get_extra_state` gives
-                found[name] = copy.deepcopy(value)
-                continue
-            place: Any = name
-            if value.layout == torch.strided and value.data_ptr():
-                where = value.data_ptr(), value.shape, value.stride()
-                kind = type(value), value.dtype, value.is_conj(), value.is_neg()
-                place = (value.device, *where, *kind)
-            if place not in copies:
-                copies[place] = value.detach().to("cpu", copy=True)
-            found[name] = copies[place]
-        return found
+        weights = persistence.weights(run)
+        return persistence.each_once(weights, lambda v: v.to("cpu", copy=True))
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the plain model's ``state_dict``; replica 0 alone writes.

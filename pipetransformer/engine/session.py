@@ -91,6 +91,8 @@ class Session:
                 self._resume(self._coordinator, str(wanted.directory))
         except BaseException as error:
             self._plane.fail("opening the engine", f"{type(error).__name__}: {error}")
+            if self._trace is not None:
+                self._trace.close()
             self._exits.close()
             raise
         return self._coordinator
@@ -132,7 +134,7 @@ class Session:
         if found is None:
             _LOG.info("nothing to resume from in %s: the run begins anew", directory)
             return
-        persistence.restore(coordinator.run, *found, lead=True)
+        persistence.restore(coordinator.run, *found)
         _LOG.info("resumed from %s", found[0])
 
     def close(self, error: BaseException | None) -> None:
@@ -207,17 +209,14 @@ class Session:
                 self._end_badly(coordinator, error)
                 return
             try:
-                self._end_together(coordinator)
+                coordinator.finish()
             except BaseException as late:
                 self._end_badly(coordinator, late)
                 raise
         finally:
-            coordinator.close()
-            self.run.close()
-            self._exits.close()
-
-    def _end_together(self, coordinator: Coordinator) -> None:
-        coordinator.finish()
+            with self._exits:  # what one of them raises keeps the others from nothing
+                self._exits.callback(self.run.close)
+                self._exits.callback(coordinator.close)  # the last goes first
 
     def _end_badly(self, coordinator: Coordinator, error: BaseException) -> None:
         if self._plane.failure is None:

@@ -273,6 +273,7 @@ class Coordinator:
         """
         run, opened = self.run, self._open_pass
         self.active()  # refuses a standby
+        run.state.registered.settle()
         with profiled("step"):
             if not isinstance(batch, Batch):
                 if self._accumulated is not None:
@@ -353,6 +354,7 @@ class Coordinator:
 
     def loss(self, batch: Batch) -> Tensor:
         """Run the model and the loss; see `training.forward_loss`."""
+        self.run.state.registered.settle()
         counted = self._open_pass.counted
         self.run.turn_to(batch.index, for_gradients=False)
         with self.run.guarded():
@@ -361,6 +363,7 @@ class Coordinator:
     def backward(self, loss: Tensor) -> None:
         """Run backward of a loss of the last batch; see `training.backward`."""
         replica = self.active()
+        self.run.state.registered.settle()
         last = replica.active_model.last
         batch, rows = last.batch, last.rows
         run, counted = self.run, self._open_pass.counted

@@ -46,12 +46,24 @@ class FixedSet:
         name: Its id space in the cache.
         collate: A list of samples to a batch; None: torch's.
         num_workers: Loader processes of each replica; 0: none.
+
+    Raises:
+        ValueError: no sample, or the name of the training set.
     """
 
     dataset: Any
     name: str
     collate: Callable[[list[Any]], Any] | None = None
     num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the set and its name, on every rank."""
+        if len(self) == 0:
+            raise ValueError("evaluation set: expected at least one sample, got none")
+        if self.name == "train":
+            raise ValueError(
+                "name: expected another one than the training set's 'train'"
+            )
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -66,15 +78,8 @@ def evaluating(run: Run, replica: Replica, samples: FixedSet) -> Iterator[None]:
         run: The run.
         replica: What this rank drives.
         samples: The set.
-
-    Raises:
-        ValueError: no sample, or the name of the training set.
     """
     name = samples.name
-    if len(samples) == 0:
-        raise ValueError("evaluation set: expected at least one sample, got none")
-    if name == "train":
-        raise ValueError("name: expected another one than the training set's 'train'")
     if replica.prefix is not None:
         replica.prefix.refresh()
         if replica.prefix.wants_cache:

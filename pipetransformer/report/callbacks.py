@@ -274,7 +274,55 @@ class CsvWriter(Callback):
             self._unwritten.discard(name)
 
 
-class TensorBoardWriter(Callback):
+class _Scalars(Callback):
+    """Tells a run as scalars by optimizer step; where they go is the subclass's."""
+
+    def __init__(self, every_steps: int) -> None:
+        if every_steps < 1:
+            raise ValueError(f"every_steps: expected at least 1, got {every_steps}")
+        self._every, self._step = every_steps, 0
+
+    def _add(self, scalars: Mapping[str, float]) -> None:
+        raise NotImplementedError
+
+    def on_step(self, step: StepRecord) -> None:
+        """Tell loss and learning rate."""
+        self._step = step.step
+        if step.step % self._every == 0:
+            values = {"loss": step.loss, "learning_rate": step.learning_rate}
+            self._add({n: value for n, value in values.items() if value is not None})
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """Tell what a pass did."""
+        asked = record.cache_hits + record.cache_misses
+        self._add(
+            {
+                "epoch/train_loss": record.train_loss,
+                "epoch/samples_per_s": record.samples / max(record.seconds, 1e-9),
+                "epoch/step_ms": record.measured_step_ns / 1e6,
+                "epoch/predicted_step_ms": record.predicted_step_ns / 1e6,
+                "epoch/cache_hit_share": record.cache_hits / asked if asked else 0.0,
+            }
+        )
+
+    def on_evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Tell the metrics."""
+        self._add(_tags(metrics))
+
+    def on_transformation(self, record: TransformationRecord) -> None:
+        """Tell the plan's shape and what the change took."""
+        self._step = record.step
+        self._add(
+            {
+                "plan/frozen_units": record.after.num_frozen_layers,
+                "plan/num_stages": record.after.num_stages,
+                "plan/num_replicas": record.after.num_replicas,
+                "plan/pause_s": record.pause_seconds,
+            }
+        )
+
+
+class TensorBoardWriter(_Scalars):
     """Writes scalars for TensorBoard, by optimizer step.
 
     The file is made with the first of them, so by the lead alone.
@@ -288,8 +336,7 @@ class TensorBoardWriter(Callback):
     """
 
     def __init__(self, folder: str | os.PathLike[str], every_steps: int = 10) -> None:
-        if every_steps < 1:
-            raise ValueError(f"every_steps: expected at least 1, got {every_steps}")
+        super().__init__(every_steps)
         try:
             module = importlib.import_module("torch.utils.tensorboard")
         except ImportError as error:
@@ -299,45 +346,16 @@ class TensorBoardWriter(Callback):
             ) from error
         self._module, self._folder = module, os.fspath(folder)
         self._writer: Any = None  # of the lead alone: with the first scalar
-        self._every = every_steps
-        self._step = 0
-
-    def on_step(self, step: StepRecord) -> None:
-        """Write loss and learning rate."""
-        self._step = step.step
-        if step.step % self._every == 0:
-            self._add(_scalars(step))
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Write what a pass did, and flush."""
-        asked = record.cache_hits + record.cache_misses
-        self._add(
-            {
-                "epoch/train_loss": record.train_loss,
-                "epoch/samples_per_s": record.samples / max(record.seconds, 1e-9),
-                "epoch/step_ms": record.measured_step_ns / 1e6,
-                "epoch/predicted_step_ms": record.predicted_step_ns / 1e6,
-                "epoch/cache_hit_share": record.cache_hits / asked if asked else 0.0,
-            }
-        )
+        super().on_epoch(record)
         self._writer.flush()
 
     def on_evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics, and flush."""
-        self._add(_tags(metrics))
+        super().on_evaluation(epoch, metrics)
         self._writer.flush()
-
-    def on_transformation(self, record: TransformationRecord) -> None:
-        """Write the plan's shape and what the change took."""
-        self._step = record.step
-        self._add(
-            {
-                "plan/frozen_units": record.after.num_frozen_layers,
-                "plan/num_stages": record.after.num_stages,
-                "plan/num_replicas": record.after.num_replicas,
-                "plan/pause_s": record.pause_seconds,
-            }
-        )
 
     def on_end(self, history: History) -> None:
         """Close the file."""
@@ -351,7 +369,7 @@ class TensorBoardWriter(Callback):
             self._writer.add_scalar(name, value, self._step)
 
 
-class WandbWriter(Callback):
+class WandbWriter(_Scalars):
     """Logs to Weights & Biases, by optimizer step.
 
     The run begins with the first record, so on the lead alone.
@@ -365,8 +383,7 @@ class WandbWriter(Callback):
     """
 
     def __init__(self, every_steps: int = 10, **options: Any) -> None:
-        if every_steps < 1:
-            raise ValueError(f"every_steps: expected at least 1, got {every_steps}")
+        super().__init__(every_steps)
         try:
             wandb: Any = importlib.import_module("wandb")
         except ImportError as error:
@@ -375,38 +392,7 @@ class WandbWriter(Callback):
             ) from error
         self._wandb, self._options = wandb, options
         self._handled = sys.exc_info()[1]  # by the script, around this run
-        self._every, self._step = every_steps, 0
         self._run: Any = None
-
-    def on_step(self, step: StepRecord) -> None:
-        """Log loss and learning rate."""
-        self._step = step.step
-        if step.step % self._every == 0:
-            self._log(_scalars(step))
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        """Log what a pass did."""
-        self._log(
-            {
-                "epoch/train_loss": record.train_loss,
-                "epoch/samples_per_s": record.samples / max(record.seconds, 1e-9),
-                "epoch/step_ms": record.measured_step_ns / 1e6,
-            }
-        )
-
-    def on_evaluation(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics."""
-        self._log(_tags(metrics))
-
-    def on_transformation(self, record: TransformationRecord) -> None:
-        """Log the plan's shape."""
-        self._log(
-            {
-                "plan/frozen_units": record.after.num_frozen_layers,
-                "plan/num_stages": record.after.num_stages,
-                "plan/num_replicas": record.after.num_replicas,
-            }
-        )
 
     def on_end(self, history: History) -> None:
         """Finish the run; as a crashed one, if an error ends it."""
@@ -417,10 +403,10 @@ class WandbWriter(Callback):
         if self._run is not None:
             self._run.finish(exit_code=0 if is_good else 1)
 
-    def _log(self, values: Mapping[str, float]) -> None:
+    def _add(self, scalars: Mapping[str, float]) -> None:
         if self._run is None:
             self._run = self._wandb.init(**self._options)
-        self._run.log(dict(values), step=self._step)
+        self._run.log(dict(scalars), step=self._step)
 
 
 class ProgressBar(Callback):
@@ -471,11 +457,6 @@ class ProgressBar(Callback):
         """Take the bar away."""
         if self._task is not None:
             self._bar.stop()
-
-
-def _scalars(step: StepRecord) -> dict[str, float]:
-    values = {"loss": step.loss, "learning_rate": step.learning_rate}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _tags(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -91,12 +91,11 @@ def _run_data(name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     epochs = [_epoch(each) for each in summary["epochs"]]
     begun = (summary.get("first_plan") or {}).get("step", 0)  # later in a resumed run
     segments = _segments(summary["epochs"], begun)
-    starts = [part["step"] for part in segments]
 
     def when(step: int) -> float:
         """The time at which so many steps were done."""
-        behind = (n for n, start in enumerate(starts) if start >= step)
-        return float(segments[next(behind, -1)]["t0"]) if segments else 0.0
+        behind = (p["t0"] for p in segments if p["step"] >= step)
+        return float(next(behind, segments[-1]["t1"])) if segments else 0.0
 
     changes = [_change(c, when(c["step"])) for c in summary["transformations"]]
     recoveries = [_recovery(r, when(r["step"])) for r in summary.get("recoveries", ())]

@@ -13,7 +13,7 @@ class Event:
         kind: ``F`` forward, ``R`` forward again, ``B`` backward, ``I`` and ``W`` its
             halves (gradients of inputs, of weights), ``P`` forward of the frozen
             layers, ``C`` copy between devices, ``A`` all-reduce, ``H`` read from the
-            cache, ``E`` write to it, ``O`` optimizer.
+            cache, ``O`` optimizer.
         resource: ``"compute"`` of the stage's device, ``"copy engine"`` into it,
             ``"device link"`` to other replicas in the node, ``"network"`` or
             ``"cache"``.

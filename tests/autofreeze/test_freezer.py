@@ -35,7 +35,6 @@ def test_frozen_layer_has_no_gradient_no_mask_and_eval_mode():
     assert all(p.grad is None and not p.requires_grad for p in frozen.parameters())
     assert all(layer.training for layer in active)
     assert all(p.grad is not None and p.requires_grad for p in active.parameters())
-    assert freezer.boundary == 2
     freezer.assert_consistent()
 
 
@@ -113,26 +112,6 @@ def test_train_leaves_frozen_layers_in_eval():
     freezer.train(False)
     freezer.apply(0)
     assert not any(layer.training for layer in layers)
-
-
-def test_trainable_parameters_follow_the_mask_whatever_is_frozen_now():
-    layers = make_layers()
-    layers[2].bias.requires_grad_(False)
-    freezer = LayerFreezer(layers)
-    freezer.apply(3)
-    found = freezer.trainable_parameters(2)
-    expected = [layers[2].weight, layers[3].weight, layers[3].bias]
-    assert [id(p) for p in found] == [id(p) for p in expected]
-
-
-def test_trainable_parameters_refuse_when_nothing_is_left():
-    layers = make_layers()
-    layers[3].requires_grad_(False)
-    text = (
-        "nothing left to train: expected a trainable parameter .* from 3 on, got none"
-    )
-    with pytest.raises(ValueError, match=text):
-        LayerFreezer(layers).trainable_parameters(3)
 
 
 def test_apply_refuses_a_boundary_outside_the_model():

@@ -391,3 +391,25 @@ def test_load_after_the_first_pass_is_refused(tmp_path):
         engine.prepare(ToySet(12), 4)
         with pytest.raises(ValueError, match="load: expected a call before the first"):
             engine.load(path)
+
+
+def load_where_it_is(rank, folder):
+    """Load a checkpoint that only the lead can read, and train on."""
+    engine = make_engine(freeze=pt.freeze.Never())
+    with engine:
+        engine.load(folder / ("saved.pt" if rank == 0 else "not here.pt"))
+        engine.prepare(ToySet(12), 4)
+        run = run_of(engine)
+        return run.state.step, run.is_resumed, tensors_of_model(engine)
+
+
+def tensors_of_model(engine):
+    return [p.detach().clone() for p in run_of(engine).arguments.model.parameters()]
+
+
+@pytest.mark.distributed
+def test_the_lead_alone_reads_a_checkpoint(tmp_path):
+    saved(tmp_path)
+    first, second = run_ranks(load_where_it_is, 2, tmp_path)
+    assert first[:2] == second[:2] == (3, True)
+    assert all(torch.equal(a, b) for a, b in zip(first[2], second[2], strict=True))

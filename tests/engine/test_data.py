@@ -6,12 +6,11 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     IterableDataset,
     Subset,
-    TensorDataset,
     default_collate,
 )
 
 import pipetransformer as pt
-from pipetransformer.data.loading import ElasticSampler, WithIds, batches
+from pipetransformer.data.loading import ElasticSampler, batches
 from tests.engine.scenario import config
 
 
@@ -258,11 +257,20 @@ def test_batches_carry_ids_rows_and_numbers(num_workers):
 
 @pytest.mark.parametrize("dataset", [Squares(5), Halves(5)])
 def test_empty_share_keeps_trailing_shapes(dataset):
-    sampler = ElasticSampler(5, 4, replicas_on_node=2, replica_on_node=0)
+    sampler = ElasticSampler(5, 4, replicas_on_node=2, replica_on_node=1)
     last = list(batches(dataset, sampler))[-1]
     assert (last.rows, last.global_rows) == (0, 1)
     assert last.inputs.shape == (0, 2) and last.inputs.dtype == torch.float32
     assert last.targets.shape == (0,) and last.targets.dtype == torch.int64
+
+
+@pytest.mark.parametrize(("rows", "counts"), [(1, [1, 0, 0]), (2, [1, 1, 0])])
+def test_the_lead_has_rows_of_every_batch(rows, counts):
+    samplers = [
+        ElasticSampler(4 + rows, 4, replicas_on_node=3, replica_on_node=i)
+        for i in range(3)
+    ]
+    assert [list(each.shares())[-1].numel() for each in samplers] == counts
 
 
 def test_empty_share_of_nested_samples_keeps_the_tree():
@@ -270,7 +278,7 @@ def test_empty_share_of_nested_samples_keeps_the_tree():
         tree = default_collate([{"a": (x, x), "b": x} for x, _ in samples])
         return tree, [default_collate([y for _, y in samples])]
 
-    sampler = ElasticSampler(1, 1, replicas_on_node=2, replica_on_node=0)
+    sampler = ElasticSampler(1, 1, replicas_on_node=2, replica_on_node=1)
     (batch,) = batches(Squares(1), sampler, collate_fn=collate)
     assert [t.shape for t in batch.inputs["a"]] == [(0, 2), (0, 2)]
     assert batch.inputs["b"].shape == (0, 2)
@@ -291,7 +299,7 @@ def test_lazy_inputs_are_loaded_once_when_touched():
 def test_input_keys_name_the_epoch():
     sampler = ElasticSampler(4, 4)
     sampler.set_epoch(3)
-    (batch,) = batches(Halves(4), sampler, lazy=False)
+    (batch,) = batches(Halves(4), sampler)
     assert torch.equal(batch.input_keys - batch.ids * 10, torch.full((4,), 3 - 2**63))
 
 
@@ -302,28 +310,18 @@ def test_loading_leaves_the_global_generator_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_with_ids_yields_id_and_sample():
-    dataset = WithIds(TensorDataset(torch.arange(3), torch.arange(3) * 2))
-    assert len(dataset) == 3
-    assert dataset[2] == (2, (torch.tensor(2), torch.tensor(4)))
-
-
 def test_iterable_or_unsized_dataset_is_a_type_error():
     sampler = ElasticSampler(3, 1)
     with pytest.raises(TypeError, match="expected a map-style dataset.*iterable.*Stre"):
         batches(Stream(), sampler)
     with pytest.raises(TypeError, match="expected a map-style dataset.*got generator"):
-        WithIds(i for i in range(3))
+        batches((i for i in range(3)), sampler)
 
 
 def test_mismatches_are_named():
     sampler = ElasticSampler(3, 1)
     with pytest.raises(ValueError, match="sampler: expected the 4 samples.*got 3"):
         batches(Squares(4), sampler)
-    with pytest.raises(TypeError, match=r"expected methods inputs\(i\).*got Squares"):
-        batches(Squares(3), sampler, lazy=True)
-    with pytest.raises(ValueError, match="lazy: expected no collate_fn"):
-        batches(Halves(3), sampler, lazy=True, collate_fn=default_collate)
     with pytest.raises(TypeError, match="expected .inputs, targets. pairs.*Tensor"):
         next(batches(torch.zeros(3, 2), sampler))
     with pytest.raises(ValueError, match=r"inputs: expected 1 rows.*shape \(2,\)"):

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
+from pipetransformer import PeerFailure
 from pipetransformer.autocache import ActivationCache, cache_files, folder
+from pipetransformer.autodp import ControlPlane
 from tests.engine.scenario import config
 from tests.support.private import model_of, run_of
 from tests.support.ranks import Ranks, run_ranks
@@ -267,3 +269,21 @@ def test_a_resumed_run_finds_what_was_kept_of_layers_that_froze_on_the_way(
     hits = freeze_later(tmp_path, 4, prepare_steps)
     assert hits[3] == SIZE  # the first batch comes before a plan that is prepared
     assert freeze_later(tmp_path, 5, prepare_steps) == [SIZE]
+
+
+def test_a_peer_that_dies_while_a_kept_file_is_read_is_what_is_told(
+    tmp_path, monkeypatch
+):
+    search(tmp_path)
+    publish = ControlPlane.publish
+
+    def lost(self, key, value):
+        if key.startswith("slab/"):
+            raise PeerFailure(1, "caching", reason="gone")
+        publish(self, key, value)
+
+    monkeypatch.setattr(ControlPlane, "publish", lost)
+    threads = torch.get_num_threads()
+    with pytest.raises(PeerFailure, match="gone"):
+        search(tmp_path)
+    assert torch.get_num_threads() == threads, "the block was left as a whole"

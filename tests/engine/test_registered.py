@@ -14,7 +14,7 @@ from pipetransformer.state.message import decode, encode
 from pipetransformer.state.registered import Registered
 from tests.engine.scenario import config, make_engine, registered_average, schedule
 from tests.support.documents import ROOT, blocks
-from tests.support.private import model_of
+from tests.support.private import model_of, run_of
 from tests.support.ranks import run_ranks
 from tests.support.toy import ToySet
 
@@ -369,3 +369,25 @@ def test_what_the_script_does_twice_after_a_loss_counts_once():
         average.weight.add_(1)
     registered.settle()  # nothing is held any more
     assert torch.equal(average.weight, given["weight"] + 1)
+
+
+def test_a_bare_step_begins_with_the_states_that_are_held():
+    with make_engine(freeze=pt.freeze.Never()) as engine:
+        counter = Counter()
+        engine.register("counter", counter)
+        engine.prepare(ToySet(12), 4)
+        held = run_of(engine).state.registered
+        operations = ("step", "loss", "backward")
+        batches = engine.batches(ToySet(12), 4)
+        for operation, batch in zip(operations, batches, strict=True):
+            loss = engine.loss(batch) if operation == "backward" else None
+            counter.count = 7
+            held.hold()
+            counter.count = 100
+            if operation == "step":
+                engine.step(batch.inputs, batch.targets)
+            elif operation == "loss":
+                engine.loss(batch)
+            else:
+                engine.backward(loss)
+            assert counter.count == 7, operation

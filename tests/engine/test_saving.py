@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import pipetransformer as pt
+from pipetransformer.checkpoint.content import each_once
 from tests.engine.scenario import config, make_engine, schedule
 from tests.support.private import model_of
 from tests.support.ranks import run_ranks
@@ -120,3 +121,14 @@ def test_what_only_looks_tied_leaves_apart():
         config=config(),
     ) as engine:
         equal(engine.state_dict(), toy.state_dict())
+
+
+def test_tied_weights_leave_as_one_tensor_whatever_they_are_copied_by():
+    tied = nn.Linear(3, 3)
+    model = nn.ModuleList([tied, nn.Linear(3, 3, bias=False), nn.Linear(3, 3)])
+    model[1].weight = tied.weight
+    copied = each_once(model.state_dict(), lambda value: value.clone())
+    assert list(copied) == list(model.state_dict())
+    assert copied["0.weight"] is copied["1.weight"]
+    assert copied["0.weight"].data_ptr() != tied.weight.data_ptr()
+    assert not torch.equal(copied["2.weight"], copied["0.weight"])

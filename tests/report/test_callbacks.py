@@ -515,3 +515,19 @@ def test_metrics_of_several_sets_have_a_tag_by_set_and_no_other_is_lost(
     writer.on_evaluation(0, metrics)
     ((_, values),) = made.logged
     assert values == {f"evaluation/{tag}": metrics[tag] for tag in tags}
+
+
+@pytest.mark.parametrize("name", ["wandb", "torch.utils.tensorboard"])
+def test_the_first_plan_of_a_resumed_run_is_told_at_its_step(name, monkeypatch):
+    made = Recorded()
+    module = types.ModuleType(name)
+    module.init = lambda **_: made
+    module.SummaryWriter = lambda folder: made
+    monkeypatch.setitem(sys.modules, name, module)
+    is_wandb = name == "wandb"
+    writer = pt.report.WandbWriter() if is_wandb else pt.report.TensorBoardWriter("x")
+    shape = PlanShape(1, 2, 2, 1, 4)
+    writer.on_transformation(
+        TransformationRecord(3, None, shape, 0.1, {}, "resumed", step=500)
+    )
+    assert {step for step, _ in made.logged} == {500}

@@ -154,6 +154,14 @@ def test_changes_of_a_resumed_run_are_where_they_were(summary):
     assert other["segments"] == whole["segments"]
 
 
+def test_a_change_after_the_last_whole_pass_is_behind_it(summary):
+    broken = json.loads(json.dumps(summary))
+    change = dict(broken["transformations"][-1], step=10**6)
+    broken["transformations"].append(change)
+    (found,) = data_of(page({"a": broken}))
+    assert found["changes"][-1]["t"] == found["segments"][-1]["t1"]
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -149,8 +149,7 @@ void Execution::require_workers() const {
   if (pool_.given_up()) {
     throw std::runtime_error(
         "workers: expected open workers to the end of a call, got ones that "
-        "are "
-        "closed as the interpreter exits");
+        "are closed as the interpreter exits");
   }
 }
 

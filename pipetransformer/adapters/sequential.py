@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from torch import nn
 
 from pipetransformer.pipe.build import find_extras
 
 
-def _is_plain(group: nn.Module) -> bool:
-    """Tell whether a module does nothing but call its layers, each once, in order."""
-    if not isinstance(group, nn.Sequential) or len(group) == 0 or find_extras(group):
-        return False
-    return len(set(group)) == len(group)
+def _layers_of(group: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers of a group that does nothing but call them; else none."""
+    if not isinstance(group, nn.Sequential) or find_extras(group):
+        return {}
+    # Others may spread a tuple over the next layer's arguments.
+    if type(group).forward is not nn.Sequential.forward:
+        return {}
+    return {name: layer for name, layer in group._modules.items() if layer is not None}
 
 
 def sequential(model: nn.Sequential) -> tuple[nn.Sequential, list[int]]:
@@ -22,8 +25,8 @@ def sequential(model: nn.Sequential) -> tuple[nn.Sequential, list[int]]:
     Args:
         model: A Sequential whose elements are layers or plain ``nn.Sequential``
             groups of layers (no own forward, hooks, parameters or buffers, no layer
-            twice); other groups stay whole. The last element is the head and never
-            freezes.
+            that stands in the model twice); other groups stay whole. The last element
+            is the head and never freezes.
 
     Returns:
         The flat Sequential, made of the same layer objects, and the ``units``
@@ -45,6 +48,10 @@ def sequential(model: nn.Sequential) -> tuple[nn.Sequential, list[int]]:
         )
     if len(model) < 2:
         raise ValueError(f"model: expected at least 2 elements, got {len(model)}")
+    groups = [_layers_of(element) for element in model]
+    times: Counter[nn.Module] = Counter()
+    for element, group in zip(model, groups, strict=True):
+        times.update(group.values() or [element])
     layers: OrderedDict[str, nn.Module] = OrderedDict()
 
     def add(name: str, layer: nn.Module) -> None:
@@ -53,11 +60,10 @@ def sequential(model: nn.Sequential) -> tuple[nn.Sequential, list[int]]:
         layers[name] = layer
 
     ends: list[int] = []
-    for name, element in model._modules.items():  # names of repeated ones, too
-        assert element is not None  # a Sequential cannot call what is not there
-        if _is_plain(element):
-            for inner, layer in element._modules.items():
-                assert layer is not None
+    # Names of repeated elements, too.
+    for name, element, group in zip(model._modules, model, groups, strict=True):
+        if group and all(times[layer] == 1 for layer in group.values()):
+            for inner, layer in group.items():
                 add(f"{name}_{inner}", layer)
         else:
             add(name, element)

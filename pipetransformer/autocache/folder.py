@@ -221,7 +221,7 @@ class CacheFolder:
         clears = cache.num_clears
         self._states[own] = _State(wanted, before, _progress(cache), left, clears)
         if left:
-            _LOG.info("%s: no room for %d of its records", own, left)
+            _LOG.info("%s: %d of its records stay there alone", own, left)
         if taken:
             seconds = time.perf_counter() - began
             _LOG.info(
@@ -238,7 +238,10 @@ class CacheFolder:
             with disk.reading(path, str(path), follow=False) as file:
                 head = read_head(file)
                 found = cache.load(file.fileno(), HEAD_BYTES, head.file_bytes)
-        except (OSError, ValueError) as error:
+        except OSError as error:  # what cannot be read now is not to be replaced
+            _LOG.warning("%s is left unread: %s", path, error)
+            return _Counts(left=1)
+        except ValueError as error:
             _LOG.warning("%s is left unread: %s", path, error)
             return _Counts()
         if found.damaged:
@@ -314,22 +317,30 @@ class CacheFolder:
                     what = "not kept" if wait_s > 0 else "later"
                     _LOG.log(level, "%s: another run writes; %s", self._folder, what)
                     return
-                if _identity(path) != state.identity:
-                    # What another run added.
-                    state.left = self._read(path, cache).left
-                    progress = _progress(cache)
-                self._write(cache, path, state)
-                state.saved, state.identity = progress, _identity(path)
+                while True:
+                    clears = cache.num_clears
+                    if clears != state.clears:
+                        # What is there, of other runs as well, may be as wrong.
+                        state.left = 0
+                    elif _identity(path) != state.identity:
+                        # What another run added.
+                        state.left = self._read(path, cache).left
+                        progress = _progress(cache)
+                    self._write(cache, path, state, merge=clears == state.clears)
+                    state.saved, state.identity = progress, _identity(path)
+                    state.clears = clears
+                    if cache.num_clears == clears:
+                        return
         except (OSError, ValueError) as error:
             state.saved = progress
             _LOG.warning("cached activations are not kept: %s", error)
 
-    def _write(self, cache: ActivationCache, path: pathlib.Path, state: _State) -> None:
+    def _write(
+        self, cache: ActivationCache, path: pathlib.Path, state: _State, *, merge: bool
+    ) -> None:
         with contextlib.ExitStack() as opened:
             file = opened.enter_context(disk.replacing(path))
-            older = None
-            if cache.num_clears == state.clears:  # else what is there was found wrong
-                older = _records_of(path, state.head, opened)
+            older = _records_of(path, state.head, opened) if merge else None
             file.write(state.head.to_line())
             file.flush()
             found = cache.save(
@@ -356,7 +367,7 @@ class _State:
         identity: Of the file as it was before it was read, or once it was written.
         saved: Progress of the cache then.
         left: Records of it that the cache had no room for: they stay in the file.
-        clears: How often the cache had been cleared.
+        clears: How often the cache had been cleared then.
     """
 
     head: Head

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -109,7 +110,9 @@ def each_once(
         copied: Gives the copy of a tensor on the host.
     """
     copies: dict[Any, Tensor] = {}
-    found: dict[str, Any] = {}
+    found: OrderedDict[str, Any] = OrderedDict()
+    if hasattr(named, "_metadata"):  # what modules know versions by
+        found._metadata = named._metadata  # type: ignore[attr-defined]
     for name, value in named.items():
         if not isinstance(value, Tensor):
             found[name] = copy.deepcopy(to_device(value, HOST))

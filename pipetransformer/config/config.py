@@ -60,7 +60,7 @@ class PlanConfig:
         optimizer_bytes_per_parameter_byte: Optimizer state per parameter byte: 2 for
             Adam and AdamW in fp32, 1 for SGD with momentum, 0 without. None: what a
             step of a copy of the optimizer leaves, measured before the first plan; 2
-            for an optimizer that is not torch's own, of which no copy steps.
+            where none steps, as of an optimizer that is not torch's own.
         microbatch_samples: Micro-batch sizes, in samples, that are profiled. Where one
             alone is left of them by the batch and M is not given, a quarter of it is
             profiled as well: else the smallest micro-batches would look next to free.

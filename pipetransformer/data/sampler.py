@@ -172,7 +172,7 @@ class ElasticSampler(Sampler[list[int]]):
         if self._home is not None:
             slices = [ids[self._home[ids].argsort()] for ids in slices]
         whole = slices[0] if len(slices) == 1 else torch.cat(slices)
-        # The first replicas have rows, the lead among them.
+        # The node's first replicas have rows, where there are any.
         parts = min(self.replicas_on_node, max(1, len(whole) // self.min_rows))
         first, last = (
             len(whole) * min(part, parts) // parts

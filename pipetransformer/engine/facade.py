@@ -556,7 +556,8 @@ class PipeTransformer:
     def load(self, path: str | os.PathLike[str]) -> None:
         """Restore a checkpoint, before the first pass; under any N, K and R.
 
-        Rank 0 alone reads it, and raises; the others take everything over from it.
+        Rank 0 alone reads it, and raises; the others take everything over from it. So
+        an error ends the run: what a script did on rank 0 alone the others would not.
 
         Raises:
             FileNotFoundError: no such file.

@@ -23,7 +23,8 @@ class OptimizerCost(NamedTuple):
 
     Attributes:
         step_ns: A step, in nanoseconds; 0: not timed.
-        state_bytes: Its state; None: the copy did not step, as without memory for it.
+        state_bytes: Its state, but for single numbers; None: the copy did not step, as
+            without memory for it.
     """
 
     step_ns: int
@@ -90,7 +91,7 @@ def _cost(
         copied.step()  # makes its state
     except Exception as error:  # whatever it is: this is no more than an estimate
         kind = type(optimizer).__name__
-        _LOG.warning("the state of %s is not measured: %s", kind, error)
+        _LOG.info("what %s takes for a layer is not measured: %s", kind, error)
         return OptimizerCost(0, None)
     state = sum(t.nbytes for kept in copied.state.values() for t in _tensors(kept))
     spent = []
@@ -103,7 +104,7 @@ def _cost(
 
 def _tensors(state: dict[str, Any]) -> Iterator[Tensor]:
     for value in state.values():
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and value.dim() > 0:  # no count of steps
             yield value
 
 

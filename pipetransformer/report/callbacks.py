@@ -33,7 +33,8 @@ class StepRecord:
         step: Optimizer steps done, with this one.
         total_steps: Of the run; None if that is not known yet.
         epoch: 0-based.
-        loss: Mean over the lead's rows of the last batch.
+        loss: Mean over the lead's rows of the last batch; 0 where that is so short that
+            the lead's node has none of it.
         learning_rate: Of the first group, for the next step; None where the optimizer
             finds its own.
         seconds_left: Of the run, as the plan will change, from the second pass on; None

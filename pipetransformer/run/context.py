@@ -109,7 +109,7 @@ class Run:
         self.loaded: dict[str, Any] | None = None
         self.total_epochs = 0
         self.began_at = 0, 0  # steps and freeze decision of the first plan
-        self.is_resumed = False  # from a checkpoint, on ranks that have read it
+        self.is_resumed = False  # from a checkpoint, where this rank knows of it
         self.wrote_report = False
         self.report_throttle = Throttle()  # of writing it between passes
         self.first_step: int | None = None  # steps done when the first plan came

@@ -27,11 +27,14 @@ from pipetransformer.data.structures import tensors_of
 from pipetransformer.planner import Profile
 from pipetransformer.run.context import Run
 from pipetransformer.state.signature import model_signature, trainable_lines
+from pipetransformer.state.state import describe_optimizer
 
 _LOG = logging.getLogger(__name__)
 
 _VERSION = 9
-_OF_ALL_MODULES = frozenset(vars(nn.Module()))
+# Of all modules; the last one is where a model of transformers comes from.
+_NO_SETTINGS = frozenset({*vars(nn.Module()), "name_or_path"})
+_PLAIN = (bool, int, float, str, torch.dtype)
 _LONGEST = 200  # letters of what a file holds, in errors
 
 
@@ -76,7 +79,7 @@ def conditions(
         "slots": run.num_slots,
         "cores": cores,
         "amp": run.config.amp or "",
-        "optimizer": _kind_of(run.state.optimizer),
+        "optimizer": _kind_of(run.state.optimizer, model),
         "torch": str(torch.__version__),
     }
 
@@ -91,7 +94,7 @@ def _settings_of(model: nn.Module) -> str:
         plain = [
             f"{key}={value!r}"
             for key, value in sorted(vars(module).items())
-            if key not in _OF_ALL_MODULES and _is_plain(value)
+            if key not in _NO_SETTINGS and _is_plain(value)
         ]
         lines.append(f"{name} {kind} {module.extra_repr()} {attention} {plain}")
     text = without_addresses("\n".join(lines))
@@ -99,13 +102,16 @@ def _settings_of(model: nn.Module) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    if type(value) in (tuple, list):
-        return all(map(_is_plain, value))  # type: ignore[call-overload]
-    return type(value) in (bool, int, float, str, torch.dtype)
+    """Tell whether a value is a setting that is the same in another run."""
+    if isinstance(value, tuple | list):
+        return all(type(entry) in _PLAIN for entry in value)
+    if type(value) is str:
+        return os.sep not in value  # else of a place that this run has
+    return type(value) in _PLAIN
 
 
-def _kind_of(optimizer: torch.optim.Optimizer | None) -> str:
-    """Return the optimizer's class and, by group, which of its options are on."""
+def _kind_of(optimizer: torch.optim.Optimizer | None, model: nn.Module) -> str:
+    """Return the optimizer's class, its groups, and which of their options are on."""
     if optimizer is None:
         raise RuntimeError("profile without an optimizer; please report")
     groups = (
@@ -117,7 +123,10 @@ def _kind_of(optimizer: torch.optim.Optimizer | None) -> str:
         )
         for group in optimizer.param_groups
     )
-    return f"{type(optimizer).__qualname__} {', '.join(dict.fromkeys(groups))}".strip()
+    kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    options = ", ".join(dict.fromkeys(groups))
+    held = repr(describe_optimizer(optimizer, model)["groups"]).encode()
+    return f"{kind} {options} {hash_bytes(held):016x}"
 
 
 def rate_conditions(run: Run) -> dict[str, Any]:

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from pipetransformer.adapters import sequential
+from pipetransformer.pipe import PipeSequential
 
 
 def test_groups_become_layers_and_units():
@@ -77,3 +78,17 @@ def test_a_group_with_more_than_layers_stays_whole(extra):
         group.register_buffer("mean", torch.zeros(4))
     flat, units = sequential(nn.Sequential(group, nn.Linear(4, 2)))
     assert list(flat)[0] is group and units == [1]
+
+
+def test_an_activation_of_several_groups_leaves_them_whole():
+    act = nn.ReLU()
+    groups = [nn.Sequential(nn.Linear(4, 4), act) for _ in range(2)]
+    model = nn.Sequential(*groups, nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+    flat, units = sequential(model)
+    assert list(flat)[:2] == groups and len(flat) == 4 and units == [1, 2]
+
+
+def test_a_group_that_spreads_tuples_stays_whole():
+    group = PipeSequential(nn.Linear(4, 4), nn.ReLU())
+    flat, _ = sequential(nn.Sequential(group, nn.Linear(4, 2)))
+    assert list(flat)[0] is group

@@ -273,6 +273,65 @@ def test_what_a_small_cache_has_no_room_for_stays_in_the_file(tmp_path, is_wrong
     assert as_stored(rows.items())
 
 
+def test_after_a_clear_records_that_others_write_stay(tmp_path):
+    kept(tmp_path, filled())
+    keeper, small = CacheFolder(tmp_path), make_cache(num_slots=3)
+    keeper.load(small, "train", LAYERS)
+    small.clear()
+    small.store(IDS[:1], (values(IDS[:1], 1),), boundary=1, fingerprint=1)
+    keeper.save(small, "train", LAYERS)
+    assert sorted(found_in(tmp_path)) == [0]
+    kept(tmp_path, filled(IDS[1:]))
+    small.store(IDS[1:2], (values(IDS[1:2], 1),), boundary=1, fingerprint=1)
+    keeper.save(small, "train", LAYERS)
+    assert sorted(found_in(tmp_path)) == IDS.tolist()
+
+
+def test_what_was_cleared_does_not_come_back_from_a_file(tmp_path):
+    kept(tmp_path, filled())
+    keeper, cache = CacheFolder(tmp_path), make_cache()
+    keeper.load(cache, "train", LAYERS)
+    kept(tmp_path, filled())  # another run writes the same
+    cache.clear()
+    cache.store(IDS[:1], (values(IDS[:1], 1),), boundary=1, fingerprint=1)
+    keeper.save(cache, "train", LAYERS)
+    assert sorted(found_in(tmp_path)) == [0]
+    assert cache.fetch(IDS[1:], chain=[0, 1]) == []
+
+
+def test_a_clear_while_a_file_is_written_is_heeded(tmp_path, monkeypatch):
+    kept(tmp_path, filled())
+    keeper, cache = CacheFolder(tmp_path), make_cache(num_slots=3)
+    keeper.load(cache, "train", LAYERS)
+    cache.store(IDS[:1], (values(IDS[:1], 1),), boundary=1, fingerprint=2)
+    save = ActivationCache.save
+
+    def then_clear(self, *args, **options):
+        found = save(self, *args, **options)
+        monkeypatch.setattr(ActivationCache, "save", save)
+        self.clear()
+        return found
+
+    monkeypatch.setattr(ActivationCache, "save", then_clear)
+    keeper.save(cache, "train", LAYERS)
+    assert found_in(tmp_path) == {}
+
+
+def test_a_file_that_cannot_be_read_now_is_not_replaced_by_less(tmp_path, monkeypatch):
+    kept(tmp_path, filled())
+    keeper, cache = CacheFolder(tmp_path), make_cache()
+
+    def fail(self, *args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ActivationCache, "load", fail)
+        assert keeper.load(cache, "train", LAYERS) == 0
+    cache.store(IDS[:1], (values(IDS[:1], 1),), boundary=1, fingerprint=1)
+    keeper.save(cache, "train", LAYERS)
+    assert sorted(found_in(tmp_path)) == IDS.tolist()
+
+
 def test_a_run_does_not_wait_for_one_that_writes(tmp_path, caplog):
     keeper, cache = CacheFolder(tmp_path), filled()
     keeper.load(make_cache(), "train", LAYERS)

@@ -265,7 +265,7 @@ def test_empty_share_keeps_trailing_shapes(dataset):
 
 
 @pytest.mark.parametrize(("rows", "counts"), [(1, [1, 0, 0]), (2, [1, 1, 0])])
-def test_the_lead_has_rows_of_every_batch(rows, counts):
+def test_a_nodes_first_replicas_have_the_rows_of_a_short_batch(rows, counts):
     samplers = [
         ElasticSampler(4 + rows, 4, replicas_on_node=3, replica_on_node=i)
         for i in range(3)

@@ -301,3 +301,31 @@ def test_optimizers_with_other_options_on_have_profiles_of_their_own(
     for given in (usual, {**usual, **options}):
         run(tmp_path, optimizer=lambda p, o=given: torch.optim.SGD(p, **o))
     assert measured["layers"] == 1 + is_other
+
+
+def test_groups_and_classes_of_optimizers_are_told_apart(tmp_path, measured):
+    class SGD(torch.optim.SGD):
+        """Of the same name."""
+
+    def of(kind, first):
+        def make(params):
+            params = list(params)
+            groups = [params[:first], params[first:]]
+            return kind([{"params": group} for group in groups], lr=0.1)
+
+        return make
+
+    for kind, first in [(torch.optim.SGD, 2), (torch.optim.SGD, 4), (SGD, 4)]:
+        run(tmp_path, optimizer=of(kind, first))
+    assert measured["layers"] == 3
+
+
+def test_where_a_model_comes_from_and_what_it_holds_is_no_setting(tmp_path, measured):
+    for place in ("job1", "/data/job2"):
+        model = toy_model()
+        model[0].name_or_path = place
+        model[1].held = held = []
+        held.append(held)
+        model[0].cache_of = f"/tmp/{place}"
+        run(tmp_path, model=model)
+    assert measured["layers"] == 1

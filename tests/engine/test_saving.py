@@ -128,6 +128,7 @@ def test_tied_weights_leave_as_one_tensor_whatever_they_are_copied_by():
     model = nn.ModuleList([tied, nn.Linear(3, 3, bias=False), nn.Linear(3, 3)])
     model[1].weight = tied.weight
     copied = each_once(model.state_dict(), lambda value: value.clone())
+    assert copied._metadata == model.state_dict()._metadata, "versions of modules"
     assert list(copied) == list(model.state_dict())
     assert copied["0.weight"] is copied["1.weight"]
     assert copied["0.weight"].data_ptr() != tied.weight.data_ptr()

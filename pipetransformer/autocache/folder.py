@@ -218,10 +218,11 @@ class CacheFolder:
                 left += counts.left if file.path == own else 0
             elif file.path == own:
                 _LOG.warning("%s is left unread: %s", file.path, file.problem)
+                left = 1  # if its records can be read later, they stay
         clears = cache.num_clears
         self._states[own] = _State(wanted, before, _progress(cache), left, clears)
         if left:
-            _LOG.info("%s: %d of its records stay there alone", own, left)
+            _LOG.info("%s: records that have no room here stay there alone", own)
         if taken:
             seconds = time.perf_counter() - began
             _LOG.info(
@@ -366,7 +367,8 @@ class _State:
         head: What it will say of itself, but for what it holds.
         identity: Of the file as it was before it was read, or once it was written.
         saved: Progress of the cache then.
-        left: Records of it that the cache had no room for: they stay in the file.
+        left: Above 0: records of it had no room in the cache, or it could not be read:
+            they stay in the file.
         clears: How often the cache had been cleared then.
     """
 
@@ -397,11 +399,14 @@ def _records_of(
 
     Returns:
         Descriptor, first byte and end; None: there is none that fits.
+
+    Raises:
+        OSError: it cannot be read, so nobody knows what would be lost.
     """
     try:
         file = opened.enter_context(disk.reading(path, str(path), follow=False))
         head = read_head(file)
-    except (OSError, ValueError):  # it was told of when it was to be read
+    except (FileNotFoundError, ValueError):  # it was told of when it was to be read
         return None
     return (file.fileno(), HEAD_BYTES, head.file_bytes) if _fit(head, wanted) else None
 

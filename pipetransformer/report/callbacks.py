@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import csv
 import dataclasses
@@ -275,7 +276,7 @@ class CsvWriter(Callback):
             self._unwritten.discard(name)
 
 
-class _Scalars(Callback):
+class _Scalars(Callback, abc.ABC):
     """Tells a run as scalars by optimizer step; where they go is the subclass's."""
 
     def __init__(self, every_steps: int) -> None:
@@ -283,8 +284,8 @@ class _Scalars(Callback):
             raise ValueError(f"every_steps: expected at least 1, got {every_steps}")
         self._every, self._step = every_steps, 0
 
-    def _add(self, scalars: Mapping[str, float]) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _add(self, scalars: Mapping[str, float]) -> None: ...
 
     def on_step(self, step: StepRecord) -> None:
         """Tell loss and learning rate."""

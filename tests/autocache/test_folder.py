@@ -332,6 +332,30 @@ def test_a_file_that_cannot_be_read_now_is_not_replaced_by_less(tmp_path, monkey
     assert sorted(found_in(tmp_path)) == IDS.tolist()
 
 
+@pytest.mark.parametrize("is_well_again", [False, True])
+def test_a_file_that_cannot_be_opened_keeps_its_records(
+    tmp_path, is_well_again, monkeypatch, caplog
+):
+    path = kept(tmp_path, filled())
+    before = path.read_bytes()
+    keeper, cache = CacheFolder(tmp_path), make_cache()
+
+    def fail(*args, **options):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(disk, "reading", fail)
+        assert keeper.load(cache, "train", LAYERS) == 0
+        cache.store(IDS[:1], (values(IDS[:1], 1),), boundary=1, fingerprint=1)
+        if not is_well_again:
+            keeper.save(cache, "train", LAYERS)
+            assert path.read_bytes() == before
+            assert "cached activations are not kept" in caplog.text
+    if is_well_again:
+        keeper.save(cache, "train", LAYERS)
+    assert sorted(found_in(tmp_path)) == IDS.tolist()
+
+
 def test_a_run_does_not_wait_for_one_that_writes(tmp_path, caplog):
     keeper, cache = CacheFolder(tmp_path), filled()
     keeper.load(make_cache(), "train", LAYERS)
